@@ -1,0 +1,26 @@
+"""tower_train: graph-mode multi-GPU training on today's TensorFlow."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+HERE = pathlib.Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "tower_train" / "version.py").read_text())[1]
+
+setup(
+    name="tower_train",
+    version=VERSION,
+    description="Graph-mode multi-GPU training: one replica per device, gradients averaged on the CPU",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
+    python_requires=">=3.10",
+    # rich (the progress bar) comes with TensorFlow's Keras anyway.
+    install_requires=["tensorflow>=2.21", "numpy", "absl-py", "rich"],
+    extras_require={
+        "tensorboard": ["tensorboard"],
+        "plots": ["matplotlib"],
+        "test": ["hypothesis", "matplotlib", "pytest", "ruff", "tensorboard"],
+    },
+)

@@ -1,0 +1,240 @@
+"""Every option once: name, type, default, help, bounds. No TensorFlow here, so that --help answers at once.
+
+An options class is a frozen dataclass whose fields are made by `option`. From it come the command line
+(`command_line.py`), the checks, and the keyword arguments of the Python API, with the same error messages.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+
+from tower_train import errors
+
+TOWERS, DATA, TRAINING, RUN, REPORTS = "Towers and devices", "Data", "Training", "The run and its files", "Reports"
+
+
+def option(default, help, group, *, choices=(), minimum=None, above=None, below=None, resume="free"):
+    """One field of an options class.
+
+    Args:
+      default: the value where the user gives none; None where it follows from other options (the help says how).
+      help: one line for --help, with the unit.
+      group: the heading it stands under in --help.
+      choices: the allowed values, where they can be listed.
+      minimum, above, below: the bounds of a number: value >= minimum, value > above, value < below.
+      resume: whether a run may go on with another value: 'same' (no, unless --override), 'note' (yes, with a log line)
+        or 'free'.
+    """
+    about = dict(help=help, group=group, choices=choices, minimum=minimum, above=above, below=below, resume=resume)
+    return dataclasses.field(default=default, metadata=about)
+
+
+class Options:
+    """Base of the options classes: checks every value when it is created.
+
+    Raises:
+      ConfigError: a value of the wrong type or out of bounds, or options that exclude each other.
+    """
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                object.__setattr__(self, field.name, _checked(field, value))
+        self.check()
+
+    def check(self):
+        """Rules between options."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceOptions(Options):
+    """Which devices carry towers, and how many threads run them."""
+
+    num_gpus: int | None = option(
+        None, "towers; tower i lives on GPU i, or on logical CPU device i (1, or as many as --gpus names)",
+        TOWERS, minimum=1,
+    )  # fmt: skip
+    gpus: tuple[int, ...] | None = option(
+        None, "which GPUs carry the towers, by index, e.g. 0,2 (the first --num_gpus)", TOWERS, minimum=0
+    )
+    device: str = option(
+        "auto", "gpu, cpu, or auto: GPUs where there are any, else CPU", TOWERS, choices=("auto", "gpu", "cpu")
+    )
+    intra_op_threads: int = option(0, "threads one operation may use; 0: TensorFlow decides", TOWERS, minimum=0)
+    inter_op_threads: int = option(0, "operations run at the same time; 0: TensorFlow decides", TOWERS, minimum=0)
+    log_device_placement: bool = option(False, "print the device of every operation", TOWERS)
+
+    @property
+    def num_towers(self) -> int:
+        return self.num_gpus or (len(self.gpus) if self.gpus else 1)
+
+    def check(self):
+        if self.gpus and len(set(self.gpus)) != len(self.gpus):
+            raise errors.ConfigError(f"--gpus={_text(self.gpus)} names a GPU twice. Name each GPU once.")
+        if self.gpus and self.num_gpus not in (None, len(self.gpus)):
+            raise errors.ConfigError(
+                f"--num_gpus={self.num_gpus} and --gpus={_text(self.gpus)} ({len(self.gpus)} GPUs) disagree. "
+                "Give one of them."
+            )
+        if self.gpus and self.device == "cpu":
+            raise errors.ConfigError(
+                f"--gpus={_text(self.gpus)} and --device=cpu exclude each other. Use --num_gpus for towers on the CPU."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(DeviceOptions):
+    """Everything a training run may be told. Defaults are those of the original cifar10_multi_gpu_train."""
+
+    workload: str = option("cifar10", "what is trained: an import path, module or module:NAME", DATA)
+    dataset: str = option(
+        "auto", "which of the workload's data sets; cifar10 knows auto, cifar10 (downloaded if missing), generated",
+        DATA,
+    )  # fmt: skip
+    data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", DATA)
+
+    batch_size: int = option(128, "examples per tower and step; the global batch is this times the towers",
+                             TRAINING, minimum=1)  # fmt: skip
+    max_steps: int | None = option(
+        None, "stop after this many steps, counted over all starts (1000)", TRAINING, minimum=1
+    )
+    epochs: float | None = option(
+        None, "stop after this many passes over the data, in place of --max_steps", TRAINING, above=0
+    )
+    seed: int = option(
+        0, "seed of initial weights, order and distortions", TRAINING, minimum=0, below=2**63, resume="same"
+    )
+    optimizer: str = option(
+        "sgd", "sgd, momentum or adam", TRAINING, choices=("sgd", "momentum", "adam"), resume="same"
+    )
+    momentum: float = option(0.9, "coefficient of --optimizer=momentum", TRAINING, minimum=0, below=1, resume="note")
+    learning_rate: float = option(0.1, "initial learning rate", TRAINING, above=0, resume="note")
+    learning_rate_decay_factor: float = option(
+        0.1, "factor of each decay of the learning rate; 1: no decay", TRAINING, above=0, resume="note"
+    )
+    num_epochs_per_decay: float = option(350.0, "epochs between decays (staircase)", TRAINING, above=0, resume="note")
+    moving_average_decay: float = option(
+        0.9999, "decay of the moving averages of the weights; 0: none", TRAINING, minimum=0, below=1, resume="note"
+    )
+    dtype: str = option("float32", "float32 or float64, of variables and arithmetic", TRAINING,
+                        choices=("float32", "float64"), resume="same")  # fmt: skip
+
+    train_dir: str | None = option(
+        None, "directory of this run; one that holds a run is resumed (a new runs/WORKLOAD-TIME)", RUN
+    )
+    override: bool = option(False, "resume even where workload, data, seed, batch or optimizer differ", RUN)
+    save_every_steps: int = option(
+        250, "steps between checkpoints; also saved at the end; 0: only then", RUN, minimum=0
+    )
+    keep_checkpoints: int = option(5, "newest checkpoints kept; 0: all", RUN, minimum=0)
+
+    log_every_steps: int = option(10, "steps between log lines", REPORTS, minimum=1)
+    summary_every_steps: int = option(100, "steps between TensorBoard summaries; 0: none", REPORTS, minimum=0)
+    eval_every_steps: int = option(0, "steps between evaluations on the test examples; 0: none", REPORTS, minimum=0)
+
+    def check(self):
+        super().check()
+        if self.max_steps and self.epochs:
+            raise errors.ConfigError(
+                f"--max_steps={self.max_steps} and --epochs={self.epochs:g} both say when to stop. Give one of them."
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Examples a step, over all towers."""
+        return self.batch_size * self.num_towers
+
+    def last_step(self, num_examples: int) -> int:
+        """The step to stop at, given the size of one epoch."""
+        if self.epochs:
+            return math.ceil(self.epochs * num_examples / self.global_batch)
+        return self.max_steps or 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions(DeviceOptions):
+    """What `python -m tower_train.evaluate` may be told."""
+
+    train_dir: str | None = option(None, "directory of the run to evaluate (required)", RUN)
+    raw: bool = option(False, "evaluate the weights themselves, not their moving averages", RUN)
+    watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
+    watch_secs: float = option(5.0, "seconds between looks for a new checkpoint with --watch", RUN, above=0)
+    batch_size: int = option(256, "examples per tower and step; the result does not depend on it", RUN, minimum=1)
+    workload: str | None = option(None, "import path of the workload (the run's own)", DATA)
+    dataset: str | None = option(None, "which of the workload's data sets (the run's own)", DATA)
+    data_dir: str | None = option(None, "directory of the data (the run's own)", DATA)
+
+    def check(self):
+        super().check()
+        if not self.train_dir:
+            raise errors.ConfigError("--train_dir is missing. Give the directory of the run to evaluate.")
+
+
+def parse(field: dataclasses.Field, text: str):
+    """The value of an option from the command line.
+
+    Raises:
+      ConfigError: the text is not of the option's type, or out of its bounds.
+    """
+    kind = kind_of(field)
+    try:
+        if kind is bool:
+            value = {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        elif kind is tuple:
+            value = tuple(int(part) for part in text.split(","))
+        else:
+            value = kind(text)
+    except (ValueError, KeyError):
+        raise _refusal(field, text) from None
+    return _checked(field, value)
+
+
+def kind_of(field: dataclasses.Field) -> type:
+    """bool, int, float, str or tuple."""
+    kinds = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else (field.type,)
+    return typing.get_origin(kinds[0]) or kinds[0]
+
+
+def allowed(field: dataclasses.Field) -> str:
+    """What an option may be, in words."""
+    about = field.metadata
+    if about["choices"]:
+        return "one of " + ", ".join(about["choices"])
+    noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text",
+            tuple: "whole numbers separated by commas"}[kind_of(field)]  # fmt: skip
+    bounds = [(about["minimum"], "at least"), (about["above"], "above"), (about["below"], "below")]
+    return " ".join([noun, " and ".join(f"{word} {bound}" for bound, word in bounds if bound is not None)]).strip()
+
+
+def _checked(field: dataclasses.Field, value):
+    kind, about = kind_of(field), field.metadata
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind is tuple and isinstance(value, list):
+        value = tuple(value)
+    parts = value if isinstance(value, tuple) else (value,)
+    right_type = isinstance(value, kind) and (kind is bool or not any(isinstance(part, bool) for part in parts))
+    if not right_type or not parts or not all(_in_bounds(part, about) for part in parts):
+        raise _refusal(field, _text(value))
+    return value
+
+
+def _in_bounds(value, about) -> bool:
+    if isinstance(value, (int, float)) and not math.isfinite(value):
+        return False
+    return (
+        (not about["choices"] or value in about["choices"])
+        and (about["minimum"] is None or value >= about["minimum"])
+        and (about["above"] is None or value > about["above"])
+        and (about["below"] is None or value < about["below"])
+    )
+
+
+def _refusal(field: dataclasses.Field, received: str) -> errors.ConfigError:
+    return errors.ConfigError(f"--{field.name}={received}: it must be {allowed(field)}.")
+
+
+def _text(value) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)

@@ -1,0 +1,29 @@
+"""The errors a user can mend. Commands print their text as one line and exit with `exit_status`."""
+
+
+class UserError(ValueError):
+    """What was received, what is allowed, and what to do: one line, no traceback."""
+
+    exit_status = 2  # as of argparse and of the shell's own usage errors
+
+
+class ConfigError(UserError):
+    """An option or a combination of options that cannot be."""
+
+
+class DataError(UserError):
+    """A data file that is missing, damaged or not what its name says."""
+
+
+class RunError(UserError):
+    """A train_dir that cannot be used, or not by this run."""
+
+
+class GraphError(UserError):
+    """A workload whose graph breaks a rule of the towers."""
+
+
+class NonFiniteError(UserError):
+    """A loss or a gradient that is NaN or infinite; the variables were not touched."""
+
+    exit_status = 3
