@@ -1,0 +1,1 @@
+"""What happens in one step, in the order in which it happens."""

@@ -1,0 +1,178 @@
+"""The training graph and the evaluation graph, each put together on one screen."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tower_train.config import Config
+from tower_train.graph import gradients, schedule, stream, summaries, towers, update
+from tower_train.graph.devices import HOST, Devices
+from tower_train.workload import Examples, Workload
+
+v1 = tf.compat.v1
+
+
+class StepReport(NamedTuple):
+    """The small values of one step that running looks at; tensors in the graph, numpy values after the step.
+
+    Attributes:
+      step: int64 scalar, steps done, this one included.
+      examples: int64 scalar, examples trained on, this step's included.
+      loss: scalar, mean over towers plus weight decay, on the weights the gradients were taken at.
+      learning_rate: float64 scalar, what the update used.
+      finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
+    """
+
+    step: tf.Tensor
+    examples: tf.Tensor
+    loss: tf.Tensor
+    learning_rate: tf.Tensor
+    finite: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingGraph:
+    """What running needs to know of a training graph.
+
+    Attributes:
+      graph: the graph.
+      train_op: does one step; nothing but the stream moves where a loss or gradient is not finite.
+      report: what to fetch with it.
+      global_step: int64 variable, steps done.
+      summary: serialized Summary of this step.
+      checked: names of what report.finite tells of, per column.
+      variables: what a checkpoint holds.
+      stream_initializer: starts the stream at the variable examples_seen.
+      num_parameters: number of trained weights.
+      num_towers: rows of report.finite, less one.
+      global_batch: examples a step.
+      num_examples: examples an epoch.
+    """
+
+    graph: tf.Graph
+    train_op: tf.Operation
+    report: StepReport
+    global_step: tf.Variable
+    summary: tf.Tensor
+    checked: tuple[str, ...]
+    variables: list[tf.Variable]
+    stream_initializer: tf.Operation
+    num_parameters: int
+    num_towers: int
+    global_batch: int
+    num_examples: int
+
+
+def training_graph(workload: Workload, examples: Examples, config: Config, devices: Devices) -> TrainingGraph:
+    """Builds N towers on one set of variables, the mean of their gradients, and one update.
+
+    Raises:
+      GraphError: the workload's network breaks a rule of the towers.
+    """
+    graph, dtype = tf.Graph(), tf.as_dtype(config.dtype)
+    with graph.as_default(), tf.device(HOST):
+        v1.set_random_seed(config.seed & 0x7FFFFFFF)
+        global_step = v1.train.create_global_step()
+        examples_seen = v1.get_variable("examples_seen", [], tf.int64, v1.zeros_initializer(), trainable=False)
+        input_stream = stream.training_stream(
+            workload, examples, config.seed, examples_seen, config.batch_size, len(devices.towers)
+        )
+        learning_rate = schedule.exponential_decay(
+            config.learning_rate, config.learning_rate_decay_factor, config.num_epochs_per_decay,
+            examples.num_examples, examples_seen,
+        )  # fmt: skip
+        optimizer = update.make_optimizer(config.optimizer, tf.cast(learning_rate, dtype), config.momentum)
+
+        replicas = towers.build_towers(workload, input_stream.batches, devices.towers, dtype, config.seed)
+        weights = v1.trainable_variables()
+        tower_grads = []
+        for tower in replicas:
+            with tf.device(tower.device), v1.name_scope(f"{tower.name}/"):
+                tower_grads.append(list(zip(v1.gradients(tower.loss, weights), weights, strict=True)))
+        mean_grads = gradients.average_gradients(tower_grads)
+        tower_losses = tf.stack([tower.loss for tower in replicas])
+        data_loss = tf.reduce_mean(tower_losses)
+        decay_loss, applied_grads = gradients.add_weight_decay(mean_grads, dtype)
+        loss = data_loss + decay_loss
+
+        averages = update.moving_averages(config.moving_average_decay, global_step)
+        counts = [(global_step, 1), (examples_seen, config.batch_size * len(replicas))]
+        finite = gradients.update_if_finite(
+            tower_grads, tower_losses, applied_grads, loss,
+            lambda: update.apply_update(applied_grads, optimizer, averages, counts),
+        )  # fmt: skip
+        with tf.control_dependencies([finite]):
+            report = StepReport(global_step.read_value(), examples_seen.read_value(), loss, learning_rate, finite)
+        scalars = {"total_loss": loss, "cross_entropy": data_loss, "learning_rate": learning_rate}
+        summary = summaries.step_summary(scalars, applied_grads, replicas[0], input_stream.batches[0][0], finite.op)
+    return TrainingGraph(
+        graph=graph,
+        train_op=finite.op,
+        report=report,
+        global_step=global_step,
+        summary=summary,
+        checked=("the loss", *(f"the gradient of {variable.op.name}" for _, variable in mean_grads)),
+        variables=graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES),
+        stream_initializer=input_stream.initializer,
+        num_parameters=sum(math.prod(variable.shape) for variable in weights),
+        num_towers=len(replicas),
+        global_batch=config.batch_size * len(replicas),
+        num_examples=examples.num_examples,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationGraph:
+    """What evaluating needs to know of an evaluation graph.
+
+    Attributes:
+      graph: the graph.
+      metrics: {name: float [examples of this step]}.
+      predictions, labels: int64 [examples of this step]; None where labels are not classes.
+      restored: {name in the checkpoint: variable}.
+      stream_initializer: starts at the first example.
+      num_steps: steps that count every example once.
+    """
+
+    graph: tf.Graph
+    metrics: dict[str, tf.Tensor]
+    predictions: tf.Tensor | None
+    labels: tf.Tensor | None
+    restored: dict[str, tf.Variable]
+    stream_initializer: tf.Operation
+    num_steps: int
+
+
+def evaluation_graph(
+    workload: Workload, examples: Examples, tower_batch: int, dtype: str, moving_average_decay: float, devices: Devices
+) -> EvaluationGraph:
+    """Builds N towers that share the examples out among them, each example once.
+
+    Args:
+      workload, examples, devices: as for training_graph.
+      tower_batch: examples a tower takes each step.
+      dtype: of variables and arithmetic.
+      moving_average_decay: the run's; 0 restores the weights themselves, else their moving averages.
+    """
+    graph = tf.Graph()
+    with graph.as_default(), tf.device(HOST):
+        input_stream, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers))
+        replicas = towers.build_towers(
+            workload, input_stream.batches, devices.towers, tf.as_dtype(dtype), training=False
+        )
+
+        def joined(by_tower: list[tf.Tensor]) -> tf.Tensor:
+            return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(counted, axis=0))
+
+        by_tower = [workload.metrics(tower.outputs, tower.labels) for tower in replicas]
+        metrics = {name: joined([metrics[name] for metrics in by_tower]) for name in by_tower[0]}
+        predictions = labels = None
+        if examples.class_names:
+            predictions = joined([tf.argmax(tower.outputs, axis=-1) for tower in replicas])
+            labels = joined([tf.cast(tower.labels, tf.int64) for tower in replicas])
+        averages = update.moving_averages(moving_average_decay)
+        restored = averages.variables_to_restore() if averages else {v.op.name: v for v in v1.global_variables()}
+    num_steps = math.ceil(examples.num_examples / (tower_batch * len(replicas)))
+    return EvaluationGraph(graph, metrics, predictions, labels, restored, input_stream.initializer, num_steps)

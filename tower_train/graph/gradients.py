@@ -1,0 +1,136 @@
+"""average_gradients: from the towers' gradients to one mean, and the check that it is finite."""
+
+import logging
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tower_train import errors
+
+v1 = tf.compat.v1
+
+Gradient = tf.Tensor | tf.IndexedSlices | None
+GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
+
+
+def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndVariables:
+    """The mean over towers of each variable's gradient.
+
+    Args:
+      tower_grads: over towers, a list over variables of (gradient, variable), the variables in one order in all.
+        A gradient has its variable's shape, or is IndexedSlices, or None.
+
+    Returns:
+      The list over variables of (mean gradient, variable), in that order. IndexedSlices stay sparse.
+      A variable that has no gradient in any tower is left out, with one warning that names it.
+
+    Raises:
+      GraphError: no towers, towers with different variables, or a gradient that some towers have and some have not.
+    """
+    if not tower_grads:
+        raise errors.GraphError("average_gradients got no towers; it needs the gradients of at least one.")
+    averaged = []
+    for grads_and_vars in _by_variable(tower_grads):
+        variable = grads_and_vars[0][1]
+        grads = [grad for grad, _ in grads_and_vars]
+        missing = [i for i, grad in enumerate(grads) if grad is None]
+        if len(missing) == len(grads):
+            logging.getLogger("tower_train").warning(
+                "The loss does not depend on %s: it has no gradient in any tower and is not trained.", variable.op.name
+            )
+            continue
+        if missing:
+            raise errors.GraphError(
+                f"{variable.op.name} has no gradient in {', '.join(f'tower_{i}' for i in missing)} but has one in the "
+                "other towers. Every tower's loss must use the same variables."
+            )
+        averaged.append((_mean(grads, variable.op.name), variable))
+    return averaged
+
+
+def add_weight_decay(mean_grads: GradientsAndVariables, dtype: tf.DType) -> tuple[tf.Tensor, GradientsAndVariables]:
+    """Adds the gradients of the variables' regularizers, which are there once however many towers there are.
+
+    Args:
+      mean_grads: from average_gradients.
+      dtype: of the loss where there are no regularizers.
+
+    Returns:
+      The sum of the regularizers, scalar, and the gradients with theirs added.
+    """
+    losses = v1.losses.get_regularization_losses()
+    if not losses:
+        return tf.zeros([], dtype), mean_grads
+    total = tf.add_n(losses)
+    decays = v1.gradients(total, [variable for _, variable in mean_grads])
+    return total, [
+        (grad if decay is None else tf.convert_to_tensor(grad) + decay, variable)
+        for (grad, variable), decay in zip(mean_grads, decays, strict=True)
+    ]
+
+
+def update_if_finite(
+    tower_grads: list[GradientsAndVariables],
+    tower_losses: tf.Tensor,
+    applied_grads: GradientsAndVariables,
+    loss: tf.Tensor,
+    apply: Callable[[], tf.Operation],
+) -> tf.Tensor:
+    """Applies the update only where the loss and all gradients are finite.
+
+    Sums carry NaN and Inf along, so it is enough to look at what would be applied; the towers are looked at one by one
+    only when that is not finite.
+
+    Args:
+      tower_grads: what average_gradients got.
+      tower_losses: [towers].
+      applied_grads: what `apply` would apply.
+      loss: scalar.
+      apply: makes the ops of the update.
+
+    Returns:
+      bool [towers + 1, 1 + gradients]: whether the tower's loss, then each of its gradients, is finite; the last row
+      tells of what would be applied, whose sums may overflow by themselves. Where one is False no variable was changed.
+    """
+    trained = {variable.ref() for _, variable in applied_grads}
+    values = [[tower_losses[i]] + [g for g, v in grads if v.ref() in trained] for i, grads in enumerate(tower_grads)]
+    applicable = tf.stack([_is_finite(value) for value in [loss, *(grad for grad, _ in applied_grads)]])
+
+    def applied():
+        with tf.control_dependencies([apply()]):
+            return tf.ones([len(values) + 1, len(values[0])], tf.bool)
+
+    def refused():
+        return tf.stack([tf.stack([_is_finite(value) for value in row]) for row in values] + [applicable])
+
+    return tf.cond(tf.reduce_all(applicable), applied, refused, name="train")
+
+
+def _is_finite(value: Gradient) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value))
+
+
+def _by_variable(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
+    """Transposes towers x variables to variables x towers."""
+    names = [[variable.op.name for _, variable in grads_and_vars] for grads_and_vars in tower_grads]
+    for i, others in enumerate(names):
+        if others != names[0]:
+            differing = sorted(set(others) ^ set(names[0])) or ["the same variables in another order"]
+            raise errors.GraphError(
+                f"tower_{i} and tower_0 have gradients for different variables: {', '.join(differing)}. "
+                "Compute the gradients of one list of variables in every tower."
+            )
+    return [list(row) for row in zip(*tower_grads, strict=True)]
+
+
+def _mean(grads: list[Gradient], name: str) -> Gradient:
+    sparse = [isinstance(grad, tf.IndexedSlices) for grad in grads]
+    if any(sparse) and not all(sparse):
+        raise errors.GraphError(f"{name} has a sparse gradient in some towers and a dense one in others.")
+    if len(grads) == 1:
+        return grads[0]
+    if all(sparse):
+        values = tf.concat([grad.values for grad in grads], axis=0)
+        indices = tf.concat([grad.indices for grad in grads], axis=0)
+        return tf.IndexedSlices(values / len(grads), indices, grads[0].dense_shape)
+    return tf.add_n(grads) / len(grads)

@@ -1,0 +1,64 @@
+"""What TensorBoard shows of a step. Tags name variables and layers, never a tower."""
+
+import tensorflow as tf
+
+from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.towers import Tower
+from tower_train.workload import Tensors
+
+v1 = tf.compat.v1
+
+ACTIVATIONS = "activations"  # the collection into which a network may put its layers' outputs
+_IMAGES = 4  # shown of each batch
+
+
+def step_summary(
+    scalars: dict[str, tf.Tensor],
+    gradients: GradientsAndVariables,
+    tower: Tower,
+    features: Tensors,
+    update: tf.Operation,
+) -> tf.Tensor:
+    """One serialized Summary of a step: scalars, histograms of gradients, of variables after the update and of the
+    first tower's activations with their sparsity, some of its images, and what the network summarised by itself.
+
+    Args:
+      scalars: by tag.
+      gradients: what was applied.
+      tower: the first tower.
+      features: its input.
+      update: the op that changes the variables.
+    """
+    parts = [v1.summary.scalar(tag, value) for tag, value in scalars.items()]
+    for gradient, variable in gradients:
+        values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        parts.append(_histogram(f"{variable.op.name}/gradients", values))
+    with tf.control_dependencies([update]):
+        parts += [_histogram(v.op.name, v.read_value()) for v in v1.trainable_variables()]
+    for activation in v1.get_collection(ACTIVATIONS, scope=f"{tower.name}/"):
+        layer = activation.op.name.removeprefix(f"{tower.name}/")
+        parts.append(_histogram(f"{layer}/activations", activation))
+        parts.append(v1.summary.scalar(f"{layer}/sparsity", tf.nn.zero_fraction(activation)))
+    for image in tf.nest.flatten(features):
+        if image.shape.rank == 4 and image.shape[-1] in (1, 3, 4):
+            parts.append(v1.summary.image("images", tf.cast(image[:_IMAGES], tf.float32), max_outputs=_IMAGES))
+    return v1.summary.merge(parts + _of_the_network(tower.name), collections=[])
+
+
+def _histogram(tag: str, values: tf.Tensor) -> tf.Tensor:
+    # The op's name may not repeat the variable's, which the checkpoint reserves; the tag may.
+    return tf.raw_ops.HistogramSummary(tag=tag, values=values, name=f"{tag}/histogram")
+
+
+def _of_the_network(tower_name: str) -> list[tf.Tensor]:
+    """The scalars and histograms that inference or loss summarised in one tower, tagged as if there were no towers."""
+    kinds = {
+        "ScalarSummary": lambda tag, values: tf.raw_ops.ScalarSummary(tags=tag, values=values),
+        "HistogramSummary": lambda tag, values: tf.raw_ops.HistogramSummary(tag=tag, values=values),
+    }
+    renamed = []
+    for summary in v1.get_collection(v1.GraphKeys.SUMMARIES, scope=f"{tower_name}/"):
+        tag = tf.get_static_value(summary.op.inputs[0])
+        if summary.op.type in kinds and isinstance(tag, bytes):
+            renamed.append(kinds[summary.op.type](tag.decode().removeprefix(f"{tower_name}/"), summary.op.inputs[1]))
+    return renamed

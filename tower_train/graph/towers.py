@@ -1,0 +1,122 @@
+"""tower_loss: one replica of the network per device, all on the same variables."""
+
+import copy
+import dataclasses
+import hashlib
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.graph.devices import HOST
+from tower_train.workload import Tensors, Workload
+
+v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class Tower:
+    """One replica.
+
+    Attributes:
+      name: 'tower_0', ...: its name scope.
+      device: where it computes.
+      outputs: what inference returned.
+      labels: its labels [tower_batch, ...].
+      loss: scalar, the mean over its own examples. None in a tower built without loss.
+    """
+
+    name: str
+    device: str
+    outputs: Tensors
+    labels: Tensors
+    loss: tf.Tensor | None
+
+
+def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf.DType, training: bool) -> tuple:
+    """One replica's (outputs, loss), in the scopes it is called in.
+
+    Args:
+      workload: inference and loss.
+      features, labels: [tower_batch, ...]; floating-point features are cast to dtype.
+      dtype: of variables and arithmetic.
+      training: False leaves the loss out (None).
+
+    Raises:
+      GraphError: the loss is not a scalar.
+    """
+    features = tf.nest.map_structure(lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, features)
+    outputs = workload.inference(features, training)
+    if not training:
+        return outputs, None
+    loss = workload.loss(outputs, labels)
+    if loss.shape.rank != 0:
+        raise errors.GraphError(
+            f"workload {workload.name}: loss returned shape {loss.shape}; it must be a scalar, "
+            "the mean over the batch it was given. Reduce it with tf.reduce_mean."
+        )
+    return outputs, loss
+
+
+def build_towers(
+    workload: Workload, batches: list, devices: tuple[str, ...], dtype: tf.DType, seed: int = 0, training: bool = True
+) -> list[Tower]:
+    """One tower a device: tower 0 creates the variables, on the CPU, later towers reuse them.
+
+    Args:
+      workload: what a tower computes.
+      batches: over towers, (features, labels).
+      devices: over towers, a device string.
+      dtype: of variables and arithmetic.
+      seed: of the variables' initial values, which depend on it and on their names only.
+      training: whether towers have a loss.
+
+    Raises:
+      GraphError: a later tower would create a variable; the message names it.
+    """
+    towers = []
+    for i, (device, (features, labels)) in enumerate(zip(devices, batches, strict=True)):
+        name = f"tower_{i}"
+        with (
+            tf.device(device),
+            v1.name_scope(f"{name}/"),
+            tf.variable_creator_scope(_on_host if i == 0 else _refused(name)),
+            v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=_seeded(seed)),
+        ):
+            outputs, loss = tower_loss(workload, features, labels, dtype, training)
+        towers.append(Tower(name, device, outputs, labels, loss))
+    return towers
+
+
+def _on_host(create, **kwargs):
+    with tf.device(HOST):
+        return create(**kwargs)
+
+
+def _refused(tower: str):
+    def refuse(create, **kwargs):
+        raise errors.GraphError(
+            f"{tower} would create the variable {kwargs.get('name')!r}, which tower_0 did not create. Create variables "
+            "with tf.compat.v1.get_variable under names that are the same in every call of inference and loss."
+        )
+
+    return refuse
+
+
+def _seeded(seed: int):
+    """A custom getter that seeds initializers by variable name: an op's own default seed would depend on how many
+    ops, and so towers, were built before it."""
+
+    def seeded(getter, name, *args, **kwargs):
+        initializer = kwargs.get("initializer")
+        if initializer is None and tf.as_dtype(kwargs["dtype"]).is_floating:
+            initializer = v1.glorot_uniform_initializer()  # get_variable's own default for floating-point variables
+        if isinstance(initializer, type):
+            initializer = initializer()
+        if getattr(initializer, "seed", 0) is None:
+            digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+            initializer = copy.copy(initializer)  # the caller may share it between variables
+            initializer.seed = int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
+        kwargs["initializer"] = initializer
+        return getter(name, *args, **kwargs)
+
+    return seeded

@@ -1,0 +1,170 @@
+"""What a user brings to the trainer: examples, inference, loss, metrics.
+
+A workload is one frozen record of functions. They are called once a tower while the graph is built, so they must
+create variables through `tf.compat.v1.get_variable` only (tower 0 creates them, later towers reuse them) and must not
+depend on which tower they are called for.
+
+    WORKLOAD = Workload(name="mine", examples=load, inference=network, loss=softmax_cross_entropy)
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+
+Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension counts examples
+
+
+class Draws(Protocol):
+    """Random numbers of one batch: a function of (seed, position), never of the batch, the tower or the time."""
+
+    positions: tf.Tensor  # int64 [batch], consecutive places in the endless stream of examples
+    epochs: tf.Tensor  # int64 [batch], positions // num_examples
+
+    def uniform(self, name: str, count: int) -> tf.Tensor:
+        """Returns float32 [batch, count], uniform in [0, 1). Another name gives independent numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataRequest:
+    """Which examples the trainer asks a workload for."""
+
+    split: str  # 'train' or 'test'
+    dataset: str = "auto"
+    data_dir: str | None = None  # None: the user named none
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """A data set whose examples are fetched by index.
+
+    Attributes:
+      name: what the data is, for logs and for run.json.
+      num_examples: how many there are; indices run from 0 to num_examples - 1.
+      open: called inside a graph; may create tensors (evaluated once, when the stream starts) and returns
+        `fetch(indices)`, which maps int64 [batch] to (features, labels), tensors whose first dimension is batch.
+      fingerprint: changes when the data changes; a run is resumed only on the data it was started on.
+      class_names: what label i means; empty where labels are not classes.
+      notice: what the user must be told about this data at every start, or None.
+      dataset: the --dataset that names exactly this data, where 'auto' chose it.
+    """
+
+    name: str
+    num_examples: int
+    open: Callable[[], Callable[[tf.Tensor], tuple[Tensors, Tensors]]]
+    fingerprint: str = ""
+    class_names: tuple[str, ...] = ()
+    notice: str | None = None
+    dataset: str = "auto"
+
+    @classmethod
+    def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):
+        """Examples from two numpy arrays of equal length: features [n, ...] and labels [n, ...].
+
+        Raises:
+          DataError: the lengths differ or are 0.
+        """
+        features, labels = np.asarray(features), np.asarray(labels)
+        if not features.ndim or not labels.ndim or not len(features) or len(features) != len(labels):
+            raise errors.DataError(
+                f"{name}: got features of shape {features.shape} and labels of shape {labels.shape}; "
+                "both need the same first dimension, at least 1."
+            )
+
+        def open_arrays():
+            tensors = [_once(features), _once(labels)]
+            return lambda indices: tuple(tf.gather(tensor, indices) for tensor in tensors)
+
+        digest = hashlib.sha256()
+        for array in (features, labels):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array))
+        return cls(name, len(features), open_arrays, digest.hexdigest()[:16], tuple(class_names))
+
+
+def _once(array: np.ndarray) -> tf.Tensor:
+    """The array as a tensor that is not stored in the graph (graphs are limited to 2 GiB)."""
+    tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
+    return tf.ensure_shape(tensor, array.shape)
+
+
+def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Per-example precision @ 1, and @ 5 where there are more than five classes.
+
+    Args:
+      logits: floating point [batch, classes].
+      labels: integer [batch].
+
+    Returns:
+      {metric name: float32 [batch] of zeros and ones}. A class whose logit equals the right one's, or either of which
+      is NaN, counts as ranked above it.
+    """
+    right = tf.gather(logits, labels, batch_dims=1)[:, tf.newaxis]
+    # Not tf.math.in_top_k: it counts a tie as a hit, and so a network that gives every class the same as perfect.
+    rank = tf.reduce_sum(tf.cast(~(logits < right), tf.int32), axis=1)
+    ranks = [1, 5] if logits.shape[-1] > 5 else [1]
+    return {f"precision @ {k}": tf.cast(rank <= k, tf.float32) for k in ranks}
+
+
+def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Mean over the batch of the cross-entropy between integer labels [batch] and logits [batch, classes]."""
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One training task.
+
+    Attributes:
+      name: names the default train_dir.
+      examples: DataRequest -> Examples.
+      inference: (features, training) -> outputs [batch, ...]. Weight decay is declared as a variable's `regularizer=`.
+      loss: (outputs, labels) -> scalar, the mean over the batch it is given.
+      metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples.
+      distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
+      prepare: features -> features, the preprocessing for evaluation, and for training where distort is None.
+      datasets: what --dataset may be for this workload.
+    """
+
+    name: str
+    examples: Callable[[DataRequest], Examples]
+    inference: Callable[[Tensors, bool], Tensors]
+    loss: Callable[[Tensors, Tensors], tf.Tensor] = softmax_cross_entropy
+    metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] = classification_metrics
+    distort: Callable[[Tensors, Draws], Tensors] | None = None
+    prepare: Callable[[Tensors], Tensors] | None = None
+    datasets: tuple[str, ...] = ("auto",)
+
+
+def load(path: str) -> Workload:
+    """Finds a workload by import path: 'package.module' (its WORKLOAD) or 'package.module:NAME'.
+
+    Raises:
+      ConfigError: no such module, or no Workload by that name in it.
+    """
+    module_name, _, attribute = path.partition(":")
+    if "" not in sys.path and "." not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not error.name or not (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise
+        raise errors.ConfigError(
+            f"--workload={path}: there is no module {error.name!r} to import. Give an import path such as cifar10, "
+            "my_package.my_module or my_module:NAME, importable from the current directory or PYTHONPATH."
+        ) from None
+    workload = getattr(module, attribute or "WORKLOAD", None)
+    if not isinstance(workload, Workload):
+        raise errors.ConfigError(
+            f"--workload={path}: {module_name} has no tower_train.Workload named {attribute or 'WORKLOAD'}. Define one."
+        )
+    return workload
