@@ -1,0 +1,38 @@
+"""Graph-mode multi-GPU training: one replica ("tower") per device, gradients averaged on the CPU.
+
+import tower_train
+result = tower_train.train("cifar10", tower_train.Config(num_gpus=2, max_steps=200))
+"""
+
+import importlib
+
+from tower_train.version import __version__
+
+# Loaded when first used, so that `python -m tower_train --help` need not wait for TensorFlow.
+_HOMES = {
+    "Config": "tower_train.config",
+    "DataRequest": "tower_train.workload",
+    "Evaluation": "tower_train.run.evaluation",
+    "Examples": "tower_train.workload",
+    "Result": "tower_train.run.loop",
+    "UserError": "tower_train.errors",
+    "Workload": "tower_train.workload",
+    "EvaluateOptions": "tower_train.config",
+    "average_gradients": "tower_train.graph.gradients",
+    "classification_metrics": "tower_train.workload",
+    "evaluate_run": "tower_train.run.evaluate_run",
+    "softmax_cross_entropy": "tower_train.workload",
+    "tower_loss": "tower_train.graph.towers",
+    "train": "tower_train.run.loop",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tower_train' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__():
+    return sorted(__all__)

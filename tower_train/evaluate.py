@@ -1,0 +1,28 @@
+"""python -m tower_train.evaluate: the precision of a run's checkpoints on the test examples."""
+
+from tower_train import command_line
+from tower_train.config import EvaluateOptions
+
+USAGE = """
+Counts every test example once, on a run's newest checkpoint: python -m tower_train.evaluate --train_dir=DIR [options]
+
+Prints the metrics with their 95 % intervals, and writes them to DIR/result.json and, for TensorBoard, to DIR/eval.
+Exit status: 0 done, 2 an option or a file is wrong.
+"""
+
+
+def main(argv) -> int:
+    options = command_line.parse(argv, EvaluateOptions, USAGE)
+    command_line.import_tensorflow()
+    from tower_train.run import evaluate_run, report
+
+    for found in evaluate_run.evaluate_run(options):
+        lines = report.evaluation_lines(found)
+        if found.confusion and not options.watch:
+            lines += report.confusion_lines(found.confusion, found.class_names)
+        report.print_lines(lines)
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main)

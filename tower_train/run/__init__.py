@@ -1,0 +1,1 @@
+"""What happens around the steps."""

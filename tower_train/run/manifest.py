@@ -1,0 +1,83 @@
+"""run.json: what a run was started as, and whether it may go on as what it is asked to be now."""
+
+import dataclasses
+import datetime
+import pathlib
+import platform
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors, version
+from tower_train.config import Config
+from tower_train.graph.devices import Devices
+from tower_train.workload import Examples, Workload
+
+
+def describe(
+    workload: Workload, path: str | None, examples: Examples, config: Config, devices: Devices, num_parameters: int
+) -> dict:
+    """The content of run.json for this start. path: where the workload can be imported from; None where not known."""
+    return {
+        "workload": workload.name,
+        "dataset": examples.dataset,
+        "data": {
+            "name": examples.name,
+            "num_examples": examples.num_examples,
+            "fingerprint": examples.fingerprint,
+            "notice": examples.notice,
+        },
+        "config": dataclasses.asdict(config) | {"workload": path},
+        "global_batch": config.batch_size * len(devices.towers),
+        "num_parameters": num_parameters,
+        "devices": list(devices.names),
+        "versions": {
+            "tower_train": version.__version__,
+            "tensorflow": tf.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "started": datetime.datetime.now().isoformat(timespec="seconds"),
+    }
+
+
+def check_resume(path: pathlib.Path, before: dict, now: dict, override: bool) -> list[str]:
+    """Compares the run.json of the last start with this start's.
+
+    Args:
+      path: the train_dir, for messages.
+      before, now: contents of run.json; `before` is empty where there is none.
+      override: turn refusals into notes.
+
+    Returns:
+      Lines that tell what differs and does not matter, or was overridden.
+
+    Raises:
+      RunError: what makes it another run differs; the message lists it.
+    """
+    refused, noted = [], []
+    for rule, name, old, new in _compared(before, now):
+        if old != new:
+            (refused if rule == "same" else noted).append(f"{name} was {old}, now {new}")
+    if refused and not override:
+        raise errors.RunError(
+            f"--train_dir={path} holds another run: {'; '.join(refused)}. "
+            "Give another directory, the same options, or --override to go on all the same."
+        )
+    return [f"Changed since the last start: {difference}." for difference in refused + noted]
+
+
+def _compared(before: dict, now: dict):
+    """Yields (rule, name, value before, value now) of everything that both know."""
+    for name in ("workload", "global_batch"):
+        if name in before:
+            yield "same", name.replace("_", " "), before[name], now[name]
+    for name in ("name", "fingerprint"):
+        if name in before.get("data", {}):
+            yield "same", f"data {name}", before["data"][name], now["data"][name]
+    for field in dataclasses.fields(Config):
+        rule, old = field.metadata["resume"], before.get("config", {})
+        if rule != "free" and field.name in old:
+            yield rule, f"--{field.name}", old[field.name], now["config"][field.name]
+    for name, old in before.get("versions", {}).items():
+        yield "note", f"{name} version", old, now["versions"].get(name)

@@ -1,0 +1,142 @@
+"""What a person reads of a run: its first lines, a line every few steps, its last lines, and the progress bar."""
+
+import datetime
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+
+
+class Console:
+    """Lines on standard output; on a terminal a progress bar stands under them.
+
+    Use as a context manager.
+    """
+
+    def __init__(self, first_step: int, last_step: int):
+        """Args: the steps the bar runs from and to."""
+        self._bar = self._task = None
+        if sys.stdout.isatty():
+            from rich import progress  # comes with Keras, hence with TensorFlow
+
+            self._bar = progress.Progress(
+                progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+                progress.BarColumn(),
+                progress.TextColumn("loss {task.fields[loss]}  {task.fields[rate]} examples/sec"),
+                progress.TimeRemainingColumn(),
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=last_step, completed=first_step, loss="-", rate="-")
+
+    def __enter__(self):
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_):
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, step: int, **fields: str) -> None:
+        """Moves the bar; fields are loss and rate."""
+        if self._bar:
+            self._bar.update(self._task, completed=step, **fields)
+
+    def line(self, text: str) -> None:
+        """Prints one line, above the bar where there is one."""
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, flush=True)
+
+
+def print_lines(lines: list[str]) -> None:
+    """Prints lines where there is no bar yet, or no longer."""
+    print("\n".join(lines), flush=True)
+
+
+def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: int) -> list[str]:
+    """What is about to happen, from the content of run.json."""
+    data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
+    batch, towers = run_json["global_batch"], len(devices)
+    on_cpu = not devices[0].startswith("GPU")
+    versions = run_json["versions"]
+    lines = [
+        f"tower_train {versions['tower_train']} on TensorFlow {versions['tensorflow']}",
+        f"data:     {data['name']}, {data['num_examples']} examples",
+        f"towers:   {towers}, on {', '.join(devices)}" + (" (no GPU is used)" if on_cpu else ""),
+        f"batch:    {batch} examples a step ({towers} x {config['batch_size']})",
+        f"network:  {run_json['num_parameters']:,} parameters, {config['dtype']}; {config['optimizer']}, "
+        f"learning rate {config['learning_rate']:g}",
+        f"steps:    {first_step} to {last_step} ({last_step * batch / data['num_examples']:.1f} epochs)",
+        f"run:      {train_dir}" + (f" (resumed at step {first_step})" if first_step else ""),
+    ]
+    if data["notice"]:
+        lines += ["*" * 100, f"*** {data['notice']}", "*" * 100]
+    return lines
+
+
+def closing_lines(result, last_step: int, importable: bool) -> list[str]:
+    """What came out, from a `loop.Result`, and what to do next; importable: whether run.json names the workload."""
+    if result.loss is None:
+        lines = [f"Step {result.step} was reached before; nothing to do. A higher --max_steps trains on."]
+    else:
+        rate = f", {result.examples_per_sec:.1f} examples/sec" if result.examples_per_sec else ""
+        lines = [
+            f"Stopped by {result.stopped_by} at step {result.step} of {last_step} after {result.seconds:.1f} s: "
+            f"loss {result.loss:.2f}{rate}.",
+            f"Saved:    {result.checkpoint}",
+        ]
+    if result.notice:
+        lines.append(f"*** {result.notice}")
+    if result.step < last_step:
+        lines.append("Resume:   the same command with --train_dir=" + shlex.quote(result.train_dir))
+    return lines + _next_commands(result.train_dir, importable)
+
+
+def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: float) -> str:
+    """The original's log line. sec_per_batch: seconds a tower batch took, over all towers."""
+    return (
+        f"{datetime.datetime.now()}: step {step}, loss = {loss:.2f} "
+        f"({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch)"
+    )
+
+
+def evaluation_lines(evaluation) -> list[str]:
+    """The metrics of an `evaluation.Evaluation`, each with its 95 % interval."""
+    lines = [f"step {evaluation.step}: {evaluation.num_examples} examples of {evaluation.data}, {evaluation.weights}"]
+    for name, metric in evaluation.metrics.items():
+        interval = "" if metric.low is None else f" (95 % interval {metric.low:.3f} to {metric.high:.3f})"
+        lines.append(f"{name} = {metric.mean:.3f}{interval}")
+    return lines
+
+
+def confusion_lines(matrix: list[list[int]], class_names: tuple[str, ...]) -> list[str]:
+    """A confusion matrix as a table: a row a true class, a column a predicted one."""
+    width = max(5, max(len(str(count)) for row in matrix for count in row) + 1)
+    label = max(len(name) for name in class_names)
+    head = " " * label + "".join(name[: width - 1].rjust(width) for name in class_names)
+    rows = [
+        name.rjust(label) + "".join(str(count).rjust(width) for count in row)
+        for name, row in zip(class_names, matrix, strict=True)
+    ]
+    return ["confusion matrix (row: true class, column: predicted class)", head, *rows]
+
+
+def _next_commands(train_dir: str, importable: bool) -> list[str]:
+    """What to do after training, as commands that work in this shell."""
+    here, workload = shlex.quote(train_dir), "" if importable else " --workload=MODULE:NAME"
+    boards = shutil.which("tensorboard") or importlib.util.find_spec("tensorboard")
+    install = "" if boards else f"   (after: {_python()} -m pip install tensorboard)"
+    return [
+        f"Evaluate: {_python()} -m tower_train.evaluate --train_dir={here}{workload}",
+        f"Curves:   {_python()} -m tensorboard.main --logdir={here}{install}",
+    ]
+
+
+def _python() -> str:
+    found = shutil.which("python")
+    if found and os.path.realpath(os.path.dirname(found)) == os.path.realpath(os.path.dirname(sys.executable)):
+        return "python"
+    return shlex.quote(sys.executable)
