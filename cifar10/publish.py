@@ -1,0 +1,59 @@
+"""Folders that appear whole or not at all, whoever is killed and however many processes want the same one."""
+
+import fcntl
+import os
+import pathlib
+import shutil
+from collections.abc import Callable
+
+from absl import logging
+
+_PARTIAL_SUFFIX = ".partial"
+
+
+def publish_folder(
+    folder: pathlib.Path, fill: Callable[[pathlib.Path], None], is_complete: Callable[[pathlib.Path], bool]
+) -> None:
+    """Makes `folder` unless it is complete: `fill` writes into a folder beside it, which then takes its name.
+
+    Processes that want the same folder take turns, so the first one makes it and the others find it made. The lock goes
+    with its process, so whoever holds it knows that a partial folder was left by one that died, and removes it.
+
+    Args:
+      folder: what to make; its parents are made too.
+      fill: writes everything into the (empty) folder it is given.
+      is_complete: whether a folder of that name (it may not exist) is already all it should be. Where it exists and is
+        not, it is replaced; `is_complete` may raise to prevent that.
+
+    Raises:
+      OSError: the disk is full or nothing may be written there. Nothing half-done remains, then or after any exception.
+    """
+    if is_complete(folder):
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}{_PARTIAL_SUFFIX}")
+    with open(folder.with_name(f".{folder.name}.lock"), "ab") as lock:
+        _wait_for(lock, folder)
+        if is_complete(folder):
+            return
+        _remove(partial)
+        try:
+            partial.mkdir()
+            fill(partial)
+            _remove(folder)
+            os.rename(partial, folder)
+        finally:
+            _remove(partial)
+
+
+def _wait_for(lock, folder: pathlib.Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logging.info("Another process is making %s; waiting for it.", folder)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _remove(folder: pathlib.Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)

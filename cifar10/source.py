@@ -1,0 +1,105 @@
+"""Which images a run gets: --dataset=auto, cifar10 or generated, and --data_dir."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+
+from cifar10 import download, generated, records
+from tower_train import errors, workload
+
+DATASETS = ("auto", "cifar10", "generated")
+
+_AUTO_CONNECT_SECS = 5  # a run that can do without the network does not wait for it long
+
+
+def examples(request: workload.DataRequest) -> workload.Examples:
+    """The images of a split, from where they are, or else downloaded or drawn.
+
+    `cifar10` is CIFAR-10, downloaded where it is missing. `generated` is the drawn stand-in, made where it is missing.
+    `auto` is CIFAR-10 if it can be had, or else the stand-in; in a directory that the user named it is what lies there
+    and nothing else. CIFAR-10 may lie in the directory itself or, as its archive unpacks, in `cifar-10-batches-bin`
+    below it. The stand-in does not follow `request.seed`: like CIFAR-10, it is the same images for every run.
+
+    Returns:
+      Examples whose `dataset` is 'cifar10' or 'generated', and whose `notice` says so where they are not CIFAR-10.
+
+    Raises:
+      ConfigError: no such data set or split.
+      DataError: the images cannot be had, are incomplete or are damaged.
+    """
+    if request.dataset not in DATASETS:
+        raise errors.ConfigError(f"--dataset={request.dataset}: choose one of {', '.join(DATASETS)}.")
+    directory = default_directory() if request.data_dir is None else _expanded(request.data_dir)
+    if request.dataset == "generated":
+        return _drawn(directory, request.split, "as --dataset=generated asks.")
+    folder = find_cifar10(directory)
+    if folder is None and request.dataset == "cifar10":
+        folder = download.download(directory)
+    elif folder is None and request.data_dir is not None:
+        raise errors.DataError(
+            f"--data_dir={request.data_dir}: neither it nor {download.FOLDER} in it holds {records.ALL_FILES[0]} to "
+            f"{records.ALL_FILES[-1]}. Name the directory that does, or add --dataset=cifar10 to download CIFAR-10 "
+            "into it, or --dataset=generated to train on drawn images."
+        )
+    elif folder is None:
+        folder = directory / download.FOLDER
+        if failure := _download_failure(directory):
+            return _drawn(directory, request.split, f"because {failure} To have it, put its files into {folder}.")
+    return dataclasses.replace(records.examples(folder, request.split, _name(folder)), dataset="cifar10")
+
+
+def default_directory() -> pathlib.Path:
+    """$TOWER_TRAIN_DATA, or else tower_train in the user's cache directory ($XDG_CACHE_HOME or ~/.cache)."""
+    if named := os.environ.get("TOWER_TRAIN_DATA"):
+        return _expanded(named)
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tower_train"
+
+
+def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
+    """The folder that holds CIFAR-10's files: `directory`, or `cifar-10-batches-bin` in it; None where neither does.
+
+    Raises:
+      DataError: some of the files are there and others are not.
+    """
+    for folder in (directory, directory / download.FOLDER):
+        missing = [name for name in records.ALL_FILES if not os.path.exists(folder / name)]
+        if not missing:
+            return folder
+        if len(missing) < len(records.ALL_FILES):
+            raise errors.DataError(
+                f"{folder}: CIFAR-10 is incomplete, {', '.join(missing)} missing. Add what is missing, or remove the "
+                "rest so that the data set can be downloaded whole."
+            )
+    return None
+
+
+def _expanded(path: str) -> pathlib.Path:
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError:
+        raise errors.DataError(f"{path}: there is no such home directory. Name a directory with --data_dir.") from None
+
+
+def _name(folder: pathlib.Path) -> str:
+    """What the data is called; other images in the same format are called by their folder."""
+    return "CIFAR-10" if records.class_names(folder) == records.CLASS_NAMES else str(folder)
+
+
+def _drawn(directory: pathlib.Path, split: str, why: str) -> workload.Examples:
+    drawn = records.examples(generated.generate(directory), split, "generated")
+    notice = (
+        f"NOT CIFAR-10: these are drawn images ({', '.join(generated.CLASS_NAMES)}), {why} Their precision says "
+        "nothing about CIFAR-10."
+    )
+    return dataclasses.replace(drawn, dataset="generated", notice=notice)
+
+
+@functools.cache  # training and evaluation ask one after the other; the network is waited for once
+def _download_failure(directory: pathlib.Path) -> str | None:
+    """Downloads CIFAR-10; returns why that failed, or None."""
+    try:
+        download.download(directory, connect_secs=_AUTO_CONNECT_SECS)
+    except download.DownloadError as error:
+        return error.reason
+    return None
