@@ -1,0 +1,48 @@
+# Sourced by scripts/train and scripts/test: makes sure of an environment with this package in it and sets $python.
+#
+#   set_up EXTRAS   e.g. "" or "[test]"
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+
+fail() {
+  printf '%s: error: %s\n' "$0" "$1" >&2
+  exit 2
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.10 python; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  fail "no Python 3.10 to 3.13 found (TensorFlow has none for others). Install one, or name it: PYTHON=/path/to/python $0"
+}
+
+set_up() {
+  local extras=$1 environment stamp
+  if [ -n "${VIRTUAL_ENV:-}" ] && [ -x "$VIRTUAL_ENV/bin/python" ]; then
+    environment=$VIRTUAL_ENV
+  else
+    environment=$root/.venv
+  fi
+  python=$environment/bin/python
+  # The stamp is written last and tells what is installed, so that an interrupted set-up is done again.
+  stamp=$environment/.tower_train${extras//[^a-z]/-}
+  if [ -x "$python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$root $(cksum <"$root/setup.py")" ]; then
+    return
+  fi
+  if [ ! -x "$python" ]; then
+    local base
+    base=$(find_python) || exit
+    echo "Making a virtual environment in $environment ..." >&2
+    "$base" -c 'import venv, ensurepip' 2>/dev/null ||
+      fail "$base has no venv module. Install it (Debian, Ubuntu: apt-get install python3-venv) and start again."
+    "$base" -m venv "$environment" || fail "the virtual environment in $environment could not be made."
+  fi
+  echo "Installing tower_train$extras and what it needs (a minute or two, once) ..." >&2
+  "$python" -m pip install --quiet --disable-pip-version-check --editable "$root$extras" >&2 ||
+    fail "pip could not install tower_train$extras. Is the package index in reach?"
+  printf '%s' "$root $(cksum <"$root/setup.py")" >"$stamp"
+}
