@@ -15,7 +15,7 @@ Exit status: 0 done, 2 an option or a file is wrong, 3 a loss or gradient was no
 
 def main(argv) -> int:
     config = command_line.parse(argv, Config, USAGE)
-    command_line.import_tensorflow()
+    command_line.import_tensorflow(talkative=config.log_device_placement)
     from tower_train.run import loop
 
     result = loop.train(config.workload, config)

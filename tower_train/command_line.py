@@ -1,6 +1,7 @@
 """From a command line to an options record, and from an error to one line and an exit status. No TensorFlow here."""
 
 import dataclasses
+import difflib
 import os
 import sys
 import tempfile
@@ -10,17 +11,6 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from tower_train import config, errors
-
-
-class _OptionParser(flags.ArgumentParser):
-    """Lets absl read one option by the rules of config.py."""
-
-    def __init__(self, field: dataclasses.Field):
-        self.field = field
-        self.syntactic_help = config.allowed(field)
-
-    def parse(self, argument):
-        return config.parse(self.field, argument) if isinstance(argument, str) else argument
 
 
 def parse(argv: Sequence[str], options_class: type, usage: str):
@@ -40,24 +30,24 @@ def parse(argv: Sequence[str], options_class: type, usage: str):
     if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:]):
         print(help_text(options_class, usage))
         sys.exit(0)
-    values = flags.FlagValues()
-    for field in dataclasses.fields(options_class):
-        parser, serializer = _OptionParser(field), flags.ArgumentSerializer()
-        kind = flags.BooleanFlag if config.kind_of(field) is bool else flags.Flag
-        if kind is flags.BooleanFlag:
-            flag = kind(field.name, field.default, field.metadata["help"])
-            flag.parser = parser
-            parser.boolean = True
-        else:
-            flag = kind(parser, serializer, field.name, field.default, field.metadata["help"])
-        flags.DEFINE_flag(flag, values)
+    fields = {field.name: field for field in dataclasses.fields(options_class)}
+    words = flags.FlagValues()
+    for name, field in fields.items():
+        is_switch = config.kind_of(field) is bool
+        flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), words)
     try:
-        rest = values(list(argv))[1:]
+        rest = words(list(argv))[1:]
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, fields, n=1)
+        meant = f" Did you mean --{near[0]}?" if near else ""
+        raise errors.ConfigError(f"There is no option --{error.flagname}.{meant} --help lists the options.") from None
     except flags.Error as error:
-        raise errors.ConfigError(f"{str(error).rstrip('.')}. --help lists the options.") from None
+        reason = str(error).removeprefix("ERROR:: ").rstrip(".")
+        raise errors.ConfigError(f"{reason}. --help lists the options.") from None
     if rest:
         raise errors.ConfigError(f"{rest[0]!r} is no option. Options begin with --; --help lists them.")
-    return options_class(**{field.name: values[field.name].value for field in dataclasses.fields(options_class)})
+    given = {name: config.parse(field, words[name].value) for name, field in fields.items() if words[name].present}
+    return options_class(**given)
 
 
 def help_text(options_class: type, usage: str) -> str:
@@ -71,7 +61,10 @@ def help_text(options_class: type, usage: str) -> str:
         for field in fields:
             default = "" if field.default is None else f" [{config._text(field.default)}]"
             text = field.metadata["help"] + default
-            lines += textwrap.wrap(text, 110, initial_indent=f"  --{field.name:<28}", subsequent_indent=" " * 32)
+            first = f"  --{field.name:<28}"
+            lines += textwrap.wrap(
+                text, 110, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False
+            )
     lines += ["", "Also: --flagfile=FILE reads options from a file, one a line; a switch is turned off with --noNAME.",
               "Defaults stand in [brackets], or in (parentheses) where they follow from something else."]  # fmt: skip
     return "\n".join(lines)
@@ -90,16 +83,16 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     sys.exit(status)
 
 
-def import_tensorflow() -> None:
+def import_tensorflow(talkative: bool = False) -> None:
     """Imports TensorFlow without the remarks it writes to stderr on a machine that has no NVIDIA driver.
 
-    They stay where there is a driver, and where the import fails: then they say why.
+    They stay where there is a driver, where the import fails, since they then say why, and where talkative.
     """
-    if os.path.exists("/proc/driver/nvidia/version"):
+    if talkative or os.path.exists("/proc/driver/nvidia/version"):
         import tensorflow  # noqa: F401
 
         return
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as remarks:

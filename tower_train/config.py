@@ -6,6 +6,7 @@ An options class is a frozen dataclass whose fields are made by `option`. From i
 
 import dataclasses
 import math
+import os
 import types
 import typing
 
@@ -118,8 +119,10 @@ class Config(DeviceOptions):
     moving_average_decay: float = option(
         0.9999, "decay of the moving averages of the weights; 0: none", TRAINING, minimum=0, below=1, resume="note"
     )
-    dtype: str = option("float32", "float32 or float64, of variables and arithmetic", TRAINING,
-                        choices=("float32", "float64"), resume="same")  # fmt: skip
+    dtype: str = option(
+        "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables", TRAINING,
+        choices=("float32", "float64", "bfloat16"), resume="same",
+    )  # fmt: skip
 
     train_dir: str | None = option(
         None, "directory of this run; one that holds a run is resumed (a new runs/WORKLOAD-TIME)", RUN
@@ -203,20 +206,26 @@ def allowed(field: dataclasses.Field) -> str:
     if about["choices"]:
         return "one of " + ", ".join(about["choices"])
     noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text",
-            tuple: "whole numbers separated by commas"}[kind_of(field)]  # fmt: skip
+            tuple: "whole numbers separated by commas, each"}[kind_of(field)]  # fmt: skip
     bounds = [(about["minimum"], "at least"), (about["above"], "above"), (about["below"], "below")]
     return " ".join([noun, " and ".join(f"{word} {bound}" for bound, word in bounds if bound is not None)]).strip()
 
 
 def _checked(field: dataclasses.Field, value):
     kind, about = kind_of(field), field.metadata
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and type(value) is int:
         value = float(value)
     if kind is tuple and isinstance(value, list):
         value = tuple(value)
-    parts = value if isinstance(value, tuple) else (value,)
-    right_type = isinstance(value, kind) and (kind is bool or not any(isinstance(part, bool) for part in parts))
-    if not right_type or not parts or not all(_in_bounds(part, about) for part in parts):
+    if kind is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    parts, part_kind = (value, int) if isinstance(value, tuple) else ((value,), kind)
+    right_kind = isinstance(value, kind) and all(
+        isinstance(part, part_kind) and isinstance(part, bool) == (kind is bool) for part in parts
+    )
+    if not right_kind:
+        raise _refusal(field, repr(value))
+    if not parts or not all(_in_bounds(part, about) for part in parts):
         raise _refusal(field, _text(value))
     return value
 

@@ -13,7 +13,7 @@ Exit status: 0 done, 2 an option or a file is wrong.
 
 def main(argv) -> int:
     options = command_line.parse(argv, EvaluateOptions, USAGE)
-    command_line.import_tensorflow()
+    command_line.import_tensorflow(talkative=options.log_device_placement)
     from tower_train.run import evaluate_run, report
 
     for found in evaluate_run.evaluate_run(options):

@@ -154,9 +154,11 @@ def load(path: str) -> Workload:
     if "" not in sys.path and "." not in sys.path:
         sys.path.insert(0, "")
     try:
+        if not all(map(str.isidentifier, module_name.split("."))):
+            raise ModuleNotFoundError(name=module_name)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if not error.name or not (module_name == error.name or module_name.startswith(error.name + ".")):
+        if error.name != module_name and not module_name.startswith(f"{error.name}."):
             raise
         raise errors.ConfigError(
             f"--workload={path}: there is no module {error.name!r} to import. Give an import path such as cifar10, "

@@ -83,7 +83,9 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             config.learning_rate, config.learning_rate_decay_factor, config.num_epochs_per_decay,
             examples.num_examples, examples_seen,
         )  # fmt: skip
-        optimizer = update.make_optimizer(config.optimizer, tf.cast(learning_rate, dtype), config.momentum)
+        optimizer = update.make_optimizer(
+            config.optimizer, tf.cast(learning_rate, towers.variable_dtype(dtype)), config.momentum
+        )
 
         replicas = towers.build_towers(workload, input_stream.batches, devices.towers, dtype, config.seed)
         weights = v1.trainable_variables()
@@ -94,7 +96,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         mean_grads = gradients.average_gradients(tower_grads)
         tower_losses = tf.stack([tower.loss for tower in replicas])
         data_loss = tf.reduce_mean(tower_losses)
-        decay_loss, applied_grads = gradients.add_weight_decay(mean_grads, dtype)
+        decay_loss, applied_grads = gradients.add_weight_decay(mean_grads, data_loss.dtype)
         loss = data_loss + decay_loss
 
         averages = update.moving_averages(config.moving_average_decay, global_step)

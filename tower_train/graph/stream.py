@@ -14,6 +14,7 @@ from tower_train.workload import Examples, Tensors, Workload
 
 _PHILOX = 1  # the algorithm's number in tf.random.Algorithm
 _OUTPUTS = 4  # 32-bit numbers that one step of Philox's counter gives (Salmon et al. 2011, "Philox4x32")
+_ROUNDS = 8  # of the shuffling cipher; its default of 4 leaves many neighbours among 50,000 examples together
 _PREFETCHED_STEPS = 2
 
 
@@ -28,11 +29,18 @@ def shuffled_indices(positions: tf.Tensor, num_examples: int, seed: int) -> tf.T
     Returns:
       int64 [batch], each 0 <= index < num_examples. Every epoch holds every example once, in an order of its own.
     """
+    # The cipher looks at the low 8 bits only of each of its three seeds (9 above 65,536 examples), so seeds that count
+    # epochs would soon repeat: it gets random ones.
     epochs = positions // num_examples
-    words = tf.zeros_like(epochs)[:, None] + tf.constant([[seed & 0xFFFFFFFF, seed >> 32]], tf.int64)
-    seeds = tf.cast(tf.concat([words, epochs[:, None]], axis=1), tf.uint32)
+    first = tf.reduce_min(epochs)
+    seeds = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=tf.stack([tf.reduce_max(epochs) - first + 1, _OUTPUTS]), dtype=tf.uint32, **_philox(f"{seed}", first)
+    )
     return tf.raw_ops.RandomIndexShuffle(
-        index=positions % num_examples, seed=seeds, max_index=tf.fill(tf.shape(positions), np.int64(num_examples - 1))
+        index=positions % num_examples,
+        seed=tf.gather(seeds[:, :3], epochs - first),
+        max_index=tf.fill(tf.shape(positions), np.int64(num_examples - 1)),
+        rounds=_ROUNDS,
     )
 
 
@@ -49,14 +57,21 @@ class PositionDraws:
 
     def uniform(self, name: str, count: int) -> tf.Tensor:
         counters_each = -(-count // _OUTPUTS)
-        digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
         numbers = tf.raw_ops.StatelessRandomUniformV2(
             shape=[self._batch, counters_each * _OUTPUTS],
-            key=tf.constant([int.from_bytes(digest[:8], "little")], tf.uint64),
-            counter=tf.cast(tf.stack([self._first * counters_each, 0]), tf.uint64),
-            alg=_PHILOX,
+            **_philox(f"{self._seed} {name}", self._first * counters_each),
         )
         return numbers[:, :count]
+
+
+def _philox(key: str, counter: tf.Tensor) -> dict:
+    """The arguments that make a stateless op give the numbers of this key from this step (int64 scalar) on."""
+    digest = hashlib.sha256(key.encode()).digest()
+    return {
+        "key": tf.constant([int.from_bytes(digest[:8], "little")], tf.uint64),
+        "counter": tf.cast(tf.stack([counter, 0]), tf.uint64),
+        "alg": _PHILOX,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +138,7 @@ def evaluation_stream(
 
 
 def _stream(firsts: tf.data.Dataset, step) -> Stream:
+    step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any
     dataset = firsts.map(step, num_parallel_calls=2, deterministic=True).prefetch(_PREFETCHED_STEPS)
     iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
     return Stream(list(iterator.get_next()), iterator.initializer)

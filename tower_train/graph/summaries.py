@@ -59,6 +59,7 @@ def _of_the_network(tower_name: str) -> list[tf.Tensor]:
     renamed = []
     for summary in v1.get_collection(v1.GraphKeys.SUMMARIES, scope=f"{tower_name}/"):
         tag = tf.get_static_value(summary.op.inputs[0])
-        if summary.op.type in kinds and isinstance(tag, bytes):
-            renamed.append(kinds[summary.op.type](tag.decode().removeprefix(f"{tower_name}/"), summary.op.inputs[1]))
+        if summary.op.type in kinds and tag is not None:
+            tag = tag.item().decode().removeprefix(f"{tower_name}/")
+            renamed.append(kinds[summary.op.type](tag, summary.op.inputs[1]))
     return renamed

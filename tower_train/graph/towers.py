@@ -32,20 +32,28 @@ class Tower:
     loss: tf.Tensor | None
 
 
+def variable_dtype(dtype: tf.DType) -> tf.DType:
+    """The dtype of variables, gradients and losses: that of the arithmetic, but never below float32.
+
+    A step's change of a weight is mostly too small for bfloat16's eight bits (Micikevicius et al. 2018, "Mixed
+    precision training", section 3.1).
+    """
+    return tf.float32 if dtype == tf.bfloat16 else dtype
+
+
 def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf.DType, training: bool) -> tuple:
     """One replica's (outputs, loss), in the scopes it is called in.
 
     Args:
       workload: inference and loss.
       features, labels: [tower_batch, ...]; floating-point features are cast to dtype.
-      dtype: of variables and arithmetic.
+      dtype: of the arithmetic; the outputs and the loss are in variable_dtype(dtype).
       training: False leaves the loss out (None).
 
     Raises:
       GraphError: the loss is not a scalar.
     """
-    features = tf.nest.map_structure(lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, features)
-    outputs = workload.inference(features, training)
+    outputs = _cast_floating(workload.inference(_cast_floating(features, dtype), training), variable_dtype(dtype))
     if not training:
         return outputs, None
     loss = workload.loss(outputs, labels)
@@ -66,7 +74,7 @@ def build_towers(
       workload: what a tower computes.
       batches: over towers, (features, labels).
       devices: over towers, a device string.
-      dtype: of variables and arithmetic.
+      dtype: of the arithmetic.
       seed: of the variables' initial values, which depend on it and on their names only.
       training: whether towers have a loss.
 
@@ -81,10 +89,22 @@ def build_towers(
             v1.name_scope(f"{name}/"),
             tf.variable_creator_scope(_on_host if i == 0 else _refused(name)),
             v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=_seeded(seed)),
+            v1.variable_scope(v1.get_variable_scope(), custom_getter=_kept_in_full_precision),
         ):
             outputs, loss = tower_loss(workload, features, labels, dtype, training)
         towers.append(Tower(name, device, outputs, labels, loss))
     return towers
+
+
+def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:
+    return tf.nest.map_structure(lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, tensors)
+
+
+def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, **kwargs):
+    """A custom getter: a network that asks for a bfloat16 variable gets a bfloat16 copy of a float32 one."""
+    dtype = tf.as_dtype(dtype or tf.float32)
+    variable = getter(name, shape, variable_dtype(dtype), *args, **kwargs)
+    return variable if variable.dtype.base_dtype == dtype else tf.cast(variable, dtype)
 
 
 def _on_host(create, **kwargs):
@@ -106,9 +126,8 @@ def _seeded(seed: int):
     """A custom getter that seeds initializers by variable name: an op's own default seed would depend on how many
     ops, and so towers, were built before it."""
 
-    def seeded(getter, name, *args, **kwargs):
-        initializer = kwargs.get("initializer")
-        if initializer is None and tf.as_dtype(kwargs["dtype"]).is_floating:
+    def seeded(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
+        if initializer is None and tf.as_dtype(dtype or tf.float32).is_floating:
             initializer = v1.glorot_uniform_initializer()  # get_variable's own default for floating-point variables
         if isinstance(initializer, type):
             initializer = initializer()
@@ -116,7 +135,6 @@ def _seeded(seed: int):
             digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
             initializer = copy.copy(initializer)  # the caller may share it between variables
             initializer.seed = int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
-        kwargs["initializer"] = initializer
-        return getter(name, *args, **kwargs)
+        return getter(name, shape, dtype, initializer, *args, **kwargs)
 
     return seeded

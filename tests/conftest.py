@@ -1,0 +1,30 @@
+"""What tests of several rooms share. Every test runs on the CPU, also where there are GPUs."""
+
+import os
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+TRAIN_FILES = [f"data_batch_{i}.bin" for i in range(1, 6)]
+RECORDS_PER_FILE = 40  # 200 training examples and 40 test examples in all
+RECORD_BYTES = 3073
+
+
+def write_records(path, count, seed):
+    """Writes `count` records of the CIFAR-10 binary format: random labels 0 to 9, random pixels."""
+    rng = np.random.default_rng(seed)
+    records = rng.integers(0, 256, [count, RECORD_BYTES], np.uint8)
+    records[:, 0] = rng.integers(0, 10, count)
+    records.tofile(path)
+
+
+@pytest.fixture(scope="session")
+def cifar10_dir(tmp_path_factory):
+    """A directory with all of CIFAR-10's files, small and of random pixels. Only for reading: copy it to damage it."""
+    directory = tmp_path_factory.mktemp("cifar10")
+    for seed, name in enumerate([*TRAIN_FILES, "test_batch.bin"]):
+        write_records(directory / name, RECORDS_PER_FILE, seed)
+    return directory

@@ -1,0 +1,124 @@
+"""Where things are: variables and their update on the CPU, tower i on GPU i. Read from a graph; no GPU is needed."""
+
+import re
+
+import pytest
+
+import cifar10
+from tower_train.config import Config
+from tower_train.errors import ConfigError
+from tower_train.graph import build, devices
+from tower_train.workload import DataRequest
+
+NUM_GPUS = 4
+HOST = "/device:CPU:0"
+
+
+@pytest.fixture(scope="module")
+def training_nodes(cifar10_dir):
+    """All nodes of the training graph for four GPUs: those of the graph and those of its functions (the update)."""
+    examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
+    config = Config(num_gpus=NUM_GPUS, batch_size=2, optimizer="momentum")
+    placed = devices.place(config, gpus_here=[f"card {i}" for i in range(NUM_GPUS)])
+    definition = build.training_graph(cifar10.WORKLOAD, examples, config, placed).graph.as_graph_def()
+    return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+
+
+def nodes_of(nodes, *ops):
+    return [node for node in nodes if node.op in ops]
+
+
+def test_every_variable_is_on_the_host(training_nodes):
+    """Weights, momentum, moving averages and counters."""
+    variables = nodes_of(training_nodes, "VarHandleOp", "VariableV2")
+    assert len(variables) == 3 * 10 + 2
+    assert {node.device for node in variables} == {HOST}
+
+
+def test_every_update_of_a_variable_is_on_the_host(training_nodes):
+    momentum = nodes_of(training_nodes, "ResourceApplyMomentum")
+    averages = nodes_of(training_nodes, "AssignSubVariableOp")
+    counters = nodes_of(training_nodes, "AssignAddVariableOp")
+    assert [len(momentum), len(averages), len(counters)] == [10, 10, 2]
+    updates = [node for node in training_nodes if re.search("Assign|Apply|Scatter", node.op)]
+    assert {node.device for node in updates} == {HOST}
+
+
+def test_every_convolution_of_tower_i_is_on_gpu_i(training_nodes):
+    kinds = ("Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput")
+    for kind in kinds:
+        assert len(nodes_of(training_nodes, kind)) == 2 * NUM_GPUS
+    for node in nodes_of(training_nodes, *kinds):
+        tower = re.match("tower_([0-9]+)/", node.name)[1]
+        assert node.device == f"/device:GPU:{tower}", node.name
+
+
+def test_all_of_a_towers_arithmetic_is_on_its_gpu(training_nodes):
+    of_towers = [node for node in training_nodes if node.name.startswith("tower_") and node.op != "ReadVariableOp"]
+    assert len(of_towers) > 100 * NUM_GPUS
+    for node in of_towers:
+        assert node.device == f"/device:GPU:{node.name.split('/')[0].removeprefix('tower_')}", node.name
+
+
+def test_gradients_are_averaged_on_the_host(training_nodes):
+    sums = [node for node in nodes_of(training_nodes, "AddN") if len(node.input) == NUM_GPUS]
+    assert len(sums) == 10
+    assert {node.device for node in sums} == {HOST}
+
+
+def test_variable_names_tell_of_no_tower(training_nodes):
+    names = [node.name for node in nodes_of(training_nodes, "VarHandleOp")]
+    assert "conv1/weights" in names and "local3/biases/ExponentialMovingAverage" in names
+    assert not [name for name in names if "tower" in name]
+
+
+def test_the_input_is_prepared_on_the_host(training_nodes):
+    assert {node.device for node in nodes_of(training_nodes, "IteratorGetNext", "IteratorV2")} == {HOST}
+
+
+@pytest.mark.parametrize("device", ["auto", "gpu"])
+def test_tower_i_lives_on_gpu_i(device):
+    placed = devices.place(Config(num_gpus=2, device=device), gpus_here=["a", "b", "c"])
+    assert placed.towers == ("/gpu:0", "/gpu:1")
+    assert placed.names == ("GPU 0 (a)", "GPU 1 (b)")
+    assert placed.session_config.gpu_options.visible_device_list == "0,1"
+
+
+def test_chosen_gpus_are_the_only_ones_the_session_sees():
+    """Inside the session they are counted from 0."""
+    placed = devices.place(Config(gpus=(2, 0)), gpus_here=["a", "b", "c"])
+    assert placed.towers == ("/gpu:0", "/gpu:1")
+    assert placed.names == ("GPU 2 (c)", "GPU 0 (a)")
+    assert placed.session_config.gpu_options.visible_device_list == "2,0"
+
+
+@pytest.mark.parametrize(("device", "gpus_here"), [("auto", []), ("cpu", []), ("cpu", ["a", "b"])])
+def test_without_gpus_towers_live_on_logical_cpu_devices(device, gpus_here):
+    placed = devices.place(Config(num_gpus=3, device=device), gpus_here)
+    assert placed.towers == ("/cpu:0", "/cpu:1", "/cpu:2")
+    assert dict(placed.session_config.device_count) == {"CPU": 3, "GPU": 0}
+
+
+def test_threads_and_placement_log_reach_the_session():
+    options = Config(intra_op_threads=3, inter_op_threads=5, log_device_placement=True)
+    for gpus_here in ([], ["a"]):
+        proto = devices.place(options, gpus_here).session_config
+        assert proto.intra_op_parallelism_threads == 3
+        assert proto.inter_op_parallelism_threads == 5
+        assert proto.log_device_placement
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus_here", "asked", "there"),
+    [
+        (Config(num_gpus=3), ["a", "b"], "--num_gpus=3", "0 (a), 1 (b)"),
+        (Config(gpus=(0, 2)), ["a", "b"], "--gpus=0,2", "0 (a), 1 (b)"),
+        (Config(gpus=(0,)), [], "--gpus=0", "none"),
+        (Config(num_gpus=1, device="gpu"), [], "--num_gpus=1", "none"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused_with_a_list_of_those_that_are(config, gpus_here, asked, there):
+    with pytest.raises(ConfigError) as error:
+        devices.place(config, gpus_here)
+    assert str(error.value).startswith(f"{asked}: this machine's GPUs are: {there}. ")
+    assert "--device=cpu" in str(error.value)

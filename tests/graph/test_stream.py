@@ -1,0 +1,179 @@
+"""Which example is trained on when depends on the seed and the position, and on nothing else."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import cifar10
+from tower_train.graph import stream
+from tower_train.workload import DataRequest, Examples, Workload
+
+v1 = tf.compat.v1
+
+
+def indices(positions, num_examples, seed=0):
+    with tf.Graph().as_default(), v1.Session() as session:
+        found = stream.shuffled_indices(tf.constant(positions, tf.int64), num_examples, seed)
+        assert found.dtype == tf.int64
+        return session.run(found)
+
+
+def draws(first, batch, name, count, seed=0, num_examples=100):
+    with tf.Graph().as_default(), v1.Session() as session:
+        return session.run(
+            stream.PositionDraws(tf.constant(first, tf.int64), batch, num_examples, seed).uniform(name, count)
+        )
+
+
+def steps(workload, examples, num_steps, tower_batch, num_towers, seed=0, start=0):
+    """The global batches, towers joined: (features, labels) of all steps one after the other."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        source = stream.training_stream(workload, examples, seed, tf.constant(start, tf.int64), tower_batch, num_towers)
+        session.run(source.initializer)
+        batches = [batch for _ in range(num_steps) for batch in session.run(source.batches)]
+    return tuple(np.concatenate(part) for part in zip(*batches, strict=True))
+
+
+def chi_square(counts):
+    """Against equal frequencies; its mean is len(counts) - 1, its variance twice that."""
+    expected = np.sum(counts) / len(counts)
+    return np.sum((counts - expected) ** 2 / expected)
+
+
+class TestOrder:
+    @pytest.mark.parametrize("num_examples", [1, 2, 3, 10, 257, 50_000])
+    def test_every_epoch_holds_every_example_once(self, num_examples):
+        for epoch in (0, 1, 1000):
+            found = indices(np.arange(num_examples) + epoch * num_examples, num_examples, seed=7)
+            np.testing.assert_array_equal(np.sort(found), np.arange(num_examples))
+
+    def test_epochs_and_seeds_have_orders_of_their_own(self):
+        """Also those that agree in their low bits, which are all that the cipher looks at in its seeds."""
+        positions = np.arange(5000)[:, np.newaxis] * 100 + np.arange(6)  # the first six places of each epoch
+        orders = [tuple(order) for order in indices(positions.ravel(), 100).reshape(positions.shape)]
+        orders += [tuple(indices(np.arange(6), 100, seed)) for seed in (1, 256, 2**32, 2**40, 2**63 - 1)]
+        assert len(set(orders)) == len(orders)
+        assert tuple(range(6)) not in orders
+
+    def test_a_batch_may_span_epochs(self):
+        whole = indices(np.arange(30), 10)
+        np.testing.assert_array_equal(indices(np.arange(7, 25), 10), whole[7:25])
+
+    def test_far_positions_work(self):
+        first = 2**40 * 10
+        np.testing.assert_array_equal(np.sort(indices(np.arange(first, first + 10), 10)), np.arange(10))
+
+    @pytest.mark.parametrize("place", [0, 1, 99])
+    def test_every_example_comes_equally_often_at_each_place_of_an_epoch(self, place):
+        counts = np.bincount(indices(np.arange(5000) * 100 + place, 100), minlength=100)
+        assert chi_square(counts) < 158  # exceeded with probability 1e-4 by 99 degrees of freedom
+
+    @pytest.mark.parametrize("epoch", [0, 1])
+    def test_neighbours_in_the_stream_lie_anywhere_in_the_data(self, epoch):
+        """The distance from one to the next is equally often in every hundredth of the data set."""
+        distances = np.diff(indices(np.arange(50_000) + epoch * 50_000, 50_000)) % 50_000
+        assert chi_square(np.histogram(distances, bins=100, range=(0, 50_000))[0]) < 158
+
+
+class TestDraws:
+    @pytest.mark.parametrize("count", [1, 2, 4, 5])
+    def test_they_belong_to_positions_however_positions_are_batched(self, count):
+        whole = draws(0, 24, "crop", count)
+        assert whole.shape == (24, count) and whole.dtype == np.float32
+        np.testing.assert_array_equal(np.concatenate([draws(0, 7, "crop", count), draws(7, 17, "crop", count)]), whole)
+
+    def test_no_two_positions_share_any(self):
+        numbers = draws(0, 2000, "crop", 3)
+        assert len(np.unique(numbers)) > 0.999 * numbers.size  # of 2^23 values, about two of 6000 numbers coincide
+
+    def test_names_and_seeds_are_independent(self):
+        several = [draws(0, 10_000, name, 1, seed)[:, 0] for name in ("crop", "flip") for seed in (0, 1, 2**40)]
+        correlations = np.corrcoef(several)[np.triu_indices(len(several), k=1)]
+        assert np.max(np.abs(correlations)) < 0.04  # four standard deviations of 1 / sqrt(10000)
+
+    def test_the_numbers_of_one_position_are_independent_of_each_other_and_of_the_next(self):
+        numbers = draws(0, 10_001, "crop", 2)
+        several = [numbers[:-1, 0], numbers[:-1, 1], numbers[1:, 0], numbers[1:, 1]]
+        correlations = np.corrcoef(several)[np.triu_indices(4, k=1)]
+        assert np.max(np.abs(correlations)) < 0.04
+
+    def test_they_are_uniform_from_zero_to_below_one(self):
+        numbers = draws(10**9, 50_000, "contrast", 1)[:, 0]
+        assert 0 <= numbers.min() and numbers.max() < 1
+        assert chi_square(np.histogram(numbers, bins=100, range=(0, 1))[0]) < 158  # 1e-4, 99 degrees of freedom
+
+    def test_they_know_their_positions_and_epochs(self):
+        with tf.Graph().as_default(), v1.Session() as session:
+            here = stream.PositionDraws(tf.constant(18, tf.int64), 5, 10, 0)
+            positions, epochs = session.run([here.positions, here.epochs])
+        np.testing.assert_array_equal(positions, [18, 19, 20, 21, 22])
+        np.testing.assert_array_equal(epochs, [1, 1, 2, 2, 2])
+
+
+class TestTrainingStream:
+    @pytest.fixture(scope="class")
+    def examples(self, cifar10_dir):
+        return cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
+
+    def test_one_times_256_is_two_times_128_is_eight_times_32(self, examples):
+        """The same examples in the same order with the same distortions, to the last bit; an epoch is 200."""
+        images, labels = steps(cifar10.WORKLOAD, examples, 2, 256, 1)
+        assert images.shape == (512, 24, 24, 3) and labels.shape == (512,)
+        for tower_batch, num_towers in [(128, 2), (32, 8)]:
+            found_images, found_labels = steps(cifar10.WORKLOAD, examples, 2, tower_batch, num_towers)
+            np.testing.assert_array_equal(found_labels, labels)
+            np.testing.assert_array_equal(found_images, images)
+
+    def test_a_stream_that_starts_later_is_the_rest_of_one_that_started_at_zero(self, examples):
+        images, labels = steps(cifar10.WORKLOAD, examples, 6, 16, 2)
+        rest_images, rest_labels = steps(cifar10.WORKLOAD, examples, 2, 16, 4, start=2 * 32)
+        np.testing.assert_array_equal(rest_labels, labels[64:])
+        np.testing.assert_array_equal(rest_images, images[64:])
+
+    def test_another_seed_gives_other_examples(self, examples):
+        assert not np.array_equal(*(steps(cifar10.WORKLOAD, examples, 1, 32, 1, seed)[1] for seed in (0, 1)))
+
+    def test_an_example_is_distorted_otherwise_in_the_next_epoch(self):
+        """And its label stays with it."""
+        numbers = np.arange(10, dtype=np.float32)
+        workload = Workload("toy", None, None, distort=lambda x, draws: x + draws.uniform("shift", 1)[:, 0] / 2)
+        features, labels = steps(workload, Examples.from_arrays("numbers", numbers, numbers), 2, 10, 1)
+        np.testing.assert_array_equal(np.floor(features), labels)
+        first, second = (features[epoch][np.argsort(labels[epoch])] for epoch in (slice(10), slice(10, 20)))
+        assert (first != second).all()
+
+    def test_without_distortion_examples_are_prepared_as_for_evaluation(self):
+        numbers = np.arange(10, dtype=np.float32)
+        workload = Workload("toy", None, None, prepare=lambda features: -features)
+        features, labels = steps(workload, Examples.from_arrays("numbers", numbers, numbers), 1, 10, 1)
+        np.testing.assert_array_equal(features, -labels)
+        np.testing.assert_array_equal(labels, indices(np.arange(10), 10))
+
+    def test_batch_shapes_are_static(self, examples):
+        with tf.Graph().as_default():
+            source = stream.training_stream(cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), 4, 3)
+            assert [(images.shape, labels.shape) for images, labels in source.batches] == 3 * [((4, 24, 24, 3), (4,))]
+
+
+class TestEvaluationStream:
+    @pytest.mark.parametrize(
+        ("num_examples", "tower_batch", "num_towers"),
+        [(10, 4, 3), (10, 4, 1), (1, 8, 4), (12, 2, 3), (13, 2, 3), (7, 1, 8)],
+    )
+    def test_every_example_counts_once_and_every_batch_is_full(self, num_examples, tower_batch, num_towers):
+        examples = Examples.from_arrays("numbers", np.arange(num_examples), np.arange(num_examples) + 100)
+        workload = Workload("toy", None, None, prepare=lambda features: -features)
+        found, num_steps = [], 0
+        with tf.Graph().as_default(), v1.Session() as session:
+            source, counted = stream.evaluation_stream(workload, examples, tower_batch, num_towers)
+            session.run(source.initializer)
+            with pytest.raises(tf.errors.OutOfRangeError):
+                while True:
+                    batches, masks = session.run([source.batches, counted])
+                    num_steps += 1
+                    for (features, labels), mask in zip(batches, masks, strict=True):
+                        assert features.shape == labels.shape == mask.shape == (tower_batch,)
+                        np.testing.assert_array_equal(labels, 100 - features)
+                        found += list(-features[mask])
+        assert found == list(range(num_examples))
+        assert num_steps == -(-num_examples // (tower_batch * num_towers))

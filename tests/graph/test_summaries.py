@@ -1,0 +1,75 @@
+"""What TensorBoard shows: one set of curves, whose tags are the same for any number of towers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tower_train.graph import summaries
+from tower_train.workload import Examples, Workload, softmax_cross_entropy
+
+v1 = tf.compat.v1
+
+
+def inference(images, training):
+    """Summarises and shows layers as a user's network may."""
+    flat = tf.reshape(images, [-1, 12])
+    hidden = tf.nn.relu(flat @ v1.get_variable("hidden/weights", [12, 4]), name="hidden/relu")
+    v1.add_to_collection(summaries.ACTIVATIONS, hidden)
+    v1.summary.scalar("largest", tf.reduce_max(hidden))
+    v1.summary.histogram("hidden/values", hidden)
+    return hidden @ v1.get_variable("output/weights", [4, 3])
+
+
+def loss(logits, labels):
+    cross_entropy = softmax_cross_entropy(logits, labels)
+    v1.summary.scalar("own_loss", cross_entropy)
+    return cross_entropy
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def step(request, open_training):
+    """One step with one and with two towers: (summary values by tag, the step's report, the weights after it)."""
+    rng = np.random.default_rng(0)
+    examples = Examples.from_arrays("random", rng.normal(size=[8, 2, 2, 3]), rng.integers(0, 3, 8))
+    workload = Workload("toy", None, inference, loss)
+    with open_training(workload, examples, num_gpus=request.param, batch_size=8 // request.param) as (built, session):
+        serialized, report = session.run([built.summary, built.report])
+        weights = session.run({variable.op.name: variable for variable in v1.trainable_variables()})
+    values = v1.Summary.FromString(serialized).value
+    by_tag = {value.tag: value for value in values}
+    assert len(by_tag) == len(values)
+    return by_tag, report, weights
+
+
+def test_the_tags_are_these_and_name_no_tower(step):
+    scalars = {"total_loss", "cross_entropy", "learning_rate", "hidden/relu/sparsity", "largest", "own_loss"}
+    histograms = {"hidden/relu/activations", "hidden/values"}
+    for variable in ("hidden/weights", "output/weights"):
+        histograms |= {variable, f"{variable}/gradients"}
+    images = {f"images/image/{i}" for i in range(4)}
+    by_tag = step[0]
+    assert by_tag.keys() == scalars | histograms | images
+    assert {tag for tag, value in by_tag.items() if value.HasField("simple_value")} == scalars
+    assert {tag for tag, value in by_tag.items() if value.HasField("histo")} == histograms
+
+
+def test_the_scalars_are_those_of_the_step(step):
+    by_tag, report, _ = step
+    assert by_tag["total_loss"].simple_value == report.loss
+    assert by_tag["learning_rate"].simple_value == np.float32(report.learning_rate)
+
+
+def test_variables_are_shown_as_they_are_after_the_update(step):
+    by_tag, _, weights = step
+    for name, value in weights.items():
+        assert by_tag[name].histo.num == value.size
+        assert by_tag[name].histo.sum == pytest.approx(np.sum(value, dtype=np.float64), rel=1e-6)
+
+
+def test_sparsity_is_the_share_of_zeros(step):
+    """A ReLU's zeros are its histogram's entries that are not positive."""
+    by_tag = step[0]
+    histogram = by_tag["hidden/relu/activations"].histo
+    positive = sum(n for n, limit in zip(histogram.bucket, histogram.bucket_limit, strict=True) if limit > 1e-11)
+    assert by_tag["hidden/relu/sparsity"].simple_value == pytest.approx(1 - positive / histogram.num)
+    assert 0 < by_tag["hidden/relu/sparsity"].simple_value < 1

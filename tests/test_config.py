@@ -1,0 +1,185 @@
+"""Options refuse what cannot be, in words that say what can."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from tower_train import config
+from tower_train.config import Config, EvaluateOptions
+from tower_train.errors import ConfigError
+
+OPTIONS = {field.name: field for field in [*dataclasses.fields(Config), *dataclasses.fields(EvaluateOptions)]}
+
+
+def refusal(**options):
+    with pytest.raises(ConfigError) as error:
+        Config(**options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("num_gpus", 0, "a whole number at least 1"),
+        ("gpus", (0, -1), "whole numbers separated by commas, each at least 0"),
+        ("gpus", (), "whole numbers separated by commas, each at least 0"),
+        ("device", "tpu", "one of auto, gpu, cpu"),
+        ("intra_op_threads", -1, "a whole number at least 0"),
+        ("batch_size", 0, "a whole number at least 1"),
+        ("max_steps", 0, "a whole number at least 1"),
+        ("epochs", 0.0, "a number above 0"),
+        ("seed", -1, "a whole number at least 0 and below 9223372036854775808"),
+        ("seed", 2**63, "a whole number at least 0 and below 9223372036854775808"),
+        ("optimizer", "rmsprop", "one of sgd, momentum, adam"),
+        ("momentum", 1.0, "a number at least 0 and below 1"),
+        ("learning_rate", 0.0, "a number above 0"),
+        ("learning_rate", float("nan"), "a number above 0"),
+        ("learning_rate", float("inf"), "a number above 0"),
+        ("moving_average_decay", 1.0, "a number at least 0 and below 1"),
+        ("dtype", "float16", "one of float32, float64, bfloat16"),
+        ("save_every_steps", -1, "a whole number at least 0"),
+        ("log_every_steps", 0, "a whole number at least 1"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_with_what_is_allowed(name, value, allowed):
+    shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+    assert refusal(**{name: value}) == f"--{name}={shown}: it must be {allowed}."
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_gpus", 1),
+        ("gpus", (0,)),
+        ("intra_op_threads", 0),
+        ("seed", 0),
+        ("seed", 2**63 - 1),
+        ("momentum", 0.0),
+        ("moving_average_decay", 0.0),
+        ("learning_rate", 1e-30),
+        ("save_every_steps", 0),
+        ("log_every_steps", 1),
+    ],
+)
+def test_the_bounds_themselves_are_allowed(name, value):
+    assert getattr(Config(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", "64"),
+        ("batch_size", 64.0),
+        ("batch_size", True),
+        ("batch_size", None),
+        ("learning_rate", "0.1"),
+        ("learning_rate", True),
+        ("override", 1),
+        ("override", "False"),
+        ("optimizer", 3),
+        ("gpus", 0),
+        ("gpus", ("0",)),
+        ("gpus", (0.5,)),
+        ("gpus", (True,)),
+    ],
+)
+def test_a_value_of_another_type_is_refused_and_shown_with_its_type(name, value):
+    assert refusal(**{name: value}).startswith(f"--{name}={value!r}: it must be ")
+
+
+def test_values_of_a_near_type_are_taken():
+    options = Config(learning_rate=1, gpus=[2, 0], train_dir=pathlib.Path("runs") / "one")
+    assert (options.learning_rate, options.gpus, options.train_dir) == (1.0, (2, 0), "runs/one")
+    assert type(options.learning_rate) is float and type(options.gpus) is tuple and type(options.train_dir) is str
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"max_steps": 5, "epochs": 2.5}, ["--max_steps=5", "--epochs=2.5"]),
+        ({"gpus": (1, 1)}, ["--gpus=1,1"]),
+        ({"gpus": (0, 1), "num_gpus": 3}, ["--num_gpus=3", "--gpus=0,1"]),
+        ({"gpus": (0, 1), "device": "cpu"}, ["--gpus=0,1", "--device=cpu"]),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused_by_name(options, named):
+    message = refusal(**options)
+    for word in named:
+        assert word in message
+
+
+def test_evaluation_needs_a_run():
+    with pytest.raises(ConfigError, match="--train_dir"):
+        EvaluateOptions()
+    assert EvaluateOptions(train_dir="runs/one").batch_size == 256
+
+
+@pytest.mark.parametrize(
+    ("options", "towers", "global_batch"),
+    [({}, 1, 128), ({"num_gpus": 4}, 4, 512), ({"gpus": (1, 3), "batch_size": 10}, 2, 20)],
+)
+def test_the_global_batch_is_the_batch_size_times_the_towers(options, towers, global_batch):
+    assert Config(**options).num_towers == towers
+    assert Config(**options).global_batch == global_batch
+
+
+@pytest.mark.parametrize(
+    ("options", "last_step"),
+    [
+        ({}, 1000),
+        ({"max_steps": 7}, 7),
+        ({"epochs": 1.0}, 4),  # 100 examples, 30 a step: the fourth step ends the epoch
+        ({"epochs": 3.0}, 10),
+        ({"epochs": 0.01}, 1),
+    ],
+)
+def test_the_last_step(options, last_step):
+    assert Config(batch_size=15, num_gpus=2, **options).last_step(num_examples=100) == last_step
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_described_and_its_default_is_allowed(name):
+    field = OPTIONS[name]
+    assert field.metadata["help"] and field.metadata["group"]
+    assert field.metadata["resume"] in ("same", "note", "free")
+    assert config.kind_of(field) in (bool, int, float, str, tuple)
+    if field.default is not None:
+        text = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
+        assert config.parse(field, text) == field.default
+
+
+def test_options_cannot_be_changed_afterwards():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().batch_size = 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("override", "False", False),
+        ("override", "TRUE", True),
+        ("override", "0", False),
+        ("override", "1", True),
+        ("gpus", "0,2", (0, 2)),
+        ("gpus", "3", (3,)),
+        ("num_gpus", "4", 4),
+        ("epochs", "2", 2.0),
+        ("learning_rate", "1e-3", 0.001),
+        ("train_dir", "a b", "a b"),
+    ],
+)
+def test_text_becomes_a_value(name, text, value):
+    parsed = config.parse(OPTIONS[name], text)
+    assert parsed == value and type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("override", "yes"), ("override", ""), ("gpus", "0;1"), ("gpus", ""), ("num_gpus", "two"), ("num_gpus", "1.5"),
+     ("epochs", "x"), ("learning_rate", "nan"), ("batch_size", "0"), ("device", "CPU")],
+)  # fmt: skip
+def test_text_that_is_no_value_is_refused_as_it_was_given(name, text):
+    with pytest.raises(ConfigError) as error:
+        config.parse(OPTIONS[name], text)
+    assert str(error.value) == f"--{name}={text}: it must be {config.allowed(OPTIONS[name])}."

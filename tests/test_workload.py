@@ -1,0 +1,136 @@
+"""What a user brings: finding a workload, examples from arrays, the metrics and the loss that are there already."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import cifar10
+from tower_train import workload
+from tower_train.errors import ConfigError, DataError
+from tower_train.workload import Examples
+
+
+def evaluate(build):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return session.run(build())
+
+
+class TestLoad:
+    @pytest.fixture
+    def modules(self, tmp_path, monkeypatch):
+        """A directory of modules to import, as the current directory."""
+        (tmp_path / "mine.py").write_text(
+            "from tower_train import Workload\n"
+            "WORKLOAD = Workload('a', None, None)\n"
+            "OTHER = Workload('b', None, None)\n"
+        )
+        (tmp_path / "empty_one.py").write_text("WORKLOAD = 'no workload'\n")
+        (tmp_path / "needs_more.py").write_text("import a_module_nobody_has\n")
+        (tmp_path / "broken_one.py").write_text("raise ValueError('of its own')\n")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend("")
+
+    def test_a_module_names_its_workload(self):
+        assert workload.load("cifar10") is cifar10.WORKLOAD
+
+    def test_a_module_of_the_current_directory_is_found(self, modules):
+        assert workload.load("mine").name == "a"
+        assert workload.load("mine:OTHER").name == "b"
+
+    @pytest.mark.parametrize(
+        "path", ["no_such", "cifar10.no_such", "no_such.deeper", "", ".", ".cifar10", ":X", "a-b", "a/b.py"]
+    )
+    def test_a_module_that_is_not_there_is_named(self, path):
+        with pytest.raises(ConfigError) as error:
+            workload.load(path)
+        assert str(error.value).startswith(f"--workload={path}: there is no module ")
+
+    @pytest.mark.parametrize(
+        ("module", "attribute", "missing"),
+        [("mine", ":NONE", "NONE"), ("empty_one", "", "WORKLOAD"), ("json", "", "WORKLOAD")],
+    )
+    def test_a_module_without_that_workload_is_named(self, modules, module, attribute, missing):
+        with pytest.raises(ConfigError, match=f"{module} has no tower_train.Workload named {missing}. Define one"):
+            workload.load(module + attribute)
+
+    def test_what_a_module_itself_lacks_is_not_hidden(self, modules):
+        with pytest.raises(ModuleNotFoundError, match="a_module_nobody_has"):
+            workload.load("needs_more")
+        with pytest.raises(ValueError, match="of its own"):
+            workload.load("broken_one")
+
+
+class TestFromArrays:
+    FEATURES, LABELS = np.arange(12.0).reshape(6, 2), np.arange(6) * 10
+
+    def test_examples_are_fetched_by_index(self):
+        examples = Examples.from_arrays("mine", self.FEATURES, self.LABELS, ["no", "yes"])
+        assert (examples.name, examples.num_examples, examples.class_names) == ("mine", 6, ("no", "yes"))
+        features, labels = evaluate(lambda: examples.open()(tf.constant([5, 0, 5], tf.int64)))
+        np.testing.assert_array_equal(features, self.FEATURES[[5, 0, 5]])
+        np.testing.assert_array_equal(labels, [50, 0, 50])
+
+    def test_shapes_are_static_and_the_arrays_are_not_in_the_graph(self):
+        with tf.Graph().as_default() as graph:
+            features, labels = Examples.from_arrays("big", np.zeros([10_000, 20]), np.zeros(10_000)).open()(tf.range(3))
+            assert (features.shape, labels.shape) == ((3, 20), (3,))
+            assert len(graph.as_graph_def().SerializeToString()) < 10_000
+
+    def test_the_fingerprint_is_that_of_the_content(self):
+        features, labels = self.FEATURES, self.LABELS
+
+        def fingerprint(features, labels):
+            return Examples.from_arrays("mine", features, labels).fingerprint
+
+        nearly = features.copy()
+        nearly[3, 1] += 1e-9
+        assert fingerprint(features, labels) == fingerprint(np.asfortranarray(features), list(labels))
+        different = [(features, labels), (nearly, labels), (features, labels[::-1])]
+        different += [(features.astype(np.float32), labels), (features.reshape(6, 1, 2), labels)]
+        assert len({fingerprint(*arrays) for arrays in different}) == 5
+
+    @pytest.mark.parametrize(("features", "labels"), [((3, 2), (4,)), ((0, 2), (0,)), ((), ()), ((3,), ())])
+    def test_arrays_of_different_or_no_length_are_refused_with_their_shapes(self, features, labels):
+        with pytest.raises(DataError) as error:
+            Examples.from_arrays("mine", np.zeros(features), np.zeros(labels))
+        assert str(error.value).startswith(f"mine: got features of shape {features} and labels of shape {labels};")
+
+
+class TestClassificationMetrics:
+    def test_they_tell_whether_the_right_class_is_the_first_or_among_the_first_five(self):
+        rng = np.random.default_rng(0)
+        logits, labels = rng.normal(size=[200, 10]), rng.integers(0, 10, 200)
+        found = evaluate(lambda: workload.classification_metrics(tf.constant(logits), tf.constant(labels, tf.int32)))
+        rank = np.argmax(np.argsort(-logits, axis=1) == labels[:, np.newaxis], axis=1)
+        assert found.keys() == {"precision @ 1", "precision @ 5"}
+        np.testing.assert_array_equal(found["precision @ 1"], rank < 1)
+        np.testing.assert_array_equal(found["precision @ 5"], rank < 5)
+        assert found["precision @ 1"].dtype == np.float32
+
+    @pytest.mark.parametrize(("classes", "ranks"), [(2, [1]), (5, [1]), (6, [1, 5])])
+    def test_the_first_five_are_told_only_where_there_are_more(self, classes, ranks):
+        with tf.Graph().as_default():
+            found = workload.classification_metrics(tf.zeros([1, classes]), tf.zeros([1], tf.int64))
+        assert list(found) == [f"precision @ {k}" for k in ranks]
+
+    @pytest.mark.parametrize("value", [0.0, np.nan])
+    def test_a_network_that_tells_nothing_apart_is_never_right(self, value):
+        found = evaluate(lambda: workload.classification_metrics(tf.fill([10, 10], value), tf.range(10)))
+        assert not found["precision @ 1"].any() and not found["precision @ 5"].any()
+
+    def test_a_tie_counts_against_the_right_class(self):
+        logits = [[3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 0.0]] * 7
+        found = evaluate(lambda: workload.classification_metrics(tf.constant(logits), tf.range(7)))
+        np.testing.assert_array_equal(found["precision @ 1"], np.zeros(7))
+        np.testing.assert_array_equal(found["precision @ 5"], [1, 1, 1, 1, 0, 0, 0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_softmax_cross_entropy_is_the_mean_negative_log_probability(dtype):
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=[50, 4]).astype(dtype), rng.integers(0, 4, 50)
+    found = evaluate(lambda: workload.softmax_cross_entropy(tf.constant(logits), tf.constant(labels)))
+    probabilities = np.exp(logits.astype(np.float64))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    assert found.dtype == dtype
+    assert found == pytest.approx(-np.mean(np.log(probabilities[np.arange(50), labels])), rel=1e-6)
