@@ -74,22 +74,24 @@ def _write(folder: pathlib.Path, seed: int) -> None:
 def _is_complete(folder: pathlib.Path) -> bool:
     size = IMAGES_PER_FILE * records.RECORD_BYTES
     files = [folder / name for name in records.ALL_FILES]
-    return all(file.is_file() and file.stat().st_size == size for file in files)
+    whole = all(file.is_file() and file.stat().st_size == size for file in files)
+    return whole and records.class_names(folder) == CLASS_NAMES
 
 
 def _draw_class(inside, count: int, bits: np.random.BitGenerator) -> np.ndarray:
-    """Returns uint8 [count, 3, 32, 32], images of the class whose figure is `inside`."""
+    """Returns uint8 [count, 3, 32, 32], images of the class whose figure is `inside`, see _CLASSES."""
 
     def uniform(low, high, *shape):
         unit = (bits.random_raw((count, *shape)) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
         return low + (high - low) * unit
 
     u, v = _figure_coordinates(uniform)
-    figure = np.clip(inside(u, v) + 0.5, 0, 1)[:, np.newaxis]
-    behind = _background(uniform)
-    offset = uniform(45, 110, 3, 1, 1) * np.where(uniform(0, 1, 3, 1, 1) < 0.5, -1, 1).astype(np.float32)
-    noise = (uniform(-1, 1, 3, _SIZE, _SIZE) + uniform(-1, 1, 3, _SIZE, _SIZE)) * uniform(4, 24, 1, 1, 1)
-    return np.clip(behind + offset * figure + noise, 0, 255).astype(np.uint8)
+    covered = np.clip(inside(u, v) + 0.5, 0, 1)[:, np.newaxis]  # how much of each pixel: edges are smooth
+    sign = np.where(uniform(0, 1, 3, 1, 1) < 0.5, np.float32(-1), np.float32(1))
+    contrast = sign * uniform(45, 110, 3, 1, 1)  # grey levels; enough to be seen in the strongest noise
+    noise = uniform(-1, 1, 3, _SIZE, _SIZE) + uniform(-1, 1, 3, _SIZE, _SIZE)
+    strength = uniform(4, 24, 1, 1, 1)
+    return np.clip(_background(uniform) + contrast * covered + strength * noise, 0, 255).astype(np.uint8)
 
 
 def _pixels(centre_x, centre_y):
@@ -145,9 +147,7 @@ def _wave(u, period):
 
 def _checks(u, v):
     across, along = _wave(u, 9), _wave(v, 9)
-    return np.where((across > 0) == (along > 0), np.float32(1), np.float32(-1)) * np.minimum(
-        np.abs(across), np.abs(along)
-    )
+    return np.copysign(np.minimum(np.abs(across), np.abs(along)), across * along)
 
 
 def _dots(u, v):

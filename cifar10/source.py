@@ -89,7 +89,7 @@ def _name(folder: pathlib.Path) -> str:
 def _drawn(directory: pathlib.Path, split: str, why: str) -> workload.Examples:
     drawn = records.examples(generated.generate(directory), split, "generated")
     notice = (
-        f"NOT CIFAR-10: these are drawn images ({', '.join(generated.CLASS_NAMES)}), {why} Their precision says "
+        f"NOT CIFAR-10: these are drawn images ({', '.join(generated.CLASS_NAMES)}), {why} Precision on them says "
         "nothing about CIFAR-10."
     )
     return dataclasses.replace(drawn, dataset="generated", notice=notice)

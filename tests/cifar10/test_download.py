@@ -1,0 +1,274 @@
+"""Downloads from a real HTTP server on this machine: good, wrong, slow, cut off, hostile, killed."""
+
+import hashlib
+import http.server
+import io
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+
+import pytest
+
+from cifar10 import download, records
+from tower_train import errors
+
+FILES = [*records.ALL_FILES, records.CLASS_NAMES_FILE]
+
+
+def _member(name, content=b"", **attributes):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    for attribute, value in attributes.items():
+        setattr(member, attribute, value)
+    return member, content
+
+
+def _good_members():
+    """The files of the official archive, one record each, the directory and the page that lie beside them."""
+    directory = _member(download.FOLDER, type=tarfile.DIRTYPE)
+    files = [_member(f"{download.FOLDER}/{name}", bytes([i]) * 3073) for i, name in enumerate(FILES)]
+    return [directory, *files, _member(f"{download.FOLDER}/readme.html", b"<html>")]
+
+
+def _pack(members):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for member, content in members:
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+GOOD = _pack(_good_members())
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Answers GET with `body` in two halves; waits for `pause` before the first and for `gap` before the second."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.body, self.status, self.sent = GOOD, 200, None
+        self.pause, self.gap = threading.Event(), threading.Event()
+        self.pause.set(), self.gap.set()
+        self.requests = 0
+        self.half_sent = threading.Event()
+
+    def handle_error(self, request, client_address):
+        """A client that hangs up, or was killed, is part of the tests."""
+
+    def archive(self, **changes):
+        """The archive as its publisher describes it; `changes` make the description differ from what is served."""
+        description = dict(
+            url=f"http://127.0.0.1:{self.server_port}/small.tar.gz",
+            num_bytes=len(self.body),
+            checksums=tuple((name, hashlib.new(name, self.body).hexdigest()) for name in ("md5", "sha256")),
+        )
+        return download.Archive(**{**description, **changes})
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):  # noqa: N802
+        self.server.requests += 1
+        self.server.pause.wait(20)
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(self.server.body)))
+        self.end_headers()
+        half = len(self.server.body) // 2
+        self.wfile.write(self.server.body[:half])
+        self.server.half_sent.set()
+        self.server.gap.wait(20)
+        self.wfile.write(self.server.body[half : self.server.sent])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with _Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.pause.set(), server.gap.set()
+        server.shutdown()
+        thread.join()
+
+
+def _names(directory):
+    return sorted(name for name in os.listdir(directory) if not name.endswith(".lock"))
+
+
+def test_the_files_and_nothing_else_are_unpacked_and_kept(server, tmp_path):
+    folder = download.download(tmp_path / "new", server.archive())
+    assert folder == tmp_path / "new" / "cifar-10-batches-bin"
+    assert sorted(os.listdir(folder)) == sorted(FILES)
+    assert [(folder / name).read_bytes() for name in FILES] == [bytes([i]) * 3073 for i in range(len(FILES))]
+    assert download.download(tmp_path / "new", server.archive()) == folder
+    assert server.requests == 1 and _names(tmp_path / "new") == ["cifar-10-batches-bin"]
+
+
+def test_the_official_archive_is_asked_for_over_https_and_checked():
+    assert download.CIFAR10.url.startswith("https://www.cs.toronto.edu/")
+    assert {name: len(digest) for name, digest in download.CIFAR10.checksums} == {"md5": 32, "sha256": 64}
+
+
+def _serve(**attributes):
+    def prepare(server):
+        archive = server.archive()
+        for name, value in attributes.items():
+            setattr(server, name, value)
+        return archive
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    "prepare, reason",
+    [
+        (_serve(status=404), "HTTP Error 404: Not Found"),
+        (_serve(sent=-100), f"got {len(GOOD) - 100} bytes of an archive that has {len(GOOD)}"),
+        (_serve(body=GOOD[:-1] + b"?"), "got an archive whose md5 is .*, not "),
+        (lambda s: s.archive(checksums=(("sha256", "0" * 64),)), "got an archive whose sha256 is .*, not 000"),
+        (_serve(pause=threading.Event()), "no answer within 0.5 seconds"),
+        (_serve(gap=threading.Event()), "no data for 0.5 seconds"),
+        (lambda s: s.archive(url="http://127.0.0.1:1/x.tar.gz"), "Connection refused"),
+        (lambda s: s.archive(url="http://nowhere.invalid/x.tar.gz"), "no answer within|[Nn]ame"),
+        (lambda s: s.archive(url=f"https://127.0.0.1:{s.server_port}/x.tar.gz"), "SSL"),
+    ],
+    ids=["status", "cut off", "damaged", "other", "no answer", "stalled", "refused", "unknown", "no TLS"],
+)
+def test_a_failure_is_one_line_within_seconds_and_leaves_nothing(server, tmp_path, prepare, reason):
+    archive = prepare(server)
+    started = time.monotonic()
+    with pytest.raises(errors.DataError) as raised:
+        download.download(tmp_path, archive, connect_secs=0.5, read_secs=0.5)
+    assert time.monotonic() - started < 5
+    text = str(raised.value)
+    assert "\n" not in text and f"from {archive.url}: " in text
+    assert re.search(reason, raised.value.reason), text
+    assert f"Put its files (data_batch_1.bin to test_batch.bin) into {tmp_path}/{download.FOLDER}, or" in text
+    assert "--dataset=generated" in text and _names(tmp_path) == []
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(server, tmp_path):
+    archive = server.archive()
+    server.body = GOOD + bytes(16 * 2**20)
+    with pytest.raises(download.DownloadError) as raised:
+        download.download(tmp_path, archive)
+    received = int(re.search(f"got ([0-9]+) bytes of an archive that has {len(GOOD)}", raised.value.reason)[1])
+    assert len(GOOD) < received < 2**20 and _names(tmp_path) == []
+
+
+def test_a_name_server_that_is_silent_does_not_hold_the_run(server, tmp_path, monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: answered.wait(20))
+    started = time.monotonic()
+    with pytest.raises(errors.DataError, match="no answer within 0.2 seconds"):
+        download.download(tmp_path, server.archive(), connect_secs=0.2)
+    assert time.monotonic() - started < 5
+    answered.set()
+
+
+def _replaced(name, **attributes):
+    """The good archive, with one of its files in place of which lies something else."""
+    path = f"{download.FOLDER}/{name}"
+    return [_member(path, **attributes) if member.name == path else (member, data) for member, data in _good_members()]
+
+
+@pytest.mark.parametrize(
+    "body, reason",
+    [
+        (
+            _pack(_replaced("test_batch.bin", type=tarfile.SYMTYPE, linkname="/etc/passwd")),
+            "test_batch.bin .* not a file",
+        ),
+        (_pack(_replaced("data_batch_2.bin", type=tarfile.LNKTYPE, linkname="data_batch_1.bin")), "is not a file"),
+        (_pack(_replaced("data_batch_2.bin", type=tarfile.CHRTYPE, devmajor=1, devminor=5)), "is not a file"),
+        (_pack(_replaced("data_batch_2.bin", type=tarfile.FIFOTYPE)), "is not a file"),
+        (_pack(_replaced("data_batch_1.bin", content=bytes(70 * 2**20))), "is not a file of at most 67108864 bytes"),
+        (_pack(_good_members()[:-2]), "lacks cifar-10-batches-bin/batches.meta.txt"),
+        (GOOD[:-60], "not a .tar.gz archive that can be read"),
+        (b"<html>Service moved</html>" * 99, "not a .tar.gz archive that can be read"),
+    ],
+    ids=["symlink", "hard link", "device", "fifo", "bomb", "incomplete", "cut", "page"],
+)
+def test_an_archive_that_is_not_as_expected_is_refused(server, tmp_path, body, reason):
+    server.body = body
+    with pytest.raises(errors.DataError, match=reason):
+        download.download(tmp_path, server.archive())
+    assert _names(tmp_path) == []
+
+
+def test_members_that_point_elsewhere_are_never_written(server, tmp_path):
+    outside = tmp_path / "outside"
+    hostile = [
+        _member(str(outside), b"absolute"),
+        _member("../outside", b"above"),
+        _member(f"{download.FOLDER}/../../outside", b"above"),
+        _member(f"{download.FOLDER}/link", type=tarfile.SYMTYPE, linkname=str(tmp_path)),
+        _member(f"{download.FOLDER}/link/outside", b"through a link"),
+        _member("/" + f"{download.FOLDER}/test_batch.bin", b"absolute"),
+    ]
+    server.body = _pack([*hostile, *_good_members()])
+    folder = download.download(tmp_path / "data", server.archive())
+    assert not outside.exists() and sorted(os.listdir(folder)) == sorted(FILES)
+    assert (folder / "test_batch.bin").read_bytes() == bytes([5]) * 3073
+
+
+def test_files_that_are_in_the_way_are_left_alone(server, tmp_path):
+    (tmp_path / download.FOLDER).mkdir()
+    (tmp_path / download.FOLDER / "mine").write_text("precious")
+    with pytest.raises(errors.DataError, match="is in the way"):
+        download.download(tmp_path, server.archive())
+    assert (tmp_path / download.FOLDER / "mine").read_text() == "precious" and server.requests == 0
+
+
+def test_a_directory_that_cannot_be_written_is_a_data_error(server, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.DataError, match=f"{tmp_path}/file/{download.FOLDER} cannot be written"):
+        download.download(tmp_path / "file", server.archive())
+
+
+def test_a_terminal_gets_a_progress_bar(server, tmp_path, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    download.download(tmp_path, server.archive())
+    size = f"{len(GOOD):,}"
+    assert "small.tar.gz" in terminal.getvalue() and f"{size}/{size} bytes" in terminal.getvalue()
+
+
+_SCRIPT = """
+import sys
+from cifar10 import download
+url, num_bytes, sha256, data_dir = sys.argv[1:]
+download.download(data_dir, download.Archive(url, int(num_bytes), (("sha256", sha256),)))
+"""
+
+
+def _start(archive, data_dir):
+    arguments = [archive.url, str(archive.num_bytes), dict(archive.checksums)["sha256"], str(data_dir)]
+    root = pathlib.Path(download.__file__).parents[1]
+    return subprocess.Popen([sys.executable, "-c", _SCRIPT, *arguments], cwd=root, stderr=subprocess.DEVNULL)
+
+
+def test_a_killed_download_is_begun_again_and_processes_share_one(server, tmp_path):
+    server.gap.clear()
+    killed = _start(server.archive(), tmp_path)
+    assert server.half_sent.wait(30)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(20)
+    assert len(_names(tmp_path)) == 1 and download.FOLDER not in _names(tmp_path)
+    server.gap.set()
+    both = [_start(server.archive(), tmp_path) for _ in range(2)]
+    assert [process.wait(30) for process in both] == [0, 0]
+    assert server.requests == 2, "one for the killed process, one for the two that came after it"
+    assert _names(tmp_path) == [download.FOLDER] and sorted(os.listdir(tmp_path / download.FOLDER)) == sorted(FILES)

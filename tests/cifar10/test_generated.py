@@ -1,0 +1,111 @@
+"""The drawn images: the same for everyone, complete, and out of reach of a linear classifier."""
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cifar10 import generated, records
+from tower_train import errors
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return generated.generate(tmp_path_factory.mktemp("drawn"), seed=0)
+
+
+def test_files_are_those_of_cifar10_with_balanced_classes(folder):
+    assert folder.name == "generated-0"
+    assert sorted(os.listdir(folder)) == sorted([*records.ALL_FILES, "batches.meta.txt"])
+    train, test = records.read_split(folder, "train"), records.read_split(folder, "test")
+    assert np.bincount(train.labels).tolist() == [1000] * 10
+    assert np.bincount(test.labels).tolist() == [200] * 10
+    assert records.class_names(folder) == generated.CLASS_NAMES and len(set(generated.CLASS_NAMES)) == 10
+
+
+def test_no_image_occurs_twice(folder):
+    images = np.concatenate([records.read_split(folder, split).images for split in ("train", "test")])
+    assert len({image.tobytes() for image in images}) == 12_000
+
+
+def test_reader_sees_what_was_drawn(folder):
+    images, labels = generated.draw(generated.IMAGES_PER_FILE, seed=0, stream=len(records.ALL_FILES) - 1)
+    test = records.read_split(folder, "test")
+    np.testing.assert_array_equal(test.labels, labels)
+    np.testing.assert_array_equal(test.images, images.transpose(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("other", [dict(seed=1), dict(seed=0, stream=1)])
+def test_seed_and_stream_give_other_images(other):
+    images, labels = generated.draw(20, seed=0)
+    other_images, other_labels = generated.draw(20, **other)
+    np.testing.assert_array_equal(labels, other_labels)
+    assert (images != other_images).any(axis=(1, 2, 3)).all()
+
+
+# Pinned: results on these images are compared between versions of Python, NumPy and this package.
+_DIGEST_OF_200 = "7c0a3fff2def1c5e689bfedea0a8c2b72a76fbc9a0b1085fdb55040941117752"
+_DIGEST_SCRIPT = """
+import hashlib
+from cifar10 import generated
+print(hashlib.sha256(generated.draw(200, seed=7)[0].tobytes()).hexdigest())
+"""
+
+
+def test_images_are_the_same_on_every_machine():
+    assert hashlib.sha256(generated.draw(200, seed=7)[0].tobytes()).hexdigest() == _DIGEST_OF_200
+
+
+def test_images_do_not_depend_on_the_processors_vector_units():
+    found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(found)}
+    done = subprocess.run(
+        [sys.executable, "-c", _DIGEST_SCRIPT], capture_output=True, text=True, check=True,
+        cwd=pathlib.Path(generated.__file__).parents[1], env=environment,
+    )  # fmt: skip
+    assert done.stdout.strip() == _DIGEST_OF_200
+
+
+def _pixels(images):
+    """Pixels in [-1, 1) with a constant, float32 [n, 3073]: what a linear classifier with bias sees."""
+    scaled = images.reshape(len(images), -1).astype(np.float32) / 128 - 1
+    return np.column_stack([scaled, np.ones(len(scaled), np.float32)])
+
+
+def test_a_linear_classifier_stays_below_60_percent(folder):
+    train, test = records.read_split(folder, "train"), records.read_split(folder, "test")
+    inputs, targets = _pixels(train.images), np.eye(10, dtype=np.float32)[train.labels]
+    squares, products = inputs.T @ inputs, inputs.T @ targets
+    precisions = []
+    for ridge in (1_000, 10_000):  # the best of 1 to 100,000 lies between
+        weights = np.linalg.solve(squares + ridge * np.eye(len(squares), dtype=np.float32), products)
+        precisions.append(np.mean(np.argmax(_pixels(test.images) @ weights, axis=1) == test.labels))
+    assert 0.12 < max(precisions) < 0.60, "better than chance, or else the fit is broken, but far from the network"
+
+
+def test_no_class_is_brighter_than_another(folder):
+    train = records.read_split(folder, "train")
+    brightness = train.images.mean(axis=(1, 2, 3))
+    of_classes = [brightness[train.labels == label].mean() for label in range(10)]
+    standard_error = brightness.std() / 1000**0.5
+    np.testing.assert_allclose(of_classes, brightness.mean(), atol=5 * standard_error)
+
+
+def test_what_exists_is_kept_and_what_is_damaged_is_drawn_again(folder, tmp_path):
+    made = generated.generate(tmp_path, seed=0)
+    before = (made / "test_batch.bin").stat().st_mtime_ns
+    assert generated.generate(tmp_path, seed=0) == made
+    assert (made / "test_batch.bin").stat().st_mtime_ns == before
+    os.truncate(made / "data_batch_3.bin", 3073)
+    generated.generate(tmp_path, seed=0)
+    assert records.read_split(made, "train").fingerprint == records.read_split(folder, "train").fingerprint
+
+
+def test_a_place_that_cannot_be_written_is_a_data_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.DataError, match="file/generated-0: the generated images cannot be written.*--data_dir"):
+        generated.generate(tmp_path / "file")

@@ -1,0 +1,95 @@
+"""A folder appears whole or not at all."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cifar10 import publish
+
+
+def _is_complete(folder):
+    return (folder / "done").exists()
+
+
+def _fill(folder):
+    (folder / "first").write_text("1")
+    (folder / "done").write_text("2")
+
+
+def _names(directory):
+    return sorted(path.name for path in directory.iterdir() if path.suffix != ".lock")
+
+
+def test_folder_and_its_parents_are_made_once(tmp_path):
+    folder = tmp_path / "a" / "b" / "data"
+    calls = []
+    for _ in range(2):
+        publish.publish_folder(folder, lambda partial: (calls.append(partial), _fill(partial)), _is_complete)
+    assert _names(folder.parent) == ["data"] and _names(folder) == ["done", "first"]
+    assert len(calls) == 1 and calls[0].parent == folder.parent, "a rename is atomic within one file system only"
+
+
+def test_a_complete_folder_is_used_where_nothing_may_be_written(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    _fill(folder)
+    publish.publish_folder(folder, pytest.fail, _is_complete)
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_an_incomplete_folder_is_replaced(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "stale").write_text("")
+    publish.publish_folder(folder, _fill, _is_complete)
+    assert _names(folder) == ["done", "first"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_nothing_remains_of_a_failure(tmp_path, error):
+    def fail_halfway(partial):
+        (partial / "first").write_text("1")
+        raise error
+
+    with pytest.raises(type(error)):
+        publish.publish_folder(tmp_path / "data", fail_halfway, _is_complete)
+    assert _names(tmp_path) == []
+
+
+_SCRIPT = """
+import pathlib, runpy, sys, time
+module, folder, seconds = sys.argv[1:]
+
+def fill(partial):
+    (partial / "first").write_text("1")
+    print("filling", flush=True)
+    time.sleep(float(seconds))
+    (partial / "done").write_text("2")
+
+publish_folder = runpy.run_path(module)["publish_folder"]
+publish_folder(pathlib.Path(folder), fill, lambda folder: (folder / "done").exists())
+"""
+
+
+def _start(folder, seconds):
+    """A process that makes the folder, which takes it so long; it prints a line when it begins to."""
+    command = [sys.executable, "-c", _SCRIPT, publish.__file__, str(folder), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
+    with _start(tmp_path / "data", 60) as process:
+        assert process.stdout.readline() == "filling\n"
+        process.kill()
+    assert len(_names(tmp_path)) == 1 and not (tmp_path / "data").exists()
+    publish.publish_folder(tmp_path / "data", _fill, _is_complete)
+    assert _names(tmp_path) == ["data"] and _names(tmp_path / "data") == ["done", "first"]
+
+
+def test_processes_that_want_the_same_folder_take_turns(tmp_path):
+    processes = [_start(tmp_path / "data", 0.5) for _ in range(4)]
+    output = "".join(process.communicate(timeout=30)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0] * 4
+    assert output == "filling\n" and _names(tmp_path / "data") == ["done", "first"]
