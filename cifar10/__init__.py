@@ -1,13 +1,42 @@
-"""The reference workload: the CIFAR-10 network of TensorFlow's tutorial, on CIFAR-10 or on drawn images."""
+"""The reference workload: CIFAR-10, or drawn images, with the network of TensorFlow's tutorial or with a deeper one."""
 
-from cifar10 import convnet, distort, source
+import dataclasses
+
+from cifar10 import convnet, crops, distort, minigooglenet, resnet, source
+from tower_train.config import TRAINING, Options, option
 from tower_train.workload import Workload
 
-WORKLOAD = Workload(
-    name="cifar10",
-    examples=source.examples,
-    inference=convnet.inference,
-    distort=distort.distort,
-    prepare=distort.prepare,
-    datasets=source.DATASETS,
-)
+# What a model differs in, from what is said below.
+_MODELS = {
+    "convnet": dict(inference=convnet.inference, distort=distort.distort, prepare=distort.prepare),
+    "minigooglenet": dict(inference=minigooglenet.inference, recipe=minigooglenet.RECIPE),
+    "resnet20": dict(inference=resnet.resnet20, recipe=resnet.RECIPE),
+    "resnet56": dict(inference=resnet.resnet56, recipe=resnet.RECIPE),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cifar10Options(Options):
+    """What this workload may be told."""
+
+    model: str = option(
+        "convnet", "the network, each with its own recipe: convnet (the tutorial's), minigooglenet, resnet20, resnet56",
+        TRAINING, choices=tuple(_MODELS), resume="same",
+    )  # fmt: skip
+
+
+def workload(options: Cifar10Options) -> Workload:
+    """The workload under these options."""
+    common = dict(
+        name="cifar10",
+        examples=source.examples,
+        distort=crops.distort,
+        prepare=crops.prepare,
+        datasets=source.DATASETS,
+        options=options,
+        configure=workload,
+    )
+    return Workload(**(common | _MODELS[options.model]))
+
+
+WORKLOAD = workload(Cifar10Options())

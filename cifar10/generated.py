@@ -15,8 +15,9 @@ import pathlib
 
 import numpy as np
 
-from cifar10 import publish, records
+from cifar10 import records
 from tower_train import errors
+from tower_train.data import publish
 
 IMAGES_PER_FILE = 2000
 _SIZE = records.IMAGE_SIZE

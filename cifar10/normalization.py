@@ -20,7 +20,8 @@ def local_response_normalization(
     because it needs half the passes over memory that differentiating these operations one by one would take.
 
     Args:
-      inputs: floating point [..., channels]; the number of channels is static.
+      inputs: floating point [..., channels]; the number of channels is static. Below float32 the arithmetic, and so
+        the energy, is in float32 all the same.
       depth_radius: how many channels on either side count.
       bias: positive; keeps the energy away from 0.
       alpha: weight of the sum of squares; it is not divided by the number of channels in the sum.
@@ -28,7 +29,8 @@ def local_response_normalization(
     Returns:
       A tensor of the shape and dtype of inputs.
     """
-    channels, dtype = inputs.shape[-1], inputs.dtype
+    channels = inputs.shape[-1]
+    dtype = tf.float32 if inputs.dtype.size < 4 else inputs.dtype
     distances = np.abs(np.subtract.outer(np.arange(channels), np.arange(channels)))
     band = distances <= depth_radius  # symmetric: the gradient sums over the same window as the function
 
@@ -51,4 +53,4 @@ def local_response_normalization(
 
         return y, gradient
 
-    return normalize(inputs)
+    return tf.cast(normalize(tf.cast(inputs, dtype)), inputs.dtype)

@@ -7,6 +7,7 @@ import pathlib
 
 from cifar10 import download, generated, records
 from tower_train import errors, workload
+from tower_train.data.directories import default_directory, expanded
 
 DATASETS = ("auto", "cifar10", "generated")
 
@@ -30,7 +31,7 @@ def examples(request: workload.DataRequest) -> workload.Examples:
     """
     if request.dataset not in DATASETS:
         raise errors.ConfigError(f"--dataset={request.dataset}: choose one of {', '.join(DATASETS)}.")
-    directory = default_directory() if request.data_dir is None else _expanded(request.data_dir)
+    directory = default_directory() if request.data_dir is None else expanded(request.data_dir)
     if request.dataset == "generated":
         return _drawn(directory, request.split, "as --dataset=generated asks.")
     folder = find_cifar10(directory)
@@ -49,13 +50,6 @@ def examples(request: workload.DataRequest) -> workload.Examples:
     return dataclasses.replace(records.examples(folder, request.split, _name(folder)), dataset="cifar10")
 
 
-def default_directory() -> pathlib.Path:
-    """$TOWER_TRAIN_DATA, or else tower_train in the user's cache directory ($XDG_CACHE_HOME or ~/.cache)."""
-    if named := os.environ.get("TOWER_TRAIN_DATA"):
-        return _expanded(named)
-    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tower_train"
-
-
 def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
     """The folder that holds CIFAR-10's files: `directory`, or `cifar-10-batches-bin` in it; None where neither does.
 
@@ -72,13 +66,6 @@ def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
                 "rest so that the data set can be downloaded whole."
             )
     return None
-
-
-def _expanded(path: str) -> pathlib.Path:
-    try:
-        return pathlib.Path(path).expanduser()
-    except RuntimeError:
-        raise errors.DataError(f"{path}: there is no such home directory. Name a directory with --data_dir.") from None
 
 
 def _name(folder: pathlib.Path) -> str:

@@ -11,10 +11,13 @@ import time
 import pytest
 
 from tower_train import command_line, errors
-from tower_train.config import Config, EvaluateOptions
+from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
-COMMANDS = [("tower_train", Config), ("tower_train.evaluate", EvaluateOptions)]
+COMMANDS = [
+    ("tower_train", Config), ("tower_train.evaluate", EvaluateOptions), ("tower_train.export", ExportOptions),
+    ("tower_train.predict", PredictOptions),
+]  # fmt: skip
 
 
 def parse(*words):
@@ -167,9 +170,10 @@ def test_a_word_that_is_no_option_is_named(words):
 
 def test_an_option_without_its_value_is_named():
     assert "--batch_size" in refusal("--batch_size")
+    assert refusal("--batch_size=") == "--batch_size=: it must be a whole number at least 1."
 
 
 def test_bad_values_are_refused_with_what_is_allowed():
-    assert refusal("--optimizer=rmsprop") == "--optimizer=rmsprop: it must be one of sgd, momentum, adam."
+    assert refusal("--device=tpu") == "--device=tpu: it must be one of auto, gpu, cpu."
     assert refusal("--override=maybe") == "--override=maybe: it must be true or false."
     assert refusal("--max_steps=3", "--epochs=1").startswith("--max_steps=3 and --epochs=1 both say when to stop.")

@@ -31,7 +31,7 @@ def refusal(**options):
         ("epochs", 0.0, "a number above 0"),
         ("seed", -1, "a whole number at least 0 and below 9223372036854775808"),
         ("seed", 2**63, "a whole number at least 0 and below 9223372036854775808"),
-        ("optimizer", "rmsprop", "one of sgd, momentum, adam"),
+        ("optimizer", "rmsprop", "one of sgd, momentum, adam, lars"),
         ("momentum", 1.0, "a number at least 0 and below 1"),
         ("learning_rate", 0.0, "a number above 0"),
         ("learning_rate", float("nan"), "a number above 0"),
@@ -40,6 +40,9 @@ def refusal(**options):
         ("dtype", "float16", "one of float32, float64, bfloat16"),
         ("save_every_steps", -1, "a whole number at least 0"),
         ("log_every_steps", 0, "a whole number at least 1"),
+        ("on_nonfinite", "go on", "one of stop, skip"),
+        ("max_nonfinite_in_a_row", 0, "a whole number at least 1"),
+        ("stall_timeout_secs", -1.0, "a number at least 0"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_with_what_is_allowed(name, value, allowed):

@@ -3,22 +3,22 @@
 import signal
 
 from tower_train import command_line
-from tower_train.config import Config
 
 USAGE = """
 Trains a network with one replica (tower) per GPU: python -m tower_train --num_gpus=N [options]
 
+A workload may have options of its own: --workload=NAME --help lists them too.
 Without GPUs the towers live on logical CPU devices. A run can be stopped with Ctrl-C and resumed with --train_dir.
-Exit status: 0 done, 2 an option or a file is wrong, 3 a loss or gradient was not finite, 130 SIGINT, 143 SIGTERM.
+Exit status: 0 done, 2 an option or a file is wrong, 3 a loss or gradient was not finite, 4 the last save failed,
+130 SIGINT, 143 SIGTERM.
 """
 
 
 def main(argv) -> int:
-    config = command_line.parse(argv, Config, USAGE)
-    command_line.import_tensorflow(talkative=config.log_device_placement)
+    config, workload_options = command_line.parse_with_workload(argv, USAGE)
     from tower_train.run import loop
 
-    result = loop.train(config.workload, config)
+    result = loop.train(config.workload, config, workload_options=workload_options)
     return 0 if result.stopped_by == "last step" else 128 + signal.Signals[result.stopped_by]
 
 

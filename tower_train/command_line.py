@@ -27,16 +27,85 @@ def parse(argv: Sequence[str], options_class: type, usage: str):
     Raises:
       ConfigError: an unknown option, an option's bad value, or a word that is no option.
     """
-    if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:]):
-        print(help_text(options_class, usage))
+    if _asks_for_help(argv):
+        print(help_text(_fields(options_class), usage))
         sys.exit(0)
-    fields = {field.name: field for field in dataclasses.fields(options_class)}
+    return options_class(**_given(argv, _fields(options_class)))
+
+
+def parse_with_files(argv: Sequence[str], options_class: type, usage: str) -> tuple[config.Options, list[str]]:
+    """As `parse`, for a command that takes files too, named by the words that are no options; returns those second."""
+    if _asks_for_help(argv):
+        print(help_text(_fields(options_class), usage))
+        sys.exit(0)
+    given, files = _read(argv, _fields(options_class), known_only=False)
+    return options_class(**given), files
+
+
+def parse_with_workload(argv: Sequence[str], usage: str) -> tuple[config.Config, dict]:
+    """Reads the trainer's command line, on which a workload's own options may stand too; imports TensorFlow for it.
+
+    Mistakes in the trainer's own options, and --help without --workload, are answered before TensorFlow is imported.
+
+    Args:
+      argv, usage: as for `parse`.
+
+    Returns:
+      The Config, in which the workload's recipe fills in what the command line does not give, and {name: value} of the
+      workload's own options.
+
+    Raises:
+      ConfigError: as for `parse`; or no such workload, or one with an option that the trainer has already.
+    """
+    trainers = _fields(config.Config)
+    first = _given(argv, trainers, known_only=True)
+    if _asks_for_help(argv) and "workload" not in first:
+        print(help_text(trainers, usage))
+        sys.exit(0)
+    first = config.Config(**first)
+    import_tensorflow(talkative=first.log_device_placement)
+    from tower_train import workload as workloads
+
+    workload = workloads.load(first.workload)
+    own = _fields(type(workload.options)) if workload.options else {}
+    if taken := sorted(set(own) & set(trainers)):
+        raise errors.ConfigError(
+            f"--workload={first.workload} has an option --{taken[0]}, as the trainer has. Give it another name."
+        )
+    if _asks_for_help(argv):
+        print(help_text(trainers | own, usage))
+        sys.exit(0)
+    given = _given(argv, trainers | own)
+    options = {name: value for name, value in given.items() if name in own}
+    workload = workload.with_options(options)
+    return workload.config(**{name: value for name, value in given.items() if name in trainers}), options
+
+
+def _fields(options_class: type) -> dict[str, dataclasses.Field]:
+    return {field.name: field for field in dataclasses.fields(options_class)}
+
+
+def _asks_for_help(argv: Sequence[str]) -> bool:
+    return any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:])
+
+
+def _given(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool = False) -> dict:
+    """{name: value} of the options on a command line; known_only passes over what is no option or an unknown one."""
+    given, rest = _read(argv, fields, known_only)
+    if rest and not known_only:
+        raise errors.ConfigError(f"{rest[0]!r} is no option. Options begin with --; --help lists them.")
+    return given
+
+
+def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool) -> tuple[dict, list[str]]:
+    """The options, and the words that are none."""
     words = flags.FlagValues()
+    words.set_gnu_getopt(True)  # options may follow other words
     for name, field in fields.items():
         is_switch = config.kind_of(field) is bool
         flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), words)
     try:
-        rest = words(list(argv))[1:]
+        rest = words(list(argv), known_only=known_only)[1:]
     except flags.UnrecognizedFlagError as error:
         near = difflib.get_close_matches(error.flagname, fields, n=1)
         meant = f" Did you mean --{near[0]}?" if near else ""
@@ -44,21 +113,20 @@ def parse(argv: Sequence[str], options_class: type, usage: str):
     except flags.Error as error:
         reason = str(error).removeprefix("ERROR:: ").rstrip(".")
         raise errors.ConfigError(f"{reason}. --help lists the options.") from None
-    if rest:
-        raise errors.ConfigError(f"{rest[0]!r} is no option. Options begin with --; --help lists them.")
-    given = {name: config.parse(field, words[name].value) for name, field in fields.items() if words[name].present}
-    return options_class(**given)
+    except UnicodeDecodeError:
+        raise errors.ConfigError("a --flagfile holds bytes that are no text in UTF-8. Mend it.") from None
+    return {name: config.parse(field, words[name].value) for name, field in fields.items() if words[name].present}, rest
 
 
-def help_text(options_class: type, usage: str) -> str:
+def help_text(fields: dict[str, dataclasses.Field], usage: str) -> str:
     """All options with their defaults, under the headings of their groups."""
     lines = [textwrap.dedent(usage).strip()]
     groups: dict[str, list[dataclasses.Field]] = {}
-    for field in dataclasses.fields(options_class):
+    for field in fields.values():
         groups.setdefault(field.metadata["group"], []).append(field)
-    for group, fields in groups.items():
+    for group, members in groups.items():
         lines += ["", f"{group}:"]
-        for field in fields:
+        for field in members:
             default = "" if field.default is None else f" [{config._text(field.default)}]"
             text = field.metadata["help"] + default
             first = f"  --{field.name:<28}"
@@ -80,6 +148,10 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     except KeyboardInterrupt:  # before or after the steps, which have a handler of their own
         print("tower_train: interrupted", file=sys.stderr)
         status = 130
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, a closed pipe: the status of the run is still the one to leave with
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
 
 

@@ -108,16 +108,55 @@ class Config(DeviceOptions):
         0, "seed of initial weights, order and distortions", TRAINING, minimum=0, below=2**63, resume="same"
     )
     optimizer: str = option(
-        "sgd", "sgd, momentum or adam", TRAINING, choices=("sgd", "momentum", "adam"), resume="same"
+        "sgd",
+        "sgd, momentum, adam, or lars: momentum with a rate for each layer, for very large batches",
+        TRAINING,
+        choices=("sgd", "momentum", "adam", "lars"),
+        resume="same",
     )
-    momentum: float = option(0.9, "coefficient of --optimizer=momentum", TRAINING, minimum=0, below=1, resume="note")
+    momentum: float = option(
+        0.9, "coefficient of --optimizer=momentum or lars", TRAINING, minimum=0, below=1, resume="note"
+    )
+    nesterov: bool = option(False, "Nesterov's momentum, with --optimizer=momentum", TRAINING, resume="note")
     learning_rate: float = option(0.1, "initial learning rate", TRAINING, above=0, resume="note")
     learning_rate_decay_factor: float = option(
         0.1, "factor of each decay of the learning rate; 1: no decay", TRAINING, above=0, resume="note"
     )
     num_epochs_per_decay: float = option(350.0, "epochs between decays (staircase)", TRAINING, above=0, resume="note")
+    lr_schedule: str = option(
+        "exponential", "exponential (staircase), piecewise, or cosine or linear down to 0 at the last step", TRAINING,
+        choices=("exponential", "piecewise", "cosine", "linear"), resume="note",
+    )  # fmt: skip
+    lr_boundaries: tuple[int, ...] | None = option(
+        None, "epochs at which --lr_schedule=piecewise decays the learning rate, e.g. 82,123", TRAINING, above=0,
+        resume="note",
+    )  # fmt: skip
+    lr_scaling: str = option(
+        "none", "multiply the learning rate by global batch / --lr_base_batch (linear), its root (sqrt), or not (none)",
+        TRAINING, choices=("none", "linear", "sqrt"), resume="note",
+    )  # fmt: skip
+    lr_base_batch: int = option(
+        128, "the global batch that the learning rate is meant for, for --lr_scaling", TRAINING, minimum=1,
+        resume="note",
+    )  # fmt: skip
+    warmup_epochs: float = option(
+        0.0, "epochs in which the learning rate rises to its value, for large batches; 0: none", TRAINING, minimum=0,
+        resume="note",
+    )  # fmt: skip
+    label_smoothing: float = option(
+        0.0, "share of each label that is spread over all classes", TRAINING, minimum=0, below=1, resume="note"
+    )
+    clip_gradients: float = option(
+        0.0, "greatest norm of all gradients together; 0: no limit", TRAINING, minimum=0, resume="note"
+    )
+    accumulate_steps: int = option(
+        1, "batches of --batch_size that each tower takes one after the other for one step", TRAINING, minimum=1
+    )
     moving_average_decay: float = option(
         0.9999, "decay of the moving averages of the weights; 0: none", TRAINING, minimum=0, below=1, resume="note"
+    )
+    sync_batch_norm: bool = option(
+        False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
     )
     dtype: str = option(
         "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables", TRAINING,
@@ -132,6 +171,17 @@ class Config(DeviceOptions):
         250, "steps between checkpoints; also saved at the end; 0: only then", RUN, minimum=0
     )
     keep_checkpoints: int = option(5, "newest checkpoints kept; 0: all", RUN, minimum=0)
+    on_nonfinite: str = option(
+        "stop", "what to do about a step whose loss or gradients are not finite: stop, or skip its update", RUN,
+        choices=("stop", "skip"), resume="note",
+    )  # fmt: skip
+    max_nonfinite_in_a_row: int = option(
+        10, "with --on_nonfinite=skip: as many such steps one after the other end the run", RUN, minimum=1
+    )
+    dump_bad_batch: bool = option(False, "write the batch of such a step to TRAIN_DIR/bad_batch-STEP.npz", RUN)
+    stall_timeout_secs: float = option(
+        0.0, "seconds without the end of a step after which to report what is waited for; 0: never", RUN, minimum=0
+    )
 
     log_every_steps: int = option(10, "steps between log lines", REPORTS, minimum=1)
     summary_every_steps: int = option(100, "steps between TensorBoard summaries; 0: none", REPORTS, minimum=0)
@@ -143,11 +193,23 @@ class Config(DeviceOptions):
             raise errors.ConfigError(
                 f"--max_steps={self.max_steps} and --epochs={self.epochs:g} both say when to stop. Give one of them."
             )
+        if (self.lr_schedule == "piecewise") != bool(self.lr_boundaries):
+            raise errors.ConfigError(
+                f"--lr_schedule={self.lr_schedule} and --lr_boundaries={_text(self.lr_boundaries or 'none')}: "
+                "piecewise needs boundaries, and nothing else has them."
+            )
+        if self.nesterov and self.optimizer != "momentum":
+            raise errors.ConfigError(f"--nesterov is for --optimizer=momentum, not for {self.optimizer}.")
+        if self.sync_batch_norm and self.accumulate_steps > 1:
+            raise errors.ConfigError(
+                f"--sync_batch_norm and --accumulate_steps={self.accumulate_steps} exclude each other: one tower's "
+                "batches come after each other, so they cannot share statistics."
+            )
 
     @property
     def global_batch(self) -> int:
         """Examples a step, over all towers."""
-        return self.batch_size * self.num_towers
+        return self.batch_size * self.accumulate_steps * self.num_towers
 
     def last_step(self, num_examples: int) -> int:
         """The step to stop at, given the size of one epoch."""
@@ -157,14 +219,11 @@ class Config(DeviceOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluateOptions(DeviceOptions):
-    """What `python -m tower_train.evaluate` may be told."""
+class RunOptions(Options):
+    """Which run a command is about, and which of its weights."""
 
-    train_dir: str | None = option(None, "directory of the run to evaluate (required)", RUN)
-    raw: bool = option(False, "evaluate the weights themselves, not their moving averages", RUN)
-    watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
-    watch_secs: float = option(5.0, "seconds between looks for a new checkpoint with --watch", RUN, above=0)
-    batch_size: int = option(256, "examples per tower and step; the result does not depend on it", RUN, minimum=1)
+    train_dir: str | None = option(None, "directory of the run (required)", RUN)
+    raw: bool = option(False, "take the weights themselves, not their moving averages", RUN)
     workload: str | None = option(None, "import path of the workload (the run's own)", DATA)
     dataset: str | None = option(None, "which of the workload's data sets (the run's own)", DATA)
     data_dir: str | None = option(None, "directory of the data (the run's own)", DATA)
@@ -172,7 +231,30 @@ class EvaluateOptions(DeviceOptions):
     def check(self):
         super().check()
         if not self.train_dir:
-            raise errors.ConfigError("--train_dir is missing. Give the directory of the run to evaluate.")
+            raise errors.ConfigError("--train_dir is missing. Give the directory of the run.")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions(RunOptions, DeviceOptions):
+    """What `python -m tower_train.evaluate` may be told."""
+
+    watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
+    watch_secs: float = option(5.0, "seconds between looks for a new checkpoint with --watch", RUN, above=0)
+    batch_size: int = option(256, "examples per tower and step; the result does not depend on it", RUN, minimum=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions(RunOptions):
+    """What `python -m tower_train.export` may be told."""
+
+    export_dir: str | None = option(None, "directory of the SavedModel, which must be new (TRAIN_DIR/export)", RUN)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictOptions(RunOptions):
+    """What `python -m tower_train.predict` may be told."""
+
+    top: int = option(3, "classes shown for each image", RUN, minimum=1)
 
 
 def parse(field: dataclasses.Field, text: str):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import config, errors
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension counts examples
 
@@ -55,6 +55,7 @@ class Examples:
       class_names: what label i means; empty where labels are not classes.
       notice: what the user must be told about this data at every start, or None.
       dataset: the --dataset that names exactly this data, where 'auto' chose it.
+      parallel_steps: how many steps' examples are fetched at the same time.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Examples:
     class_names: tuple[str, ...] = ()
     notice: str | None = None
     dataset: str = "auto"
+    parallel_steps: int = 2
 
     @classmethod
     def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):
@@ -109,14 +111,23 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
     """
     right = tf.gather(logits, labels, batch_dims=1)[:, tf.newaxis]
     # Not tf.math.in_top_k: it counts a tie as a hit, and so a network that gives every class the same as perfect.
-    rank = tf.reduce_sum(tf.cast(~(logits < right), tf.int32), axis=1)
+    # Nor the classes that are not below: TensorFlow turns `not <` into `>=`, which is false where a logit is NaN.
+    rank = logits.shape[-1] - tf.reduce_sum(tf.cast(logits < right, tf.int32), axis=1)
     ranks = [1, 5] if logits.shape[-1] > 5 else [1]
     return {f"precision @ {k}": tf.cast(rank <= k, tf.float32) for k in ranks}
 
 
-def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Mean over the batch of the cross-entropy between integer labels [batch] and logits [batch, classes]."""
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
+    """Mean over the batch of the cross-entropy between integer labels [batch] and logits [batch, classes].
+
+    With label_smoothing e, a label is worth 1 - e, and e is spread evenly over all classes, the right one included
+    (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7).
+    """
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if label_smoothing:
+        uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+        loss = (1 - label_smoothing) * loss + label_smoothing * uniform
+    return tf.reduce_mean(loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,21 +138,55 @@ class Workload:
       name: names the default train_dir.
       examples: DataRequest -> Examples.
       inference: (features, training) -> outputs [batch, ...]. Weight decay is declared as a variable's `regularizer=`.
+      inference_for: Examples -> inference, for a network that depends on the data, such as on the number of classes;
+        takes the place of `inference`.
       loss: (outputs, labels) -> scalar, the mean over the batch it is given.
       metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples.
       distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
       prepare: features -> features, the preprocessing for evaluation, and for training where distort is None.
       datasets: what --dataset may be for this workload.
+      options: the values of its own options, a record of a subclass of config.Options; None where it has none.
+      configure: options -> Workload, the same workload with other values of its options.
+      recipe: the values of the trainer's options that suit it, where the user gives none.
     """
 
     name: str
     examples: Callable[[DataRequest], Examples]
-    inference: Callable[[Tensors, bool], Tensors]
+    inference: Callable[[Tensors, bool], Tensors] | None
     loss: Callable[[Tensors, Tensors], tf.Tensor] = softmax_cross_entropy
     metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] = classification_metrics
     distort: Callable[[Tensors, Draws], Tensors] | None = None
     prepare: Callable[[Tensors], Tensors] | None = None
     datasets: tuple[str, ...] = ("auto",)
+    inference_for: Callable[[Examples], Callable[[Tensors, bool], Tensors]] | None = None
+    options: config.Options | None = None
+    configure: Callable[[Any], "Workload"] | None = None
+    recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    def for_examples(self, examples: Examples) -> "Workload":
+        """This workload with the network for these examples."""
+        return dataclasses.replace(self, inference=self.inference_for(examples)) if self.inference_for else self
+
+    def with_options(self, values: Mapping[str, Any]) -> "Workload":
+        """This workload with some of its own options changed, by name.
+
+        Raises:
+          ConfigError: an option that it does not have, or a value that cannot be.
+        """
+        there = [field.name for field in dataclasses.fields(self.options)] if self.options else []
+        for name in values:
+            if name not in there:
+                raise errors.ConfigError(
+                    f"workload {self.name} has no option {name!r}. Its options are: {', '.join(there) or 'none'}."
+                )
+        return self.configure(dataclasses.replace(self.options, **values)) if values else self
+
+    def config(self, **given) -> config.Config:
+        """A Config of what is given, else of this workload's recipe, else of the trainer's defaults."""
+        recipe = dict(self.recipe)
+        if given.get("max_steps") or given.get("epochs"):  # either says when to stop
+            recipe = {name: value for name, value in recipe.items() if name not in ("max_steps", "epochs")}
+        return config.Config(**(recipe | given))
 
 
 def load(path: str) -> Workload:

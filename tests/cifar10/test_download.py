@@ -18,6 +18,7 @@ import pytest
 
 from cifar10 import download, records
 from tower_train import errors
+from tower_train.data import remote
 
 FILES = [*records.ALL_FILES, records.CLASS_NAMES_FILE]
 
@@ -69,7 +70,7 @@ class _Server(http.server.ThreadingHTTPServer):
             num_bytes=len(self.body),
             checksums=tuple((name, hashlib.new(name, self.body).hexdigest()) for name in ("md5", "sha256")),
         )
-        return download.Archive(**{**description, **changes})
+        return remote.RemoteFile(**{**description, **changes})
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -249,8 +250,9 @@ def test_a_terminal_gets_a_progress_bar(server, tmp_path, monkeypatch):
 _SCRIPT = """
 import sys
 from cifar10 import download
+from tower_train.data import remote
 url, num_bytes, sha256, data_dir = sys.argv[1:]
-download.download(data_dir, download.Archive(url, int(num_bytes), (("sha256", sha256),)))
+download.download(data_dir, remote.RemoteFile(url, int(num_bytes), (("sha256", sha256),)))
 """
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cifar10 import download, generated, records, source
 from tower_train import errors
+from tower_train.data import remote
 from tower_train.workload import DataRequest
 
 URL = "http://127.0.0.1:1/cifar-10-binary.tar.gz"  # a port where nobody listens
@@ -17,7 +18,7 @@ URL = "http://127.0.0.1:1/cifar-10-binary.tar.gz"  # a port where nobody listens
 def default_dir(tmp_path, monkeypatch):
     """The default data directory, empty; a download fails as it does without a network."""
     monkeypatch.setenv("TOWER_TRAIN_DATA", str(tmp_path / "default"))
-    nowhere = download.Archive(URL, num_bytes=1, checksums=())
+    nowhere = remote.RemoteFile(URL, num_bytes=1, checksums=())
     monkeypatch.setattr(download, "download", functools.partial(download.download, archive=nowhere))
     source._download_failure.cache_clear()
     return tmp_path / "default"

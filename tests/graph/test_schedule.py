@@ -30,7 +30,7 @@ def test_the_rate_drops_at_the_first_example_of_the_next_stair():
 
 
 def test_a_stair_is_a_whole_number_of_examples_rounded_down():
-    found = rates([9, 10, 19, 20], initial=1.0, factor=0.5, epochs_per_decay=1.5, num_examples=7)  # floor(10.5) = 10
+    found = rates([10, 11, 21, 22], initial=1.0, factor=0.5, epochs_per_decay=1.7, num_examples=7)  # floor(11.9) = 11
     assert found == [1.0, 0.5, 0.5, 0.25]
 
 

@@ -17,7 +17,7 @@ def build(inference, num_towers=2, seed=0, loss=None, ops_before=0, features=Non
         tf.constant(0)
     batch = (tf.ones([2, 4]) if features is None else features, tf.zeros([2], tf.int32))
     workload = Workload("toy", None, inference, **({"loss": loss} if loss else {}))
-    return towers.build_towers(workload, [batch] * num_towers, ("/cpu:0",) * num_towers, dtype, seed)
+    return list(towers.build_towers(workload, [batch] * num_towers, ("/cpu:0",) * num_towers, dtype, seed))
 
 
 def initial_values(inference, **options):

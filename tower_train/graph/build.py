@@ -1,15 +1,18 @@
 """The training graph and the evaluation graph, each put together on one screen."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tower_train import errors, layers
 from tower_train.config import Config
-from tower_train.graph import gradients, schedule, stream, summaries, towers, update
+from tower_train.graph import gradients, progress, schedule, statistics, stream, summaries, towers, update
 from tower_train.graph.devices import HOST, Devices
-from tower_train.workload import Examples, Workload
+from tower_train.workload import Examples, Workload, softmax_cross_entropy
 
 v1 = tf.compat.v1
 
@@ -38,10 +41,12 @@ class TrainingGraph:
 
     Attributes:
       graph: the graph.
-      train_op: does one step; nothing but the stream moves where a loss or gradient is not finite.
+      train_op: does one step; where a loss or gradient is not finite nothing but the stream moves, and with
+        --on_nonfinite=skip global_step and examples_seen.
       report: what to fetch with it.
       global_step: int64 variable, steps done.
       summary: serialized Summary of this step.
+      progress: {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one.
       checked: names of what report.finite tells of, per column.
       variables: what a checkpoint holds.
       stream_initializer: starts the stream at the variable examples_seen.
@@ -56,6 +61,7 @@ class TrainingGraph:
     report: StepReport
     global_step: tf.Variable
     summary: tf.Tensor
+    progress: dict[str, tf.Tensor]
     checked: tuple[str, ...]
     variables: list[tf.Variable]
     stream_initializer: tf.Operation
@@ -70,42 +76,62 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
 
     Raises:
       GraphError: the workload's network breaks a rule of the towers.
+      ConfigError: an option that this network has no use for.
     """
-    graph, dtype = tf.Graph(), tf.as_dtype(config.dtype)
+    graph, dtype, workload = tf.Graph(), tf.as_dtype(config.dtype), workload.for_examples(examples)
+    workload = _with_smooth_labels(workload, config.label_smoothing)
     with graph.as_default(), tf.device(HOST):
         v1.set_random_seed(config.seed & 0x7FFFFFFF)
         global_step = v1.train.create_global_step()
         examples_seen = v1.get_variable("examples_seen", [], tf.int64, v1.zeros_initializer(), trainable=False)
+        # With accumulate_steps a device computes several towers, one after the other.
+        places = tuple(device for device in devices.towers for _ in range(config.accumulate_steps))
         input_stream = stream.training_stream(
-            workload, examples, config.seed, examples_seen, config.batch_size, len(devices.towers)
+            workload, examples, config.seed, examples_seen, config.batch_size, len(places)
         )
-        learning_rate = schedule.exponential_decay(
-            config.learning_rate, config.learning_rate_decay_factor, config.num_epochs_per_decay,
-            examples.num_examples, examples_seen,
-        )  # fmt: skip
+        learning_rate = schedule.learning_rate(config, examples.num_examples, examples_seen)
         optimizer = update.make_optimizer(
-            config.optimizer, tf.cast(learning_rate, towers.variable_dtype(dtype)), config.momentum
+            config.optimizer, tf.cast(learning_rate, towers.variable_dtype(dtype)), config.momentum, config.nesterov
         )
 
-        replicas = towers.build_towers(workload, input_stream.batches, devices.towers, dtype, config.seed)
-        weights = v1.trainable_variables()
-        tower_grads = []
-        for tower in replicas:
+        if config.sync_batch_norm:
+            v1.add_to_collection(layers.SYNCHRONIZED, len(devices.towers))
+        replicas, tower_grads = [], []
+        batches = _one_after_the_other(input_stream.batches, config.accumulate_steps, tower_grads)
+        for tower in towers.build_towers(workload, batches, places, dtype, config.seed):
+            weights = v1.trainable_variables()
             with tf.device(tower.device), v1.name_scope(f"{tower.name}/"):
                 tower_grads.append(list(zip(v1.gradients(tower.loss, weights), weights, strict=True)))
+            replicas.append(tower)
+        moving = statistics.average_statistics(len(replicas))
+        if config.sync_batch_norm and not moving:
+            raise errors.ConfigError(
+                f"--sync_batch_norm: workload {workload.name} has no tower_train.layers.batch_normalization. "
+                "Leave the option out."
+            )
         mean_grads = gradients.average_gradients(tower_grads)
         tower_losses = tf.stack([tower.loss for tower in replicas])
         data_loss = tf.reduce_mean(tower_losses)
         decay_loss, applied_grads = gradients.add_weight_decay(mean_grads, data_loss.dtype)
         loss = data_loss + decay_loss
+        if config.clip_gradients:
+            applied_grads = update.clip_by_norm(applied_grads, config.clip_gradients)
+        if config.optimizer == "lars":
+            applied_grads = update.lars_gradients(applied_grads)
 
         averages = update.moving_averages(config.moving_average_decay, global_step)
-        counts = [(global_step, 1), (examples_seen, config.batch_size * len(replicas))]
+        counts = [(global_step, 1), (examples_seen, config.global_batch)]
         finite = gradients.update_if_finite(
             tower_grads, tower_losses, applied_grads, loss,
-            lambda: update.apply_update(applied_grads, optimizer, averages, counts),
+            lambda: update.apply_update(applied_grads, optimizer, averages, counts, moving),
+            # A skipped step counts, so that each step has its own examples, and the next one has others.
+            (lambda: update.count_step(counts)) if config.on_nonfinite == "skip" else tf.no_op,
         )  # fmt: skip
-        with tf.control_dependencies([finite]):
+        counting, counts_so_far = [], {}
+        if config.stall_timeout_secs:
+            losses = [tower.loss for tower in replicas]
+            counting, counts_so_far = progress.count_progress(input_stream.batches, losses, tower_grads)
+        with tf.control_dependencies([finite, *counting]):
             report = StepReport(global_step.read_value(), examples_seen.read_value(), loss, learning_rate, finite)
         scalars = {"total_loss": loss, "cross_entropy": data_loss, "learning_rate": learning_rate}
         summary = summaries.step_summary(scalars, applied_grads, replicas[0], input_stream.batches[0][0], finite.op)
@@ -115,14 +141,42 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         report=report,
         global_step=global_step,
         summary=summary,
+        progress=counts_so_far,
         checked=("the loss", *(f"the gradient of {variable.op.name}" for _, variable in mean_grads)),
         variables=graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES),
         stream_initializer=input_stream.initializer,
         num_parameters=sum(math.prod(variable.shape) for variable in weights),
         num_towers=len(replicas),
-        global_batch=config.batch_size * len(replicas),
+        global_batch=config.global_batch,
         num_examples=examples.num_examples,
     )
+
+
+def _with_smooth_labels(workload: Workload, label_smoothing: float) -> Workload:
+    if not label_smoothing:
+        return workload
+    if workload.loss is not softmax_cross_entropy:
+        raise errors.ConfigError(
+            f"--label_smoothing={label_smoothing:g}: workload {workload.name} has a loss of its own: smooth there."
+        )
+    return dataclasses.replace(workload, loss=functools.partial(softmax_cross_entropy, label_smoothing=label_smoothing))
+
+
+def _one_after_the_other(batches: list, together: int, tower_grads: list) -> Iterator:
+    """The towers' batches, each of which is there only when the tower before it on its device has its gradients, so
+    that a device holds the activations of one at a time.
+
+    Args:
+      batches: over towers, (features, labels).
+      together: how many consecutive towers share a device.
+      tower_grads: the gradients of the towers before the one whose batch is asked for.
+    """
+    for i, batch in enumerate(batches):
+        if i % together:
+            before = [grad.op for grad, _ in tower_grads[-1] if grad is not None]
+            with tf.control_dependencies(before):
+                batch = tf.nest.map_structure(tf.identity, batch)
+        yield batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +212,11 @@ def evaluation_graph(
       dtype: of variables and arithmetic.
       moving_average_decay: the run's; 0 restores the weights themselves, else their moving averages.
     """
-    graph = tf.Graph()
+    graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
         input_stream, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers))
-        replicas = towers.build_towers(
-            workload, input_stream.batches, devices.towers, tf.as_dtype(dtype), training=False
+        replicas = list(
+            towers.build_towers(workload, input_stream.batches, devices.towers, tf.as_dtype(dtype), training=False)
         )
 
         def joined(by_tower: list[tf.Tensor]) -> tf.Tensor:

@@ -36,15 +36,15 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
         missing = [i for i, grad in enumerate(grads) if grad is None]
         if len(missing) == len(grads):
             logging.getLogger("tower_train").warning(
-                "The loss does not depend on %s: it has no gradient in any tower and is not trained.", variable.op.name
+                "The loss does not depend on %s: it has no gradient in any tower and is not trained.", _name(variable)
             )
             continue
         if missing:
             raise errors.GraphError(
-                f"{variable.op.name} has no gradient in {', '.join(f'tower_{i}' for i in missing)} but has one in the "
+                f"{_name(variable)} has no gradient in {', '.join(f'tower_{i}' for i in missing)} but has one in the "
                 "other towers. Every tower's loss must use the same variables."
             )
-        averaged.append((_mean(grads, variable.op.name), variable))
+        averaged.append((_mean(grads, _name(variable)), variable))
     return averaged
 
 
@@ -75,6 +75,7 @@ def update_if_finite(
     applied_grads: GradientsAndVariables,
     loss: tf.Tensor,
     apply: Callable[[], tf.Operation],
+    skip: Callable[[], tf.Operation] = tf.no_op,
 ) -> tf.Tensor:
     """Applies the update only where the loss and all gradients are finite.
 
@@ -87,6 +88,7 @@ def update_if_finite(
       applied_grads: what `apply` would apply.
       loss: scalar.
       apply: makes the ops of the update.
+      skip: makes the ops of a step without an update.
 
     Returns:
       bool [towers + 1, 1 + gradients]: whether the tower's loss, then each of its gradients, is finite; the last row
@@ -101,7 +103,8 @@ def update_if_finite(
             return tf.ones([len(values) + 1, len(values[0])], tf.bool)
 
     def refused():
-        return tf.stack([tf.stack([_is_finite(value) for value in row]) for row in values] + [applicable])
+        with tf.control_dependencies([skip()]):
+            return tf.stack([tf.stack([_is_finite(value) for value in row]) for row in values] + [applicable])
 
     return tf.cond(tf.reduce_all(applicable), applied, refused, name="train")
 
@@ -110,9 +113,13 @@ def _is_finite(value: Gradient) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value))
 
 
+def _name(variable) -> str:
+    return getattr(variable, "path", None) or variable.op.name  # Keras' variables may live outside the graph
+
+
 def _by_variable(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
     """Transposes towers x variables to variables x towers."""
-    names = [[variable.op.name for _, variable in grads_and_vars] for grads_and_vars in tower_grads]
+    names = [[_name(variable) for _, variable in grads_and_vars] for grads_and_vars in tower_grads]
     for i, others in enumerate(names):
         if others != names[0]:
             differing = sorted(set(others) ^ set(names[0])) or ["the same variables in another order"]

@@ -107,7 +107,9 @@ def training_stream(
 
     step_size = tower_batch * num_towers
     positions = tf.data.Dataset.range(start, np.iinfo(np.int64).max - step_size, step_size)
-    return _stream(positions, lambda first: tuple(tower_examples(first + i * tower_batch) for i in range(num_towers)))
+    return _stream(
+        positions, lambda first: tuple(tower_examples(first + i * tower_batch) for i in range(num_towers)), examples
+    )
 
 
 def evaluation_stream(
@@ -130,16 +132,20 @@ def evaluation_stream(
         return _with_batch_size((features, labels, positions < examples.num_examples), tower_batch)
 
     firsts = tf.data.Dataset.range(0, examples.num_examples, tower_batch * num_towers)
-    stream = _stream(firsts, lambda first: tuple(tower_examples(first + i * tower_batch) for i in range(num_towers)))
+    stream = _stream(
+        firsts, lambda first: tuple(tower_examples(first + i * tower_batch) for i in range(num_towers)), examples
+    )
     return (
         Stream([(features, labels) for features, labels, _ in stream.batches], stream.initializer),
         [counted for _, _, counted in stream.batches],
     )
 
 
-def _stream(firsts: tf.data.Dataset, step) -> Stream:
+def _stream(firsts: tf.data.Dataset, step, examples: Examples) -> Stream:
     step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any
-    dataset = firsts.map(step, num_parallel_calls=2, deterministic=True).prefetch(_PREFETCHED_STEPS)
+    dataset = firsts.map(step, num_parallel_calls=examples.parallel_steps, deterministic=True).prefetch(
+        _PREFETCHED_STEPS
+    )
     iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
     return Stream(list(iterator.get_next()), iterator.initializer)
 

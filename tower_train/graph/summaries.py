@@ -47,14 +47,19 @@ def step_summary(
 
 def _histogram(tag: str, values: tf.Tensor) -> tf.Tensor:
     # The op's name may not repeat the variable's, which the checkpoint reserves; the tag may.
-    return tf.raw_ops.HistogramSummary(tag=tag, values=values, name=f"{tag}/histogram")
+    return tf.raw_ops.HistogramSummary(tag=tag, values=_finite(values), name=f"{tag}/histogram")
+
+
+def _finite(values: tf.Tensor) -> tf.Tensor:
+    """HistogramSummary is an error where it meets NaN or Inf, which would hide where those come from."""
+    return tf.boolean_mask(values, tf.math.is_finite(values)) if values.dtype.is_floating else values
 
 
 def _of_the_network(tower_name: str) -> list[tf.Tensor]:
     """The scalars and histograms that inference or loss summarised in one tower, tagged as if there were no towers."""
     kinds = {
         "ScalarSummary": lambda tag, values: tf.raw_ops.ScalarSummary(tags=tag, values=values),
-        "HistogramSummary": lambda tag, values: tf.raw_ops.HistogramSummary(tag=tag, values=values),
+        "HistogramSummary": lambda tag, values: tf.raw_ops.HistogramSummary(tag=tag, values=_finite(values)),
     }
     renamed = []
     for summary in v1.get_collection(v1.GraphKeys.SUMMARIES, scope=f"{tower_name}/"):

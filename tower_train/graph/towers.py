@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import hashlib
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
@@ -66,22 +67,31 @@ def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf
 
 
 def build_towers(
-    workload: Workload, batches: list, devices: tuple[str, ...], dtype: tf.DType, seed: int = 0, training: bool = True
-) -> list[Tower]:
+    workload: Workload,
+    batches: Iterable,
+    devices: tuple[str, ...],
+    dtype: tf.DType,
+    seed: int = 0,
+    training: bool = True,
+) -> Iterator[Tower]:
     """One tower a device: tower 0 creates the variables, on the CPU, later towers reuse them.
+
+    A tower is built when it is asked for, and its batch is asked for then.
 
     Args:
       workload: what a tower computes.
       batches: over towers, (features, labels).
-      devices: over towers, a device string.
+      devices: over towers, a device string; where it is the same, towers share the device.
       dtype: of the arithmetic.
       seed: of the variables' initial values, which depend on it and on their names only.
       training: whether towers have a loss.
 
+    Yields:
+      The towers.
+
     Raises:
       GraphError: a later tower would create a variable; the message names it.
     """
-    towers = []
     for i, (device, (features, labels)) in enumerate(zip(devices, batches, strict=True)):
         name = f"tower_{i}"
         with (
@@ -92,8 +102,7 @@ def build_towers(
             v1.variable_scope(v1.get_variable_scope(), custom_getter=_kept_in_full_precision),
         ):
             outputs, loss = tower_loss(workload, features, labels, dtype, training)
-        towers.append(Tower(name, device, outputs, labels, loss))
-    return towers
+        yield Tower(name, device, outputs, labels, loss)
 
 
 def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:

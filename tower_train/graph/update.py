@@ -1,19 +1,49 @@
 """The one update of the variables, on the CPU: optimizer, then moving averages, then counters."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
+from tower_train.graph import statistics
 from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.layers import Statistic
 
 v1 = tf.compat.v1
 
 
-def make_optimizer(name: str, learning_rate: tf.Tensor, momentum: float) -> v1.train.Optimizer:
-    """TensorFlow's optimizer by its name on the command line: sgd, momentum or adam."""
+def make_optimizer(name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False) -> v1.train.Optimizer:
+    """TensorFlow's optimizer by its name on the command line: sgd, momentum, adam, or lars (see lars_gradients)."""
     return {
         "sgd": lambda: v1.train.GradientDescentOptimizer(learning_rate),
-        "momentum": lambda: v1.train.MomentumOptimizer(learning_rate, momentum),
+        "momentum": lambda: v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov),
         "adam": lambda: v1.train.AdamOptimizer(learning_rate),
+        "lars": lambda: v1.train.MomentumOptimizer(learning_rate, momentum),
     }[name]()
+
+
+def clip_by_norm(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
+    """All gradients times limit / norm, norm being that of all of them together, where it is greater than limit."""
+    clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], limit)
+    return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]
+
+
+def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> GradientsAndVariables:
+    """Each matrix's and each kernel's gradient times trust * norm of its weights / norm of its gradient.
+
+    Applied with momentum this is LARS (You et al. 2017, "Large batch training of convolutional networks", algorithm 1)
+    for a constant rate; the gradients hold the weight decay. Biases and scales (of rank 1) keep theirs.
+    """
+
+    def scaled(gradient, variable):
+        if variable.shape.rank < 2:
+            return gradient
+        gradient = tf.convert_to_tensor(gradient)
+        weight_norm, gradient_norm = tf.norm(variable), tf.norm(gradient)
+        usual = tf.logical_and(weight_norm > 0, gradient_norm > 0)
+        ratio = trust * weight_norm / tf.where(usual, gradient_norm, tf.ones_like(gradient_norm))
+        return gradient * tf.where(usual, ratio, tf.ones_like(ratio))
+
+    return [(scaled(gradient, variable), variable) for gradient, variable in gradients]
 
 
 def moving_averages(decay: float, global_step: tf.Variable | None = None) -> tf.train.ExponentialMovingAverage | None:
@@ -29,17 +59,27 @@ def apply_update(
     optimizer: v1.train.Optimizer,
     averages: tf.train.ExponentialMovingAverage | None,
     counts: list[tuple[tf.Variable, int]],
+    moving: Sequence[Statistic] = (),
 ) -> tf.Operation:
-    """One step, in this order: the variables, the moving averages of all trainable ones, the counters.
+    """One step, in this order: the variables, the moving statistics, the moving averages of both, the counters.
 
     Args:
       gradients: what to apply.
       optimizer: what applies it.
       averages: from `moving_averages`, or None.
       counts: counters and what a step adds to each.
+      moving: from `statistics.average_statistics`.
     """
     updated = optimizer.apply_gradients(gradients)
     with tf.control_dependencies([updated]):
-        averaged = averages.apply(v1.trainable_variables()) if averages else tf.no_op()
+        moved = statistics.update_moving(moving)
+    with tf.control_dependencies([moved]):
+        followed = v1.trainable_variables() + [statistic.moving for statistic in moving]
+        averaged = averages.apply(followed) if averages else tf.no_op()
     with tf.control_dependencies([averaged]):
-        return tf.group(*[counter.assign_add(amount) for counter, amount in counts])
+        return count_step(counts)
+
+
+def count_step(counts: list[tuple[tf.Variable, int]]) -> tf.Operation:
+    """Moves the counters on by one step."""
+    return tf.group(*[counter.assign_add(amount) for counter, amount in counts])

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cifar10 import publish
+from tower_train.data import publish
 
 
 def _is_complete(folder):

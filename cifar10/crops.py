@@ -1,0 +1,55 @@
+"""Whole images for the deeper networks: shifted by up to four pixels and flipped for training, as they are otherwise.
+
+He et al. 2015 ("Deep residual learning", section 4.2): 4 pixels are padded on each side and a 32 x 32 crop of the
+padded image or its mirror image is taken. Zeros are padded after normalisation, so the border is of the mean colour.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import workload
+
+SIZE = 32
+PADDING = 4
+
+# Of each channel over the 50,000 training images, in grey levels.
+MEAN = np.array([125.307, 122.950, 113.865], np.float32)
+DEVIATION = np.array([62.993, 62.089, 66.705], np.float32)
+
+
+def prepare(images: tf.Tensor) -> tf.Tensor:
+    """Subtracts the mean and divides by the deviation of each channel.
+
+    Args:
+      images: uint8 [batch, 32, 32, 3].
+
+    Returns:
+      float32 [batch, 32, 32, 3].
+    """
+    return (tf.cast(images, tf.float32) - MEAN) / DEVIATION
+
+
+def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
+    """`prepare`, then a shift by -4 to 4 pixels each way, zeros moving in, and a left-right flip of half of the images.
+
+    `crop_and_resize` does both in one pass: a box of the size of the image resizes nothing, one whose sides are swapped
+    flips, and what lies outside becomes 0. Boxes end a quarter of a pixel inside the outermost pixels, so that rounding
+    never picks a neighbour.
+
+    Args:
+      images: uint8 [batch, 32, 32, 3].
+      draws: the random numbers of this batch.
+
+    Returns:
+      float32 [batch, 32, 32, 3].
+    """
+    row, column, flip = tf.split(draws.uniform("crop", 3), 3, axis=1)
+    top, left = (tf.floor((2 * PADDING + 1) * place) - PADDING for place in (row, column))
+    inset = 0.25
+    bottom, right = top + (SIZE - 1 - inset), left + (SIZE - 1 - inset)
+    top, left = top + inset, left + inset
+    first, last = tf.where(flip < 0.5, right, left), tf.where(flip < 0.5, left, right)
+    boxes = tf.concat([top, first, bottom, last], axis=1) / (SIZE - 1)
+    return tf.image.crop_and_resize(
+        prepare(images), boxes, tf.range(tf.shape(images)[0]), [SIZE, SIZE], method="nearest", extrapolation_value=0
+    )

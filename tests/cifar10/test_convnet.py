@@ -1,0 +1,192 @@
+"""The network against a plain one: numpy for its outputs, TensorFlow's own operations for its gradients."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import convnet
+
+v1 = tf.compat.v1
+
+SHAPES = {
+    "conv1/weights": [5, 5, 3, 64],
+    "conv1/biases": [64],
+    "conv2/weights": [5, 5, 64, 64],
+    "conv2/biases": [64],
+    "local3/weights": [2304, 384],
+    "local3/biases": [384],
+    "local4/weights": [384, 192],
+    "local4/biases": [192],
+    "softmax_linear/weights": [192, 10],
+    "softmax_linear/biases": [10],
+}
+BIASES = {"conv1": 0.0, "conv2": 0.1, "local3": 0.1, "local4": 0.1, "softmax_linear": 0.0}
+DEVIATIONS = {"conv1": 5e-2, "conv2": 5e-2, "local3": 0.04, "local4": 0.04, "softmax_linear": 1 / 192}
+
+
+def plain_numpy(images, variables):
+    """{layer: activations} in float64, from the tutorial's description; no operation is reordered."""
+
+    def windows(maps, size, stride, fill):
+        """[batch, rows, columns, size, size, channels], padded as TensorFlow's SAME does."""
+        outputs = -(-maps.shape[1] // stride)
+        missing = max((outputs - 1) * stride + size - maps.shape[1], 0)
+        pad = (missing // 2, missing - missing // 2)
+        padded = np.pad(maps, [(0, 0), pad, pad, (0, 0)], constant_values=fill)
+        views = np.lib.stride_tricks.sliding_window_view(padded, (size, size), axis=(1, 2))
+        return views[:, ::stride, ::stride].transpose(0, 1, 2, 4, 5, 3)
+
+    def convolution(maps, layer):
+        sums = np.tensordot(windows(maps, 5, 1, 0.0), variables[f"{layer}/weights"], axes=3)
+        return np.maximum(sums + variables[f"{layer}/biases"], 0)
+
+    def max_pool(maps):
+        return windows(maps, 3, 2, -np.inf).max(axis=(3, 4))
+
+    def normalization(maps):
+        squares = np.pad(np.square(maps), [(0, 0)] * 3 + [(4, 4)])
+        energy = sum(squares[..., k : k + maps.shape[-1]] for k in range(9))
+        return maps * (1 + 0.001 / 9 * energy) ** -0.75
+
+    def affine(rows, layer):
+        return rows @ variables[f"{layer}/weights"] + variables[f"{layer}/biases"]
+
+    layers = {"conv1": convolution(images, "conv1")}
+    layers["conv2"] = convolution(normalization(max_pool(layers["conv1"])), "conv2")
+    flat = max_pool(normalization(layers["conv2"])).reshape(len(images), -1)
+    layers["local3"] = np.maximum(affine(flat, "local3"), 0)
+    layers["local4"] = np.maximum(affine(layers["local3"], "local4"), 0)
+    layers["softmax_linear"] = affine(layers["local4"], "softmax_linear")
+    return layers
+
+
+def plain_tensorflow(images, variables):
+    """Logits by the tutorial's operations in the tutorial's order, differentiable by TensorFlow."""
+
+    def convolution(maps, layer):
+        sums = tf.nn.conv2d(maps, variables[f"{layer}/weights"], 1, "SAME")
+        return tf.nn.relu(tf.nn.bias_add(sums, variables[f"{layer}/biases"]))
+
+    def max_pool(maps):
+        return tf.nn.max_pool2d(maps, 3, 2, "SAME")
+
+    def normalization(maps):
+        if maps.dtype == tf.float32:
+            return tf.nn.lrn(maps, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+        squares = tf.pad(tf.square(maps), [(0, 0)] * 3 + [(4, 4)])
+        energy = tf.add_n([squares[..., k : k + maps.shape[-1]] for k in range(9)])
+        return maps * (1 + 0.001 / 9 * energy) ** -0.75
+
+    def affine(rows, layer):
+        return tf.matmul(rows, variables[f"{layer}/weights"]) + variables[f"{layer}/biases"]
+
+    maps = convolution(normalization(max_pool(convolution(images, "conv1"))), "conv2")
+    flat = tf.reshape(max_pool(normalization(maps)), [-1, 2304])
+    return affine(tf.nn.relu(affine(tf.nn.relu(affine(flat, "local3")), "local4")), "softmax_linear")
+
+
+def draw_images(count, dtype=np.float64):
+    return np.random.default_rng(0).normal(size=[count, 24, 24, 3]).astype(dtype)
+
+
+def by_name(variables):
+    return {variable.op.name: variable for variable in variables}
+
+
+def test_variables_have_the_tutorials_names_shapes_and_dtype():
+    with tf.Graph().as_default():
+        logits = convnet.inference(v1.placeholder(tf.float64, [None, 24, 24, 3]), True)
+        variables = by_name(v1.global_variables())
+        assert logits.shape.as_list() == [None, 10] and logits.dtype == tf.float64
+        assert {name: v.shape.as_list() for name, v in variables.items()} == SHAPES
+        assert {v.dtype.base_dtype for v in variables.values()} == {tf.float64}
+        assert v1.trainable_variables() == v1.global_variables()
+        assert sum(v.shape.num_elements() for v in variables.values()) == 1_068_298
+
+
+def test_initial_values():
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.set_random_seed(1)
+        convnet.inference(tf.constant(draw_images(1, np.float32)), True)
+        session.run(v1.global_variables_initializer())
+        values = session.run(by_name(v1.global_variables()))
+    for layer, bias in BIASES.items():
+        weights, deviation = values[f"{layer}/weights"], DEVIATIONS[layer]
+        np.testing.assert_array_equal(values[f"{layer}/biases"], np.float32(bias))
+        assert abs(weights).max() <= 2 * deviation
+        # A normal distribution cut off at two deviations has 0.8796 of its deviation.
+        np.testing.assert_allclose(weights.std(), 0.8796 * deviation, rtol=0.05)
+
+
+@pytest.fixture(scope="module")
+def float64_step():
+    """Two images' activations, logits and gradients, and the values of the variables, all drawn at random."""
+    rng = np.random.default_rng(0)
+    with tf.Graph().as_default(), v1.Session() as session:
+        images = tf.constant(draw_images(2))
+        logits = convnet.inference(images, True)
+        variables = by_name(v1.global_variables())
+        for name, variable in variables.items():
+            layer = name.partition("/")[0]
+            variable.load(2 * DEVIATIONS[layer] * rng.normal(size=variable.shape), session)
+        logit_gradients = tf.constant(rng.normal(size=logits.shape))
+        gradients = tf.gradients(logits, list(variables.values()), logit_gradients)
+        plain = tf.gradients(plain_tensorflow(images, variables), list(variables.values()), logit_gradients)
+        activations = {tensor.op.name: tensor for tensor in v1.get_collection("activations")}
+        yield session.run((variables, activations, logits, gradients, plain))
+
+
+def test_activations_and_logits_equal_the_plain_network_in_numpy(float64_step):
+    variables, activations, logits, _, _ = float64_step
+    expected = plain_numpy(draw_images(2), variables)
+    assert list(activations) == [f"{layer}/{layer}" for layer in expected]
+    for layer, values in expected.items():
+        np.testing.assert_allclose(activations[f"{layer}/{layer}"], values, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(logits, expected["softmax_linear"], rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_equal_the_plain_network(float64_step):
+    _, _, _, gradients, plain = float64_step
+    for gradient, expected in zip(gradients, plain, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-9, atol=1e-9 * abs(expected).max())
+
+
+def test_float32_equals_tensorflows_operations():
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.set_random_seed(1)
+        images = tf.constant(draw_images(8, np.float32))
+        logits = convnet.inference(images, True)
+        variables = by_name(v1.global_variables())
+        plain_logits = plain_tensorflow(images, variables)
+        session.run(v1.global_variables_initializer())
+        outputs, plain_outputs = session.run([logits, plain_logits])
+        pairs = zip(*(tf.gradients(y, list(variables.values())) for y in (logits, plain_logits)), strict=True)
+        pairs = session.run(list(pairs))
+    np.testing.assert_allclose(outputs, plain_outputs, atol=1e-5 * abs(plain_outputs).max())
+    for gradient, expected in pairs:
+        np.testing.assert_allclose(gradient, expected, atol=1e-5 * abs(expected).max())
+
+
+def test_a_second_tower_shares_variables_and_weight_decay():
+    images = draw_images(3)
+    with tf.Graph().as_default(), v1.Session() as session:
+        with v1.variable_scope("", reuse=v1.AUTO_REUSE):
+            towers = [convnet.inference(tf.constant(images), True) for _ in range(2)]
+        assert [v.op.name for v in v1.global_variables()] == list(SHAPES)
+        decay = v1.get_collection(v1.GraphKeys.REGULARIZATION_LOSSES)
+        session.run(v1.global_variables_initializer())
+        first, second = session.run(towers)
+        decay, values = session.run([[tf.convert_to_tensor(loss) for loss in decay], by_name(v1.global_variables())])
+    np.testing.assert_array_equal(first, second)
+    expected = [0.004 / 2 * np.square(values[f"{layer}/weights"]).sum() for layer in ("local3", "local4")]
+    np.testing.assert_allclose(decay, expected)
+
+
+def test_one_graph_takes_any_number_of_images():
+    images = draw_images(5, np.float32)
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 24, 24, 3])
+        logits = convnet.inference(x, False)
+        session.run(v1.global_variables_initializer())
+        five, one = (session.run(logits, {x: images[:count]}) for count in (5, 1))
+    np.testing.assert_allclose(one, five[:1], atol=1e-5 * abs(five).max())

@@ -1,0 +1,92 @@
+"""The deeper networks: their sizes, their crops, their recipes, and N towers of each that are one."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import trainings
+
+import cifar10
+from cifar10 import crops
+from tower_train.config import Config
+from tower_train.workload import DataRequest
+
+v1 = tf.compat.v1
+
+# Weights and biases. ResNets: 0.27 and 0.85 million in He et al. 2015, table 6. The Keras tutorial's MiniGoogLeNet has
+# 1,656,250, which counts a bias and two moving statistics for each of 1,712 normalised channels.
+PARAMETERS = {"resnet20": 269_722, "resnet56": 853_018, "minigooglenet": 1_656_250 - 3 * 1_712}
+
+
+@functools.cache
+def model(name):
+    return cifar10.WORKLOAD.with_options({"model": name})
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_networks_have_the_published_size(name):
+    with tf.Graph().as_default():
+        logits = model(name).inference(tf.zeros([2, 32, 32, 3]), True)
+        count = sum(np.prod(variable.shape.as_list()) for variable in v1.trainable_variables())
+        layers = [v for v in v1.trainable_variables() if v.op.name.endswith("/weights")]
+    assert logits.shape == (2, 10)
+    assert count == PARAMETERS[name]
+    if name.startswith("resnet"):
+        assert len(layers) == int(name.removeprefix("resnet"))
+
+
+@pytest.mark.parametrize(("name", "batch"), [("resnet20", 8), ("minigooglenet", 4)])
+def test_two_synchronized_towers_match_one_tower_step_by_step(cifar10_dir, name, batch):
+    examples = model(name).examples(DataRequest("train", "cifar10", str(cifar10_dir)))
+    options = dict(dtype="float64", sync_batch_norm=True, learning_rate=0.01, steps=2)
+    one = trainings.train(model(name), examples, num_gpus=1, batch_size=batch, **options)
+    two = trainings.train(model(name), examples, num_gpus=2, batch_size=batch // 2, **options)
+    trainings.assert_same(two, one)
+
+
+class Draws:
+    def __init__(self, numbers):
+        self.numbers = np.asarray(numbers, np.float32)
+
+    def uniform(self, name, count):
+        return tf.constant(self.numbers[:, :count])
+
+
+def test_crops_are_those_of_the_padded_image():
+    """All 81 places, flipped and not, against numpy."""
+    images = np.random.default_rng(0).integers(0, 256, [2, 32, 32, 3], np.uint8)
+    places = [(row, column, flip, k) for row in range(9) for column in range(9) for flip in (0, 1) for k in (0, 1)]
+    draws = Draws([((row + 0.5) / 9, (column + 0.5) / 9, 0.75 - 0.5 * flip) for row, column, flip, _ in places])
+    with tf.Graph().as_default(), v1.Session() as session:
+        chosen = tf.constant(images[[k for *_, k in places]])
+        found = session.run(crops.distort(chosen, draws))
+    normal = (images.astype(np.float64) - crops.MEAN) / crops.DEVIATION
+    padded = np.pad(normal, [(0, 0), (4, 4), (4, 4), (0, 0)])
+    for crop, (row, column, flip, k) in zip(found, places, strict=True):
+        expected = padded[k, row : row + 32, column : column + 32]
+        np.testing.assert_allclose(crop, expected[:, ::-1] if flip else expected, atol=1e-5, err_msg=f"{row} {column}")
+
+
+def test_crops_end_at_the_edges_of_the_padding():
+    images = tf.zeros([2, 32, 32, 3], tf.uint8)
+    with tf.Graph().as_default(), v1.Session() as session:
+        found = session.run(
+            crops.distort(tf.zeros([2, 32, 32, 3], tf.uint8), Draws([[0, 0, 0.9], [0.9999999, 0, 0.9]]))
+        )
+    assert images.shape == found.shape
+    np.testing.assert_array_equal(found[0, :4], 0), np.testing.assert_array_equal(found[0, :, :4], 0)
+    np.testing.assert_array_equal(found[1, 28:], 0)
+    assert (found[0, 4:, 4:] != 0).all() and (found[1, :28, 4:] != 0).all()
+
+
+def test_recipes_can_be_followed():
+    for name in PARAMETERS:
+        config = model(name).config()
+        assert isinstance(config, Config) and config.optimizer == "momentum" and config.epochs in (70, 164)
+    assert model("resnet20").config(max_steps=3).epochs is None
+    assert model("convnet").config() == Config()
+
+
+def test_the_convnet_stays_the_default():
+    assert cifar10.WORKLOAD.options.model == "convnet" and not cifar10.WORKLOAD.recipe

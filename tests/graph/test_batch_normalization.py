@@ -1,0 +1,188 @@
+"""Batch normalisation against numpy: its outputs, its moving statistics, its gradient, and N towers of it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tower_train import errors, layers
+from tower_train.graph import statistics
+from tower_train.workload import Examples, Workload
+
+v1 = tf.compat.v1
+MOMENTUM, EPSILON = 0.8, 1e-3
+TRAIN = dict(learning_rate=0.1, learning_rate_decay_factor=1.0, moving_average_decay=0.9)
+
+
+def normalize(x, gamma, beta):
+    axes = tuple(range(x.ndim - 1))
+    return gamma * (x - x.mean(axes)) / np.sqrt(x.var(axes) + EPSILON) + beta
+
+
+def run(x, training=True, assign=()):
+    """(outputs, {statistic: value}) of the layer on x; assign: (variable's name, value)."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        outputs = layers.batch_normalization(tf.constant(x), training, MOMENTUM, EPSILON, name="norm")
+        session.run(v1.global_variables_initializer())
+        variables = {variable.op.name: variable for variable in v1.global_variables()}
+        for name, value in assign:
+            variables[f"norm/{name}"].load(np.asarray(value), session)
+        noted = {s.moving.op.name: s.value for s in v1.get_collection(layers.STATISTICS)}
+        return session.run((outputs, noted))
+
+
+GAMMA, BETA = np.array([1.5, -0.5, 2.0]), np.array([0.25, 1.0, -3.0])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-5)])
+@pytest.mark.parametrize("shape", [(6, 3), (4, 5, 3), (4, 5, 2, 3), (1, 1, 1, 3)])
+def test_training_uses_and_notes_the_statistics_of_the_batch(dtype, tolerance, shape):
+    x = np.random.default_rng(0).normal(2, 3, shape).astype(dtype)
+    outputs, noted = run(x, assign=[("gamma", GAMMA.astype(dtype)), ("beta", BETA.astype(dtype))])
+    axes = tuple(range(x.ndim - 1))
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(outputs, normalize(wide, GAMMA, BETA), atol=tolerance * 10)
+    np.testing.assert_allclose(noted["norm/moving_mean"], wide.mean(axes), rtol=tolerance)
+    np.testing.assert_allclose(noted["norm/moving_variance"], wide.var(axes), rtol=tolerance * 10, atol=tolerance)
+    assert outputs.dtype == dtype
+
+
+def test_evaluation_uses_the_moving_statistics_and_notes_none():
+    x, mean, variance = np.random.default_rng(0).normal(2, 3, [4, 5, 5, 3]), np.arange(3.0), np.array([1.0, 4.0, 0.5])
+    values = [("gamma", GAMMA), ("beta", BETA), ("moving_mean", mean), ("moving_variance", variance)]
+    outputs, noted = run(x, training=False, assign=values)
+    np.testing.assert_allclose(outputs, GAMMA * (x - mean) / np.sqrt(variance + EPSILON) + BETA, rtol=1e-12)
+    assert not noted
+
+
+def test_bfloat16_keeps_its_variables_and_statistics_in_float32():
+    x = tf.constant(np.random.default_rng(0).normal(2, 3, [8, 4, 4, 3]), tf.bfloat16)
+    x = tf.cast(x, tf.float32).numpy()
+    with tf.Graph().as_default(), v1.Session() as session:
+        outputs = layers.batch_normalization(tf.cast(tf.constant(x), tf.bfloat16), True, epsilon=EPSILON)
+        assert outputs.dtype == tf.bfloat16 and {v.dtype.base_dtype for v in v1.global_variables()} == {tf.float32}
+        noted = [s.value for s in v1.get_collection(layers.STATISTICS)]
+        session.run(v1.global_variables_initializer())
+        found, (mean, variance) = session.run((tf.cast(outputs, tf.float32), noted))
+    np.testing.assert_allclose(found, normalize(x.astype(np.float64), 1, 0), atol=0.03)
+    np.testing.assert_allclose(mean, x.mean((0, 1, 2)), rtol=1e-4)
+    np.testing.assert_allclose(variance, x.var((0, 1, 2)), rtol=1e-4)
+
+
+def make(layer=layers.batch_normalization):
+    """A workload: squared error of a normalised linear function; 48 examples of 4 features."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(1, 2, [48, 4]), rng.normal(size=48)
+
+    def network(features, training):
+        kernel = v1.get_variable("kernel", [4, 3], features.dtype, v1.constant_initializer(KERNEL))
+        maps = tf.nn.relu(layer(features @ kernel, training, MOMENTUM, EPSILON, name="first"))
+        return tf.reduce_sum(layer(maps, training, MOMENTUM, EPSILON, name="second") * [1.0, 2.0, 3.0], axis=1)
+
+    def loss(outputs, labels):
+        return tf.reduce_mean(tf.square(outputs - labels))
+
+    return Workload("norm", lambda request: None, network, loss), Examples.from_arrays("norm", features, labels)
+
+
+KERNEL = np.random.default_rng(1).normal(size=[4, 3])
+
+
+def train(open_training, num_towers, steps=12, **options):
+    """(losses, {variable: value}, features of the first step in stream order)."""
+    workload, examples = make()
+    with open_training(
+        workload, examples, num_gpus=num_towers, batch_size=8 // num_towers, dtype="float64", **(TRAIN | options)
+    ) as (built, session):
+        losses = [session.run(built.report).loss for _ in range(steps)]
+        return losses, session.run({variable.op.name: variable for variable in built.variables})
+
+
+@pytest.mark.parametrize("num_towers", [2, 4])
+def test_synchronized_towers_match_one_tower_step_by_step(open_training, num_towers):
+    """Weights, moving statistics and the moving averages of both."""
+    losses, ended = train(open_training, 1)
+    several, ended_too = train(open_training, num_towers, sync_batch_norm=True)
+    np.testing.assert_allclose(several, losses, rtol=1e-9)
+    assert ended_too.keys() == ended.keys() and "first/moving_variance/ExponentialMovingAverage" in ended
+    for name, value in ended.items():
+        np.testing.assert_allclose(ended_too[name], value, atol=1e-9 * max(1, np.max(np.abs(value))), err_msg=name)
+
+
+def test_towers_on_their_own_do_not_match_one_tower(open_training):
+    """So that the test above is not about a network which the batch's statistics do not matter to."""
+    assert np.abs(np.subtract(train(open_training, 2)[0], train(open_training, 1)[0])).max() > 1e-3
+
+
+@pytest.mark.parametrize("num_towers", [1, 4])
+@pytest.mark.parametrize("sync", [False, True])
+def test_moving_statistics_follow_the_mean_over_towers(open_training, num_towers, sync):
+    """The first layer's, over two steps with learning rate almost 0, against numpy on the same examples."""
+    seen = []
+
+    def spying(inputs, training, *args, name, **kwargs):
+        if name == "first":
+            seen.append(inputs)
+        return layers.batch_normalization(inputs, training, *args, name=name, **kwargs)
+
+    workload, examples = make(spying)
+    options = TRAIN | dict(learning_rate=1e-30, num_gpus=num_towers, batch_size=8 // num_towers, dtype="float64")
+    with open_training(workload, examples, sync_batch_norm=sync, **options) as (built, session):
+        mean, variance = np.zeros(3), np.ones(3)
+        for _ in range(2):
+            batches = np.stack(session.run((seen, built.report))[0])
+            per_tower = [batches.reshape(-1, 3)] if sync else list(batches)
+            mean = MOMENTUM * mean + (1 - MOMENTUM) * np.mean([batch.mean(0) for batch in per_tower], axis=0)
+            variance = MOMENTUM * variance + (1 - MOMENTUM) * np.mean([batch.var(0) for batch in per_tower], axis=0)
+        found = session.run({v.op.name: v for v in built.variables})
+    np.testing.assert_allclose(found["first/moving_mean"], mean, rtol=1e-12)
+    np.testing.assert_allclose(found["first/moving_variance"], variance, rtol=1e-12)
+
+
+def test_the_gradient_is_that_of_one_big_batch_in_numpy(open_training):
+    """Of the kernel, by central differences of the loss in numpy, against the step that 4 towers take."""
+    workload, examples = make()
+    seen = []
+
+    def noting(features, training):
+        seen.append(features)
+        return make()[0].inference(features, training)
+
+    noted = Workload("norm", workload.examples, noting, lambda o, y: (seen.append(y), workload.loss(o, y))[1])
+    options = TRAIN | dict(num_gpus=4, batch_size=2, dtype="float64", sync_batch_norm=True, moving_average_decay=0.0)
+    with open_training(noted, examples, **options) as (built, session):
+        values, _ = session.run((seen, built.report))
+        kernel = session.run(next(v for v in built.variables if v.op.name == "kernel"))
+    x, y = np.concatenate(values[::2]), np.concatenate(values[1::2])
+
+    def loss(kernel):
+        maps = np.maximum(normalize(x @ kernel, 1, 0), 0)
+        return np.mean((normalize(maps, 1, 0) @ [1.0, 2.0, 3.0] - y) ** 2)
+
+    expected, small = np.zeros_like(KERNEL), 1e-6
+    for index in np.ndindex(*KERNEL.shape):
+        delta = np.zeros_like(KERNEL)
+        delta[index] = small
+        expected[index] = (loss(KERNEL + delta) - loss(KERNEL - delta)) / (2 * small)
+    np.testing.assert_allclose((KERNEL - kernel) / TRAIN["learning_rate"], expected, atol=1e-7)
+
+
+def test_names_do_not_tell_of_towers(open_training):
+    names = set(train(open_training, 2, steps=1, sync_batch_norm=True)[1])
+    wanted = {"first/gamma", "first/beta", "first/moving_mean", "first/moving_variance"}
+    assert wanted <= names and not [name for name in names if "tower" in name]
+
+
+def test_towers_that_note_different_statistics_are_refused():
+    with tf.Graph().as_default():
+        layers.batch_normalization(tf.zeros([2, 3]), True, name="norm")
+        with pytest.raises(errors.GraphError, match="norm/moving_mean has 1 batch statistics from 2 towers"):
+            statistics.average_statistics(2)
+
+
+def test_synchronizing_a_network_without_normalisation_is_refused(open_training):
+    workload, examples = make(lambda inputs, *args, **kwargs: inputs)
+    with (
+        pytest.raises(errors.ConfigError, match="--sync_batch_norm: workload norm has no tower_train.layers.batch"),
+        open_training(workload, examples, sync_batch_norm=True, dtype="float64"),
+    ):
+        pass

@@ -1,0 +1,156 @@
+"""A workload's own options: on the command line, in run.json, on resuming and in evaluation."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+import runs
+
+import tower_train
+from tower_train import command_line, errors
+from tower_train.config import DATA, Config, Options, option
+from tower_train.workload import Workload
+
+MODULE = '''
+"""The toy workload with options of its own."""
+
+import dataclasses
+
+import toy_workload
+from tower_train import Examples, Workload
+from tower_train.config import DATA, Options, option
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyOptions(Options):
+    shift: float = option(0.0, "added to every feature", DATA, minimum=0, resume="same")
+    loud: bool = option(False, "changes nothing", DATA)
+
+
+def make(options):
+    def network(features, training):
+        return toy_workload.network(features + options.shift, training)
+
+    return Workload("optional", toy_workload.load, network, options=options, configure=make, recipe={recipe})
+
+
+WORKLOAD = make(ToyOptions())
+'''
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory):
+    """A folder with workloads that have options: `optional_toy`, and `greedy_toy`, one of which is the trainer's."""
+    folder = tmp_path_factory.mktemp("modules")
+    recipe = "{'learning_rate': 0.02, 'epochs': 3.0, 'batch_size': 4}"
+    (folder / "optional_toy.py").write_text(MODULE.replace("{recipe}", recipe))
+    (folder / "greedy_toy.py").write_text(MODULE.replace("{recipe}", "{}").replace("shift", "seed"))
+    return folder
+
+
+@pytest.fixture
+def parse(modules, monkeypatch):
+    monkeypatch.syspath_prepend(str(modules))
+    return lambda *words: command_line.parse_with_workload(["program", "--workload=optional_toy", *words], "usage")
+
+
+def test_a_workloads_options_stand_beside_the_trainers_in_any_order(parse):
+    config, options = parse("--shift", "1.5", "--seed=3", "--noloud", "--num_gpus", "2")
+    assert options == {"shift": 1.5, "loud": False}
+    assert (config.seed, config.num_gpus, config.workload) == (3, 2, "optional_toy")
+
+
+def test_the_recipe_fills_in_what_is_not_given(parse):
+    config, _ = parse("--batch_size=8")
+    assert (config.learning_rate, config.epochs, config.batch_size) == (0.02, 3.0, 8)
+    config, _ = parse("--max_steps=5")
+    assert (config.max_steps, config.epochs) == (5, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--shift=-1"], "--shift=-1.0: it must be a number at least 0."),
+        (["--shift=x"], "--shift=x: it must be a number at least 0."),
+        (["--shft=1"], "There is no option --shft. Did you mean --shift?"),
+        (["--shift=1", "garbage"], "'garbage' is no option."),
+        (["--batch_size=0", "--shift=1"], "--batch_size=0: it must be"),
+    ],
+)
+def test_mistakes_are_told_as_those_in_the_trainers_options(parse, words, text):
+    with pytest.raises(errors.ConfigError) as raised:
+        parse(*words)
+    assert str(raised.value).startswith(text)
+
+
+def test_an_option_that_the_trainer_has_is_refused(parse):
+    with pytest.raises(errors.ConfigError, match="--workload=greedy_toy has an option --seed, as the trainer has"):
+        parse("--workload=greedy_toy")
+
+
+def test_help_with_a_workload_shows_its_options_too(parse, capsys):
+    with pytest.raises(SystemExit) as left:
+        parse("--help")
+    shown = capsys.readouterr().out
+    assert left.value.code == 0 and "--shift" in shown and "added to every feature [0.0]" in shown
+    assert "--learning_rate" in shown
+
+
+def test_options_by_name_in_python():
+    @dataclasses.dataclass(frozen=True)
+    class Own(Options):
+        size: int = option(1, "a size", DATA, minimum=1)
+
+    def make(options):
+        return Workload(f"size {options.size}", None, None, options=options, configure=make)
+
+    workload = make(Own())
+    assert workload.with_options({}) is workload
+    assert workload.with_options({"size": 3}).name == "size 3"
+    with pytest.raises(errors.ConfigError, match="--size=0"):
+        workload.with_options({"size": 0})
+    with pytest.raises(errors.ConfigError, match="has no option 'sise'. Its options are: size"):
+        workload.with_options({"sise": 0})
+    with pytest.raises(errors.ConfigError, match="Its options are: none"):
+        Workload("plain", None, None).with_options({"size": 1})
+
+
+@pytest.fixture(scope="module")
+def run(modules, tmp_path_factory):
+    """A run with --shift=2 that was stopped at step 10, and what its command printed."""
+    directory = tmp_path_factory.mktemp("run") / "run"
+    words = runs.flags(workload="optional_toy", train_dir=directory, num_gpus=2, max_steps=10, shift=2.0)
+    environment = pytest.MonkeyPatch()
+    environment.setenv("PYTHONPATH", str(modules))
+    done = runs.command("tower_train", *words)
+    environment.undo()
+    assert done.returncode == 0, done.stderr
+    return pathlib.Path(directory)
+
+
+def train(modules, monkeypatch, directory, steps, **options):
+    monkeypatch.syspath_prepend(str(modules))
+    config = Config(train_dir=str(directory), num_gpus=2, max_steps=steps, batch_size=4, learning_rate=0.02)
+    return tower_train.train("optional_toy", config, workload_options=options)
+
+
+def test_run_json_tells_the_options(run):
+    assert json.loads((run / "run.json").read_text())["workload_options"] == {"shift": 2.0, "loud": False}
+
+
+def test_another_value_is_refused_or_free_as_the_option_says(run, modules, monkeypatch):
+    with pytest.raises(errors.RunError, match="--shift was 2.0, now 0.0"):
+        train(modules, monkeypatch, run, 12)
+    assert train(modules, monkeypatch, run, 12, shift=2.0, loud=True).step == 12
+
+
+def test_evaluation_uses_the_runs_options(run, modules, monkeypatch):
+    """The loss of the network with the shift is not that of the one without: so are the predictions."""
+    monkeypatch.syspath_prepend(str(modules))
+    [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run)))
+    run_json = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(run_json | {"workload_options": {"shift": 1e6, "loud": False}}))
+    [other] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run)))
+    (run / "run.json").write_text(json.dumps(run_json))
+    assert found.confusion != other.confusion

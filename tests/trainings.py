@@ -1,0 +1,35 @@
+"""Training a few steps without a train_dir, and comparing two such trainings."""
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train.config import Config
+from tower_train.graph import build, devices
+
+v1 = tf.compat.v1
+
+
+def train(workload, examples, steps, **options):
+    """Trains on logical CPU devices; options of Config, the workload's recipe for the others.
+
+    Returns:
+      The losses, and {variable's name: value} after the last step.
+    """
+    config: Config = workload.config(device="cpu", **options)
+    placed = devices.place(config)
+    built = build.training_graph(workload, examples, config, placed)
+    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
+        session.run(v1.global_variables_initializer())
+        session.run(built.stream_initializer)
+        losses = [float(session.run(built.report).loss) for _ in range(steps)]
+        return losses, session.run({variable.op.name: variable for variable in built.variables})
+
+
+def assert_same(found, expected, tolerance=1e-9):
+    """Two results of `train`, but for rounding."""
+    np.testing.assert_allclose(found[0], expected[0], rtol=tolerance)
+    assert len(set(expected[0])) == len(expected[0]), "the loss stood still"
+    assert found[1].keys() == expected[1].keys()
+    for name, value in expected[1].items():
+        limit = tolerance * max(1, np.max(np.abs(value)))
+        np.testing.assert_allclose(found[1][name], value, rtol=0, atol=limit, err_msg=name)

@@ -1,0 +1,141 @@
+"""Fashion-MNIST: files found, downloaded and checked; the network of the tutorial, N towers of which are one."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import shutil
+import struct
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import trainings
+
+from tower_train import errors
+from tower_train.config import Config
+from tower_train.data import remote
+from tower_train.workload import DataRequest, load
+from tower_train.workloads import fashion_mnist
+
+v1 = tf.compat.v1
+NAMES = [file.name for file in fashion_mnist.FILES]
+
+
+def idx(array):
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The four files, gzipped, with 48 and 12 images of noise."""
+    folder, rng = tmp_path_factory.mktemp("fashion"), np.random.default_rng(0)
+    for prefix, count in (("train", 48), ("t10k", 12)):
+        images, labels = rng.integers(0, 256, [count, 28, 28], np.uint8), (np.arange(count) % 10).astype(np.uint8)
+        (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+        (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
+    return folder
+
+
+@pytest.fixture
+def server(data):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(data))
+    handler.log_message = None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def described(data, url):
+    """The files as their publisher would describe them."""
+    contents = {name: (data / name).read_bytes() for name in NAMES}
+    return tuple(
+        remote.RemoteFile(url + name, len(content), (("md5", hashlib.md5(content).hexdigest()),))
+        for name, content in contents.items()
+    )
+
+
+@pytest.mark.parametrize("below", ["", "fashion-mnist"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_files_are_found_gzipped_or_plain(data, tmp_path, below, plain):
+    folder = shutil.copytree(data, tmp_path / "data" / below)
+    if plain:
+        for path in folder.iterdir():
+            path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+            path.unlink()
+    for split, count in (("train", 48), ("test", 12)):
+        examples = fashion_mnist.examples(DataRequest(split, data_dir=str(tmp_path / "data")))
+        assert (examples.name, examples.num_examples) == (f"Fashion-MNIST {split}", count)
+        assert examples.class_names[9] == "Ankle boot"
+
+
+def test_missing_files_are_downloaded_whole_and_once(data, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    folder = fashion_mnist.download(tmp_path, described(data, server))
+    assert sorted(path.name for path in folder.iterdir()) == sorted(NAMES)
+    assert [(folder / name).read_bytes() for name in NAMES] == [(data / name).read_bytes() for name in NAMES]
+    assert fashion_mnist.download(tmp_path, described(data, "http://127.0.0.1:1/")) == folder
+
+
+def test_a_file_that_is_another_is_refused_and_nothing_remains(data, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    *good, last = described(data, server)
+    other = remote.RemoteFile(last.url, last.num_bytes, (("md5", "0" * 32),))
+    with pytest.raises(errors.DataError, match=f"from {last.url}: got a file whose md5 is .*--data_dir") as raised:
+        fashion_mnist.download(tmp_path, (*good, other))
+    assert "\n" not in str(raised.value)
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
+
+
+def test_without_a_network_the_user_is_told_where_the_files_go(data, tmp_path):
+    with pytest.raises(errors.DataError, match=f"could not be downloaded .* into {tmp_path}/fashion-mnist"):
+        fashion_mnist.download(tmp_path, described(data, "http://127.0.0.1:1/"))
+
+
+def test_the_published_files_are_asked_for_over_https_and_checked():
+    assert len(fashion_mnist.FILES) == 4
+    for file in fashion_mnist.FILES:
+        assert file.url.startswith("https://") and [len(digest) for _, digest in file.checksums] == [32]
+
+
+def test_the_network_is_that_of_the_tutorial():
+    """Keras builds the same: as many weights, and the same outputs from the same weights."""
+    layers = tf.keras.layers
+    keras = tf.keras.Sequential(
+        [
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    images = np.random.default_rng(0).uniform(size=[4, 28, 28, 1]).astype(np.float32)
+    with tf.Graph().as_default(), v1.Session() as session:
+        logits = fashion_mnist.inference(tf.constant(images), training=True)
+        session.run(v1.global_variables_initializer())
+        weights, found = session.run([v1.trainable_variables(), logits])
+    keras.build([None, 28, 28, 1])
+    keras.set_weights(weights)
+    np.testing.assert_allclose(found, keras(images).numpy(), atol=1e-5)
+
+
+def test_two_towers_match_one_tower_step_by_step(data):
+    workload = load("tower_train.workloads.fashion_mnist")
+    examples = workload.examples(DataRequest("train", data_dir=str(data)))
+    one = trainings.train(workload, examples, steps=6, num_gpus=1, batch_size=8, dtype="float64")
+    two = trainings.train(workload, examples, steps=6, num_gpus=2, batch_size=4, dtype="float64")
+    trainings.assert_same(two, one)
+
+
+def test_the_recipe_is_the_tutorials():
+    config = fashion_mnist.WORKLOAD.config()
+    assert isinstance(config, Config)
+    assert (config.optimizer, config.learning_rate, config.epochs) == ("adam", 0.001, 5.0)

@@ -1,0 +1,60 @@
+"""The workload that new_workload writes trains at once, and its towers are one."""
+
+import re
+import sys
+
+import pytest
+import runs
+import trainings
+
+from tower_train import command_line, new_workload
+from tower_train.workload import DataRequest, load
+from tower_train.workloads import template
+
+
+@pytest.fixture
+def main(monkeypatch, capsys, tmp_path):
+    """Runs the command in an empty directory: words -> (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["command", *words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            command_line.run(new_workload.main)
+        return left.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_what_it_writes_trains_and_learns_by_the_command_it_prints(main, tmp_path):
+    status, stdout, stderr = main("my_spirals")
+    assert (status, stderr) == (0, "")
+    [words] = re.findall(r"python -m tower_train (.*)\n", stdout)
+    words = [*words.split(), "--train_dir=run", "--units=48", "--eval_every_steps=300"]
+    done = runs.command("tower_train", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert runs.read_json(tmp_path / "run", "run.json")["workload"] == "my_spirals"
+    found = runs.read_json(tmp_path / "run", "result.json")["evaluation"]
+    assert found["metrics"]["precision @ 1"]["mean"] > 0.9
+    assert "MODULE" not in (tmp_path / "my_spirals.py").read_text()
+
+
+def test_its_towers_are_one():
+    examples = template.examples(DataRequest("train"))
+    options = dict(steps=5, dtype="float64", sync_batch_norm=True)
+    one = trainings.train(load("tower_train.workloads.template"), examples, num_gpus=1, batch_size=16, **options)
+    four = trainings.train(load("tower_train.workloads.template"), examples, num_gpus=4, batch_size=4, **options)
+    trainings.assert_same(four, one)
+
+
+@pytest.mark.parametrize("words", [[], ["two", "names"], ["a-b"], ["1st"], ["class"], ["a/b"]])
+def test_a_name_that_python_cannot_import_is_refused(main, words, tmp_path):
+    status, stdout, stderr = main(*words)
+    assert (status, stdout) == (2, "") and "give one name" in stderr and not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_there_stays(main, tmp_path):
+    (tmp_path / "mine.py").write_text("precious")
+    status, _, stderr = main("mine")
+    assert status == 2 and "mine.py is there already" in stderr and (tmp_path / "mine.py").read_text() == "precious"

@@ -1,0 +1,105 @@
+"""From image files to arrays of one size: decoded and resized in TensorFlow, on all cores, and what cannot be."""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train.data.image_files import EXTENSIONS, Listing
+
+v1 = tf.compat.v1
+
+_MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
+_BATCH = 16
+
+
+def decode(path: tf.Tensor, size: int, channels: int) -> tf.Tensor:
+    """One JPEG or PNG file, resized bilinearly with antialiasing, without keeping its aspect.
+
+    Args:
+      path: string scalar.
+      size: height and width of the result.
+      channels: 1 for grayscale, 3 for RGB; the file may be either, or CMYK, or of 16 bits a channel.
+
+    Returns:
+      uint8 [size, size, channels].
+    """
+    return decode_contents(tf.io.read_file(path), size, size, channels)
+
+
+def find_bad(listing: Listing, size: int, channels: int, pixels: np.ndarray | None = None) -> dict[int, str]:
+    """Decodes every image once.
+
+    Args:
+      listing: the images.
+      size, channels: as for `decode`.
+      pixels: where the decoded images go, uint8 [images, size, size, channels]; None to keep none.
+
+    Returns:
+      {index: what is wrong with the file}, without those that are as they should be.
+    """
+    paths = listing.paths()
+    kinds = [_MAGIC[EXTENSIONS[os.path.splitext(name)[1].lower()]] for name in listing.names]
+    bad = set(range(len(paths)))
+    for indices, images in _decoded(paths, kinds, size, channels, resized=pixels is not None):
+        if pixels is not None:
+            pixels[indices] = images
+        bad.difference_update(indices.tolist())
+    return {index: _what_is_wrong(paths[index], kinds[index]) for index in sorted(bad)}
+
+
+def _decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
+    # Always to RGB first: TensorFlow makes no grayscale of CMYK.
+    image = tf.raw_ops.DecodeImage(contents=contents, channels=3, dtype=tf.uint8, expand_animations=False)
+    image = tf.ensure_shape(image, [None, None, 3])
+    return image if channels == 3 else tf.image.rgb_to_grayscale(image)
+
+
+def decode_contents(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.Tensor:
+    """As `decode`, of what is in a file (string scalar): uint8 [height, width, channels]."""
+    resized = tf.image.resize(_decode(contents, channels), [height, width], antialias=True)
+    return tf.saturate_cast(tf.round(resized), tf.uint8)
+
+
+def _decoded(paths, kinds, size: int, channels: int, resized: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields (int64 [batch] indices, images or something that depends on each) of all images that can be decoded."""
+
+    def load(index, path, kind):
+        contents = tf.io.read_file(path)
+        is_kind = tf.equal(tf.strings.substr(contents, 0, tf.strings.length(kind)), kind)
+        with tf.control_dependencies([tf.debugging.Assert(is_kind, [path])]):
+            contents = tf.identity(contents)
+        return index, decode_contents(contents, size, size, channels) if resized else tf.reduce_max(
+            _decode(contents, channels)
+        )
+
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        # Fed, since a graph holds at most 2 GiB.
+        fed = [v1.placeholder(tf.string, [len(paths)]) for _ in range(2)]
+        dataset = tf.data.Dataset.from_tensor_slices((tf.range(len(paths), dtype=tf.int64), *fed))
+        dataset = dataset.map(load, num_parallel_calls=os.cpu_count(), deterministic=False)
+        dataset = dataset.ignore_errors().batch(_BATCH).prefetch(2)
+        iterator = v1.data.make_initializable_iterator(dataset)
+        batch = iterator.get_next()
+        with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+            session.run(iterator.initializer, dict(zip(fed, (paths, kinds), strict=True)))
+            while True:
+                try:
+                    yield session.run(batch)
+                except tf.errors.OutOfRangeError:
+                    return
+
+
+def _what_is_wrong(path: bytes, kind: bytes) -> str:
+    try:
+        with open(path, "rb") as file:
+            contents = file.read()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not contents:
+        return "is empty"
+    if not contents.startswith(kind):
+        others = [name for name, magic in _MAGIC.items() if contents.startswith(magic)]
+        return f"is a {others[0]} image by its content" if others else "is neither a JPEG nor a PNG image"
+    return "is damaged or cut off"

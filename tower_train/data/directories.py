@@ -1,0 +1,25 @@
+"""Where data lies that the user gave no directory for."""
+
+import os
+import pathlib
+
+from tower_train import errors
+
+
+def default_directory() -> pathlib.Path:
+    """$TOWER_TRAIN_DATA, or else tower_train in the user's cache directory ($XDG_CACHE_HOME or ~/.cache)."""
+    if named := os.environ.get("TOWER_TRAIN_DATA"):
+        return expanded(named)
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tower_train"
+
+
+def expanded(path: str) -> pathlib.Path:
+    """A path with ~ replaced by the home directory.
+
+    Raises:
+      DataError: there is no such home directory.
+    """
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError:
+        raise errors.DataError(f"{path}: there is no such home directory. Name a directory with --data_dir.") from None

@@ -1,0 +1,117 @@
+"""The idx format of MNIST and Fashion-MNIST, plain or gzipped, checked before anything is believed.
+
+A file is two zero bytes, a byte for the type of the values, a byte for the number of dimensions, each dimension as a
+big-endian 32-bit number, and the values row by row (http://yann.lecun.com/exdb/mnist/, "The IDX file format").
+"""
+
+import contextlib
+import gzip
+import hashlib
+import math
+import os
+import struct
+import zlib
+
+import numpy as np
+
+from tower_train import errors, workload
+from tower_train.data import arrays
+
+_DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_MOST = 1032  # deflate never makes more bytes than this of one (zlib's "Technical Details")
+_PIECE_BYTES = 2**20
+
+
+def read(path: str | os.PathLike) -> np.ndarray:
+    """Reads one file; gzip is recognised by its content, not by its name.
+
+    A header that claims more than the file can hold is refused before memory is taken for it.
+
+    Returns:
+      An array of the file's type, in this machine's byte order, and shape.
+
+    Raises:
+      DataError: the file is missing, unreadable, damaged, or not as long as its header says.
+    """
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == _GZIP_MAGIC
+            file.seek(0)
+            size = os.fstat(file.fileno()).st_size
+            with gzip.open(file) if packed else contextlib.nullcontext(file) as content:
+                return _parse(path, content, size * _GZIP_MOST if packed else size)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise errors.DataError(f"{path}: is damaged: {error}. Replace the file with a whole copy.") from None
+    except OSError as error:
+        raise errors.DataError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+def examples(
+    name: str, images: str | os.PathLike, labels: str | os.PathLike, class_names: tuple[str, ...]
+) -> workload.Examples:
+    """The examples of one file of images and one of labels, as MNIST's.
+
+    Args:
+      name: what the data set is called in logs.
+      images: path of uint8 values [n, height, width].
+      labels: path of uint8 values [n], each below the number of class names.
+      class_names: what label i means.
+
+    Returns:
+      Examples whose `fetch` gives uint8 [batch, height, width, 1] images and int32 [batch] labels.
+
+    Raises:
+      DataError: as `read`, or the files are of another kind, do not belong together, or hold another label.
+    """
+    pixels, classes = read(images), read(labels)
+    for path, array, dimensions in ((images, pixels, 3), (labels, classes, 1)):
+        if array.dtype != np.uint8 or array.ndim != dimensions or not array.size:
+            raise errors.DataError(
+                f"{path}: holds {array.dtype} values of shape {array.shape}; expected uint8 values of {dimensions} "
+                f"dimension{'s' * (dimensions > 1)}, at least one. Is it the right file?"
+            )
+    if len(pixels) != len(classes):
+        raise errors.DataError(
+            f"{images} holds {len(pixels)} images and {labels} {len(classes)} labels; they do not belong together."
+        )
+    if classes.max() >= len(class_names):
+        at = int(np.argmax(classes >= len(class_names)))
+        raise errors.DataError(
+            f"{labels}: label {at} is {classes[at]}; labels are 0 to {len(class_names) - 1}. The file is damaged, or "
+            "belongs to another data set."
+        )
+    digest = hashlib.sha256(f"{pixels.shape}".encode())
+    digest.update(pixels)
+    digest.update(classes)
+    fetch = arrays.fetcher(pixels[..., np.newaxis], classes.astype(np.int32))
+    return workload.Examples(name, len(classes), lambda: fetch, digest.hexdigest()[:16], tuple(class_names))
+
+
+def _parse(path, content, most_bytes: int) -> np.ndarray:
+    """most_bytes: the most that content can hold."""
+    magic = content.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES or not magic[3]:
+        raise errors.DataError(
+            f"{path}: begins with {magic.hex(' ') or 'nothing'}; an idx file begins with 00 00, a type (08 for bytes) "
+            "and the number of dimensions. It is empty, damaged or of another format."
+        )
+    sizes = content.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise errors.DataError(f"{path}: ends within its header. Replace the file with a whole copy.")
+    shape = struct.unpack(f">{magic[3]}I", sizes)
+    dtype = np.dtype(_DTYPES[magic[2]])
+    expected = math.prod(shape) * dtype.itemsize
+    described = f"its header says {' x '.join(map(str, shape))} values of {dtype.itemsize} bytes"
+    if expected > most_bytes:
+        raise errors.DataError(
+            f"{path}: {described}, {expected} bytes, more than the file can hold. Replace it with a whole copy."
+        )
+    values = bytearray()
+    while len(values) <= expected and (piece := content.read(min(_PIECE_BYTES, expected + 1 - len(values)))):
+        values += piece
+    if len(values) != expected:
+        held = f"more than {expected}" if len(values) > expected else f"{len(values)} of {expected}"
+        raise errors.DataError(f"{path}: {described}, but {held} bytes follow. Replace it with a whole copy.")
+    array = np.frombuffer(values, dtype).reshape(shape)
+    return array.astype(dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,34 @@
+"""From the towers' batch statistics to one update of the moving ones, in which no tower counts more than another."""
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.layers import STATISTICS, Statistic
+
+v1 = tf.compat.v1
+
+
+def average_statistics(num_towers: int) -> list[Statistic]:
+    """The mean over towers of what they noted in the collection STATISTICS, one a moving variable.
+
+    Raises:
+      GraphError: some towers noted something that others did not.
+    """
+    by_variable: dict[str, list[Statistic]] = {}
+    for statistic in v1.get_collection(STATISTICS):
+        by_variable.setdefault(statistic.moving.op.name, []).append(statistic)
+    averaged = []
+    for name, found in by_variable.items():
+        if len(found) % num_towers:
+            raise errors.GraphError(
+                f"{name} has {len(found)} batch statistics from {num_towers} towers. Every tower must call its "
+                "layer as often as the others."
+            )
+        mean = tf.add_n([statistic.value for statistic in found]) / len(found)
+        averaged.append(found[0]._replace(value=mean))
+    return averaged
+
+
+def update_moving(statistics: list[Statistic]) -> tf.Operation:
+    """moving = momentum * moving + (1 - momentum) * value, for each."""
+    return tf.group(*[moving.assign_sub((1 - momentum) * (moving - value)) for moving, value, momentum in statistics])

@@ -1,0 +1,135 @@
+"""Layers that have to know of the towers: batch normalisation.
+
+A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
+also here. The moving statistics for evaluation are updated once a step, with the mean over all towers.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+STATISTICS = "tower_train/statistics"  # collection of Statistic, one a tower, moving variable and call
+SYNCHRONIZED = "tower_train/synchronized"  # collection of the number of towers that share statistics; else empty
+_GROUP_KEY = 1  # of the only group of devices that there is in a session, its towers
+
+
+class Statistic(NamedTuple):
+    """What one tower found of its batch.
+
+    Attributes:
+      moving: the variable that follows it, on the CPU.
+      value: of this step; the shape of `moving`.
+      momentum: moving = momentum * moving + (1 - momentum) * mean of the towers' values.
+    """
+
+    moving: tf.Variable
+    value: tf.Tensor
+    momentum: float
+
+
+def batch_normalization(
+    inputs: tf.Tensor,
+    training: bool,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    name: str = "batch_normalization",
+) -> tf.Tensor:
+    """Normalises each channel (Ioffe and Szegedy 2015, algorithms 1 and 2).
+
+        gamma * (inputs - mean) / sqrt(variance + epsilon) + beta
+
+    Creates the variables gamma (ones), beta (zeros), moving_mean (zeros) and moving_variance (ones) under `name`; they
+    and the statistics are float32 where the inputs are bfloat16. Variances are of the batch itself (divided by n).
+
+    Args:
+      inputs: floating point [batch, ..., channels].
+      training: normalise with the batch's mean and variance and note them, or with the moving ones.
+      momentum: of the moving mean and variance.
+      epsilon: added to the variance.
+      name: variable scope.
+
+    Returns:
+      A tensor of the shape and dtype of inputs.
+    """
+    channels = inputs.shape[-1]
+    dtype = tf.float32 if inputs.dtype == tf.bfloat16 else inputs.dtype
+    with v1.variable_scope(name):
+        gamma = v1.get_variable("gamma", [channels], dtype, v1.ones_initializer())
+        beta = v1.get_variable("beta", [channels], dtype, v1.zeros_initializer())
+        moving_mean = _moving_variable("moving_mean", channels, dtype, v1.zeros_initializer())
+        moving_variance = _moving_variable("moving_variance", channels, dtype, v1.ones_initializer())
+        if not training:
+            return _normalized(inputs, gamma, beta, moving_mean, moving_variance, epsilon)
+        towers = v1.get_collection(SYNCHRONIZED)
+        if not towers and inputs.shape.rank == 4 and inputs.dtype != tf.float64:
+            outputs, mean, variance = _fused(inputs, gamma, beta, epsilon)
+        else:
+            mean, variance = _moments(tf.cast(inputs, dtype), towers[0] if towers else 1)
+            outputs = _normalized(inputs, gamma, beta, mean, variance, epsilon)
+        for moving, value in ((moving_mean, mean), (moving_variance, variance)):
+            v1.add_to_collection(STATISTICS, Statistic(moving, value, momentum))
+        return outputs
+
+
+def _moving_variable(name: str, channels: int, dtype: tf.DType, initializer) -> tf.Variable:
+    # In the collection that makes the moving averages of the weights include it: averaged weights need statistics that
+    # lag behind as they do.
+    collections = [v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.MOVING_AVERAGE_VARIABLES]
+    return v1.get_variable(name, [channels], dtype, initializer, trainable=False, collections=collections)
+
+
+def _normalized(inputs, gamma, beta, mean, variance, epsilon: float) -> tf.Tensor:
+    """One multiplication and one addition an element."""
+    scale = gamma * tf.math.rsqrt(variance + epsilon)
+    shift = beta - mean * scale
+    return inputs * tf.cast(scale, inputs.dtype) + tf.cast(shift, inputs.dtype)
+
+
+def _fused(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The outputs and the batch's mean and variance, by TensorFlow's one operation for it, which is faster."""
+    outputs, mean, variance = v1.nn.fused_batch_norm(inputs, gamma, beta, epsilon=epsilon, is_training=True)
+    count = tf.cast(tf.size(inputs) // inputs.shape[-1], variance.dtype)
+    # It divides by n - 1, where there is more than one.
+    return outputs, mean, variance * (tf.maximum(count - 1, 1) / count)
+
+
+def _moments(inputs: tf.Tensor, num_towers: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance of each channel, over the batches of all towers, all of which have as many examples."""
+    axes = list(range(inputs.shape.rank - 1))
+    mean = _mean_over_towers(tf.reduce_mean(inputs, axes), num_towers)
+    variance = _mean_over_towers(tf.reduce_mean(tf.square(inputs - mean), axes), num_towers)
+    return mean, variance
+
+
+def _mean_over_towers(value: tf.Tensor, num_towers: int) -> tf.Tensor:
+    """The mean of the values that all towers have at this place of the network.
+
+    A tower's loss depends on the other towers' values too, but each tower's loss is differentiated by itself. So the
+    gradient that goes on from here is the mean over towers of those that come back to this place; averaging the
+    towers' gradients of the weights then gives the gradient of one big batch.
+    """
+    if num_towers == 1:
+        return value
+    place = value.op.name.partition("/")[2]  # less the tower's name scope: the same in every tower
+
+    @tf.custom_gradient
+    def mean(own):
+        return _all_reduce(own, num_towers, place), lambda grad: _all_reduce(grad, num_towers, f"gradient of {place}")
+
+    return mean(value)
+
+
+def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
+    """The operations with one key meet when the step runs, one from each tower."""
+    return tf.raw_ops.CollectiveReduce(
+        input=value,
+        group_size=num_towers,
+        group_key=_GROUP_KEY,
+        instance_key=int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little") & 0x7FFFFFFF,
+        merge_op="Add",
+        final_op="Div",
+        subdiv_offsets=[0],
+    )

@@ -1,0 +1,45 @@
+"""python -m tower_train.new_workload: a file to begin a workload of one's own with."""
+
+import dataclasses
+import keyword
+import pathlib
+
+from tower_train import command_line, errors
+from tower_train.config import Options
+
+USAGE = """
+Writes NAME.py, a workload that trains at once, to be changed: python -m tower_train.new_workload NAME
+
+Exit status: 0 done, 2 the name or the file is wrong.
+"""
+_TEMPLATE = pathlib.Path(__file__).parent / "workloads" / "template.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions(Options):
+    """What the command may be told beside the name: nothing."""
+
+
+def main(argv) -> int:
+    _, names = command_line.parse_with_files(argv, NoOptions, USAGE)
+    if len(names) != 1 or not names[0].isidentifier() or keyword.iskeyword(names[0]):
+        raise errors.ConfigError(
+            f"Got {' '.join(names) or 'no name'}: give one name, of letters, digits and _, for the workload and "
+            "its file."
+        )
+    [name] = names
+    text = _TEMPLATE.read_text().replace("MODULE", name).replace('"NAME"', f'"{name}"')
+    path = pathlib.Path(f"{name}.py")
+    try:
+        with open(path, "x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise errors.ConfigError(f"{path} is there already. Give another name.") from None
+    except OSError as error:
+        raise errors.ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+    print(f"Written: {path}. Train it: python -m tower_train --workload={name} --num_gpus=2")
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,1 @@
+"""Workloads that come with the trainer; --workload=tower_train.workloads.NAME trains one."""

@@ -1,0 +1,140 @@
+"""Fashion-MNIST with three convolutions: python -m tower_train --workload=tower_train.workloads.fashion_mnist
+
+28 x 28 grayscale images of ten kinds of clothing (Xiao et al. 2017), 60,000 to train on and 10,000 to test on. The
+network is that of the usual Keras tutorial, as are Adam and its learning rate; after five epochs it is right on more
+than 90 % of the test images.
+"""
+
+import os
+import pathlib
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.data import idx, publish, remote
+from tower_train.data.directories import default_directory, expanded
+from tower_train.workload import DataRequest, Examples, Workload
+
+v1 = tf.compat.v1
+
+FOLDER = "fashion-mnist"
+CLASS_NAMES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+_PREFIXES = {"train": "train", "test": "t10k"}
+_IMAGES, _LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
+_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+
+# The MD5s are those of https://github.com/zalandoresearch/fashion-mnist, "Get the data".
+FILES = tuple(
+    remote.RemoteFile(f"{_URL}{name}.gz", num_bytes, (("md5", md5),))
+    for name, num_bytes, md5 in (
+        (_IMAGES.format("train"), 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        (_LABELS.format("train"), 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+        (_IMAGES.format("t10k"), 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+        (_LABELS.format("t10k"), 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+    )
+)
+
+
+def examples(request: DataRequest) -> Examples:
+    """The images of a split: from --data_dir or `fashion-mnist` in it, gzipped or plain; downloaded where missing.
+
+    Returns:
+      Examples of uint8 [batch, 28, 28, 1] images and int32 [batch] labels.
+
+    Raises:
+      DataError: the files are damaged, or missing and cannot be downloaded.
+    """
+    directory = default_directory() if request.data_dir is None else expanded(request.data_dir)
+    folder = directory if _has_files(directory) else download(directory)
+    prefix = _PREFIXES[request.split]
+    paths = [_find(folder, name.format(prefix)) for name in (_IMAGES, _LABELS)]
+    return idx.examples(f"Fashion-MNIST {request.split}", *paths, CLASS_NAMES)
+
+
+def download(directory: pathlib.Path, files: tuple[remote.RemoteFile, ...] = FILES) -> pathlib.Path:
+    """Makes `directory`/fashion-mnist unless it is there: all files or none.
+
+    Raises:
+      DataError: a file cannot be had, or is not the one expected.
+    """
+    folder = directory / FOLDER
+
+    def fill(partial: pathlib.Path) -> None:
+        for file in files:
+            try:
+                remote.fetch(file, partial / file.name)
+            except remote.FetchError as failure:
+                raise remote.FetchError(f"could not be downloaded from {file.url}: {failure}") from None
+
+    def is_complete(there: pathlib.Path) -> bool:
+        if _has_files(there):
+            return True
+        remote.refuse_to_replace(there)
+        return False
+
+    try:
+        publish.publish_folder(folder, fill, is_complete)
+    except (remote.FetchError, OSError) as failure:
+        reason = f"{folder} cannot be written: {failure.strerror}" if isinstance(failure, OSError) else str(failure)
+        raise errors.DataError(
+            f"Fashion-MNIST: {reason}. Put its four files ({files[0].name} and so on) into {folder}, or name the "
+            "directory that holds them with --data_dir."
+        ) from None
+    return folder
+
+
+def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
+    """Three convolutions of 3 x 3, the first two followed by pooling, and two fully connected layers.
+
+    Args:
+      images: floating point [batch, 28, 28, 1].
+      training: not used, since no layer behaves differently in training.
+
+    Returns:
+      Logits [batch, 10].
+    """
+    del training
+    maps = images
+    for i, filters in enumerate((32, 64, 64), start=1):
+        weights, biases = _variables(f"conv{i}", [3, 3, maps.shape[-1], filters], images.dtype)
+        maps = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(maps, weights, strides=1, padding="VALID"), biases))
+        if i < 3:
+            maps = tf.nn.max_pool2d(maps, ksize=2, strides=2, padding="VALID")
+    height, width, channels = maps.shape[1:]
+    hidden = tf.reshape(maps, [-1, height * width * channels])
+    weights, biases = _variables("dense", [hidden.shape[-1], 64], images.dtype)
+    hidden = tf.nn.relu(tf.nn.bias_add(tf.matmul(hidden, weights), biases))
+    weights, biases = _variables("softmax_linear", [64, len(CLASS_NAMES)], images.dtype)
+    return tf.nn.bias_add(tf.matmul(hidden, weights), biases)
+
+
+def _variables(layer: str, shape: list[int], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    """Weights, Glorot uniform (get_variable's own default), and biases, zeros: as Keras does it."""
+    with v1.variable_scope(layer):
+        weights = v1.get_variable("weights", shape, dtype)
+        return weights, v1.get_variable("biases", shape[-1:], dtype, v1.zeros_initializer())
+
+
+def prepare(images: tf.Tensor) -> tf.Tensor:
+    """From 0..255 to 0..1: float32 of the same shape."""
+    return tf.cast(images, tf.float32) / 255
+
+
+def _has_files(folder: pathlib.Path) -> bool:
+    names = [name.format(prefix) for prefix in _PREFIXES.values() for name in (_IMAGES, _LABELS)]
+    return all(os.path.exists(folder / name) or os.path.exists(folder / f"{name}.gz") for name in names)
+
+
+def _find(folder: pathlib.Path, name: str) -> pathlib.Path:
+    return folder / name if (folder / name).exists() else folder / f"{name}.gz"
+
+
+WORKLOAD = Workload(
+    name="fashion_mnist",
+    examples=examples,
+    inference=inference,
+    prepare=prepare,
+    recipe={"optimizer": "adam", "learning_rate": 0.001, "learning_rate_decay_factor": 1.0, "epochs": 5.0},
+)

@@ -1,0 +1,117 @@
+"""Any classification set laid out as split/class/*.jpeg: --workload=tower_train.workloads.image_folder --data_dir=DIR
+
+A small network for a start: four convolutions with pooling, the mean over the picture, a softmax layer.
+"""
+
+import dataclasses
+import functools
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.config import DATA, Options, option
+from tower_train.data import image_files, image_folder
+from tower_train.data.directories import expanded
+from tower_train.workload import DataRequest, Draws, Examples, Workload
+
+v1 = tf.compat.v1
+
+_CHANNELS = {"grayscale": 1, "rgb": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderOptions(Options):
+    """What this workload may be told."""
+
+    image_size: int = option(
+        224, "height and width, in pixels, that images are resized to", DATA, minimum=16, resume="same"
+    )
+    color: str = option(
+        "rgb", "grayscale or rgb, whatever the files are", DATA, choices=tuple(_CHANNELS), resume="same"
+    )
+    flip: bool = option(True, "flip training images left to right at random", DATA, resume="note")
+    cache: str = option(
+        "auto", "where decoded images are kept: none, memory, disk, or auto: memory where they fit well", DATA,
+        choices=image_folder.CACHES,
+    )  # fmt: skip
+    skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
+    validation_fraction: float = option(
+        0.0, "share of the images to test on, where there is no test folder", DATA, minimum=0, below=1, resume="same"
+    )
+    group_pattern: str = option(
+        "", "regular expression for the group (such as the patient) in a file's name; groups are not split", DATA,
+        resume="same",
+    )  # fmt: skip
+
+
+def workload(options: FolderOptions) -> Workload:
+    """The workload under these options."""
+
+    def examples(request: DataRequest) -> Examples:
+        if request.data_dir is None:
+            raise errors.ConfigError("--data_dir is missing. Name the folder that holds train/CLASS/*.jpeg.")
+        directory = expanded(request.data_dir)
+        listing = image_files.find(
+            directory, request.split, options.validation_fraction, options.group_pattern, request.seed
+        )
+        return image_folder.examples(
+            listing, f"{directory} {request.split}", options.image_size, _CHANNELS[options.color], options.cache,
+            options.skip_bad_images,
+        )  # fmt: skip
+
+    return Workload(
+        name="image_folder",
+        examples=examples,
+        inference=None,
+        inference_for=lambda examples: functools.partial(inference, num_classes=len(examples.class_names)),
+        distort=flip if options.flip else None,
+        prepare=prepare,
+        options=options,
+        configure=workload,
+        recipe={"optimizer": "adam", "learning_rate": 0.001, "learning_rate_decay_factor": 1.0, "batch_size": 32},
+    )
+
+
+def inference(images: tf.Tensor, training: bool, num_classes: int) -> tf.Tensor:
+    """Four convolutions, each followed by pooling, the mean over what is left of the picture, and a softmax layer.
+
+    Args:
+      images: floating point [batch, size, size, channels].
+      training: not used, since no layer behaves differently in training.
+      num_classes: how many logits.
+
+    Returns:
+      Logits [batch, num_classes].
+    """
+    del training
+    maps = images
+    for i, (width, filters) in enumerate([(5, 32), (3, 64), (3, 128), (3, 128)], start=1):
+        weights, biases = _variables(f"conv{i}", [width, width, maps.shape[-1], filters], images.dtype)
+        maps = tf.nn.relu(
+            tf.nn.bias_add(tf.nn.conv2d(maps, weights, strides=2 if i == 1 else 1, padding="SAME"), biases)
+        )
+        maps = tf.nn.max_pool2d(maps, ksize=2, strides=2, padding="SAME")
+    features = tf.reduce_mean(maps, axis=[1, 2])
+    weights, biases = _variables("softmax_linear", [features.shape[-1], num_classes], images.dtype)
+    return tf.nn.bias_add(tf.matmul(features, weights), biases)
+
+
+def _variables(layer: str, shape: list[int], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    """Weights with the variance 2 / inputs, which rectified layers keep (He et al. 2015, "Delving deep", 2.2)."""
+    with v1.variable_scope(layer):
+        weights = v1.get_variable("weights", shape, dtype, v1.variance_scaling_initializer(2.0))
+        return weights, v1.get_variable("biases", shape[-1:], dtype, v1.zeros_initializer())
+
+
+def prepare(images: tf.Tensor) -> tf.Tensor:
+    """From 0..255 to -1..1: float32 of the same shape."""
+    return tf.cast(images, tf.float32) / 127.5 - 1
+
+
+def flip(images: tf.Tensor, draws: Draws) -> tf.Tensor:
+    """`prepare`, with half of the images flipped left to right."""
+    flipped = draws.uniform("flip", 1)[:, :, tf.newaxis, tf.newaxis] < 0.5
+    return prepare(tf.where(flipped, tf.reverse(images, [2]), images))
+
+
+WORKLOAD = workload(FolderOptions())
