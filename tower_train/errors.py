@@ -23,6 +23,12 @@ class GraphError(UserError):
     """A workload whose graph breaks a rule of the towers."""
 
 
+class SaveError(RunError):
+    """Training went on to its end, but its last checkpoint or result could not be written."""
+
+    exit_status = 4
+
+
 class NonFiniteError(UserError):
     """A loss or a gradient that is NaN or infinite; the variables were not touched."""
 

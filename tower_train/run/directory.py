@@ -3,8 +3,10 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import pathlib
+import stat
 from collections.abc import Iterator
 
 from tower_train import errors
@@ -17,35 +19,87 @@ class RunDirectory:
 
     def __init__(self, path: str):
         self.path = pathlib.Path(path)
+        self._lock = None  # open while this process holds it
+        self._run_json = None  # as last written
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Makes the directory and keeps other trainers out of it. The lock dies with its process.
 
         Raises:
-          RunError: the directory cannot be made or written to, or another process trains in it.
+          RunError: the directory cannot be made, written to or read by TensorFlow, or another process trains in it.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / LOCK, "a+")
-        except OSError as error:
+        if set("*?[\\") & set(str(self.path)):
             raise errors.RunError(
-                f"--train_dir={self.path} cannot be written to ({error.strerror}). Give a directory that can."
+                f"--train_dir={shown(self.path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a "
+                "pattern. Give a directory without them."
+            )
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:
+            raise errors.RunError(
+                f"--train_dir={shown(self.path)}: TensorFlow takes paths in UTF-8 only. "
+                "Give a directory of such a name."
             ) from None
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                holder = lock.read().strip() or "unknown"
-                raise errors.RunError(
-                    f"--train_dir={self.path} is in use by another trainer (process {holder}). "
-                    "Wait for it, stop it, or give another directory."
-                ) from None
+        try:
+            self._take_lock()
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+            raise errors.RunError(
+                f"--train_dir={shown(self.path)} cannot be written to ({getattr(error, 'strerror', None) or error}). "
+                "Give a directory that can."
+            ) from None
+        try:
+            yield
+        finally:
+            self._lock.close()
+
+    def keep(self) -> None:
+        """Makes the directory and its run.json again where they were deleted, for the trainer that holds the lock.
+
+        Raises:
+          OSError: they cannot be made.
+          RunError: another trainer has begun in the directory meanwhile.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self.path / LOCK), os.fstat(self._lock.fileno())):
+                return
+        gone = self._lock
+        self._take_lock()
+        gone.close()
+        if self._run_json and not (self.path / RUN).exists():
+            self._replace(RUN, _as_text(self._run_json))
+
+    def warnings(self) -> list[str]:
+        """A line where other users may change what a run trusts: its checkpoints and run.json."""
+        status = os.stat(self.path)
+        if status.st_mode & stat.S_IWOTH:
+            return [f"*** --train_dir={shown(self.path)} can be written to by every user of this machine."]
+        if status.st_uid not in (os.getuid(), 0):
+            return [f"*** --train_dir={shown(self.path)} belongs to another user (number {status.st_uid})."]
+        return []
+
+    def _take_lock(self) -> None:
+        """Raises OSError where the lock's file cannot be opened, RunError where it is taken."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = open(self.path / LOCK, "a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise errors.RunError(
+                f"--train_dir={shown(self.path)} is in use by another trainer (process {holder}). "
+                "Wait for it, stop it, or give another directory."
+            ) from None
+        except OSError:
+            lock.close()
+            raise
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only nobody is named
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
-            yield
+        self._lock = lock
 
     def read(self, name: str) -> dict:
         """A JSON file's content; empty where there is none.
@@ -57,19 +111,30 @@ class RunDirectory:
             content = json.loads((self.path / name).read_text())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise errors.RunError(f"{self.path / name} cannot be read ({error}). Move it away or mend it.") from None
         if not isinstance(content, dict):
             raise errors.RunError(f"{self.path / name} holds no JSON object. Move it away or mend it.")
         return content
 
     def write(self, name: str, content: dict) -> None:
-        """Replaces a JSON file."""
-        self._replace(name, json.dumps(content, indent=2) + "\n")
+        """Replaces a JSON file.
+
+        Raises:
+          RunError: it cannot be written; the one before stays.
+        """
+        with _errors_named(self.path / name):
+            self._replace(name, _as_text(content))
+        if name == RUN:
+            self._run_json = content
 
     def update(self, name: str, content: dict) -> None:
-        """Replaces some entries of a JSON file that other processes update too."""
-        with open(self.path / f".{name}.lock", "w") as lock:
+        """Replaces some entries of a JSON file that other processes update too.
+
+        Raises:
+          RunError: as `read` and `write`.
+        """
+        with _errors_named(self.path / name), open(self.path / f".{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(name, self.read(name) | content)
 
@@ -85,26 +150,59 @@ class RunDirectory:
         return False
 
     def cut_metrics(self, last_step: int) -> None:
-        """Drops the metrics of steps after last_step, which will be done again, and of a half-written last line."""
-        try:
-            lines = (self.path / METRICS).read_text().splitlines()
-        except FileNotFoundError:
-            return
-        kept = [line for line in lines if _step_of(line) <= last_step]
-        if len(kept) < len(lines):
-            self._replace(METRICS, "".join(line + "\n" for line in kept))
+        """Drops the metrics of steps after last_step, which will be done again, and of a half-written last line.
+
+        Raises:
+          RunError: the file cannot be read or written.
+        """
+        with _errors_named(self.path / METRICS):
+            try:
+                text = (self.path / METRICS).read_bytes().decode(errors="replace")
+            except FileNotFoundError:
+                return
+            kept = "".join(line + "\n" for line in text.splitlines() if _step_of(line) <= last_step)
+            if kept != text:
+                self._replace(METRICS, kept)
 
     def _replace(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}.{os.getpid()}"
-        with open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path / name)
+        try:
+            with open(temporary, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.remove(temporary)
+            raise
+
+
+@contextlib.contextmanager
+def _errors_named(path: pathlib.Path) -> Iterator[None]:
+    """Turns an OSError into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise errors.RunError(
+            f"{shown(path)} cannot be written ({error.strerror}). Make room, or give another directory."
+        ) from None
+
+
+def _as_text(content: dict) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+def shown(path) -> str:
+    """A path in one printable line, whatever bytes it holds."""
+    text = str(path)
+    return text if text.isprintable() else ascii(text)
 
 
 def _step_of(line: str) -> float:
+    """The step of a line of metrics.jsonl; infinite where it is not one."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf

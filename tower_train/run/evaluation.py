@@ -7,7 +7,6 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.graph import build
 from tower_train.graph.devices import Devices
 from tower_train.run import checkpoint
@@ -93,15 +92,7 @@ class Evaluator:
           RunError: the checkpoint cannot be restored into this network.
         """
         start = time.perf_counter()
-        try:
-            with self._built.graph.as_default():
-                self._saver.restore(self._session, path)
-        except (tf.errors.OpError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise errors.RunError(
-                f"{path} does not fit this network with its {self._weights}: {reason}. "
-                "If the run keeps no moving averages, use --raw."
-            ) from None
+        checkpoint.restore(self._saver, self._session, path)
         sums, count, confusion = self._count()
         if count != self._examples.num_examples:
             raise AssertionError(f"counted {count} of {self._examples.num_examples} examples")

@@ -1,7 +1,7 @@
 """What happens between steps, as standard SessionRunHooks: guard, log, checkpoints, evaluation, stopping."""
 
 import contextlib
-import json
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph.build import StepReport, TrainingGraph
-from tower_train.run import checkpoint
+from tower_train.run import events
 from tower_train.run import report as reporting
+from tower_train.run.metrics import MetricsFile
 
 v1 = tf.compat.v1
 
@@ -35,19 +36,26 @@ class StepHook(v1.train.SessionRunHook):
 class NonFiniteGuard(StepHook):
     """Stops the run at the first loss or gradient that is not finite; the step has not changed the variables."""
 
+    UNTOUCHED = (
+        "This step has not changed the variables, and the last checkpoint stays. Try a lower --learning_rate, or look "
+        "at the examples."
+    )
+
     def after_step(self, run_context, report):
         if report.finite.all():
             return
+        message = f"not finite at step {report.step + 1}: {self.what_is_not_finite(report)}. {self.UNTOUCHED}"
+        raise errors.NonFiniteError(message)
+
+    def what_is_not_finite(self, report: StepReport) -> str:
+        """The towers and tensors that are at fault."""
         rows = [f"tower_{i}" for i in range(self.graph.num_towers)] + ["the mean over towers"]
         found = []
         for row, flags in zip(rows, report.finite, strict=True):
             bad = [name for name, is_finite in zip(self.graph.checked, flags, strict=True) if not is_finite]
             if bad and not (found and row == rows[-1]):  # the mean is at fault only where no tower is
                 found.append(f"{row}: {', '.join(bad[:3])}{f' and {len(bad) - 3} more' if len(bad) > 3 else ''}")
-        raise errors.NonFiniteError(
-            f"not finite at step {report.step + 1}: {'; '.join(found)}. This step has not changed the variables, and "
-            "the last checkpoint stays. Try a lower --learning_rate, or look at the examples."
-        )
+        return "; ".join(found)
 
 
 class TrainingClock:
@@ -72,14 +80,13 @@ class LogHook(StepHook):
     """One line, one metrics.jsonl record and one event every few steps; examples/sec covers the whole time since the
     last of them."""
 
-    def __init__(self, graph: TrainingGraph, every: int, clock: TrainingClock, console, metrics_path, writer):
+    def __init__(self, graph: TrainingGraph, every: int, clock: TrainingClock, console, metrics: MetricsFile, writer):
         super().__init__(graph)
         self._every, self._clock = every, clock
-        self._console, self._path, self._writer = console, metrics_path, writer
+        self._console, self._metrics, self._writer = console, metrics, writer
         self._steps = self._since = 0
 
     def after_create_session(self, session, coord):
-        self._file = open(self._path, "a", buffering=1)
         self._steps, self._since = 0, self._clock.now()
 
     def after_step(self, run_context, report):
@@ -99,22 +106,19 @@ class LogHook(StepHook):
             "step": step,
             "examples": int(report.examples),
             "epoch": int(report.examples) / self.graph.num_examples,
-            "loss": loss,
+            "loss": loss if math.isfinite(loss) else None,  # of a step that was skipped
             "learning_rate": float(report.learning_rate),
             "examples_per_sec": examples_per_sec,
             "sec_per_batch": sec_per_batch,
         }
-        self._file.write(json.dumps(record) + "\n")
-        self._writer.add_summary(scalars({"examples_per_sec": examples_per_sec}), step)
-
-    def end(self, session):
-        self._file.close()
+        self._metrics.append(record)
+        events.add_scalars(self._writer, {"examples_per_sec": examples_per_sec}, step)
 
 
 class SummaryHook(StepHook):
     """Writes the step's summary every few steps, at steps that do not depend on where a run was resumed."""
 
-    def __init__(self, graph: TrainingGraph, every: int, writer: v1.summary.FileWriter):
+    def __init__(self, graph: TrainingGraph, every: int, writer: events.EventWriter):
         super().__init__(graph)
         self._every, self._writer = every, writer
 
@@ -130,38 +134,6 @@ class SummaryHook(StepHook):
         if run_values.results is not None:
             self._writer.add_summary(run_values.results, self._next_step)
         self._next_step += 1
-
-
-class CheckpointHook(StepHook):
-    """Saves every few steps and at the end, and runs the evaluation on what it saved."""
-
-    def __init__(self, graph: TrainingGraph, checkpoints: checkpoint.Checkpoints, every: int,
-                 evaluate_every: int, evaluate: Callable[[str], None]):  # fmt: skip
-        super().__init__(graph)
-        self._checkpoints, self._every = checkpoints, every
-        self._evaluate_every, self._evaluate = evaluate_every, evaluate
-        self._saved_step = None
-
-    def after_create_session(self, session, coord):
-        step = int(session.run(self.graph.global_step))
-        self._saved_step = step if step else None
-
-    def after_step(self, run_context, report):
-        step = int(report.step)
-        evaluating = self._evaluate_every and step % self._evaluate_every == 0
-        if evaluating or (self._every and step % self._every == 0):
-            path = self._save(run_context.session, step)
-            if evaluating:
-                self._evaluate(path)
-
-    def end(self, session):
-        step = int(session.run(self.graph.global_step))
-        if step != self._saved_step:
-            self._save(session, step)
-
-    def _save(self, session, step: int) -> str:
-        self._saved_step = step
-        return self._checkpoints.save(session, step)
 
 
 class StopHook(StepHook):
@@ -189,14 +161,11 @@ class LastValues(StepHook):
     def after_step(self, run_context, report):
         self._last = self._clock.now()
         self._first = self._first or self._last
-        self.step, self.loss, self.steps = int(report.step), float(report.loss), self.steps + 1
+        self.step, self.steps = int(report.step), self.steps + 1
+        # A skipped step has no loss; the one before it tells more.
+        self.loss = float(report.loss) if math.isfinite(report.loss) else self.loss
 
     @property
     def steps_per_sec(self) -> float | None:
         """Steps after the first, which also prepares the graph, per second."""
         return (self.steps - 1) / (self._last - self._first) if self.steps > 1 else None
-
-
-def scalars(values: dict[str, float]) -> v1.Summary:
-    """A Summary of plain numbers by tag."""
-    return v1.Summary(value=[v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])

@@ -2,15 +2,32 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.graph import build, devices
-from tower_train.run import checkpoint, directory, evaluate_run, hooks, manifest, report, signals
+from tower_train.run import (
+    bad_batch,
+    checkpoint,
+    directory,
+    evaluate_run,
+    events,
+    hooks,
+    manifest,
+    nonfinite,
+    recovery,
+    report,
+    saving,
+    signals,
+    watchdog,
+)
+from tower_train.run.metrics import MetricsFile
 from tower_train.workload import DataRequest, Workload, load
 
 v1 = tf.compat.v1
@@ -26,10 +43,13 @@ class Result:
       loss: at that step; None where this start did no step.
       examples_per_sec: over this start's steps after its first; None where there were none.
       seconds: this start took, from opening the session to the last save.
-      stopped_by: 'last step', 'SIGINT' or 'SIGTERM'; in result.json also the message of a NonFiniteError.
+      stopped_by: 'last step', 'SIGINT', 'SIGTERM' or 'a session hook'; in result.json also the message of a
+        NonFiniteError.
       checkpoint: path of the newest checkpoint.
       data: what was trained on.
       notice: what the user must know of the data, or None.
+      failed_saves: saves of this start that failed.
+      skipped_steps: steps of this start whose update was skipped, see --on_nonfinite.
     """
 
     train_dir: str
@@ -41,6 +61,8 @@ class Result:
     checkpoint: str | None
     data: str = ""
     notice: str | None = None
+    failed_saves: int = 0
+    skipped_steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +71,7 @@ class _Run:
 
     Attributes:
       restored: path of the checkpoint it begins at; None at step 0.
+      dump: what writes down the batch of (step, first position) and returns its path, or None.
     """
 
     config: Config
@@ -59,20 +82,28 @@ class _Run:
     restored: str | None
     first_step: int
     last_step: int
+    dump: Callable[[int, int], str] | None
 
 
-def train(workload: Workload | str, config: Config, session_hooks: Sequence[v1.train.SessionRunHook] = ()) -> Result:
+def train(
+    workload: Workload | str,
+    config: Config,
+    session_hooks: Sequence[v1.train.SessionRunHook] = (),
+    workload_options: Mapping[str, Any] | None = None,
+) -> Result:
     """Trains, or goes on training, in config.train_dir.
 
     Args:
       workload: what to train: a record, or its import path.
       config: everything else.
       session_hooks: further hooks around each step.
+      workload_options: values of the workload's own options, by name.
 
     Raises:
       UserError: something the user can mend; the message says how.
     """
     path, workload = (workload, load(workload)) if isinstance(workload, str) else (None, workload)
+    workload = workload.with_options(workload_options or {})
     placed = devices.place(config)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     with run_dir.locked():
@@ -82,90 +113,119 @@ def train(workload: Workload | str, config: Config, session_hooks: Sequence[v1.t
         examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
         built = build.training_graph(workload, examples, config, placed)
         now = manifest.describe(workload, path, examples, config, placed, built.num_parameters)
-        notes = manifest.check_resume(run_dir.path, before, now, config.override)
-        run = _prepare(config, placed, built, run_dir, notes, is_known=bool(before))
+        notes = run_dir.warnings() + manifest.check_resume(run_dir.path, before, now, config.override, workload.options)
+        dump = functools.partial(bad_batch.write, run_dir.path, workload, examples, config)
+        run = _prepare(config, placed, built, run_dir, notes, bool(before), dump if config.dump_bad_batch else None)
+        recovery.remove_leftovers(run_dir.path)
         run_dir.cut_metrics(run.first_step)
         run_dir.write(directory.RUN, now)
         report.print_lines(report.opening_lines(now, str(run_dir.path), run.first_step, run.last_step) + notes)
         evaluations = evaluate_run.DuringTraining(workload, config, placed, examples.dataset, run_dir)
         try:
-            result = _do_steps(run, evaluations, session_hooks)
+            result, unsaved = _do_steps(run, evaluations, session_hooks)
         except errors.NonFiniteError as error:
-            run_dir.update(directory.RESULT, {"stopped_by": str(error)})
+            with contextlib.suppress(errors.RunError):
+                run_dir.update(directory.RESULT, {"stopped_by": str(error)})
             raise
         result = dataclasses.replace(result, data=examples.name, notice=examples.notice)
         found = {"evaluation": evaluations.last.as_dict()} if evaluations.last else {}
-        run_dir.update(directory.RESULT, dataclasses.asdict(result) | found)
+        try:
+            # A start that did no step leaves the result of the one that did.
+            if result.loss is not None or run_dir.read(directory.RESULT).get("step") != result.step:
+                run_dir.update(directory.RESULT, dataclasses.asdict(result) | found)
+        except errors.RunError as error:
+            unsaved = unsaved or str(error).rstrip(".")
         report.print_lines(report.closing_lines(result, run.last_step, path is not None))
+        if unsaved:
+            raise errors.SaveError(f"training ended at step {result.step}, but {unsaved}. The same command goes on.")
         return result
 
 
-def _prepare(config, placed, built, run_dir, notes: list[str], is_known: bool) -> _Run:
-    """Finds the checkpoint to begin at; adds to notes what it does not hold."""
+def _prepare(config, placed, built, run_dir, notes: list[str], is_known: bool, dump) -> _Run:
+    """Finds the checkpoint to begin at; adds to notes what it does not hold, and which were damaged."""
     last_step = config.last_step(built.num_examples)
     with built.graph.as_default():
         checkpoints = checkpoint.Checkpoints(run_dir.path, built.variables, config.keep_checkpoints)
         newest = checkpoint.latest(run_dir.path)
         if not newest:
-            return _Run(config, placed, built, run_dir, checkpoints, None, 0, last_step)
+            return _Run(config, placed, built, run_dir, checkpoints, None, 0, last_step, dump)
         if not is_known and not config.override:
             raise errors.RunError(
                 f"--train_dir={run_dir.path} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of "
                 "this program. Give another directory, or --override to start from that checkpoint."
             )
+        newest, damaged = recovery.newest_intact(run_dir.path)
+        notes += damaged
         fresh = checkpoints.plan_restore(newest, config.override)
         notes += [f"Not in {newest}, initialised afresh: {', '.join(fresh)}."] if fresh else []
-        return _Run(config, placed, built, run_dir, checkpoints, newest, checkpoint.step_of(newest), last_step)
+        return _Run(config, placed, built, run_dir, checkpoints, newest, checkpoint.step_of(newest), last_step, dump)
 
 
-def _do_steps(run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks) -> Result:
-    """Opens the session, does the steps, saves."""
+def _do_steps(run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks) -> tuple[Result, str | None]:
+    """Opens the session, does the steps, saves; returns what came out and why the last save failed, if it did."""
     began = time.perf_counter()
     clock = hooks.TrainingClock()
     last = hooks.LastValues(run.built, clock)
     with contextlib.ExitStack() as stack:
         stack.enter_context(run.built.graph.as_default())
-        signal_received = stack.enter_context(signals.noted())
+        received = stack.enter_context(signals.noted())
         console = stack.enter_context(report.Console(run.first_step, run.last_step))
-        writer = stack.enter_context(contextlib.closing(v1.summary.FileWriter(str(run.run_dir.path))))
+        writer = stack.enter_context(contextlib.closing(events.open_writer(run.run_dir.path, console.line)))
+        dog = watchdog.Watchdog(run.config.stall_timeout_secs, run.built.progress, console.line)
+        stack.enter_context(dog)
         stack.enter_context(contextlib.closing(evaluations))
-        if run.restored:  # TensorBoard then drops what an interrupted start logged of later steps
-            writer.add_session_log(v1.SessionLog(status=v1.SessionLog.START), run.first_step)
-
-        def evaluate(path: str) -> None:
-            with clock.stopped():
-                for line in report.evaluation_lines(evaluations.evaluate(path)):
-                    console.line(line)
-
-        log = hooks.LogHook(
-            run.built, run.config.log_every_steps, clock, console, run.run_dir.path / directory.METRICS, writer
-        )
-        all_hooks = [last, *_hooks(run, log, writer, evaluate, signal_received), *session_hooks]
-        with v1.train.MonitoredSession(_session_creator(run), all_hooks) as session:
+        # TensorBoard then drops what an interrupted start logged of this step and later ones.
+        writer.add_session_log(v1.SessionLog(status=v1.SessionLog.START), run.first_step + 1)
+        guard, saving, others = _hooks(run, console, clock, writer, dog, evaluations, received)
+        with v1.train.MonitoredSession(_session_creator(run), [dog, last, guard, *others, *session_hooks]) as session:
             while run.first_step < run.last_step and not session.should_stop():
                 session.run(run.built.train_op)
-    stopped_by = signal_received()
-    return Result(
+    step, signal_received = last.step or run.first_step, received.stopping
+    result = Result(
         train_dir=str(run.run_dir.path),
-        step=last.step or run.first_step,
+        step=step,
         loss=last.loss,
         examples_per_sec=last.steps_per_sec and last.steps_per_sec * run.built.global_batch,
         seconds=time.perf_counter() - began,
-        stopped_by=stopped_by.name if stopped_by else "last step",
-        checkpoint=checkpoint.latest(run.run_dir.path),
-    )
+        stopped_by=signal_received.name if signal_received else "last step" if step >= run.last_step
+        else "a session hook",
+        checkpoint=next(reversed(checkpoint.existing(run.run_dir.path)), None),
+        failed_saves=saving.failures,
+        skipped_steps=guard.skipped,
+    )  # fmt: skip
+    return result, saving.error
 
 
-def _hooks(run: _Run, log: hooks.LogHook, writer, evaluate, signal_received) -> list[v1.train.SessionRunHook]:
-    """In the order in which they look at a step: nothing is logged or saved of one that is not finite."""
+def _hooks(run: _Run, console, clock: hooks.TrainingClock, writer, dog: watchdog.Watchdog, evaluations, received):
+    """The guard, what saves, and all but the guard in the order in which they look at a step: nothing is logged or
+    saved of one that stops the run because it is not finite."""
     built, config = run.built, run.config
-    found = [hooks.NonFiniteGuard(built), log]
+    metrics = MetricsFile(run.run_dir.path / directory.METRICS, console.line)
+
+    def save(session, step: int) -> str:
+        with dog.doing("a save"):
+            run.run_dir.keep()
+            # A run that is killed from here on goes on after this step: its records must reach it.
+            metrics.flush()
+            writer.flush()
+            return run.checkpoints.save(session, step)
+
+    def evaluate(path: str) -> None:
+        with clock.stopped(), dog.doing("an evaluation"):
+            for line in report.evaluation_lines(evaluations.evaluate(path)):
+                console.line(line)
+
+    most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
+    guard = nonfinite.BatchGuard(built, most_in_a_row, run.dump, console.line)
+    saving_hook = saving.CheckpointHook(
+        built, save, config.save_every_steps, config.eval_every_steps, evaluate, received.take_save_request,
+        console.line,
+    )  # fmt: skip
+    others = [hooks.LogHook(built, config.log_every_steps, clock, console, metrics, writer)]
     if config.summary_every_steps:
-        found.append(hooks.SummaryHook(built, config.summary_every_steps, writer))
-    found.append(
-        hooks.CheckpointHook(built, run.checkpoints, config.save_every_steps, config.eval_every_steps, evaluate)
-    )
-    return found + [hooks.StopHook(built, run.last_step, signal_received)]
+        others.append(hooks.SummaryHook(built, config.summary_every_steps, writer))
+    others += [saving_hook, hooks.StopHook(built, run.last_step, lambda: received.stopping)]
+    return guard, saving_hook, others
 
 
 def _session_creator(run: _Run) -> v1.train.SessionCreator:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import os
 import pathlib
 import platform
 
@@ -9,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, version
-from tower_train.config import Config
+from tower_train.config import Config, Options
 from tower_train.graph.devices import Devices
 from tower_train.workload import Examples, Workload
 
@@ -27,8 +28,9 @@ def describe(
             "fingerprint": examples.fingerprint,
             "notice": examples.notice,
         },
-        "config": dataclasses.asdict(config) | {"workload": path},
-        "global_batch": config.batch_size * len(devices.towers),
+        "config": dataclasses.asdict(config) | {"workload": path, "data_dir": _absolute(config.data_dir)},
+        "workload_options": dataclasses.asdict(workload.options) if workload.options else {},
+        "global_batch": config.global_batch,
         "num_parameters": num_parameters,
         "devices": list(devices.names),
         "versions": {
@@ -41,13 +43,21 @@ def describe(
     }
 
 
-def check_resume(path: pathlib.Path, before: dict, now: dict, override: bool) -> list[str]:
+def _absolute(path: str | None) -> str | None:
+    """So that evaluation finds the data from any current directory."""
+    return path and os.path.abspath(os.path.expanduser(path))
+
+
+def check_resume(
+    path: pathlib.Path, before: dict, now: dict, override: bool, workload_options: Options | None = None
+) -> list[str]:
     """Compares the run.json of the last start with this start's.
 
     Args:
       path: the train_dir, for messages.
       before, now: contents of run.json; `before` is empty where there is none.
       override: turn refusals into notes.
+      workload_options: the workload's own options, for their rules.
 
     Returns:
       Lines that tell what differs and does not matter, or was overridden.
@@ -56,7 +66,7 @@ def check_resume(path: pathlib.Path, before: dict, now: dict, override: bool) ->
       RunError: what makes it another run differs; the message lists it.
     """
     refused, noted = [], []
-    for rule, name, old, new in _compared(before, now):
+    for rule, name, old, new in _compared(before, now, workload_options):
         if old != new:
             (refused if rule == "same" else noted).append(f"{name} was {old}, now {new}")
     if refused and not override:
@@ -67,7 +77,7 @@ def check_resume(path: pathlib.Path, before: dict, now: dict, override: bool) ->
     return [f"Changed since the last start: {difference}." for difference in refused + noted]
 
 
-def _compared(before: dict, now: dict):
+def _compared(before: dict, now: dict, workload_options: Options | None):
     """Yields (rule, name, value before, value now) of everything that both know."""
     for name in ("workload", "global_batch"):
         if name in before:
@@ -75,9 +85,10 @@ def _compared(before: dict, now: dict):
     for name in ("name", "fingerprint"):
         if name in before.get("data", {}):
             yield "same", f"data {name}", before["data"][name], now["data"][name]
-    for field in dataclasses.fields(Config):
-        rule, old = field.metadata["resume"], before.get("config", {})
-        if rule != "free" and field.name in old:
-            yield rule, f"--{field.name}", old[field.name], now["config"][field.name]
+    for part, options in (("config", Config), ("workload_options", workload_options)):
+        for field in dataclasses.fields(options) if options else ():
+            rule, old = field.metadata["resume"], before.get(part, {})
+            if rule != "free" and field.name in old:
+                yield rule, f"--{field.name}", old[field.name], now[part][field.name]
     for name, old in before.get("versions", {}).items():
         yield "note", f"{name} version", old, now["versions"].get(name)

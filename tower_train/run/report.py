@@ -1,5 +1,6 @@
 """What a person reads of a run: its first lines, a line every few steps, its last lines, and the progress bar."""
 
+import contextlib
 import datetime
 import importlib.util
 import os
@@ -48,12 +49,16 @@ class Console:
         if self._bar:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, flush=True)
+            print_lines([text])
 
 
 def print_lines(lines: list[str]) -> None:
-    """Prints lines where there is no bar yet, or no longer."""
-    print("\n".join(lines), flush=True)
+    """Prints lines where there is no bar yet, or no longer.
+
+    Standard output may be a file on a full disk, or a pipe that nobody reads any more: no reason to end a run.
+    """
+    with contextlib.suppress(OSError):
+        print("\n".join(lines), flush=True)
 
 
 def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: int) -> list[str]:

@@ -1,0 +1,168 @@
+"""train: the same command gives the same run, and what comes back and lies in the train_dir is true."""
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+import toy_workload
+
+from tower_train import Config, Examples, Workload, errors, train
+
+
+def test_the_same_command_gives_the_same_run_to_the_last_bit(cifar10_run, cifar10_command, tmp_path):
+    process = runs.command("tower_train", *cifar10_command, f"--train_dir={tmp_path / 'again'}")
+    assert process.returncode == 0, process.stderr
+    first, again = cifar10_run[0], tmp_path / "again"
+    assert runs.metrics_but_times(again) == runs.metrics_but_times(first)
+    for step in (12, 24):
+        runs.assert_identical(runs.variables(again, step), runs.variables(first, step))
+    evaluations = [runs.read_json(directory, "result.json")["evaluation"] for directory in (first, again)]
+    assert evaluations[0] | {"seconds": 0} == evaluations[1] | {"seconds": 0}
+
+
+def test_another_seed_gives_another_run(toy_run, tmp_path):
+    runs.train_toy(tmp_path, max_steps=40, seed=1)
+    losses = [[record["loss"] for record in runs.metrics(directory)] for directory in (toy_run, tmp_path)]
+    assert not set(losses[0]) & set(losses[1])
+
+
+def test_the_result_is_returned_and_written(tmp_path):
+    result = runs.train_toy(tmp_path / "run", max_steps=12, log_every_steps=4)
+    assert result == dataclasses.replace(
+        result, train_dir=str(tmp_path / "run"), step=12, stopped_by="last step", data="toy train", notice=None,
+        checkpoint=str(tmp_path / "run" / "model.ckpt-12"), loss=runs.metrics(tmp_path / "run")[-1]["loss"],
+    )  # fmt: skip
+    assert 0 < result.examples_per_sec < math.inf and result.seconds > 0
+    assert runs.read_json(tmp_path / "run", "result.json") == dataclasses.asdict(result)
+
+
+@pytest.mark.parametrize(("epochs", "last_step"), [(1.0, 6), (2.5, 15), (1.01, 7), (0.01, 1)])
+def test_epochs_count_passes_over_the_data(epochs, last_step, tmp_path):
+    assert runs.train_toy(tmp_path, epochs=epochs).step == last_step  # 96 examples, 16 a step
+
+
+def test_fewer_examples_than_one_global_batch_are_taken_round_and_round(tmp_path, capsys):
+    """96 examples, 200 a step: each step ends in another epoch than it begins in."""
+    runs.train_toy(tmp_path, max_steps=3, batch_size=100)
+    assert runs.variables(tmp_path)["examples_seen"] == 600
+    assert "steps:    0 to 3 (6.2 epochs)" in capsys.readouterr().out
+
+
+def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = train(toy_workload.WORKLOAD, Config(max_steps=2, batch_size=4))
+    assert re.fullmatch(r"runs/toy-\d{8}-\d{6}", result.train_dir)
+    assert runs.saved_steps(tmp_path / result.train_dir) == [2]
+    train(toy_workload.WORKLOAD, Config(max_steps=3, batch_size=4, train_dir=result.train_dir))
+    assert runs.saved_steps(tmp_path / result.train_dir) == [2, 3]
+
+
+class Counting(tf.compat.v1.train.SessionRunHook):
+    """Counts what it sees, and may ask for the end."""
+
+    def __init__(self, stop_at=None):
+        self.steps, self.ended, self._stop_at = [], False, stop_at
+
+    def begin(self):
+        self._step = tf.compat.v1.train.get_global_step()
+        self._labels = tf.compat.v1.get_default_graph().get_tensor_by_name("softmax_linear/biases:0").name
+
+    def before_run(self, run_context):
+        return tf.compat.v1.train.SessionRunArgs({"before": self._step})
+
+    def after_run(self, run_context, run_values):
+        self.steps.append(len(self.steps) + 1)
+        if len(self.steps) == self._stop_at:
+            run_context.request_stop()
+
+    def end(self, session):
+        self.ended = int(session.run(self._step))
+
+
+def test_hooks_of_the_user_see_every_step(tmp_path):
+    hook = Counting()
+    runs.train_toy(tmp_path, [hook], max_steps=12)
+    assert len(hook.steps) == 12
+    assert hook.ended == 12
+
+
+def test_a_hook_of_the_user_may_end_the_run(tmp_path):
+    result = runs.train_toy(tmp_path, [Counting(stop_at=7)], max_steps=12)
+    assert (result.step, result.stopped_by) == (7, "a session hook")
+    assert runs.saved_steps(tmp_path) == [7]
+
+
+def poisoned(position, value):
+    """The toy workload, but that the example at a position of the stream has a feature that is not finite."""
+
+    def spoil(features, draws):
+        return tf.where(tf.equal(draws.positions, position)[:, tf.newaxis], value, features)
+
+    return dataclasses.replace(toy_workload.WORKLOAD, distort=spoil)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("position", "step", "tower"), [(0, 1, 0), (45, 3, 1), (168, 11, 1), (160, 11, 0)])
+def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, tmp_path):
+    assert (position // 16 + 1, position % 16 // 8) == (step, tower)
+    with pytest.raises(errors.NonFiniteError) as error:
+        runs.train_toy(tmp_path, max_steps=40, workload=poisoned(position, value), save_every_steps=5)
+    assert error.value.exit_status == 3
+    message = str(error.value)
+    # The network's relu turns a NaN into 0, so that the loss stays finite; the gradient does not.
+    loss = "the loss, " if value == math.inf else ""
+    assert message.startswith(f"not finite at step {step}: tower_{tower}: {loss}the gradient of ")
+    assert "the gradient of hidden/weights" in message
+    assert f"tower_{1 - tower}" not in message and "\n" not in message
+    # What was saved, and only that, stays; it is finite.
+    assert runs.saved_steps(tmp_path) == [saved for saved in (5, 10) if saved < step]
+    for saved in runs.saved_steps(tmp_path):
+        assert all(np.isfinite(variable).all() for variable in runs.variables(tmp_path, saved).values())
+    assert runs.read_json(tmp_path, "result.json")["stopped_by"] == message
+    if (tmp_path / "metrics.jsonl").exists():
+        assert all(record["step"] < step and math.isfinite(record["loss"]) for record in runs.metrics(tmp_path))
+
+
+def test_after_what_was_not_finite_a_run_goes_on_from_its_last_checkpoint(tmp_path):
+    with pytest.raises(errors.NonFiniteError, match="step 11: tower_0"):
+        runs.train_toy(tmp_path / "run", max_steps=40, workload=poisoned(160, math.nan), save_every_steps=5)
+    runs.train_toy(tmp_path / "run", max_steps=20, workload=poisoned(-1, math.nan))
+    runs.train_toy(tmp_path / "whole", max_steps=20, workload=poisoned(-1, math.nan))
+    runs.assert_identical(runs.variables(tmp_path / "run", 20), runs.variables(tmp_path / "whole", 20))
+    assert runs.metrics_but_times(tmp_path / "run") == runs.metrics_but_times(tmp_path / "whole")
+
+
+def test_a_learning_rate_that_blows_up_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path):
+    with pytest.raises(errors.NonFiniteError, match=r"not finite at step \d+: tower_0: .*Try a lower --learning_rate"):
+        runs.train_toy(tmp_path, max_steps=40, learning_rate=1e30, save_every_steps=1)
+    assert all(np.isfinite(variable).all() for variable in runs.variables(tmp_path).values())
+    assert runs.variables(tmp_path)["global_step"] == runs.saved_step(tmp_path) > 0
+
+
+def test_arrays_and_a_function_are_a_workload(tmp_path):
+    """Linear regression: one value an example and no classes; the least-squares solution is known."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=[64, 3])
+    targets = features @ [[1.0], [-2.0], [0.5]] + 0.1 * rng.normal(size=[64, 1])
+    workload = Workload(
+        "regression",
+        examples=lambda request: Examples.from_arrays(request.split, features, targets),
+        inference=lambda inputs, training: inputs @ tf.compat.v1.get_variable("slopes", [3, 1], inputs.dtype),
+        loss=lambda outputs, labels: tf.reduce_mean(tf.square(outputs - tf.cast(labels, outputs.dtype))),
+        metrics=lambda outputs, labels: {"error": tf.abs(outputs - tf.cast(labels, outputs.dtype))[:, 0]},
+    )
+    config = Config(
+        num_gpus=2, batch_size=32, max_steps=200, dtype="float64", moving_average_decay=0, learning_rate=0.1,
+        train_dir=str(tmp_path), eval_every_steps=200,
+    )  # fmt: skip
+    train(workload, config)
+    slopes, *_ = np.linalg.lstsq(features, targets, rcond=None)
+    np.testing.assert_allclose(runs.variables(tmp_path)["slopes"], slopes, rtol=1e-9)
+    evaluation = runs.read_json(tmp_path, "result.json")["evaluation"]
+    error = np.abs(features @ slopes - targets).mean()
+    assert evaluation["metrics"] == {"error": {"mean": pytest.approx(error, rel=1e-6), "low": None, "high": None}}
+    assert evaluation["confusion"] is None

@@ -1,0 +1,93 @@
+"""Steps that are not finite: skipped and counted or the end of the run, and written down to be looked at."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+import toy_workload
+
+from tower_train import errors
+
+EVERY_STEP = dict(log_every_steps=1, summary_every_steps=1, save_every_steps=5)
+
+
+def poisoned(first, end, value=math.nan):
+    """The toy workload, but that the examples at positions first to end - 1 have features that are not finite."""
+
+    def spoil(features, draws):
+        bad = (draws.positions >= first) & (draws.positions < end)
+        return tf.where(bad[:, tf.newaxis], value, toy_workload.add_noise(features, draws))
+
+    return dataclasses.replace(toy_workload.WORKLOAD, distort=spoil)
+
+
+def test_a_skipped_step_counts_and_changes_no_variable(tmp_path, capsys):
+    """Step 6 is skipped (positions 80 to 95): steps 5 and 6 leave the same variables, and step 7 takes position 96."""
+    saving = EVERY_STEP | dict(save_every_steps=1)
+    result = runs.train_toy(
+        tmp_path, max_steps=8, workload=poisoned(90, 91), on_nonfinite="skip", keep_checkpoints=0, **saving
+    )
+    assert (result.step, result.skipped_steps) == (8, 1)
+    before, after = runs.variables(tmp_path, 5), runs.variables(tmp_path, 6)
+    assert (after.pop("global_step"), after.pop("examples_seen")) == (6, 96)
+    assert (before.pop("global_step"), before.pop("examples_seen")) == (5, 80)
+    runs.assert_identical(after, before)
+    assert not np.array_equal(runs.variables(tmp_path, 7)["hidden/weights"], after["hidden/weights"])
+    assert [record["step"] for record in runs.metrics(tmp_path)] == list(range(1, 9))
+    output = capsys.readouterr().out
+    assert "*** not finite at step 6: tower_1: " in output
+    assert "positions 80 to 95 of the stream" in output and "1 skipped since this start" in output
+
+
+def test_a_run_that_skips_is_the_same_whether_or_not_it_is_resumed(tmp_path):
+    workload = poisoned(90, 120, math.inf)
+    for max_steps in (6, 7, 12):
+        runs.train_toy(tmp_path / "parts", max_steps=max_steps, workload=workload, on_nonfinite="skip", **EVERY_STEP)
+    runs.train_toy(tmp_path / "whole", max_steps=12, workload=workload, on_nonfinite="skip", **EVERY_STEP)
+    runs.assert_identical(runs.variables(tmp_path / "parts", 12), runs.variables(tmp_path / "whole", 12))
+    assert runs.metrics_but_times(tmp_path / "parts") == runs.metrics_but_times(tmp_path / "whole")
+    assert [record["loss"] is None for record in runs.metrics(tmp_path / "whole")] == [5 <= i < 8 for i in range(12)]
+
+
+@pytest.mark.parametrize(("bad_steps", "ends"), [(2, False), (3, True)])
+def test_as_many_in_a_row_as_allowed_end_the_run(bad_steps, ends, tmp_path):
+    options = dict(on_nonfinite="skip", max_nonfinite_in_a_row=3, max_steps=10, **EVERY_STEP)
+    workload = poisoned(32, 32 + 16 * bad_steps)
+    if not ends:
+        assert runs.train_toy(tmp_path, workload=workload, **options).skipped_steps == bad_steps
+        return
+    with pytest.raises(errors.NonFiniteError, match="not finite at step 5: .*It is number 3 in a row"):
+        runs.train_toy(tmp_path, workload=workload, **options)
+
+
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_the_batch_is_written_down_as_the_towers_got_it(on_nonfinite, tmp_path):
+    options = dict(on_nonfinite=on_nonfinite, max_nonfinite_in_a_row=1, dump_bad_batch=True, max_steps=10)
+    with pytest.raises(errors.NonFiniteError, match=f"written to {tmp_path}/bad_batch-6.npz"):
+        runs.train_toy(tmp_path, workload=poisoned(90, 91, math.inf), **options)
+    with np.load(tmp_path / "bad_batch-6.npz", allow_pickle=False) as batch:
+        arrays = dict(batch)
+    assert arrays["positions"].tolist() == list(range(80, 96))
+    assert sorted({*arrays["indices"]}) == sorted(arrays["indices"])  # one epoch: 96 examples, positions 80 to 95
+    assert [int(i) for i in np.flatnonzero(np.isinf(arrays["features"]).all(axis=1))] == [10]
+    assert arrays["labels"].tolist() == (arrays["indices"] % 3).tolist()  # of toy_workload.load
+    # Of the other examples: what the data set holds, plus noise in [0, 0.1).
+    fine = np.arange(16) != 10
+    plain = np.random.default_rng(5).normal(np.arange(96)[:, np.newaxis] % 3, 1.0, [96, 4]).astype(np.float32)
+    noise = arrays["features"][fine] - plain[arrays["indices"][fine]]
+    assert (noise > -1e-6).all() and (noise < 0.1).all() and np.ptp(noise) > 0.05
+
+
+@pytest.mark.parametrize("summary_every_steps", [0, 1])
+def test_an_overflow_in_bfloat16_is_noticed_before_the_variables_change(summary_every_steps, tmp_path):
+    """Finite features whose products overflow bfloat16, whose greatest number is 3.39e38."""
+    with pytest.raises(errors.NonFiniteError, match="not finite at step 6: tower_1: "):
+        runs.train_toy(
+            tmp_path, max_steps=10, workload=poisoned(90, 91, 3e38), dtype="bfloat16", save_every_steps=5,
+            summary_every_steps=summary_every_steps,
+        )  # fmt: skip
+    assert runs.saved_steps(tmp_path) == [5]
+    assert all(np.isfinite(value).all() for value in runs.variables(tmp_path).values())

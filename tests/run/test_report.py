@@ -1,0 +1,192 @@
+"""What a person reads of a run: log lines in the original's form, true rates, and commands that work."""
+
+import contextlib
+import os
+import pty
+import re
+import shlex
+import subprocess
+import threading
+import time
+import types
+
+import pytest
+import runs
+import tensorflow as tf
+
+from tower_train.run import evaluation, hooks, report
+
+# The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)'
+LOG_LINE = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{6})?): step (?P<step>\d+), loss = (?P<loss>\d+\.\d\d) "
+    r"\((?P<rate>\d+\.\d) examples/sec; (?P<seconds>\d+\.\d{3}) sec/batch\)"
+)
+
+
+def log_lines(output):
+    return [match for match in map(LOG_LINE.fullmatch, output.splitlines()) if match]
+
+
+def test_log_lines_have_the_originals_form_and_agree_with_metrics_jsonl(cifar10_run):
+    directory, process = cifar10_run
+    records, lines = runs.metrics(directory), log_lines(process.stdout)
+    assert [int(line["step"]) for line in lines] == [record["step"] for record in records] == [4, 8, 12, 16, 20, 24]
+    for line, record in zip(lines, records, strict=True):
+        assert line["loss"] == f"{record['loss']:.2f}"
+        assert line["rate"] == f"{record['examples_per_sec']:.1f}"
+        assert line["seconds"] == f"{record['sec_per_batch']:.3f}"
+        assert record["examples"] == record["step"] * 16
+        assert record["epoch"] == record["examples"] / 200
+        # A tower batch is 8 examples.
+        assert record["examples_per_sec"] * record["sec_per_batch"] == pytest.approx(8)
+    training_secs = sum(4 * 16 / record["examples_per_sec"] for record in records)
+    assert 0 < training_secs < runs.read_json(directory, "result.json")["seconds"]
+
+
+def test_a_run_opens_with_what_it_is_about_to_do(cifar10_run):
+    directory, process = cifar10_run
+    opening = process.stdout.partition(LOG_LINE.search(process.stdout)[0])[0].splitlines()
+    assert re.fullmatch(r"tower_train \d+\.\d+\.\d+ on TensorFlow 2\.\d+\.\d+.*", opening[0])
+    assert dict(line.split(":", 1) for line in opening[1:]) == {
+        "data": f"     {runs.read_json(directory, 'run.json')['data']['name']}, 200 examples",
+        "towers": "   2, on logical CPU device 0, logical CPU device 1 (no GPU is used)",
+        "batch": "    16 examples a step (2 x 8)",
+        "network": "  1,068,298 parameters, float32; sgd, learning rate 0.01",
+        "steps": "    0 to 24 (1.9 epochs)",
+        "run": f"      {directory}",
+    }
+    assert process.stderr == ""
+
+
+def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
+    directory, process = cifar10_run
+    result = runs.read_json(directory, "result.json")
+    closing = process.stdout.splitlines()[-4:]
+    assert closing[0] == (
+        f"Stopped by last step at step 24 of 24 after {result['seconds']:.1f} s: loss {result['loss']:.2f}, "
+        f"{result['examples_per_sec']:.1f} examples/sec."
+    )
+    assert closing[1] == f"Saved:    {directory}/model.ckpt-24"
+    commands = dict(line.split(":", 1) for line in closing[2:])
+    assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", f"--logdir={directory}"]
+
+    evaluate = subprocess.run(
+        commands["Evaluate"], shell=True, env=runs.environment(), capture_output=True, text=True, timeout=runs.WAIT_SECS
+    )
+    assert evaluate.returncode == 0, evaluate.stderr
+    # The last evaluation during training was of the same checkpoint.
+    during = re.findall(r"^(?:step 24: |precision).*", process.stdout, re.MULTILINE)[-3:]
+    assert re.fullmatch("step 24: 40 examples of CIFAR-10 test.*, moving averages", during[0])
+    assert evaluate.stdout.splitlines()[:3] == during
+    assert len(evaluate.stdout.splitlines()) == 3 + 2 + 10  # and the confusion matrix
+
+
+def test_no_bar_is_drawn_into_a_pipe(cifar10_run):
+    assert not re.search("[\r\x1b\u2501]", cifar10_run[1].stdout)
+
+
+class Clock:
+    """Time that passes only in steps, and as long as they are told to take."""
+
+    def __init__(self, monkeypatch):
+        self.seconds = 1000.0
+        monkeypatch.setattr(hooks, "time", types.SimpleNamespace(perf_counter=lambda: self.seconds))
+
+    def hook(self, secs_of_step):
+        """A session hook: step i takes secs_of_step(i) seconds."""
+        steps = iter(range(1, runs.ENDLESS))
+
+        class Passing(tf.compat.v1.train.SessionRunHook):
+            def before_run(_, run_context):
+                self.seconds += secs_of_step(next(steps))
+
+        return Passing()
+
+
+def test_examples_per_sec_covers_all_of_the_interval_and_all_towers(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    # Steps 1 to 4 take 1/4 s, then 1/2 s, then 1 s: 4 + 8 + 16 steps of 16 examples.
+    hook = clock.hook(lambda step: 0.25 if step <= 4 else 0.5 if step <= 8 else 1.0)
+    result = runs.train_toy(tmp_path, [hook], max_steps=14, log_every_steps=4)
+    records = runs.metrics(tmp_path)
+    assert [record["examples_per_sec"] for record in records] == [64.0, 32.0, 16.0]
+    assert [record["sec_per_batch"] for record in records] == [0.125, 0.25, 0.5]
+    # The first step, which also prepares the graph, does not count: 13 steps in 3/4 + 2 + 6 seconds.
+    assert result.examples_per_sec == pytest.approx(13 * 16 / 8.75)
+
+
+def test_the_first_interval_after_a_resume_counts_its_own_steps(tmp_path, monkeypatch):
+    runs.train_toy(tmp_path, max_steps=7, log_every_steps=5)
+    clock = Clock(monkeypatch)
+    runs.train_toy(tmp_path, [clock.hook(lambda step: 0.5)], max_steps=15, log_every_steps=5)
+    assert [record["step"] for record in runs.metrics(tmp_path)] == [5, 10, 15]
+    assert [record["examples_per_sec"] for record in runs.metrics(tmp_path)[1:]] == [32.0, 32.0]
+
+
+def test_the_time_of_an_evaluation_does_not_count_as_training(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    evaluate = evaluation.Evaluator.evaluate
+
+    def slow(self, path):
+        clock.seconds += 1000
+        return evaluate(self, path)
+
+    monkeypatch.setattr(evaluation.Evaluator, "evaluate", slow)
+    result = runs.train_toy(
+        tmp_path, [clock.hook(lambda step: 0.5)], max_steps=12, log_every_steps=4, eval_every_steps=6
+    )
+    assert clock.seconds >= 3000
+    assert [record["examples_per_sec"] for record in runs.metrics(tmp_path)] == [32.0, 32.0, 32.0]
+    assert result.examples_per_sec == pytest.approx(32.0)
+
+
+@contextlib.contextmanager
+def terminal_as_stdout():
+    """Within this block standard output is a pseudo-terminal; the bytearray it yields is complete after the block."""
+    leader, follower = pty.openpty()
+    written = bytearray()
+
+    def read():
+        with contextlib.suppress(OSError):  # the other side was closed
+            while data := os.read(leader, 4096):
+                written.extend(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with os.fdopen(follower, "w") as stdout, contextlib.redirect_stdout(stdout):
+            yield written
+    finally:
+        reader.join()
+        os.close(leader)
+
+
+def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path):
+    class Unhurried(tf.compat.v1.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            time.sleep(0.02)  # the bar is drawn ten times a second
+
+    with terminal_as_stdout() as written:
+        runs.train_toy(tmp_path, [Unhurried()], max_steps=40)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode())
+    lines = "\n".join(line.strip() for line in re.split(r"[\r\n]+", plain))
+    assert [int(line["step"]) for line in log_lines(lines)] == list(range(5, 41, 5))
+    bars = [int(step) for step in re.findall(r"step (\d+)/40 ", plain)]
+    assert bars == sorted(bars) and len(set(bars)) > 3
+    assert "\u2501" in plain and re.search(r"loss \d\.\d\d +\d+ examples/sec", plain)
+
+
+def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
+    result = runs.train_toy(tmp_path, max_steps=1)
+    assert result.examples_per_sec is None
+    assert re.search(r"Stopped by last step at step 1 of 1 after \d+\.\d s: loss \d\.\d\d\.\n", capsys.readouterr().out)
+
+
+def test_a_confusion_matrix_is_a_table_under_its_classes_names():
+    lines = report.confusion_lines([[12345, 0], [7, 1]], ("cat", "aeroplane"))
+    assert lines == [
+        "confusion matrix (row: true class, column: predicted class)",
+        "            cat aerop",
+        "      cat 12345     0",
+        "aeroplane     7     1",
+    ]

@@ -1,0 +1,108 @@
+"""Ctrl-C and kill end a run after the step under way, and it can go on from there."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import runs
+
+from tower_train.run import signals
+
+
+@pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(number, exit_status, tmp_path):
+    with runs.Trainer(*runs.toy_flags(tmp_path / "run", max_steps=runs.ENDLESS, save_every_steps=0)) as trainer:
+        trainer.wait_until(lambda: runs.logged_step(tmp_path / "run") >= 20)
+        assert runs.saved_steps(tmp_path / "run") == []
+        assert trainer.end_by(number) == exit_status
+        output = trainer.output()
+    result = runs.read_json(tmp_path / "run", "result.json")
+    step = result["step"]
+    assert result["stopped_by"] == number.name
+    assert runs.saved_steps(tmp_path / "run") == [step]
+    assert step >= 20 and runs.logged_step(tmp_path / "run") == step - step % 5
+    assert f"Stopped by {number.name} at step {step} of {runs.ENDLESS}" in output
+    assert f"Resume:   the same command with --train_dir={tmp_path / 'run'}" in output
+    assert "Traceback" not in output
+
+    runs.train_toy(tmp_path / "run", max_steps=step + 15)
+    runs.train_toy(tmp_path / "whole", max_steps=step + 15)
+    runs.assert_identical(runs.variables(tmp_path / "run"), runs.variables(tmp_path / "whole"))
+    assert runs.metrics_but_times(tmp_path / "run") == runs.metrics_but_times(tmp_path / "whole")
+    assert runs.read_json(tmp_path / "run", "result.json")["stopped_by"] == "last step"
+
+
+def test_the_first_signal_counts_and_handlers_come_back():
+    before = [signal.getsignal(number) for number in signals.STOPPING]
+    with signals.noted() as received:
+        assert received.stopping is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert received.stopping is signal.SIGTERM
+    assert [signal.getsignal(number) for number in signals.STOPPING] == before
+
+
+def test_a_save_is_asked_for_once_however_many_signals_came_before_it():
+    with signals.noted() as received:
+        assert not received.take_save_request()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert [received.take_save_request(), received.take_save_request()] == [True, False]
+        assert received.stopping is None
+
+
+def test_a_request_saves_and_the_run_goes_on(tmp_path):
+    with runs.Trainer(*runs.toy_flags(tmp_path, max_steps=runs.ENDLESS, save_every_steps=0)) as trainer:
+        trainer.wait_until(lambda: runs.logged_step(tmp_path) >= 20)
+        assert runs.saved_steps(tmp_path) == []
+        trainer.process.send_signal(signal.SIGUSR1)
+        trainer.wait_until(lambda: runs.saved_steps(tmp_path))
+        [step] = runs.saved_steps(tmp_path)
+        trainer.wait_until(lambda: runs.logged_step(tmp_path) > step + 10)
+        assert f"Saved {tmp_path}/model.ckpt-{step}, as SIGUSR1 asks." in trainer.output()
+
+
+STUCK = """
+import ctypes
+from tower_train.run import signals
+with signals.noted():
+    print("ready", flush=True)
+    while True:
+        ctypes.CDLL(None).sleep(600)  # as a step in TensorFlow's C++: no Python handler runs meanwhile
+"""
+
+
+def test_a_second_interrupt_leaves_at_once_also_inside_a_step_that_never_ends():
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK], env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGUSR1)
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(runs.WAIT_SECS) == 130
+            assert "left at once" in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_handlers_come_back_after_an_error():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError), signals.noted():
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(runs.train_toy(tmp_path, max_steps=5)))
+    thread.start()
+    thread.join()
+    assert results[0].step == 5

@@ -1,0 +1,84 @@
+"""A run that stands still says what it waits for."""
+
+import dataclasses
+import time
+
+import pytest
+import runs
+import tensorflow as tf
+import toy_workload
+
+from tower_train import Config
+from tower_train.graph import build, devices
+from tower_train.run import checkpoint
+from tower_train.workload import DataRequest
+
+STALL = dict(stall_timeout_secs=0.4, max_steps=4, batch_size=8, summary_every_steps=0, save_every_steps=2)
+SECONDS = 1.5
+
+
+def sleeping_once(positions, first):
+    """positions, a long while later where they begin with a certain one."""
+
+    def sleep(values):
+        if values[0] == first:
+            time.sleep(SECONDS)
+        return values
+
+    return tf.ensure_shape(tf.numpy_function(sleep, [positions], positions.dtype), positions.shape)
+
+
+def slow_input(features, draws):
+    return features + tf.cast(0 * sleeping_once(draws.positions, 32), features.dtype)[:, tf.newaxis]
+
+
+def with_positions(features, draws):
+    return tf.concat([features, tf.cast(draws.positions, features.dtype)[:, tf.newaxis]], axis=1)
+
+
+def slow_second_tower(features, training):
+    if not training:
+        return toy_workload.network(features, training)
+    positions = sleeping_once(features[:, 4], 40)  # where tower_1 begins in step 3
+    return toy_workload.network(features[:, :4] + tf.stop_gradient(0 * positions)[:, tf.newaxis], training)
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits_for"),
+    [
+        (dict(distort=slow_input), "the input: the examples of this step have not come"),
+        (dict(distort=with_positions, inference=slow_second_tower), "tower_1"),
+    ],
+    ids=["input", "tower"],
+)
+def test_a_step_that_does_not_end_is_reported_with_what_it_waits_for(changes, waits_for, tmp_path, capsys):
+    workload = dataclasses.replace(toy_workload.WORKLOAD, **changes)
+    result = runs.train_toy(tmp_path, workload=workload, **STALL)
+    output = capsys.readouterr().out
+    assert result.step == 4
+    assert f"s: waiting for {waits_for}.\n" in output
+    assert "Thread MainThread:" in output and "in _do_steps" in output  # the stacks
+    assert "*** Going on, after " in output
+
+
+def test_a_save_that_does_not_end_is_reported(tmp_path, monkeypatch, capsys):
+    save = checkpoint.Checkpoints.save
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", lambda *args: time.sleep(SECONDS) or save(*args))
+    runs.train_toy(tmp_path, **STALL)
+    assert "s: waiting for a save.\n" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_is_not_reported(tmp_path, capsys):
+    runs.train_toy(tmp_path, **(STALL | dict(stall_timeout_secs=60.0)))
+    assert "waiting for" not in capsys.readouterr().out
+
+
+def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_the_same(tmp_path):
+    names = []
+    for secs in (0.0, 5.0):
+        config = Config(num_gpus=2, batch_size=8, stall_timeout_secs=secs)
+        examples = toy_workload.load(DataRequest("train"))
+        graph = build.training_graph(toy_workload.WORKLOAD, examples, config, devices.place(config))
+        assert sorted(graph.progress) == (["input", "tower_0", "tower_1"] if secs else [])
+        names.append([variable.op.name for variable in graph.variables])
+    assert names[0] == names[1]

@@ -1,0 +1,158 @@
+"""Starting runs, in this process and in others, and reading what they leave behind."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
+
+from tower_train import Config, train
+
+TESTS = pathlib.Path(__file__).parent
+ROOT = TESTS.parent
+ENDLESS = 1_000_000  # steps that no test waits for
+WAIT_SECS = 120  # for another process, on a busy machine
+
+# A run of tests/toy_workload.py on two towers; momentum gives it slot variables too.
+TOY = dict(
+    num_gpus=2, batch_size=8, optimizer="momentum", learning_rate=0.01, moving_average_decay=0.9,
+    log_every_steps=5, save_every_steps=20, summary_every_steps=10,
+)  # fmt: skip
+
+
+def train_toy(train_dir, session_hooks=(), workload="toy_workload", **options):
+    """Trains the toy workload in this process."""
+    return train(workload, Config(train_dir=str(train_dir), **(TOY | options)), session_hooks)
+
+
+def flags(**options):
+    """Options as words of a command line."""
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+def toy_flags(train_dir, **options):
+    """The command line of `train_toy`."""
+    return flags(workload="toy_workload", train_dir=train_dir, **(TOY | options))
+
+
+def environment(*python_path):
+    """The environment of other processes: they find this package, and what else python_path names, in any directory."""
+    paths = [str(ROOT), *map(str, python_path), os.environ.get("PYTHONPATH")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def command(module, *words, cwd=None):
+    """Runs `python -m module words...` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *words], cwd=cwd, env=environment(TESTS), capture_output=True, text=True,
+        timeout=WAIT_SECS,
+    )  # fmt: skip
+
+
+class Trainer:
+    """A trainer in a process of its own, which ends with this context at the latest."""
+
+    def __init__(self, *words):
+        self._output = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tower_train", *words], env=environment(TESTS), stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        self._output.close()
+
+    def output(self):
+        self._output.seek(0)
+        return self._output.read()
+
+    def wait_until(self, condition):
+        """Returns as soon as condition() holds, while the trainer is at work."""
+        deadline = time.monotonic() + WAIT_SECS
+        while not condition():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.002)
+
+    def end_by(self, signal_number):
+        """Sends a signal and returns the exit status."""
+        assert self.process.poll() is None, self.output()
+        self.process.send_signal(signal_number)
+        return self.process.wait(WAIT_SECS)
+
+
+def read_json(train_dir, name):
+    return json.loads(pathlib.Path(train_dir, name).read_text())
+
+
+def metrics(train_dir):
+    """The records of metrics.jsonl."""
+    return [json.loads(line) for line in pathlib.Path(train_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+def metrics_but_times(train_dir):
+    return [
+        {name: value for name, value in record.items() if name not in ("examples_per_sec", "sec_per_batch")}
+        for record in metrics(train_dir)
+    ]
+
+
+def logged_step(train_dir):
+    """The last step in a metrics.jsonl that is being written to; 0 where there is none."""
+    path = pathlib.Path(train_dir, "metrics.jsonl")
+    whole_lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return json.loads(whole_lines[-1])["step"] if whole_lines else 0
+
+
+def saved_step(train_dir):
+    """The step of the newest checkpoint; 0 where there is none."""
+    newest = tf.train.latest_checkpoint(str(train_dir))
+    return int(newest.rpartition("-")[2]) if newest else 0
+
+
+def saved_steps(train_dir):
+    """The steps of all checkpoints whose files are there."""
+    return sorted(int(path.stem.rpartition("-")[2]) for path in pathlib.Path(train_dir).glob("model.ckpt-*.index"))
+
+
+def variables(train_dir, step=None):
+    """{name: value} in the checkpoint of a step, or in the newest."""
+    path = f"{train_dir}/model.ckpt-{step}" if step else tf.train.latest_checkpoint(str(train_dir))
+    reader = tf.train.load_checkpoint(path)
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def assert_identical(variables, expected):
+    """The same variables, to the last bit."""
+    assert variables.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.asarray(variables[name]).tobytes() == np.asarray(value).tobytes(), name
+
+
+def events(folder):
+    """What TensorBoard sees of a folder's event files."""
+    accumulator = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
+    return accumulator.Reload()
+
+
+def contents(folder):
+    """{path: bytes} of all files in a folder, but for the lock, to see that nothing was changed."""
+    return {p: p.read_bytes() for p in pathlib.Path(folder).rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def json_like(value):
+    """What a value is after it was written as JSON and read."""
+    return json.loads(json.dumps(value))

@@ -1,0 +1,174 @@
+"""python -m tower_train: a mistake is one line that says what to do, and a workload of one's own trains by its name."""
+
+import inspect
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import runs
+import toy_workload
+
+from cifar10 import generated
+from tower_train import Config, EvaluateOptions, __main__, command_line, evaluate_run, train
+
+
+@pytest.fixture
+def main(monkeypatch, capfd):
+    """Runs the command in this process: words -> (exit status, stdout, stderr)."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["tower_train", *words])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            command_line.run(__main__.main)
+        return left.value.code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def data_dir(cifar10_dir, tmp_path):
+    """A copy of small CIFAR-10 files, to be damaged."""
+    shutil.copytree(cifar10_dir, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def assert_one_line(status, stdout, stderr, *parts):
+    assert status == 2
+    assert stdout == ""
+    assert re.fullmatch(r"tower_train: error: .+\n", stderr), stderr
+    for part in parts:
+        assert part in stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("--num_gpus=0", ["--num_gpus=0", "at least 1"]),
+        ("--num_gpus=-1", ["--num_gpus=-1", "at least 1"]),
+        ("--num_gpus=abc", ["--num_gpus=abc", "a whole number"]),
+        ("--batch_size=0", ["--batch_size=0", "at least 1"]),
+        ("--learning_rate=nan", ["--learning_rate=nan", "above 0"]),
+        ("--optimizer=sgdd", ["--optimizer=sgdd", "sgd, momentum, adam"]),
+        ("--gpus=0,0", ["--gpus=0,0", "twice"]),
+        ("--gpus=7", ["--gpus=7", "this machine's GPUs are: none"]),
+        ("--device=gpu", ["this machine's GPUs are: none", "--device=cpu"]),
+        ("--no_such_flag=1", ["no_such_flag", "--help"]),
+        ("stray", ["'stray'", "--help"]),
+        ("--workload=no_such_module", ["--workload=no_such_module", "no module 'no_such_module'"]),
+        ("--workload=json", ["--workload=json", "no tower_train.Workload named WORKLOAD"]),
+        ("--dataset=mnist", ["--dataset=mnist", "cifar10", "generated"]),
+        ("--data_dir=/no/such/directory", ["--data_dir=/no/such/directory", "data_batch_1.bin"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it_and_leaves_nothing_behind(word, parts, main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert_one_line(*main(word), *parts)
+    assert runs.contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("place", ["file/run", "file", "/proc/run", "/dev/null/run"])
+def test_a_train_dir_that_cannot_be_written_to_is_one_line(place, main, data_dir, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    train_dir = tmp_path / place
+    assert_one_line(*main(f"--train_dir={train_dir}", f"--data_dir={data_dir}"), f"--train_dir={train_dir} cannot be")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def cut(path):
+    os.truncate(path, 3 * 3073 + 100)
+
+
+def mislabel(path):
+    data = bytearray(path.read_bytes())
+    data[5 * 3073] = 200
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "parts"),
+    [
+        (cut, ["data_batch_2.bin", "record 3", str(3 * 3073), "3073"]),
+        (mislabel, ["data_batch_2.bin", "record 5", str(5 * 3073), "label 200", "0 to 9"]),
+        (pathlib.Path.unlink, ["data_batch_2.bin", "missing"]),
+    ],
+)
+def test_a_damaged_data_file_is_one_line_and_stays_as_it_is(damage, parts, main, data_dir, tmp_path):
+    damage(data_dir / "data_batch_2.bin")
+    before = runs.contents(data_dir)
+    assert_one_line(*main(f"--data_dir={data_dir}", f"--train_dir={tmp_path / 'run'}"), *parts)
+    assert runs.contents(data_dir) == before
+    assert runs.contents(tmp_path / "run") == {}
+
+
+def test_damaged_test_data_is_one_line_where_it_is_first_needed(main, data_dir, tmp_path):
+    cut(data_dir / "test_batch.bin")
+    words = runs.flags(data_dir=data_dir, train_dir=tmp_path / "run", max_steps=2, batch_size=8, eval_every_steps=1)
+    status, _, stderr = main(*words)
+    assert status == 2
+    assert re.fullmatch(r"tower_train: error: \S*test_batch.bin: record 3 .+\n", stderr), stderr
+    assert runs.saved_steps(tmp_path / "run") == [1]
+
+
+def test_a_loss_that_is_not_finite_is_one_line_and_status_3(main, tmp_path):
+    status, _, stderr = main(*runs.toy_flags(tmp_path, learning_rate=1e30))
+    assert status == 3
+    assert re.fullmatch(r"tower_train: error: not finite at step \d+: tower_0: .+\n", stderr), stderr
+
+
+def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as left:
+        command_line.run(interrupted)
+    assert left.value.code == 130
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_module_in_the_current_directory_trains_by_its_name_and_is_evaluated_by_the_printed_command(tmp_path):
+    source = inspect.getsource(toy_workload)
+    assert source.count("\n") < 40
+    (tmp_path / "my_workload.py").write_text(source)
+    environment = runs.environment()  # which does not name tests/
+
+    def run(words, shell=False):
+        return subprocess.run(
+            words, shell=shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=runs.WAIT_SECS
+        )
+
+    words = ["--workload=my_workload", "--num_gpus=2", "--batch_size=16", "--max_steps=200", "--learning_rate=0.05"]
+    trained = run([sys.executable, "-m", "tower_train", *words])
+    assert trained.returncode == 0, trained.stderr
+    [train_dir] = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"toy-\d{8}-\d{6}", train_dir.name)
+    assert f"run:      runs/{train_dir.name}\n" in trained.stdout
+
+    printed = re.search(r"^Evaluate: (.*)$", trained.stdout, re.MULTILINE)[1]
+    evaluated = run(printed, shell=True)
+    assert evaluated.returncode == 0, evaluated.stderr
+    lines = evaluated.stdout.splitlines()
+    assert lines[0] == "step 200: 50 examples of toy test, moving averages"
+    precision = float(re.match(r"precision @ 1 = (0\.\d{3}) \(95 % interval 0\.\d{3} to \d\.\d{3}\)$", lines[1])[1])
+    assert precision == runs.read_json(train_dir, "result.json")["evaluation"]["metrics"]["precision @ 1"]["mean"]
+    assert "steps:    0 to 200 (66.7 epochs)" in trained.stdout
+
+
+def test_drawn_images_are_told_apart_from_cifar10_and_stay_with_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(generated, "IMAGES_PER_FILE", 20)
+    options = dict(
+        data_dir=str(tmp_path / "data"), batch_size=8, moving_average_decay=0.5, train_dir=str(tmp_path / "run")
+    )
+    result = train("cifar10", Config(dataset="generated", max_steps=2, **options))
+    assert "NOT CIFAR-10" in result.notice
+    assert runs.read_json(tmp_path / "run", "result.json")["notice"] == result.notice
+    assert capsys.readouterr().out.count(result.notice) == 2  # among the first lines and among the last
+    # Neither a resume nor an evaluation needs to be told again which images they are.
+    assert train("cifar10", Config(max_steps=4, **options)).step == 4
+    [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path / "run"), batch_size=8))
+    assert found.num_examples == 20
+    assert found.class_names == generated.CLASS_NAMES

@@ -1,0 +1,130 @@
+"""scripts/train sets itself up once, from any directory and in any directory, and says plainly what it lacks."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+import runs
+
+FILES = [path for folder in (".ci", "scripts") for path in (runs.ROOT / folder).iterdir() if path.is_file()]
+SCRIPTS = [path for path in FILES if path.suffix in ("", ".sh")]
+
+# Stands in for pip, which would need a network: notes its arguments and does what an editable install does.
+PIP = """
+import json, os, pathlib, sys
+here = pathlib.Path(__file__).parent
+with open(here / "calls.jsonl", "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+if os.environ.get("PIP_FAILS"):
+    sys.exit(1)
+(here.parent / "editable.pth").write_text(sys.argv[-1].partition("[")[0])
+"""
+
+
+def make_environment(path):
+    """A virtual environment with the packages of this one and a pip that needs no network."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
+    [packages] = pathlib.Path(path).glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text("\n".join(entry for entry in sys.path if entry.endswith("site-packages")))
+    (packages / "pip").mkdir()
+    (packages / "pip" / "__init__.py").write_text("")
+    (packages / "pip" / "__main__.py").write_text(PIP)
+    return pathlib.Path(path)
+
+
+def installs(environment):
+    """What pip was asked for."""
+    calls = list(environment.glob("lib/python*/site-packages/pip/calls.jsonl"))
+    return [json.loads(line)[-1] for path in calls for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of what the scripts need of this repository, in a directory whose name has spaces."""
+    root = tmp_path / "my copy of it"
+    for folder in ("scripts", "tower_train", "cifar10"):
+        shutil.copytree(runs.ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(runs.ROOT / "setup.py", root)
+    return root
+
+
+def run_script(tree, *words, script="train", **variables):
+    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHON")}
+    return subprocess.run(
+        [shutil.which("bash"), str(tree / "scripts" / script), *words], cwd=tree.parent, env=kept | variables,
+        capture_output=True, text=True, timeout=runs.WAIT_SECS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_valid_bash(path):
+    subprocess.run(["bash", "-n", path], check=True)
+    assert path.suffix or os.access(path, os.X_OK)
+
+
+def test_it_installs_once_into_the_active_environment_and_runs_from_any_directory(tree, tmp_path):
+    environment = make_environment(tmp_path / "an env")
+    for _ in range(2):
+        process = run_script(tree, "--help", VIRTUAL_ENV=str(environment))
+        assert process.returncode == 0, process.stderr
+        assert "python -m tower_train --num_gpus=N" in process.stdout
+        assert installs(environment) == [str(tree)]
+    assert process.stderr == ""  # the second time there is nothing to do
+    assert not (tree / ".venv").exists()
+
+    with open(tree / "setup.py", "a") as file:
+        file.write("# another requirement\n")
+    assert run_script(tree, "--help", VIRTUAL_ENV=str(environment)).returncode == 0
+    assert len(installs(environment)) == 2
+
+
+def test_options_and_the_exit_status_pass_through(tree, tmp_path):
+    environment = make_environment(tmp_path / "env")
+    process = run_script(tree, "--data_dir=a b", "--num_gpus=0", VIRTUAL_ENV=str(environment))
+    assert process.returncode == 2
+    assert process.stderr.endswith("tower_train: error: --num_gpus=0: it must be a whole number at least 1.\n")
+
+
+def test_an_install_that_failed_is_told_and_done_again(tree, tmp_path):
+    environment = make_environment(tmp_path / "env")
+    process = run_script(tree, "--help", VIRTUAL_ENV=str(environment), PIP_FAILS="1")
+    assert process.returncode == 2
+    assert "error: pip could not install tower_train" in process.stderr
+    assert run_script(tree, "--help", VIRTUAL_ENV=str(environment)).returncode == 0
+    assert len(installs(environment)) == 2
+
+
+def test_without_an_active_environment_it_makes_one_with_the_python_it_is_given(tree, tmp_path):
+    prepared, python = make_environment(tmp_path / "prepared"), tmp_path / "my python"
+    python.write_text(
+        f"""#!/bin/sh
+if [ "$1 $2" = "-m venv" ]; then exec cp -r "{prepared}" "$3"; fi
+exec "{sys.executable}" "$@"
+"""
+    )
+    python.chmod(0o755)
+    process = run_script(tree, "--help", PYTHON=str(python))
+    assert process.returncode == 0, process.stderr
+    assert "Making a virtual environment" in process.stderr
+    assert installs(tree / ".venv") == [str(tree)]
+
+
+@pytest.mark.parametrize("too_old", [False, True])
+def test_a_machine_without_a_python_that_fits_is_told_so(too_old, tree, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "dirname", "cat", "cksum"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    if too_old:
+        (tools / "python3").write_text("#!/bin/sh\nexit 1\n")  # what the question for its version gives
+        (tools / "python3").chmod(0o755)
+    process = run_script(tree, "--help", PATH=str(tools))
+    assert process.returncode == 2
+    assert process.stdout == ""
+    [line] = process.stderr.splitlines()
+    assert "error: no Python 3.10 to 3.13 found" in line
+    assert not (tree / ".venv").exists()

@@ -1,0 +1,32 @@
+"""python -m tower_train.export: a run's network as a SavedModel."""
+
+import pathlib
+
+from tower_train import command_line
+from tower_train.config import ExportOptions
+
+USAGE = """
+Writes a run's newest network as a SavedModel: python -m tower_train.export --train_dir=DIR [options]
+
+Its signature serving_default maps raw features (uint8 images) to logits, probabilities and class names; its signature
+files does so from what is in JPEG or PNG files. tf.saved_model.load and saved_model_cli run it.
+Exit status: 0 done, 2 an option or a file is wrong.
+"""
+
+
+def main(argv) -> int:
+    options = command_line.parse(argv, ExportOptions, USAGE)
+    command_line.import_tensorflow()
+    import tensorflow as tf
+
+    from tower_train.run import serving
+
+    tf.get_logger().setLevel("ERROR")  # its own functions for writing a SavedModel from a graph warn of each other
+    folder = pathlib.Path(options.export_dir or pathlib.Path(options.train_dir) / "export")
+    signatures = serving.export(options, folder)
+    print(f"Exported: {folder} (signatures {', '.join(signatures)})")
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main)

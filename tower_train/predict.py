@@ -1,0 +1,53 @@
+"""python -m tower_train.predict: what a run's network sees in image files."""
+
+import numpy as np
+
+from tower_train import command_line, errors
+from tower_train.config import PredictOptions
+
+USAGE = """
+Prints the most probable classes of images: python -m tower_train.predict --train_dir=DIR [options] image.jpg ...
+
+Exit status: 0 done, 2 an option or a file is wrong.
+"""
+
+
+def main(argv) -> int:
+    options, paths = command_line.parse_with_files(argv, PredictOptions, USAGE)
+    if not paths:
+        raise errors.ConfigError("No image is named. Give JPEG or PNG files after the options.")
+    contents = [_read(path) for path in paths]
+    command_line.import_tensorflow()
+    from tower_train.run import serving
+
+    built, session = serving.open_run(options)
+    if built.files is None:
+        raise errors.ConfigError(f"--train_dir={options.train_dir}: this run's examples are no images.")
+    with session:
+        for path, content in zip(paths, contents, strict=True):
+            print(f"{path}: {_ranking(path, content, built, session, options.top)}")
+    return 0
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise errors.DataError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def _ranking(path: str, content: bytes, built, session, top: int) -> str:
+    import tensorflow as tf
+
+    try:
+        found = session.run(built.outputs["files"], {built.files: [content]})
+    except tf.errors.InvalidArgumentError:
+        raise errors.DataError(f"{path}: is no JPEG or PNG image that can be decoded.") from None
+    probabilities, names = found["probabilities"][0], found["classes"][0]
+    ranks = np.argsort(-probabilities, kind="stable")[:top]
+    return ", ".join(f"{names[i].decode()} {probabilities[i]:.3f}" for i in ranks)
+
+
+if __name__ == "__main__":
+    command_line.run(main)

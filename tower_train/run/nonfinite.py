@@ -1,0 +1,56 @@
+"""What a run does about a step whose loss or gradients are not finite."""
+
+from collections.abc import Callable
+
+from tower_train import errors
+from tower_train.graph.build import TrainingGraph
+from tower_train.run import hooks
+
+_MOST_DUMPS = 10  # batches that one start writes down
+
+
+class BatchGuard(hooks.NonFiniteGuard):
+    """Stops the run at such a step, or skips it, and names the examples it was made of.
+
+    The graph has left the variables as they were. A skipped step counts as one: global_step and examples_seen have
+    moved on, so that each step still stands for the examples it always stands for, and the next step takes others.
+
+    Attributes:
+      skipped: how many steps were skipped.
+    """
+
+    def __init__(
+        self, graph: TrainingGraph, most_in_a_row: int | None, dump: Callable[[int, int], str] | None,
+        warn: Callable[[str], None],
+    ):  # fmt: skip
+        """Args: the graph; how many such steps in a row end the run, None where the graph does not skip any; what
+        writes the batch of (step, first position) to a file whose path it returns; what prints a line."""
+        super().__init__(graph)
+        self._most_in_a_row, self._dump, self._warn = most_in_a_row, dump, warn
+        self._in_a_row = self._dumps = self.skipped = 0
+
+    def after_step(self, run_context, report):
+        if report.finite.all():
+            self._in_a_row = 0
+            return
+        skips = self._most_in_a_row is not None
+        step, end = int(report.step) + (not skips), int(report.examples) + (not skips) * self.graph.global_batch
+        first = end - self.graph.global_batch
+        about = f"not finite at step {step}: {self.what_is_not_finite(report)}"
+        about += f". Its batch: positions {first} to {end - 1} of the stream of examples{self._dumped(step, first)}"
+        if not skips:
+            raise errors.NonFiniteError(f"{about}. {self.UNTOUCHED}")
+        self.skipped += 1
+        self._in_a_row += 1
+        if self._in_a_row >= self._most_in_a_row:
+            raise errors.NonFiniteError(
+                f"{about}. It is number {self._in_a_row} in a row, as many as --max_nonfinite_in_a_row allows. "
+                f"{self.UNTOUCHED}"
+            )
+        self._warn(f"*** {about}. Skipped: the variables are as before; {self.skipped} skipped since this start.")
+
+    def _dumped(self, step: int, first: int) -> str:
+        if not self._dump or self._dumps == _MOST_DUMPS:
+            return ""
+        self._dumps += 1
+        return f", written to {self._dump(step, first)}"

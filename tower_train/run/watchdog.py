@@ -1,0 +1,96 @@
+"""Says what a run waits for when no step ends for too long (--stall_timeout_secs)."""
+
+import contextlib
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+
+import tensorflow as tf
+
+from tower_train.graph import progress
+from tower_train.run import checkpoint
+
+v1 = tf.compat.v1
+_ASK_SECS = 5  # for the session to tell how far it is; it may be stuck altogether
+_STEP = "a step"
+
+
+class Watchdog(v1.train.SessionRunHook):
+    """A thread that looks whether steps end; use as a context manager, and as a hook.
+
+    It reports each stall once, with the stacks of all Python threads, and its end.
+    """
+
+    def __init__(self, timeout_secs: float, counts: Mapping[str, tf.Tensor], warn: Callable[[str], None]):
+        """Args: after how long to report, 0 for never; TrainingGraph.progress; what prints a line."""
+        self._timeout, self._counts, self._warn = timeout_secs, counts, warn
+        self._doing, self._since = "the session to begin", time.monotonic()
+        self._session, self._started = None, 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self):
+        if self._timeout:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        if self._timeout:
+            self._thread.join(_ASK_SECS)
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Within this block the run does something else than a step, and has as much time for it."""
+        before = self._doing
+        self._doing, self._since = what, time.monotonic()
+        try:
+            yield
+        finally:
+            self._doing, self._since = before, time.monotonic()
+
+    def after_create_session(self, session, coord):
+        self._session, self._started = session, 0
+
+    def before_run(self, run_context):
+        self._started += 1
+        self._doing, self._since = _STEP, time.monotonic()
+
+    def after_run(self, run_context, run_values):
+        self._doing, self._since = "what happens between steps", time.monotonic()
+
+    def _watch(self) -> None:
+        reported = None
+        while not self._ended.wait(min(1.0, self._timeout / 4)):
+            since, seconds = self._since, time.monotonic() - self._since
+            if reported not in (None, since):
+                self._warn(f"*** Going on, after {self._since - reported:.0f} s.")
+                reported = None
+            if reported is None and seconds > self._timeout:
+                reported = since
+                what = self._waited_for() if self._doing == _STEP else self._doing
+                self._warn(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
+
+    def _waited_for(self) -> str:
+        """What the step under way lacks, by a second look into its session."""
+        try:
+            options = v1.RunOptions(timeout_in_ms=_ASK_SECS * 1000)
+            counts = self._session.run(dict(self._counts), options=options)
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+            return f"a step whose session does not answer ({checkpoint.reason(error)})"
+        behind = [name for name, count in counts.items() if count < self._started]
+        if progress.INPUT in behind:
+            return "the input: the examples of this step have not come"
+        return ", ".join(behind) or "the update of the variables, or a session hook"
+
+
+def _stacks() -> str:
+    """The stacks of all Python threads but this one."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)).rstrip()}"
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    )
