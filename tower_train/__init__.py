@@ -1,7 +1,8 @@
 """Graph-mode multi-GPU training: one replica ("tower") per device, gradients averaged on the CPU.
 
-import tower_train
-result = tower_train.train("cifar10", tower_train.Config(num_gpus=2, max_steps=200))
+    result = tower_train.train("cifar10", tower_train.Config(num_gpus=2, max_steps=200))
+
+trains a workload by its import path; a `Workload` of one's own may stand in its place.
 """
 
 import importlib
@@ -20,7 +21,9 @@ _HOMES = {
     "EvaluateOptions": "tower_train.config",
     "average_gradients": "tower_train.graph.gradients",
     "classification_metrics": "tower_train.workload",
+    "estimator": "tower_train.estimator",
     "evaluate_run": "tower_train.run.evaluate_run",
+    "multi_gpu_model": "tower_train.fronts.keras_model",
     "softmax_cross_entropy": "tower_train.workload",
     "tower_loss": "tower_train.graph.towers",
     "train": "tower_train.run.loop",
@@ -31,7 +34,8 @@ __all__ = ["__version__", *_HOMES]
 def __getattr__(name):
     if name not in _HOMES:
         raise AttributeError(f"module 'tower_train' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    return home if _HOMES[name] == f"{__name__}.{name}" else getattr(home, name)
 
 
 def __dir__():

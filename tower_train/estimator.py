@@ -1,0 +1,37 @@
+"""The multi-GPU Estimator: the names of TensorFlow 1.15's tf.estimator.
+
+from tower_train import estimator as tf_estimator
+"""
+
+import tensorflow as tf
+
+from tower_train.fronts.estimator import saved_model as export
+from tower_train.fronts.estimator.estimator import Estimator, WarmStartSettings
+from tower_train.fronts.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
+from tower_train.fronts.estimator.from_keras import model_to_estimator
+from tower_train.fronts.estimator.run_config import RunConfig
+from tower_train.fronts.estimator.spec import EstimatorSpec, ModeKeys
+from tower_train.fronts.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
+
+VocabInfo = tf.compat.v1.train.VocabInfo
+CheckpointSaverHook = tf.compat.v1.train.CheckpointSaverHook
+CheckpointSaverListener = tf.compat.v1.train.CheckpointSaverListener
+FinalOpsHook = tf.compat.v1.train.FinalOpsHook
+LoggingTensorHook = tf.compat.v1.train.LoggingTensorHook
+NanTensorHook = tf.compat.v1.train.NanTensorHook
+ProfilerHook = tf.compat.v1.train.ProfilerHook
+SessionRunArgs = tf.compat.v1.train.SessionRunArgs
+SessionRunContext = tf.compat.v1.train.SessionRunContext
+SessionRunHook = tf.compat.v1.train.SessionRunHook
+SessionRunValues = tf.compat.v1.train.SessionRunValues
+StepCounterHook = tf.compat.v1.train.StepCounterHook
+StopAtStepHook = tf.compat.v1.train.StopAtStepHook
+SummarySaverHook = tf.compat.v1.train.SummarySaverHook
+
+__all__ = [
+    "BestExporter", "CheckpointSaverHook", "CheckpointSaverListener", "Estimator", "EstimatorSpec", "EvalSpec",
+    "Exporter", "FinalExporter", "FinalOpsHook", "LatestExporter", "LoggingTensorHook", "ModeKeys", "NanTensorHook",
+    "ProfilerHook", "RunConfig", "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues",
+    "StepCounterHook", "StopAtStepHook", "SummarySaverHook", "TrainSpec", "VocabInfo", "WarmStartSettings", "export",
+    "model_to_estimator", "train_and_evaluate",
+]  # fmt: skip

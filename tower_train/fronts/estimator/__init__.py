@@ -1,0 +1,1 @@
+"""The multi-GPU Estimator; `tower_train.estimator` lists its public names."""

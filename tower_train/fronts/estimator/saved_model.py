@@ -1,0 +1,91 @@
+"""A SavedModel of a model_fn, and what describes its inputs and outputs."""
+
+import os
+import shutil
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.saved_model import model_utils  # what tf.estimator itself exported with
+
+from tower_train.fronts.estimator.spec import EstimatorSpec
+
+v1 = tf.compat.v1
+PredictOutput = model_utils.PredictOutput
+ClassificationOutput = model_utils.ClassificationOutput
+RegressionOutput = model_utils.RegressionOutput
+
+
+class ServingInputReceiver(NamedTuple):
+    """Where requests come in.
+
+    Attributes:
+      features: what model_fn gets.
+      receiver_tensors: a placeholder, or a dict of them, by which a request is fed.
+      receiver_tensors_alternatives: {name: further ones}.
+    """
+
+    features: Any
+    receiver_tensors: Any
+    receiver_tensors_alternatives: dict | None = None
+
+
+def build_raw_serving_input_receiver_fn(features: dict, default_batch_size: int | None = None):
+    """A serving_input_receiver_fn whose requests are the features themselves.
+
+    Args:
+      features: {name: a tensor, of which the dtype and the shape [batch, ...] are taken}.
+      default_batch_size: the batch size of requests; None for any.
+    """
+    specs = {name: (tensor.dtype, [default_batch_size, *tensor.shape[1:]]) for name, tensor in features.items()}
+
+    def receive():
+        tensors = {name: v1.placeholder(dtype, shape, name) for name, (dtype, shape) in specs.items()}
+        return ServingInputReceiver(tensors, tensors)
+
+    return receive
+
+
+def build_parsing_serving_input_receiver_fn(feature_spec: dict, default_batch_size: int | None = None):
+    """A serving_input_receiver_fn whose requests are serialized tf.train.Examples.
+
+    Args:
+      feature_spec: as of tf.io.parse_example.
+      default_batch_size: the batch size of requests; None for any.
+    """
+
+    def receive():
+        serialized = v1.placeholder(tf.string, [default_batch_size], "input_example_tensor")
+        features = tf.io.parse_example(serialized, feature_spec)
+        return ServingInputReceiver(features, {"examples": serialized})
+
+    return receive
+
+
+def write(
+    base: str, receiver: ServingInputReceiver, spec: EstimatorSpec, checkpoint: str, assets: dict, as_text: bool
+) -> bytes:
+    """Writes the default graph, with a checkpoint's values, into a new directory under base, and returns its path."""
+    outputs = model_utils.export_outputs_for_mode(spec.mode, spec.export_outputs, spec.predictions)
+    signatures = model_utils.build_all_signature_defs(
+        receiver.receiver_tensors, outputs, receiver.receiver_tensors_alternatives
+    )
+    directory = model_utils.get_timestamped_export_dir(base)
+    # Written under another name first: whoever watches the base directory must not find half a model.
+    temporary = model_utils.get_temp_export_dir(directory)
+    saver = (spec.scaffold and spec.scaffold.saver) or v1.train.Saver(sharded=True)
+    local_init_op = (spec.scaffold and spec.scaffold.local_init_op) or v1.train.Scaffold.default_local_init_op()
+    with v1.Session() as session:
+        saver.restore(session, checkpoint)
+        session.run(local_init_op)
+        builder = v1.saved_model.Builder(temporary)
+        builder.add_meta_graph_and_variables(
+            session, [tf.saved_model.SERVING], signatures, v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+            main_op=local_init_op, saver=saver, strip_default_attrs=True,
+        )  # fmt: skip
+        builder.save(as_text)
+    for name, source in assets.items():
+        target = os.path.join(os.fsdecode(temporary), "assets.extra", name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copy(source, target)
+    os.rename(temporary, directory)
+    return os.fsencode(directory)

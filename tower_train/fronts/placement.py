@@ -1,0 +1,68 @@
+"""Devices for towers in a process that uses its GPUs outside the towers too."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.config import DeviceOptions
+from tower_train.graph import devices
+
+
+def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = False) -> devices.Devices:
+    """Chooses the devices of towers, as this process numbers its devices.
+
+    A TensorFlow process fixes the numbers of its GPUs when it first uses one, so that the GPUs keep them here, where
+    `tower_train.train` counts the chosen ones from 0. Without GPUs the towers share the CPU: tower i lives on logical
+    CPU device i where the program made that many, else they take turns; one log line says so.
+
+    Args:
+      gpus: how many towers, or which GPUs carry them, or None: one on each GPU.
+      argument: what the user calls gpus, for messages.
+      in_session: whether the towers run in a session of their own.
+
+    Raises:
+      ConfigError: no tower, a GPU named twice, or a GPU that is not there; the message lists those that are.
+    """
+    here = [device.name for device in tf.config.list_logical_devices("GPU")]
+    ids, count = _asked(gpus, argument, len(here))
+    missing = [i for i in ids if i >= len(here)] if here or _is_list(gpus) else []
+    if missing:
+        there = ", ".join(map(str, range(len(here)))) or "none"
+        raise errors.ConfigError(
+            f"{argument}={gpus}: this program sees {len(here)} GPUs ({there}). Ask for those (CUDA_VISIBLE_DEVICES "
+            "hides the others); on a machine without GPUs a count makes towers on the CPU."
+        )
+    if here:
+        placed = devices.place(DeviceOptions(gpus=tuple(ids)), here)
+        placed.session_config.gpu_options.visible_device_list = ""
+        return dataclasses.replace(placed, towers=tuple(f"/gpu:{i}" for i in ids))
+    if count > 1:
+        logging.getLogger("tower_train").warning("There is no GPU: %d towers on the CPU.", count)
+    placed = devices.place(DeviceOptions(num_gpus=count, device="cpu"))
+    if in_session:
+        return placed
+    cpus = len(tf.config.list_logical_devices("CPU"))
+    return dataclasses.replace(placed, towers=tuple(f"/cpu:{i % cpus}" for i in range(count)))
+
+
+def _is_list(gpus) -> bool:
+    return isinstance(gpus, Sequence) and not isinstance(gpus, str)
+
+
+def _asked(gpus, argument: str, gpus_here: int) -> tuple[list[int], int]:
+    """(the GPUs asked for, the number of towers)."""
+    ids = list(gpus) if _is_list(gpus) else gpus
+    if ids is None:
+        ids = max(gpus_here, 1)
+    if type(ids) is int:
+        ids = list(range(ids))
+    if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
+        raise errors.ConfigError(
+            f"{argument}={gpus!r}: it must be a count of at least 1, a list of GPU ids such as [0, 2], or None for all."
+        )
+    if len(set(ids)) != len(ids):
+        raise errors.ConfigError(f"{argument}={gpus} names a GPU twice. Name each GPU once.")
+    return ids, len(ids)

@@ -1,0 +1,155 @@
+"""One Keras model run on several devices at a time, each on its share of one batch, its variables left as they are."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tower_train.graph.devices import HOST
+
+_FAR_APART = 0x9E3779B9  # 2**32 over the golden ratio: its multiples share no neighbourhood (Knuth, vol. 3, 6.4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+    """What the model did on one device.
+
+    Attributes:
+      device: where.
+      share: float scalar, the part of the batch's examples that it got; 0 where there were fewer than replicas.
+      outputs: of its own examples, structured as the model returned them.
+      added_loss: scalar, the sum of what its layers gave to add_loss, or None.
+      assigned: {index in model.variables: what its layers assigned to that variable}.
+    """
+
+    device: str
+    share: tf.Tensor
+    outputs: Any
+    added_loss: tf.Tensor | None
+    assigned: dict[int, tf.Tensor]
+    _tape: tf.GradientTape
+    _weights: list[tf.Tensor]
+
+    @property
+    def differentiable(self) -> list[tf.Tensor]:
+        """The tensors through which a loss of the whole batch depends on what this replica computed."""
+        tensors = [*keras.tree.flatten(self.outputs), self.added_loss]
+        return [tensor for tensor in tensors if tensor is not None and tensor.dtype.is_floating]
+
+    def gradients(self, output_gradients: list[tf.Tensor | None]) -> list:
+        """Carries the gradients with respect to `differentiable` back to the trainable weights: their gradients, None
+        where a weight has none."""
+        reached = [pair for pair in zip(self.differentiable, output_gradients, strict=True) if pair[1] is not None]
+        if not reached:
+            return [None] * len(self._weights)
+        with tf.device(self.device):
+            return self._tape.gradient([y for y, _ in reached], self._weights, [grad for _, grad in reached])
+
+
+def run(model: keras.Model, x, devices: Sequence[str], training: bool) -> list[Replica]:
+    """Runs a model on consecutive parts of a batch whose sizes differ by one at most.
+
+    A replica for which no example is left gets a copy of the last one, since not every op can do with none, and returns
+    no outputs for it.
+
+    Args:
+      model: the model; it must have its variables already.
+      x: its input, a tensor [batch, ...] or a structure of them.
+      devices: over replicas, where it computes.
+      training: as for the model's call.
+    """
+    batch = batch_size(x)
+    replicas, begin = [], 0
+    for i, device in enumerate(devices):
+        size = (batch + len(devices) - 1 - i) // len(devices)
+        with tf.device(HOST):
+            own = _rows(x, tf.minimum(begin, batch - 1), tf.maximum(size, 1)) if len(devices) > 1 else x
+            share = tf.cast(size / batch, keras.config.floatx())
+        with tf.device(device), tf.name_scope(f"tower_{i}"):
+            replicas.append(Replica(device, share, *_forward(model, own, i, training, size)))
+        begin += size
+    return replicas
+
+
+def batch_size(x) -> tf.Tensor:
+    """int32 scalar, the number of examples in a structure of tensors."""
+    return tf.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
+
+
+def merge(replicas: list[Replica]):
+    """The outputs for the whole batch, Keras' masks included."""
+    if len(replicas) == 1:
+        return replicas[0].outputs
+
+    def joined(*parts):
+        whole = tf.concat(parts, axis=0)
+        masks = [_mask(part) for part in parts]
+        if None not in masks:
+            whole._keras_mask = tf.concat(masks, axis=0)
+        return whole
+
+    return keras.tree.map_structure(joined, *[replica.outputs for replica in replicas])
+
+
+def tower_seeds(variables: list[keras.Variable], values: list[tf.Tensor], index: int) -> dict[int, tf.Tensor]:
+    """{id of a seed's variable: its value for a replica}: replicas must not draw the same dropout masks.
+
+    Args:
+      variables, values: a model's, seeds or not.
+      index: of the replica; the first one has the seeds that the model would have alone.
+    """
+    seeds = [(v, value) for v, value in zip(variables, values, strict=True) if v.name == "seed_generator_state"]
+    if not index:
+        return {}
+    return {id(v): value + tf.constant([index * _FAR_APART, 0], value.dtype) for v, value in seeds}
+
+
+def assign_merged(model: keras.Model, replicas: list[Replica]) -> None:
+    """Gives the model's variables what the replicas' layers assigned to them: the mean over examples for floating-point
+    variables such as moving averages, the first replica's value for others, such as the states of seeds."""
+    for i, variable in enumerate(model.variables):
+        if i in replicas[0].assigned:
+            values = [replica.assigned[i] for replica in replicas]
+            if values[0].dtype.is_floating and len(values) > 1:
+                parts = [tf.cast(r.share, v.dtype) * v for r, v in zip(replicas, values, strict=True)]
+                variable.assign(tf.add_n(parts))
+            else:
+                variable.assign(values[0])
+
+
+def _forward(model: keras.Model, x, index: int, training: bool, size: tf.Tensor):
+    """Calls the model on copies of its variables.
+
+    Returns:
+      The attributes of a Replica from outputs on. Its tape has followed what came of the copies of the trainable ones.
+    """
+    weights = [tf.identity(variable.value) for variable in model.trainable_weights]
+    before = {id(v): value for v, value in zip(model.trainable_weights, weights, strict=True)}
+    before |= tower_seeds(model.variables, [v.value for v in model.variables], index)
+    copies = [(v, before[id(v)]) for v in model.variables if id(v) in before]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(weights)
+        with keras.StatelessScope(copies, collect_losses=True) as scope:
+            outputs = model(x, training=training)
+        outputs = keras.tree.map_structure(lambda y: _first_rows(y, size), outputs)
+        added_loss = tf.add_n(scope.losses) if scope.losses else None
+    now = {i: scope.get_current_value(variable) for i, variable in enumerate(model.variables)}
+    assigned = {i: now[i] for i, variable in enumerate(model.variables) if now[i] is not before.get(id(variable))}
+    return outputs, added_loss, assigned, tape, weights
+
+
+def _rows(x, begin: tf.Tensor, size: tf.Tensor):
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[begin : begin + size], x)
+
+
+def _first_rows(y: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    rows, mask = y[:size], _mask(y)
+    if mask is not None:
+        rows._keras_mask = mask[:size]
+    return rows
+
+
+def _mask(tensor: tf.Tensor):
+    return getattr(tensor, "_keras_mask", None)
