@@ -62,13 +62,14 @@ class Watchdog(v1.train.SessionRunHook):
         self._doing, self._since = "what happens between steps", time.monotonic()
 
     def _watch(self) -> None:
-        reported = None
-        while not self._ended.wait(min(1.0, self._timeout / 4)):
+        reported, ended = None, False
+        while not ended:
+            ended = self._ended.wait(min(1.0, self._timeout / 4))
             since, seconds = self._since, time.monotonic() - self._since
             if reported not in (None, since):
-                self._warn(f"*** Going on, after {self._since - reported:.0f} s.")
+                self._warn(f"*** Going on, after {since - reported:.0f} s.")
                 reported = None
-            if reported is None and seconds > self._timeout:
+            if reported is None and seconds > self._timeout and not ended:
                 reported = since
                 what = self._waited_for() if self._doing == _STEP else self._doing
                 self._warn(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
