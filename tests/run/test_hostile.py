@@ -152,12 +152,11 @@ def test_a_train_dir_that_everybody_may_write_to_is_told(tmp_path, capsys):
 
 
 def test_no_module_unpickles():
-    """Checkpoints, arrays and JSON are read by formats that hold data only; bench/ reads back a file of its own."""
+    """Checkpoints, arrays and JSON are read by formats that hold data only."""
     sources = [path for folder in ("tower_train", "cifar10") for path in (runs.ROOT / folder).rglob("*.py")]
     assert len(sources) > 30
     for path in sources:
-        if "bench" not in path.parts:
-            assert not re.search(r"import (pickle|marshal|shelve)|allow_pickle=True|\beval\(", path.read_text()), path
+        assert not re.search(r"import (pickle|marshal|shelve)|allow_pickle=True|\beval\(", path.read_text()), path
 
 
 def test_stdout_that_takes_nothing_does_not_end_a_run(tmp_path, monkeypatch):

@@ -1,0 +1,58 @@
+"""What a user could train the same network with instead, for `python -m tower_train.benchmark`.
+
+The benchmark looks for a module `rivals` beside the workload, and in it for `RIVALS` and for `REFERENCE`, the name of
+the one that ratios are taken to.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from tower_train import workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Rival:
+    """One of them.
+
+    Attributes:
+      name: its row in the table.
+      num_devices: how many GPUs, or logical CPU devices, it trains on.
+      is_telling: whether a quick benchmark has it.
+      train: (request, batch_size, after_step): trains on the examples of a `DataRequest`, batch_size of them a step
+        over all devices, until `after_step(loss)`, called after every step, returns True.
+    """
+
+    name: str
+    num_devices: int
+    is_telling: bool
+    train: Callable[[workload.DataRequest, int, Callable[[float], bool]], None]
+
+
+# Loaded when run: Keras must not have been imported where the port is, which would pay for it in time and memory.
+def _port(request, batch_size, after_step, num_towers):
+    from cifar10.rivals import port
+
+    port.train(request, batch_size, after_step, num_towers)
+
+
+def _keras(request, batch_size, after_step, num_replicas):
+    from cifar10.rivals import keras_fit
+
+    keras_fit.train(request, batch_size, after_step, num_replicas)
+
+
+REFERENCE = "port"
+RIVALS = (
+    Rival("port", 1, True, functools.partial(_port, num_towers=1)),
+    Rival("port/2 towers", 2, False, functools.partial(_port, num_towers=2)),
+    Rival("keras/fit", 1, True, functools.partial(_keras, num_replicas=1)),
+    Rival("keras/MirroredStrategy 2", 2, True, functools.partial(_keras, num_replicas=2)),
+)
+
+
+def plain_inference(images):
+    """The network without any trick: what its arithmetic is counted from."""
+    from cifar10.rivals import port
+
+    return port.inference(images)

@@ -1,0 +1,124 @@
+"""The same network as a Keras model trained by `fit`, alone or under MirroredStrategy: what most users would pick.
+
+Held to good practice, so that the comparison is with Keras at its best: images in memory, distorted in whole batches by
+a parallel `map` and prefetched; a compiled step, without XLA, which makes this network slower on CPUs; no progress bar
+and no callback but the one that counts steps. It trains what tower_train trains: on images distorted by the same
+function, with SGD at 0.1, weight decay, and moving averages of the weights.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+from keras import layers
+
+from cifar10 import distort, records
+from cifar10.rivals import folders
+from tower_train import workload
+
+CROP_SIZE = 24
+NUM_CLASSES = 10
+WEIGHT_DECAY = 0.004
+LEARNING_RATE = 0.1
+MOVING_AVERAGE_DECAY = 0.9999
+
+
+def train(
+    request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], num_replicas: int = 1
+) -> None:
+    """Fits until after_step(loss) returns True.
+
+    Args:
+      request: which images.
+      batch_size: examples a step, over all replicas.
+      after_step: called with the mean of the losses so far, which is what Keras knows.
+      num_replicas: more than one train under MirroredStrategy, on as many GPUs, or without GPUs on logical CPUs.
+    """
+    strategy = tf.distribute.MirroredStrategy(_devices(num_replicas)) if num_replicas > 1 else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = network()
+        model.compile(
+            keras.optimizers.SGD(LEARNING_RATE, use_ema=True, ema_momentum=MOVING_AVERAGE_DECAY),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            jit_compile=False,
+        )
+    model.fit(distorted_images(request, batch_size), verbose=0, callbacks=[_AfterStep(after_step)])
+
+
+def network() -> keras.Model:
+    """The network of cifar10.convnet: float32 images [batch, 24, 24, 3] to logits [batch, 10]."""
+    return keras.Sequential(
+        [
+            keras.Input([CROP_SIZE, CROP_SIZE, records.CHANNELS]),
+            layers.Conv2D(64, 5, padding="same", activation="relu", **_initial(5e-2, 0.0)),
+            layers.MaxPooling2D(3, 2, "same"),
+            LocalResponseNormalization(),
+            layers.Conv2D(64, 5, padding="same", activation="relu", **_initial(5e-2, 0.1)),
+            LocalResponseNormalization(),
+            layers.MaxPooling2D(3, 2, "same"),
+            layers.Flatten(),
+            layers.Dense(384, "relu", kernel_regularizer=_decay(), **_initial(0.04, 0.1)),
+            layers.Dense(192, "relu", kernel_regularizer=_decay(), **_initial(0.04, 0.1)),
+            layers.Dense(NUM_CLASSES, **_initial(1 / 192, 0.0)),
+        ]
+    )
+
+
+class LocalResponseNormalization(layers.Layer):
+    """tf.nn.lrn with the parameters of the published network; Keras has no such layer."""
+
+    def call(self, inputs):
+        return tf.nn.lrn(inputs, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+
+
+def distorted_images(request: workload.DataRequest, batch_size: int) -> tf.data.Dataset:
+    """Endless batches of (float32 images [batch, 24, 24, 3], int32 labels [batch])."""
+    data = records.read_split(folders.find(request), "train")
+
+    def distorted(images, labels):
+        return distort.distort(images, _Draws(batch_size)), labels
+
+    images = tf.data.Dataset.from_tensor_slices((data.images, data.labels))
+    batches = images.shuffle(len(data.labels)).repeat().batch(batch_size, drop_remainder=True)
+    return batches.map(distorted, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+class _Draws:
+    """A `workload.Draws` without positions: other numbers at every call, as is usual with Keras."""
+
+    def __init__(self, batch: int):
+        self._batch = batch
+
+    def uniform(self, name: str, count: int) -> tf.Tensor:
+        del name
+        return tf.random.uniform([self._batch, count])
+
+
+class _AfterStep(keras.callbacks.Callback):
+    def __init__(self, after_step):
+        super().__init__()
+        self._after_step = after_step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._after_step(float(logs["loss"])):
+            self.model.stop_training = True
+
+
+def _initial(stddev: float, bias: float) -> dict:
+    return {
+        "kernel_initializer": keras.initializers.TruncatedNormal(stddev=stddev),
+        "bias_initializer": keras.initializers.Constant(bias),
+    }
+
+
+def _decay() -> keras.regularizers.Regularizer:
+    return keras.regularizers.L2(WEIGHT_DECAY / 2)  # tf.nn.l2_loss, which the published network uses, halves the sum
+
+
+def _devices(count: int) -> list[str]:
+    if tf.config.list_physical_devices("GPU"):
+        return [f"/gpu:{i}" for i in range(count)]
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    return [f"/cpu:{i}" for i in range(count)]

@@ -1,0 +1,108 @@
+"""The command as a user starts it, on few and small images, with real processes."""
+
+import json
+import re
+
+import pytest
+
+from tower_train import benchmark, errors
+from tower_train.bench import plot, progress
+
+SIDES = ["port", "tower_train/2 towers/float32/fixed", "ceiling/float32 matrix product"]
+
+
+@pytest.fixture(scope="module")
+def printed_and_out(cifar10_dir, tmp_path_factory):
+    """What a benchmark of SIDES printed, and the directory of its results."""
+    out, lines = tmp_path_factory.mktemp("out"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda text="", **_: lines.append(text))
+        status = benchmark.main(
+            ["benchmark", f"--systems={','.join(SIDES)}", "--rounds=2", "--seconds=0.1", "--batch_size=8",
+             "--towers=1,2", "--device=cpu", "--dataset=cifar10", f"--data_dir={cifar10_dir}", f"--out={out}"]
+        )  # fmt: skip
+    assert status == 0
+    return "\n".join(lines), out
+
+
+@pytest.fixture(scope="module")
+def written(printed_and_out):
+    return json.loads((printed_and_out[1] / "benchmark.json").read_text())
+
+
+def test_the_table_has_a_row_for_every_side(printed_and_out):
+    rows = re.findall(r"^\| (\S.*?) +\|", printed_and_out[0], re.MULTILINE)
+    assert rows[:1] + rows[2:] == ["system", *SIDES]
+
+
+def test_every_sample_is_kept(written):
+    assert [side["side"]["name"] for side in written["sides"]] == SIDES
+    for side in written["sides"]:
+        assert [sample["round"] for sample in side["samples"]] == [0, 1]
+        for sample in side["samples"]:
+            assert sample["seconds"] >= 0.1
+            assert sample["per_sec"] == pytest.approx(side["work_per_step"] * sample["steps"] / sample["seconds"])
+
+
+def test_sides_that_are_not_measured_stand_still(written):
+    """All of them wait much longer than they work; a tenth of a core would be a prefetching thread gone wild."""
+    for side in written["sides"]:
+        idle, cpu = (sum(sample[name] for sample in side["samples"]) for name in ("idle_secs", "idle_cpu_secs"))
+        assert cpu < 0.1 * idle, side["side"]["name"]
+
+
+def test_the_start_is_measured_from_the_process(written):
+    for side in written["sides"]:
+        assert side["first_step_secs"] > side["import_secs"] > 0.1
+        assert side["peak_bytes"] > 100 * 2**20
+
+
+def test_the_work_of_a_step_is_its_examples_or_its_operations(written):
+    by_name = {side["side"]["name"]: side["work_per_step"] for side in written["sides"]}
+    sizes = {2 * size**3 for size in (512, 1024, 2048, 4096, 8192)}
+    assert by_name.pop("ceiling/float32 matrix product") in sizes
+    assert set(by_name.values()) == {8}
+
+
+def test_ratios_are_to_the_port_and_shares_of_the_ceiling(written):
+    rows = {row["name"]: row for row in written["rows"]}
+    assert rows["port"]["ratio"] == 1.0
+    assert rows["ceiling/float32 matrix product"]["share"] == pytest.approx(1.0)
+    assert 0 < rows["tower_train/2 towers/float32/fixed"]["share"] < 3
+
+
+def test_what_it_was_measured_on_is_kept(written):
+    assert written["machine"]["cores"] >= 1
+    assert {"python", "tensorflow", "keras", "numpy"} <= set(written["machine"]["versions"])
+    assert written["about"]["flops_per_example"] == pytest.approx(105.3e6, rel=1e-3)
+    assert written["options"]["batch_size"] == 8
+
+
+def test_the_plot_is_written(printed_and_out):
+    pytest.importorskip("matplotlib")
+    assert (printed_and_out[1] / "benchmark.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_there_is_no_plot(monkeypatch, tmp_path):
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    assert plot.sweep({"batch size": {8: 1.0}}, False, tmp_path / "sweep.png") == []
+
+
+def test_perfect_scaling_needs_a_device_for_each_tower():
+    by_towers = {2: 100.0, 4: 120.0, 8: 90.0}
+    assert plot._perfect(by_towers, on_gpus=True) == [100.0, 200.0, 400.0]
+    assert plot._perfect(by_towers, on_gpus=False) == [100.0, 100.0, 100.0]
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.ConfigError, match="--out=.*/file/out cannot be made"):
+        benchmark.main(["benchmark", f"--out={tmp_path / 'file' / 'out'}"])
+
+
+def test_the_progress_bar_is_for_terminals_only(capfd):
+    with progress.Progress() as bar:
+        bar.expect(2.0)
+        bar.show("something")
+        bar.advance(1.0)
+    assert capfd.readouterr() == ("", "")

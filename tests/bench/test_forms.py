@@ -1,0 +1,78 @@
+"""The sweep and the overhead, on processes that answer as they are told to."""
+
+import json
+import types
+
+import pytest
+
+from tower_train.bench import overhead, progress, sweep
+from tower_train.bench.options import BenchmarkOptions
+from tower_train.bench.session import Session
+
+MACHINE = {"processor": "abacus", "cores": 2, "memory_bytes": 2**30, "versions": {"python": "3"}}
+ABOUT = {"gpus": [], "data": "images", "notice": None}
+
+
+@pytest.fixture
+def session(fake_workers, tmp_path):
+    """(options, steps_per_sec) -> a Session with fake processes."""
+
+    class FakeSession(Session):
+        def start(self, side):
+            return self._places.start(side)
+
+    def make(options, steps_per_sec):
+        workers = fake_workers(steps_per_sec=steps_per_sec)
+        return FakeSession(options, tmp_path, progress.Progress(), MACHINE, ABOUT, {}, workers)
+
+    return make
+
+
+def rows(lines, heading):
+    """{first cell: the others} of the table whose first column is headed so."""
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {heading}"))
+    table = lines[start + 2 : lines.index("", start)]
+    return {first: rest for first, *rest in ([c.strip() for c in line.strip("|").split("|")] for line in table)}
+
+
+def test_a_sweep_shows_what_each_size_is_worth(session, tmp_path):
+    """A step takes 10 ms and 1 ms more for every 8 examples; towers cost nothing and a long run is 3 % slower."""
+
+    def steps_per_sec(name, number):
+        batch = int(name.rpartition(" ")[2]) if "batch" in name else 8 if "step" in name else 128
+        return (0.97 if "20000" in name else 1.0) / (0.010 + 0.001 * batch / 8)
+
+    lines = sweep.run(session(BenchmarkOptions(sweep=True, rounds=2, seconds=1.0), steps_per_sec))
+    sizes = rows(lines, "batch size")
+    assert sizes["8"] == ["727", "+/- 0", "1.00", "500 MiB"]
+    assert sizes["1,024"] == ["7420", "+/- 0", "10.20", "500 MiB"]
+    assert {towers: row[2] for towers, row in rows(lines, "towers").items()} == dict.fromkeys(
+        ["1", "2", "4", "8", "16"], "1.00"
+    )
+    assert {step: row[2] for step, row in rows(lines, "step").items()} == {"200": "1.00", "20,000": "0.97"}
+    sides = json.loads((tmp_path / "sweep.json").read_text())["sides"]
+    assert {len(side["samples"]) for side in sides} == {2}
+    assert sides[-1]["side"]["settings"]["warm_up_steps"] == 20_000
+
+
+def test_a_sweep_is_plotted(session, tmp_path):
+    pytest.importorskip("matplotlib")
+    sweep.run(session(BenchmarkOptions(sweep=True, rounds=1, seconds=1.0), lambda name, number: 10.0))
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_overhead_is_what_reports_add_to_the_same_steps(session, monkeypatch, tmp_path):
+    """The machine halves its speed for a while, which reports are not to blame for: they cost 2, 4 and 1 %."""
+    speeds, costs = [100.0, 50.0, 100.0], [0.02, 0.04, 0.01]
+
+    def steps_per_sec(name, number):
+        return speeds[number] / (1 + costs[number] if "reports" in name else 1)
+
+    clock = iter([0.0, 2.0, 10.0, 12.0, 20.0, 21.0])
+    monkeypatch.setattr(overhead.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(overhead, "subprocess", types.SimpleNamespace(run=lambda *args, **kwargs: None))
+    lines = overhead.run(session(BenchmarkOptions(overhead=True, rounds=3), steps_per_sec))
+    assert any("cost 2.0% of 1500 steps (1.5% to 3.0% between the quartiles of 3 pieces)" in line for line in lines)
+    assert any("first step: 3.0 s after the start, 1.50 times what `import tensorflow`" in line for line in lines)
+    written = json.loads((tmp_path / "overhead.json").read_text())
+    assert written["import_secs"] == [2.0, 2.0, 1.0]

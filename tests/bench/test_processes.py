@@ -1,0 +1,107 @@
+"""A side's process that dies, hangs or refuses to run is one clear line, and none outlives the benchmark."""
+
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+
+from tower_train import errors
+from tower_train.bench import processes, systems
+
+TESTS = pathlib.Path(__file__).parents[1]
+BROKEN = """
+import dataclasses
+import toy_workload
+
+def network(features, training):
+    raise RuntimeError("out of ideas")
+
+WORKLOAD = dataclasses.replace(toy_workload.WORKLOAD, inference=network)
+"""
+SCRIPTS = {  # what stands for Python in some of the processes
+    "stuck": "#!/bin/sh\necho this takes for ever >&2\nexec sleep 1000\n",
+    "fatal": "#!/bin/sh\nkill -ABRT $$\n",
+    "babbling": """#!/bin/sh\necho '{"event": "ready"}'\nexec sleep 1000\n""",
+    "slow": """#!/bin/sh\nfor i in 1 2 3 4; do sleep 0.4; echo '{"event": "warming_up"}'; done\nexec sleep 1000\n""",
+}
+
+
+def start(name, place, timeout_secs=100, workload="toy_workload", data_dir=None, kind="trainer"):
+    settings = systems.trainer("1 tower", 1, 8).settings
+    spec = {
+        "name": name, "kind": kind, "workload": workload, "model": None, "dataset": "auto", "data_dir": data_dir,
+        "device": "cpu", "batch_size": 8, "scratch": str(place / name), "fixed_path": str(place / "fixed"),
+    }  # fmt: skip
+    return processes.Worker(name, settings | spec, place / name, timeout_secs)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """{name: (the worker, its error, seconds until that)} of workers that all go wrong."""
+    place, found = tmp_path_factory.mktemp("workers"), {}
+    (place / "broken_workload.py").write_text(BROKEN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS), str(place)]))
+        workers = [
+            start("broken", place, workload="broken_workload"),
+            start("missing", place, kind="describe", workload="cifar10", data_dir=str(place / "nowhere")),
+        ]
+        for name, script in SCRIPTS.items():
+            (place / f"{name}.sh").write_text(script)
+            (place / f"{name}.sh").chmod(0o700)
+            patch.setattr(processes.sys, "executable", str(place / f"{name}.sh"))
+            workers.append(start(name, place, timeout_secs=1 if name in ("stuck", "slow") else 100))
+    begin = time.monotonic()
+    for worker in reversed(workers):  # those that take long begin first, and are looked at last
+        with worker, pytest.raises(processes.SideError) as error:
+            worker.wait_for("first_step")
+        found[worker.name] = (worker, error.value, time.monotonic() - begin)
+    return found
+
+
+def test_of_a_side_that_dies_the_last_words_are_repeated(outcomes):
+    message = str(outcomes["broken"][1])
+    assert message.startswith("broken: its process ended with status 1. Its last words: ")
+    assert message.endswith("RuntimeError: out of ideas")
+
+
+def test_a_side_that_is_killed_is_told_by_its_signal(outcomes):
+    assert f"fatal: its process ended with status -{signal.SIGABRT.value}." in str(outcomes["fatal"][1])
+
+
+def test_a_side_that_hangs_is_given_up(outcomes):
+    message = str(outcomes["stuck"][1])
+    assert message.startswith("stuck: its process hangs: no 'first_step' within 1 seconds. ")
+    assert message.endswith("this takes for ever")
+
+
+def test_a_side_that_gives_signs_of_life_does_not_hang(outcomes):
+    """It is given up a second after the last of them, not after its start."""
+    _, error, secs = outcomes["slow"]
+    assert "its process hangs" in str(error)
+    assert secs > 1.6
+
+
+def test_a_side_that_says_something_else_is_told(outcomes):
+    assert """babbling: its process said {"event": "ready"} in place of 'first_step'.""" == str(outcomes["babbling"][1])
+
+
+def test_what_the_user_can_mend_is_said_as_the_trainer_says_it(outcomes):
+    message = str(outcomes["missing"][1])
+    assert message.startswith("missing: --data_dir=")
+    assert "nowhere: neither it nor" in message
+
+
+def test_errors_are_one_line_and_end_the_command_with_a_status(outcomes):
+    for _, error, _ in outcomes.values():
+        assert "\n" not in str(error)
+        assert isinstance(error, errors.UserError)
+        assert error.exit_status == 1
+
+
+def test_no_process_is_left(outcomes):
+    for worker, _, _ in outcomes.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker._process.pid, 0)

@@ -1,0 +1,80 @@
+"""Which sides there are."""
+
+import pytest
+
+from tower_train import errors
+from tower_train.bench import systems
+from tower_train.bench.options import BenchmarkOptions
+
+ABOUT = {
+    "gpus": [],
+    "reference": "port",
+    "rivals": [
+        {"name": "port", "num_devices": 1, "is_telling": True},
+        {"name": "port/2 towers", "num_devices": 2, "is_telling": False},
+    ],
+}
+
+
+def names(about=ABOUT, **options):
+    return [side.name for side in systems.comparison(BenchmarkOptions(**options), about)]
+
+
+def test_everything_that_the_benchmark_promises_is_there():
+    there = names()
+    for towers in ("1 tower", "2 towers", "4 towers", "8 towers"):
+        for dtype in ("float32", "bfloat16"):
+            for inputs in ("fixed", "real"):
+                assert f"tower_train/{towers}/{dtype}/{inputs}" in there
+    assert {"port", "port/2 towers", "ceiling/float32 matrix product", "ceiling/bfloat16 matrix product"} < set(there)
+    assert len(there) == len(set(there))
+
+
+def test_all_tower_counts_have_one_global_batch():
+    sides = systems.comparison(BenchmarkOptions(batch_size=64), ABOUT)
+    assert {side.batch_size for side in sides if side.kind != "matmul"} == {64}
+
+
+def test_a_quick_benchmark_has_the_most_telling_sides():
+    assert names(quick=True) == [
+        "port",
+        "tower_train/1 tower/float32/fixed",
+        "tower_train/1 tower/float32/real",
+        "tower_train/2 towers/float32/real",
+        "tower_train/1 tower/bfloat16/real",
+        "ceiling/float32 matrix product",
+        "ceiling/bfloat16 matrix product",
+    ]
+
+
+def test_patterns_choose_sides():
+    assert names(systems="port,tower_train/2*/real") == [
+        "port", "tower_train/2 towers/float32/real", "tower_train/2 towers/bfloat16/real",
+    ]  # fmt: skip
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_that_lists_what_there_is():
+    with pytest.raises(errors.ConfigError, match="--systems=horovod.*port, port/2 towers, tower_train/1 tower"):
+        names(systems="horovod")
+
+
+def test_with_gpus_there_are_only_sides_that_have_a_gpu_for_each_tower():
+    one_gpu = names(ABOUT | {"gpus": ["A"]})
+    assert "tower_train/1 tower/float32/real" in one_gpu
+    assert not [name for name in one_gpu if "towers" in name]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(batch_size=12), "--batch_size=12 cannot be shared out evenly among 8 towers"),
+        (dict(sweep=True, breakdown=True), "--sweep and --breakdown exclude each other"),
+        (dict(quick=True, systems="port"), "--systems and --quick both choose"),
+        (dict(towers=(0,)), "--towers=0"),
+        (dict(rounds=0), "--rounds=0"),
+        (dict(seconds=0.0), "--seconds=0.0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, message):
+    with pytest.raises(errors.ConfigError, match=message):
+        BenchmarkOptions(**options)

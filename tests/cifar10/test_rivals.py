@@ -1,0 +1,184 @@
+"""The rivals train the same network on the same images: what differs is how, not what."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import cifar10
+from cifar10 import records, rivals
+from cifar10.rivals import folders, port
+from tower_train.workload import DataRequest
+
+v1 = tf.compat.v1
+
+CLASSES, PER_FILE = 10, 40
+
+
+@pytest.fixture(scope="module")
+def request_for(tmp_path_factory):
+    """A DataRequest for images whose class is easily seen: a pattern of its own, and noise."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 256, [CLASSES, 3, 4, 4]).repeat(8, axis=2).repeat(8, axis=3)
+    directory = tmp_path_factory.mktemp("patterns")
+    for name in records.ALL_FILES:
+        labels = np.arange(PER_FILE) % CLASSES
+        images = np.clip(patterns[labels] + rng.integers(-30, 31, [PER_FILE, 3, 32, 32]), 0, 255)
+        np.column_stack([labels, images.reshape(PER_FILE, -1)]).astype(np.uint8).tofile(directory / name)
+    return DataRequest("train", "cifar10", str(directory))
+
+
+def losses_of(train, request, steps):
+    losses = []
+
+    def after_step(loss):
+        losses.append(loss)
+        return len(losses) == steps
+
+    train(request, 16, after_step)
+    return losses
+
+
+def assert_falls(losses):
+    """60 steps; at this learning rate some of them go wrong, so the middle of the later ones counts.
+
+    Weights that only decay would save 0.1.
+    """
+    assert len(losses) == 60
+    assert np.median(losses[30:]) < np.mean(losses[:5]) - 0.3
+
+
+@pytest.fixture(scope="module")
+def port_graph(request_for):
+    """(images [batch, 24, 24, 3], labels [batch]) of a batch of the port's own input."""
+    files = [str(folders.find(request_for) / name) for name in records.FILES["train"]]
+    with tf.Graph().as_default(), v1.Session() as session:
+        batch = port.distorted_inputs(files, num_examples=200, batch=16)
+        coordinator = v1.train.Coordinator()
+        threads = v1.train.start_queue_runners(session, coordinator)
+        found = session.run(batch)
+        coordinator.request_stop()
+        session.close()
+        coordinator.join(threads)
+    return found
+
+
+def test_the_port_reads_standardised_crops(port_graph):
+    images, labels = port_graph
+    assert images.shape == (16, 24, 24, 3)
+    assert labels.shape == (16,)
+    assert set(labels) <= set(range(CLASSES))
+    np.testing.assert_allclose(images.mean(axis=(1, 2, 3)), 0, atol=1e-4)
+    np.testing.assert_allclose(images.std(axis=(1, 2, 3)), 1, atol=1e-3)
+
+
+def test_the_port_averages_gradients():
+    rng = np.random.default_rng(0)
+    towers = rng.normal(size=[3, 2, 4, 5])  # towers, variables, and their shape
+    with tf.Graph().as_default(), v1.Session() as session:
+        averaged = port.average_gradients([[(tf.constant(g), f"v{i}") for i, g in enumerate(t)] for t in towers])
+        found = session.run([grad for grad, _ in averaged])
+    assert [variable for _, variable in averaged] == ["v0", "v1"]
+    np.testing.assert_allclose(found, towers.mean(axis=0))
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_the_port_learns(request_for, num_towers):
+    losses = losses_of(lambda *args: port.train(*args, num_towers=num_towers), request_for, steps=60)
+    assert np.isfinite(losses).all()
+    assert_falls(losses)
+
+
+def test_the_port_has_the_reference_network():
+    """With the same weights, the same logits."""
+    images = np.random.default_rng(0).normal(size=[4, 24, 24, 3]).astype(np.float32)
+    logits, variables = [], []
+    for inference in (port.inference, lambda features: cifar10.WORKLOAD.inference(features, True)):
+        with tf.Graph().as_default(), v1.Session() as session:
+            outputs = inference(tf.constant(images))
+            there = {v.op.name: v for v in v1.trainable_variables()}
+            rng = np.random.default_rng(1)
+            for name in sorted(there):
+                there[name].load(rng.normal(0, 0.05, there[name].shape), session)
+            variables.append({name: v.shape.as_list() for name, v in there.items()})
+            logits.append(session.run(outputs))
+    assert variables[0] == variables[1]
+    np.testing.assert_allclose(logits[0], logits[1], rtol=1e-3, atol=1e-4)
+
+
+KERAS = """
+import functools, json, sys
+import numpy as np
+from cifar10 import rivals
+from tower_train.workload import DataRequest
+from cifar10.rivals import keras_fit, port
+import tensorflow as tf
+
+losses = {}
+def after_step(name, loss):
+    losses.setdefault(name, []).append(loss)
+    return len(losses[name]) == 60
+for rival in sorted(rivals.RIVALS, key=lambda rival: -rival.num_devices):  # devices are set up before their first use
+    if rival.name.startswith("keras"):
+        train = functools.partial(rival.train, DataRequest("train", "cifar10", sys.argv[1]), 16)
+        train(functools.partial(after_step, rival.name))
+
+images = np.random.default_rng(0).normal(size=[4, 24, 24, 3]).astype(np.float32)
+model = keras_fit.network()
+rng = np.random.default_rng(1)
+for variable in model.trainable_variables:
+    variable.assign(rng.normal(0, 0.05, variable.shape))
+weights = [v.numpy() for v in model.trainable_variables]
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    logits = port.inference(tf.constant(images))
+    there = tf.compat.v1.trainable_variables()
+    for variable, value in zip(there, weights, strict=True):
+        variable.load(value, session)
+    expected = session.run(logits)
+error = float(np.abs(model(images).numpy() - expected).max() / np.abs(expected).max())
+decay = float(sum(model.losses))
+halved = 0.002 * sum(float(np.square(w).sum()) for w in (weights[4], weights[6]))
+print(json.dumps({"losses": losses, "error": error, "decay": [decay, halved]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def keras_outcome(request_for):
+    """What KERAS found, in a process of its own, whose devices nobody has used yet."""
+    root = str(pathlib.Path(cifar10.__file__).parents[1])
+    command = [sys.executable, "-c", KERAS, request_for.data_dir]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", ["keras/fit", "keras/MirroredStrategy 2"])
+def test_keras_learns(keras_outcome, name):
+    """Keras tells the mean of the losses so far, from which the last ones follow."""
+    means = np.array(keras_outcome["losses"][name])
+    losses = np.diff(means * np.arange(1, len(means) + 1), prepend=0)
+    assert_falls(losses)
+
+
+def test_keras_has_the_same_network_and_weight_decay(keras_outcome):
+    assert keras_outcome["error"] < 1e-4
+    found, expected = keras_outcome["decay"]
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_rivals_have_what_the_benchmark_asks_for():
+    names = [rival.name for rival in rivals.RIVALS]
+    assert rivals.REFERENCE in names
+    assert len(set(names)) == len(names)
+    with tf.Graph().as_default():
+        assert rivals.plain_inference(v1.placeholder(tf.float32, [4, 24, 24, 3])).shape == [4, 10]
+
+
+def test_drawn_images_are_found_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders.generated, "generate", lambda directory: pathlib.Path(directory, "generated-0"))
+    request = DataRequest("train", "generated", str(tmp_path))
+    assert folders.find(request) == tmp_path / "generated-0"

@@ -1,0 +1,26 @@
+"""The comparison side by side: what `python -m tower_train.benchmark` shows unless another form is asked for."""
+
+import dataclasses
+
+from tower_train.bench import plot, results, rounds, systems, table
+from tower_train.bench.session import Session
+
+NAME = "benchmark"
+
+
+def run(session: Session) -> list[str]:
+    """Measures, writes benchmark.json and benchmark.png, and returns what to print."""
+    options, about = session.options, session.about
+    sides = systems.comparison(options, about)
+    measured = rounds.measure(sides, session.start, options.num_rounds, session.progress, seconds=options.seconds_each)
+    rows = results.rows(measured, about["reference"], about["flops_per_example"])
+    content = {"rows": [dataclasses.asdict(row) for row in rows], "sides": [dataclasses.asdict(m) for m in measured]}
+    written = [session.write(NAME, content)]
+    written += plot.comparison(rows, bool(about["gpus"]), session.out / f"{NAME}.png")
+    what = f"{options.batch_size} examples a step, {options.num_rounds} rounds of {options.seconds_each:g} s"
+    return [
+        *table.opening(session.machine, about, what), "",
+        *table.comparison(rows, about["reference"]), "",
+        *table.notes(measured, about["flops_per_example"]), "",
+        *table.written(written),
+    ]  # fmt: skip

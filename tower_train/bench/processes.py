@@ -1,0 +1,115 @@
+"""The benchmark's end of its workers: starting them, asking them, and what is said when one dies or hangs."""
+
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import subprocess
+import sys
+import threading
+import time
+
+from tower_train import errors
+
+_TAIL_LINES, _TAIL_CHARACTERS = 3, 600
+
+
+class SideError(errors.UserError):
+    """A side's process died, hangs, or refused to run."""
+
+    exit_status = 1
+
+
+class Worker:
+    """A process that runs `tower_train.bench.worker`. Use as a context manager; leaving it ends the process.
+
+    Args:
+      name: of its side, for messages.
+      spec: what it runs, for `sides.run` or `sides.describe`.
+      scratch: a directory of its own, made here; its standard error goes there.
+      timeout_secs: how long it may take to answer.
+    """
+
+    def __init__(self, name: str, spec: dict, scratch: pathlib.Path, timeout_secs: float):
+        self.name, self._timeout_secs = name, timeout_secs
+        scratch.mkdir()
+        self._stderr_path = scratch / "stderr"
+        self._started = time.perf_counter()
+        with open(self._stderr_path, "w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.worker", json.dumps(spec)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=_environment(spec),
+                start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its workers
+            )  # fmt: skip
+        self._lines: queue.SimpleQueue[tuple[float, str | None]] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def wait_for(self, event: str, extra_secs: float = 0.0) -> dict:
+        """The content of its next line, which tells of `event`, and under "secs" how long after its start that came.
+
+        Raises:
+          SideError: it says something else, or nothing in time.
+        """
+        while True:
+            when, line = self._next_line(event, self._timeout_secs + extra_secs)
+            answer = json.loads(line)
+            if answer["event"] == "refused":
+                raise SideError(f"{self.name}: {answer['message']}")
+            if answer["event"] == event:
+                return answer | {"secs": when - self._started}
+            if answer["event"] != "warming_up":
+                raise SideError(f"{self.name}: its process said {line.strip()} in place of {event!r}.")
+
+    def measure(self, seconds: float = 0.0, steps: int = 1) -> dict:
+        """Has it do at least so many steps for at least so long; returns what it measured."""
+        self._send(json.dumps({"seconds": seconds, "steps": steps}))
+        return self.wait_for("measured", seconds)
+
+    def stop(self) -> dict:
+        """Has it do no more steps; returns its last answer. Nobody waits for what it does then, such as saving."""
+        self._send("{}")
+        return self.wait_for("stopped")
+
+    def _send(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # wait_for then tells why
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def _listen(self) -> None:
+        for line in self._process.stdout:
+            self._lines.put((time.perf_counter(), line))
+        self._lines.put((time.perf_counter(), None))
+
+    def _next_line(self, event: str, secs: float) -> tuple[float, str]:
+        try:
+            when, line = self._lines.get(timeout=secs)
+        except queue.Empty:
+            raise SideError(
+                f"{self.name}: its process hangs: no {event!r} within {secs:g} seconds. More can be had with "
+                f"--timeout_secs. {self._last_words()}"
+            ) from None
+        if line is None:
+            raise SideError(f"{self.name}: its process ended with status {self._process.wait()}. {self._last_words()}")
+        return when, line
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._stderr_path.read_text(errors="replace").splitlines() if line.strip()]
+        if not lines:
+            return "It left no word."
+        return f"Its last words: {' | '.join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]}"
+
+
+def _environment(spec: dict) -> dict[str, str]:
+    """One process's GPU memory must leave room for the others'."""
+    chosen = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} | ({"CUDA_VISIBLE_DEVICES": "-1"} if spec["device"] == "cpu" else {})
+    return os.environ | chosen

@@ -1,0 +1,204 @@
+"""What a worker runs: tower_train itself, a rival, or matrix products; and what is found out before any of them."""
+
+import dataclasses
+import importlib
+import json
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import workload as workloads
+from tower_train.bench import flops, systems
+from tower_train.config import Config
+from tower_train.graph import devices, stream
+from tower_train.run import loop
+
+v1 = tf.compat.v1
+
+_NO_END = 10**12  # steps
+_MATRIX_SIZES = (512, 1024, 2048, 4096, 8192)
+_MATRIX_TRIALS, _LONGEST_TRIAL_SECS = 5, 0.05
+
+
+def describe(spec: dict) -> dict:
+    """Finds out what all sides share, and keeps one distorted batch for those with fixed inputs.
+
+    Args:
+      spec: workload, model, dataset, data_dir, device, batch_size, and fixed_path, the file for the batch.
+
+    Returns:
+      For JSON: gpus, data, dataset, notice, flops_per_example (None where shapes are not static), reference, rivals.
+    """
+    workload = workload_of(spec["workload"], spec["model"])
+    rivals = _rivals(spec["workload"]) if workload.options == workloads.load(spec["workload"]).options else None
+    examples = workload.examples(_request(spec))
+    batch = _one_batch(workload, examples, spec)
+    _save(spec["fixed_path"], batch)
+    gpus = [] if spec["device"] == "cpu" else tf.config.list_physical_devices("GPU")
+    return {
+        "gpus": [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus],
+        "data": examples.name,
+        "dataset": examples.dataset,
+        "notice": examples.notice,
+        "flops_per_example": _flops_per_example(workload.for_examples(examples), rivals, batch),
+        "reference": rivals and rivals.REFERENCE,
+        "rivals": [
+            {"name": rival.name, "num_devices": rival.num_devices, "is_telling": rival.is_telling}
+            for rival in (rivals.RIVALS if rivals else ())
+        ],
+    }
+
+
+def run(spec: dict, pacer) -> None:
+    """Runs one side until its pacer stops it.
+
+    Args:
+      spec: kind; workload, model, dataset, data_dir, device; batch_size; scratch, a directory of its own; and what is
+        in the `settings` of its `systems.System`.
+      pacer: the `worker.Pacer` that it reports its steps to.
+    """
+    {"trainer": _run_trainer, "rival": _run_rival, "matmul": _run_matmul}[spec["kind"]](spec, pacer)
+
+
+def workload_of(path: str, model: str | None) -> workloads.Workload:
+    """The workload at an import path, with one of its models where one is named.
+
+    Raises:
+      ConfigError: there is no such workload or model.
+    """
+    return workloads.load(path).with_options({"model": model} if model else {})
+
+
+def _run_trainer(spec: dict, pacer) -> None:
+    """What `python -m tower_train` runs, its hooks included, with one hook more."""
+    workload = workload_of(spec["workload"], spec["model"])
+    if spec["is_fixed"]:
+        workload = fixed_workload(workload, spec["fixed_path"])
+    never = {"summary_every_steps": 0, "save_every_steps": 0}
+    often = {systems.REPORTS: {}, systems.LOG_LINES: never, systems.SILENCE: never | {"log_every_steps": _NO_END}}
+    config = workload.config(
+        dataset=spec["dataset"], data_dir=spec["data_dir"], device=spec["device"], dtype=spec["dtype"],
+        num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"],
+        train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, **often[spec["reports"]],
+    )  # fmt: skip
+    loop.train(workload, config, [_AfterStep(pacer.after_step)])
+
+
+class _AfterStep(v1.train.SessionRunHook):
+    def __init__(self, after_step):
+        self._after_step = after_step
+
+    def after_run(self, run_context, run_values):
+        if self._after_step():
+            run_context.request_stop()
+
+
+def fixed_workload(workload: workloads.Workload, path: str) -> workloads.Workload:
+    """The workload with one batch, which is part of the graph, in place of its examples and their preprocessing."""
+    batch = _load(path)
+
+    def fetch(indices):
+        return tf.nest.map_structure(lambda array: tf.constant(array[: indices.shape[0]]), batch)
+
+    def examples(request):
+        return dataclasses.replace(workload.examples(request), open=lambda: fetch)
+
+    return dataclasses.replace(workload, examples=examples, distort=None, prepare=None)
+
+
+def _run_rival(spec: dict, pacer) -> None:
+    (rival,) = (rival for rival in _rivals(spec["workload"]).RIVALS if rival.name == spec["name"])
+    rival.train(_request(spec), spec["batch_size"], pacer.after_step)
+
+
+def _run_matmul(spec: dict, pacer) -> None:
+    """Products of square matrices, of the size at which this machine multiplies fastest."""
+    session_config = v1.ConfigProto(device_count={"GPU": 0} if spec["device"] == "cpu" else {})
+    session_config.gpu_options.allow_growth = True
+    with tf.Graph().as_default(), v1.Session(config=session_config) as session:
+        fastest = 0.0
+        for size in _MATRIX_SIZES:
+            trial = _product(session, size, tf.as_dtype(spec["dtype"]))
+            trial()  # the first one plans
+            seconds = min(_seconds(trial) for _ in range(_MATRIX_TRIALS))
+            if size**3 / seconds > fastest:
+                fastest, product, pacer.work_per_step = size**3 / seconds, trial, 2 * size**3
+            if seconds > _LONGEST_TRIAL_SECS:
+                break
+        while not pacer.after_step():
+            product()
+
+
+def _product(session: v1.Session, size: int, dtype: tf.DType):
+    """A function that multiplies two random matrices [size, size]."""
+    left, right = (
+        v1.get_variable(f"{side}{size}", [size, size], dtype, v1.random_uniform_initializer(-1, 1))
+        for side in ("left", "right")
+    )
+    session.run([left.initializer, right.initializer])
+    return session.make_callable(tf.matmul(left, right)[0, 0])  # one element: the rest need not be copied out
+
+
+def _seconds(function) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _one_batch(workload: workloads.Workload, examples: workloads.Examples, spec: dict):
+    """The first (features, labels) of training, as numpy arrays."""
+    session_config = devices.place(Config(device=spec["device"])).session_config
+    with tf.Graph().as_default(), v1.Session(config=session_config) as session:
+        first = stream.training_stream(
+            workload, examples, seed=0, start=tf.zeros([], tf.int64), tower_batch=spec["batch_size"], num_towers=1
+        )
+        session.run(first.initializer)
+        return session.run(first.batches[0])
+
+
+def _save(path: str, batch) -> None:
+    """Writes a nest of arrays as .npz: the arrays, and as JSON the nest of their numbers."""
+    arrays = tf.nest.flatten(batch)
+    numbers = tf.nest.pack_sequence_as(batch, list(range(len(arrays))))
+    with open(path, "wb") as file:
+        np.savez(file, *arrays, nest=json.dumps(numbers))
+
+
+def _load(path: str):
+    """The nest of arrays that `_save` wrote; its lists are tuples."""
+    with np.load(path, allow_pickle=False) as arrays:
+
+        def filled(numbers):
+            if isinstance(numbers, dict):
+                return {key: filled(value) for key, value in numbers.items()}
+            return tuple(map(filled, numbers)) if isinstance(numbers, list) else arrays[f"arr_{numbers}"]
+
+        return filled(json.loads(str(arrays["nest"])))
+
+
+def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | None:
+    """Of the network in its plain formulation, where the rivals have one: a trick that saves operations is no work."""
+    with tf.Graph().as_default():
+        features, labels = tf.nest.map_structure(lambda a: v1.placeholder(a.dtype, a.shape), batch)
+        plain = getattr(rivals, "plain_inference", None)
+        outputs = plain(features) if plain else workload.inference(features, True)
+        try:
+            return flops.training_flops(workload.loss(outputs, labels)) / len(tf.nest.flatten(batch)[0])
+        except ValueError:
+            return None
+
+
+def _rivals(workload_path: str):
+    """The module of the workload's rivals, or None."""
+    path = f"{workload_path.partition(':')[0]}.rivals"
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name == path:
+            return None
+        raise
+
+
+def _request(spec: dict) -> workloads.DataRequest:
+    return workloads.DataRequest("train", spec["dataset"], spec["data_dir"])

@@ -1,0 +1,126 @@
+"""A side's process: python -m tower_train.bench.worker SPEC. It talks with the benchmark in lines of JSON.
+
+It imports TensorFlow, builds the side that SPEC (JSON) describes and warms up, and says when the first step is done and
+when it is ready. From then on it does steps only while it is asked to: each request on standard input is one
+measurement. In between it stands still in the middle of its training loop, its input queues full, so that it takes no
+time from the side that is measured.
+
+    worker:     {"event": "first_step", "import_secs": 2.2}
+    worker:     {"event": "warming_up"}, after each thousand steps of a long warm-up
+    worker:     {"event": "ready", "work_per_step": 128, "peak_bytes": 800000000}
+    benchmark:  {"seconds": 5}
+    worker:     {"event": "measured", "steps": 134, "seconds": 5.01, ...}
+    benchmark:  {}, or the end of its output
+    worker:     {"event": "stopped", "peak_bytes": 900000000}
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+
+from tower_train import command_line, errors
+
+WARM_UP_STEPS, WARM_UP_SECS = 10, 1.0
+SIGN_OF_LIFE_STEPS = 1000  # a long warm-up is not taken for a process that hangs
+LEAD_IN_STEPS = 5  # about what a side's input keeps ready: they use up what was prepared while nobody measured
+
+
+class Pacer:
+    """Lets a side do steps while they are wanted, and holds it in between.
+
+    A side calls `after_step` after every step, and leaves when that returns True.
+
+    Attributes:
+      work_per_step: what a step is worth in the side's unit, for the benchmark: examples, or floating-point operations.
+    """
+
+    def __init__(self, channel, requests, import_secs: float, work_per_step: int | None, warm_up_steps: int):
+        """Args: where lines go and come from, what importing TensorFlow took, the attribute, steps before ready."""
+        self.work_per_step = work_per_step
+        self._channel, self._requests = channel, requests
+        self._import_secs, self._warm_up_steps = import_secs, warm_up_steps
+        self._steps = self._pace()
+        next(self._steps)
+
+    def after_step(self, loss: float | None = None) -> bool:
+        """Returns, at once or when the next measurement begins, whether the side is to stop."""
+        del loss
+        return next(self._steps, True)
+
+    def _pace(self) -> Iterator[bool]:
+        """Every `yield False` is one step of the side."""
+        yield False
+        self._tell("first_step", import_secs=self._import_secs)
+        for _ in range(self._warm_up_steps // SIGN_OF_LIFE_STEPS):
+            yield from self._do(0, SIGN_OF_LIFE_STEPS)
+            self._tell("warming_up")
+        yield from self._do(WARM_UP_SECS, self._warm_up_steps % SIGN_OF_LIFE_STEPS)
+        self._tell("ready", work_per_step=self.work_per_step, peak_bytes=_status_bytes("VmHWM"))
+        while True:
+            idle = -time.perf_counter(), -time.process_time()
+            request = json.loads(self._requests.readline() or "{}")
+            idle = idle[0] + time.perf_counter(), idle[1] + time.process_time()
+            if not request:
+                break
+            yield from self._do(0, LEAD_IN_STEPS)
+            start = time.perf_counter()
+            steps = yield from self._do(request.get("seconds", 0), request.get("steps", 1))
+            seconds = time.perf_counter() - start
+            self._tell("measured", steps=steps, seconds=seconds, idle_secs=idle[0], idle_cpu_secs=idle[1],
+                       resident_bytes=_status_bytes("VmRSS"))  # fmt: skip
+        self._tell("stopped", peak_bytes=_status_bytes("VmHWM"))
+
+    def _do(self, seconds: float, steps: int) -> Iterator[bool]:
+        """Lets the side do at least so many steps, for at least so long; returns how many it did."""
+        end, done = time.perf_counter() + seconds, 0
+        while done < steps or time.perf_counter() < end:
+            yield False
+            done += 1
+        return done
+
+    def _tell(self, event: str, **content) -> None:
+        self._channel.write(json.dumps({"event": event, **content}) + "\n")
+        self._channel.flush()
+
+
+def _status_bytes(name: str) -> int:
+    """Resident memory of this process now (VmRSS) or at most (VmHWM).
+
+    Without Linux's /proc it is the peak in both cases. Not ru_maxrss where it can be helped: on Linux that begins at
+    the peak of the process that started this one.
+    """
+    try:
+        with open("/proc/self/status") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def main(argv: list[str]) -> int:
+    spec = json.loads(argv[1])
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a side prints must not get among the lines
+    start = time.perf_counter()
+    command_line.import_tensorflow()
+    import_secs = time.perf_counter() - start
+    from tower_train.bench import sides
+
+    try:
+        if spec["kind"] == "describe":
+            channel.write(json.dumps({"event": "described", **sides.describe(spec)}) + "\n")
+        else:
+            warm_up_steps = spec.get("warm_up_steps", WARM_UP_STEPS)
+            pacer = Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps)
+            sides.run(spec, pacer)
+    except errors.UserError as error:
+        channel.write(json.dumps({"event": "refused", "message": str(error)}) + "\n")
+    channel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
