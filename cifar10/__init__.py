@@ -3,7 +3,7 @@
 import dataclasses
 
 from cifar10 import convnet, crops, distort, minigooglenet, resnet, source
-from tower_train.config import TRAINING, Options, option
+from tower_train.options import TRAINING, Options, option
 from tower_train.workload import Workload
 
 # What a model differs in, from what is said below.

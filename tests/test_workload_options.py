@@ -9,7 +9,8 @@ import runs
 
 import tower_train
 from tower_train import command_line, errors
-from tower_train.config import DATA, Config, Options, option
+from tower_train.config import Config
+from tower_train.options import DATA, Options, option
 from tower_train.workload import Workload
 
 MODULE = '''
@@ -19,7 +20,7 @@ import dataclasses
 
 import toy_workload
 from tower_train import Examples, Workload
-from tower_train.config import DATA, Options, option
+from tower_train.options import DATA, Options, option
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tower_train import config, errors
+from tower_train import config, errors, options
 
 
 def parse(argv: Sequence[str], options_class: type, usage: str):
@@ -18,7 +18,7 @@ def parse(argv: Sequence[str], options_class: type, usage: str):
 
     Args:
       argv: the command line, with the program's name in front.
-      options_class: a subclass of config.Options.
+      options_class: a subclass of options.Options.
       usage: what the command does, for --help.
 
     Returns:
@@ -33,7 +33,7 @@ def parse(argv: Sequence[str], options_class: type, usage: str):
     return options_class(**_given(argv, _fields(options_class)))
 
 
-def parse_with_files(argv: Sequence[str], options_class: type, usage: str) -> tuple[config.Options, list[str]]:
+def parse_with_files(argv: Sequence[str], options_class: type, usage: str) -> tuple[options.Options, list[str]]:
     """As `parse`, for a command that takes files too, named by the words that are no options; returns those second."""
     if _asks_for_help(argv):
         print(help_text(_fields(options_class), usage))
@@ -76,9 +76,9 @@ def parse_with_workload(argv: Sequence[str], usage: str) -> tuple[config.Config,
         print(help_text(trainers | own, usage))
         sys.exit(0)
     given = _given(argv, trainers | own)
-    options = {name: value for name, value in given.items() if name in own}
-    workload = workload.with_options(options)
-    return workload.config(**{name: value for name, value in given.items() if name in trainers}), options
+    chosen = {name: value for name, value in given.items() if name in own}
+    workload = workload.with_options(chosen)
+    return workload.config(**{name: value for name, value in given.items() if name in trainers}), chosen
 
 
 def _fields(options_class: type) -> dict[str, dataclasses.Field]:
@@ -102,7 +102,7 @@ def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
     words = flags.FlagValues()
     words.set_gnu_getopt(True)  # options may follow other words
     for name, field in fields.items():
-        is_switch = config.kind_of(field) is bool
+        is_switch = options.kind_of(field) is bool
         flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), words)
     try:
         rest = words(list(argv), known_only=known_only)[1:]
@@ -115,7 +115,9 @@ def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
         raise errors.ConfigError(f"{reason}. --help lists the options.") from None
     except UnicodeDecodeError:
         raise errors.ConfigError("a --flagfile holds bytes that are no text in UTF-8. Mend it.") from None
-    return {name: config.parse(field, words[name].value) for name, field in fields.items() if words[name].present}, rest
+    return {
+        name: options.parse(field, words[name].value) for name, field in fields.items() if words[name].present
+    }, rest
 
 
 def help_text(fields: dict[str, dataclasses.Field], usage: str) -> str:
@@ -127,7 +129,7 @@ def help_text(fields: dict[str, dataclasses.Field], usage: str) -> str:
     for group, members in groups.items():
         lines += ["", f"{group}:"]
         for field in members:
-            default = "" if field.default is None else f" [{config._text(field.default)}]"
+            default = "" if field.default is None else f" [{options.as_text(field.default)}]"
             text = field.metadata["help"] + default
             first = f"  --{field.name:<28}"
             lines += textwrap.wrap(

@@ -1,52 +1,10 @@
-"""Every option once: name, type, default, help, bounds. No TensorFlow here, so that --help answers at once.
-
-An options class is a frozen dataclass whose fields are made by `option`. From it come the command line
-(`command_line.py`), the checks, and the keyword arguments of the Python API, with the same error messages.
-"""
+"""Every option of the commands once: name, type, default, help, bounds. No TensorFlow here."""
 
 import dataclasses
 import math
-import os
-import types
-import typing
 
 from tower_train import errors
-
-TOWERS, DATA, TRAINING, RUN, REPORTS = "Towers and devices", "Data", "Training", "The run and its files", "Reports"
-
-
-def option(default, help, group, *, choices=(), minimum=None, above=None, below=None, resume="free"):
-    """One field of an options class.
-
-    Args:
-      default: the value where the user gives none; None where it follows from other options (the help says how).
-      help: one line for --help, with the unit.
-      group: the heading it stands under in --help.
-      choices: the allowed values, where they can be listed.
-      minimum, above, below: the bounds of a number: value >= minimum, value > above, value < below.
-      resume: whether a run may go on with another value: 'same' (no, unless --override), 'note' (yes, with a log line)
-        or 'free'.
-    """
-    about = dict(help=help, group=group, choices=choices, minimum=minimum, above=above, below=below, resume=resume)
-    return dataclasses.field(default=default, metadata=about)
-
-
-class Options:
-    """Base of the options classes: checks every value when it is created.
-
-    Raises:
-      ConfigError: a value of the wrong type or out of bounds, or options that exclude each other.
-    """
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None or field.default is not None:
-                object.__setattr__(self, field.name, _checked(field, value))
-        self.check()
-
-    def check(self):
-        """Rules between options."""
+from tower_train.options import DATA, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +31,16 @@ class DeviceOptions(Options):
 
     def check(self):
         if self.gpus and len(set(self.gpus)) != len(self.gpus):
-            raise errors.ConfigError(f"--gpus={_text(self.gpus)} names a GPU twice. Name each GPU once.")
+            raise errors.ConfigError(f"--gpus={as_text(self.gpus)} names a GPU twice. Name each GPU once.")
         if self.gpus and self.num_gpus not in (None, len(self.gpus)):
             raise errors.ConfigError(
-                f"--num_gpus={self.num_gpus} and --gpus={_text(self.gpus)} ({len(self.gpus)} GPUs) disagree. "
+                f"--num_gpus={self.num_gpus} and --gpus={as_text(self.gpus)} ({len(self.gpus)} GPUs) disagree. "
                 "Give one of them."
             )
         if self.gpus and self.device == "cpu":
             raise errors.ConfigError(
-                f"--gpus={_text(self.gpus)} and --device=cpu exclude each other. Use --num_gpus for towers on the CPU."
+                f"--gpus={as_text(self.gpus)} and --device=cpu exclude each other. "
+                "Use --num_gpus for towers on the CPU."
             )
 
 
@@ -195,7 +154,7 @@ class Config(DeviceOptions):
             )
         if (self.lr_schedule == "piecewise") != bool(self.lr_boundaries):
             raise errors.ConfigError(
-                f"--lr_schedule={self.lr_schedule} and --lr_boundaries={_text(self.lr_boundaries or 'none')}: "
+                f"--lr_schedule={self.lr_schedule} and --lr_boundaries={as_text(self.lr_boundaries or 'none')}: "
                 "piecewise needs boundaries, and nothing else has them."
             )
         if self.nesterov and self.optimizer != "momentum":
@@ -255,77 +214,3 @@ class PredictOptions(RunOptions):
     """What `python -m tower_train.predict` may be told."""
 
     top: int = option(3, "classes shown for each image", RUN, minimum=1)
-
-
-def parse(field: dataclasses.Field, text: str):
-    """The value of an option from the command line.
-
-    Raises:
-      ConfigError: the text is not of the option's type, or out of its bounds.
-    """
-    kind = kind_of(field)
-    try:
-        if kind is bool:
-            value = {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        elif kind is tuple:
-            value = tuple(int(part) for part in text.split(","))
-        else:
-            value = kind(text)
-    except (ValueError, KeyError):
-        raise _refusal(field, text) from None
-    return _checked(field, value)
-
-
-def kind_of(field: dataclasses.Field) -> type:
-    """bool, int, float, str or tuple."""
-    kinds = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else (field.type,)
-    return typing.get_origin(kinds[0]) or kinds[0]
-
-
-def allowed(field: dataclasses.Field) -> str:
-    """What an option may be, in words."""
-    about = field.metadata
-    if about["choices"]:
-        return "one of " + ", ".join(about["choices"])
-    noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text",
-            tuple: "whole numbers separated by commas, each"}[kind_of(field)]  # fmt: skip
-    bounds = [(about["minimum"], "at least"), (about["above"], "above"), (about["below"], "below")]
-    return " ".join([noun, " and ".join(f"{word} {bound}" for bound, word in bounds if bound is not None)]).strip()
-
-
-def _checked(field: dataclasses.Field, value):
-    kind, about = kind_of(field), field.metadata
-    if kind is float and type(value) is int:
-        value = float(value)
-    if kind is tuple and isinstance(value, list):
-        value = tuple(value)
-    if kind is str and isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    parts, part_kind = (value, int) if isinstance(value, tuple) else ((value,), kind)
-    right_kind = isinstance(value, kind) and all(
-        isinstance(part, part_kind) and isinstance(part, bool) == (kind is bool) for part in parts
-    )
-    if not right_kind:
-        raise _refusal(field, repr(value))
-    if not parts or not all(_in_bounds(part, about) for part in parts):
-        raise _refusal(field, _text(value))
-    return value
-
-
-def _in_bounds(value, about) -> bool:
-    if isinstance(value, (int, float)) and not math.isfinite(value):
-        return False
-    return (
-        (not about["choices"] or value in about["choices"])
-        and (about["minimum"] is None or value >= about["minimum"])
-        and (about["above"] is None or value > about["above"])
-        and (about["below"] is None or value < about["below"])
-    )
-
-
-def _refusal(field: dataclasses.Field, received: str) -> errors.ConfigError:
-    return errors.ConfigError(f"--{field.name}={received}: it must be {allowed(field)}.")
-
-
-def _text(value) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)

@@ -5,7 +5,7 @@ import keyword
 import pathlib
 
 from tower_train import command_line, errors
-from tower_train.config import Options
+from tower_train.options import Options
 
 USAGE = """
 Writes NAME.py, a workload that trains at once, to be changed: python -m tower_train.new_workload NAME

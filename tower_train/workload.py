@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import config, errors
+from tower_train.options import Options
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension counts examples
 
@@ -145,7 +146,7 @@ class Workload:
       distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
       prepare: features -> features, the preprocessing for evaluation, and for training where distort is None.
       datasets: what --dataset may be for this workload.
-      options: the values of its own options, a record of a subclass of config.Options; None where it has none.
+      options: the values of its own options, a record of a subclass of Options; None where it has none.
       configure: options -> Workload, the same workload with other values of its options.
       recipe: the values of the trainer's options that suit it, where the user gives none.
     """
@@ -159,7 +160,7 @@ class Workload:
     prepare: Callable[[Tensors], Tensors] | None = None
     datasets: tuple[str, ...] = ("auto",)
     inference_for: Callable[[Examples], Callable[[Tensors, bool], Tensors]] | None = None
-    options: config.Options | None = None
+    options: Options | None = None
     configure: Callable[[Any], "Workload"] | None = None
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 

@@ -13,7 +13,7 @@ import runs
 from hypothesis import strategies
 
 from cifar10 import records
-from tower_train import command_line, config, errors
+from tower_train import command_line, config, errors, options
 from tower_train.run import directory
 
 FIELDS = list(dataclasses.fields(config.Config))
@@ -25,7 +25,7 @@ many = hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
 @hypothesis.given(field=strategies.sampled_from(FIELDS), text=strategies.text(max_size=30))
 def test_any_text_is_a_value_or_a_config_error(field, text):
     try:
-        config.parse(field, text)
+        options.parse(field, text)
     except errors.ConfigError as error:
         assert field.name in str(error)
 

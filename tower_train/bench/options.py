@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from tower_train import config, errors
-from tower_train.config import option
+from tower_train import errors
+from tower_train.options import Options, option
 
 FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchmarkOptions(config.Options):
+class BenchmarkOptions(Options):
     """Which sides are compared, and how thoroughly."""
 
     quick: bool = option(False, "the most telling sides only, in under two minutes on two cores", FORMS)

@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, version
-from tower_train.config import Config, Options
+from tower_train.config import Config
 from tower_train.graph.devices import Devices
+from tower_train.options import Options
 from tower_train.workload import Examples, Workload
 
 

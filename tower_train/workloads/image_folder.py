@@ -9,9 +9,9 @@ import functools
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.config import DATA, Options, option
 from tower_train.data import image_files, image_folder
 from tower_train.data.directories import expanded
+from tower_train.options import DATA, Options, option
 from tower_train.workload import DataRequest, Draws, Examples, Workload
 
 v1 = tf.compat.v1

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import DataRequest, Examples, Workload
-from tower_train.config import TRAINING, Options, option
 from tower_train.layers import batch_normalization
+from tower_train.options import TRAINING, Options, option
 from tower_train.workload import Draws
 
 v1 = tf.compat.v1
