@@ -39,7 +39,7 @@ def flags(**options):
 
 def toy_flags(train_dir, **options):
     """The command line of `train_toy`."""
-    return flags(workload="toy_workload", train_dir=train_dir, **(TOY | options))
+    return flags(train_dir=train_dir, **({"workload": "toy_workload"} | TOY | options))
 
 
 def environment(*python_path):

@@ -45,28 +45,41 @@ class DataRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """A data set whose examples are fetched by index.
+    """A data set: its examples are fetched by index, or come in an order of their own.
 
     Attributes:
       name: what the data is, for logs and for run.json.
       num_examples: how many there are; indices run from 0 to num_examples - 1.
       open: called inside a graph; may create tensors (evaluated once, when the stream starts) and returns
         `fetch(indices)`, which maps int64 [batch] to (features, labels), tensors whose first dimension is batch.
+        None where there is `elements`.
       fingerprint: changes when the data changes; a run is resumed only on the data it was started on.
       class_names: what label i means; empty where labels are not classes.
       notice: what the user must be told about this data at every start, or None.
       dataset: the --dataset that names exactly this data, where 'auto' chose it.
       parallel_steps: how many steps' examples are fetched at the same time.
+      elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see
+        data/tf_data.py.
     """
 
     name: str
     num_examples: int
-    open: Callable[[], Callable[[tf.Tensor], tuple[Tensors, Tensors]]]
+    open: Callable[[], Callable[[tf.Tensor], tuple[Tensors, Tensors]]] | None
     fingerprint: str = ""
     class_names: tuple[str, ...] = ()
     notice: str | None = None
     dataset: str = "auto"
     parallel_steps: int = 2
+    elements: Callable[[], tf.data.Dataset] | None = None
+
+    def symbolic_batch(self) -> tuple[Tensors, Tensors]:
+        """(features, labels) of one example in the current graph, to read shapes and dtypes from."""
+        if self.open:
+            return self.open()(tf.zeros([1], tf.int64))
+        return tf.nest.map_structure(
+            lambda spec: tf.compat.v1.placeholder(spec.dtype, tf.TensorShape([1]).concatenate(spec.shape)),
+            self.elements().element_spec,
+        )
 
     @classmethod
     def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):

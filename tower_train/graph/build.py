@@ -12,6 +12,7 @@ from tower_train import errors, layers
 from tower_train.config import Config
 from tower_train.graph import gradients, progress, schedule, statistics, stream, summaries, towers, update
 from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.iterator_state import IteratorState
 from tower_train.workload import Examples, Workload, softmax_cross_entropy
 
 v1 = tf.compat.v1
@@ -41,6 +42,7 @@ class TrainingGraph:
 
     Attributes:
       graph: the graph.
+      data: the name of the examples.
       train_op: does one step; where a loss or gradient is not finite nothing but the stream moves, and with
         --on_nonfinite=skip global_step and examples_seen.
       report: what to fetch with it.
@@ -50,6 +52,7 @@ class TrainingGraph:
       checked: names of what report.finite tells of, per column.
       variables: what a checkpoint holds.
       stream_initializer: starts the stream at the variable examples_seen.
+      stream_state: what else a checkpoint needs to hold of the stream, where that does not say it all; else None.
       num_parameters: number of trained weights.
       num_towers: rows of report.finite, less one.
       global_batch: examples a step.
@@ -57,6 +60,7 @@ class TrainingGraph:
     """
 
     graph: tf.Graph
+    data: str
     train_op: tf.Operation
     report: StepReport
     global_step: tf.Variable
@@ -65,6 +69,7 @@ class TrainingGraph:
     checked: tuple[str, ...]
     variables: list[tf.Variable]
     stream_initializer: tf.Operation
+    stream_state: IteratorState | None
     num_parameters: int
     num_towers: int
     global_batch: int
@@ -137,6 +142,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         summary = summaries.step_summary(scalars, applied_grads, replicas[0], input_stream.batches[0][0], finite.op)
     return TrainingGraph(
         graph=graph,
+        data=examples.name,
         train_op=finite.op,
         report=report,
         global_step=global_step,
@@ -145,6 +151,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         checked=("the loss", *(f"the gradient of {variable.op.name}" for _, variable in mean_grads)),
         variables=graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES),
         stream_initializer=input_stream.initializer,
+        stream_state=input_stream.state,
         num_parameters=sum(math.prod(variable.shape) for variable in weights),
         num_towers=len(replicas),
         global_batch=config.global_batch,

@@ -2,6 +2,9 @@
 
 Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n]. Nothing is buffered and nothing
 depends on the number of towers, so a run that knows how many examples it has seen knows where it is.
+
+A data set that is not fetched by index but comes in an order of its own has that order here too; then the place in it
+is known to its iterator only, whose state goes into the checkpoint.
 """
 
 import dataclasses
@@ -10,6 +13,7 @@ import hashlib
 import numpy as np
 import tensorflow as tf
 
+from tower_train.graph import iterator_state
 from tower_train.workload import Examples, Tensors, Workload
 
 _PHILOX = 1  # the algorithm's number in tf.random.Algorithm
@@ -81,10 +85,12 @@ class Stream:
     Attributes:
       batches: a list over towers of (features, labels); each session.run consumes one step of all of them.
       initializer: op that puts the stream at its start; run it after variables hold their values.
+      state: what to save of it and to restore after that, where the start does not say it all; else None.
     """
 
     batches: list[tuple[Tensors, Tensors]]
     initializer: tf.Operation
+    state: iterator_state.IteratorState | None = None
 
 
 def training_stream(
@@ -94,22 +100,47 @@ def training_stream(
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on.
     """
+    step_size = tower_batch * num_towers
+    firsts = tf.data.Dataset.range(start, np.iinfo(np.int64).max - step_size, step_size)
+    if examples.elements:
+        return _training_stream_of_elements(workload, examples, seed, firsts, tower_batch, num_towers)
     fetch = examples.open()
 
-    def tower_examples(first_position: tf.Tensor):
-        draws = PositionDraws(first_position, tower_batch, examples.num_examples, seed)
+    def tower_examples(first: tf.Tensor):
+        draws = PositionDraws(first, tower_batch, examples.num_examples, seed)
         features, labels = fetch(shuffled_indices(draws.positions, examples.num_examples, seed))
-        if workload.distort:
-            features = workload.distort(features, draws)
-        elif workload.prepare:
-            features = workload.prepare(features)
-        return _with_batch_size((features, labels), tower_batch)
+        return _with_batch_size((_preprocessed(workload, features, draws), labels), tower_batch)
 
-    step_size = tower_batch * num_towers
-    positions = tf.data.Dataset.range(start, np.iinfo(np.int64).max - step_size, step_size)
-    return _stream(
-        positions, lambda first: tuple(tower_examples(first + i * tower_batch) for i in range(num_towers)), examples
+    iterator = _iterator(
+        firsts, lambda first: tuple(tower_examples(first + i * tower_batch) for i in range(num_towers)), examples
     )
+    return Stream(list(iterator.get_next()), iterator.initializer)
+
+
+def _training_stream_of_elements(
+    workload: Workload, examples: Examples, seed: int, firsts: tf.data.Dataset, tower_batch: int, num_towers: int
+) -> Stream:
+    """The elements of a data set's own dataset, a whole step at a time.
+
+    Towers divide what has left the iterator, so that its state does not depend on their number.
+    """
+    step_size = tower_batch * num_towers
+    elements = examples.elements()
+
+    def step(first: tf.Tensor, batch: tuple[Tensors, Tensors]):
+        features, labels = batch
+        draws = PositionDraws(first, step_size, examples.num_examples, seed)
+        return _with_batch_size((_preprocessed(workload, features, draws), labels), step_size)
+
+    batches = _in_fixed_order(elements).batch(step_size, drop_remainder=True)
+    iterator = _iterator(tf.data.Dataset.zip(firsts, batches), step, examples)
+    whole = iterator.get_next()
+    towers = [
+        tf.nest.map_structure(lambda t, i=i: t[i * tower_batch : (i + 1) * tower_batch], whole)
+        for i in range(num_towers)
+    ]
+    length = tf.data.experimental.cardinality(elements)
+    return Stream(towers, iterator.initializer, iterator_state.of(iterator, length, step_size))
 
 
 def evaluation_stream(
@@ -123,31 +154,62 @@ def evaluation_stream(
     Returns:
       The stream and, over towers, bool [tower_batch]: which examples count.
     """
-    fetch = examples.open()
+    step_size = tower_batch * num_towers
+    if examples.elements:
+        steps = _in_fixed_order(examples.elements()).batch(step_size).map(lambda *batch: (batch, _size(batch)))
+    else:
+        steps = tf.data.Dataset.range(0, examples.num_examples, step_size)
+        fetch = examples.open()
 
-    def tower_examples(first: tf.Tensor):
-        positions = first + tf.range(tower_batch, dtype=tf.int64)
-        features, labels = fetch(tf.minimum(positions, examples.num_examples - 1))
+    def tower_examples(places: tf.Tensor, end, take):
+        """What `take` gives at int64 [tower_batch] places, of which those from `end` on do not count."""
+        features, labels = take(tf.minimum(places, end - 1))
         features = workload.prepare(features) if workload.prepare else features
-        return _with_batch_size((features, labels, positions < examples.num_examples), tower_batch)
+        return _with_batch_size((features, labels, places < end), tower_batch)
 
-    firsts = tf.data.Dataset.range(0, examples.num_examples, tower_batch * num_towers)
-    stream = _stream(
-        firsts, lambda first: tuple(tower_examples(first + i * tower_batch) for i in range(num_towers)), examples
-    )
+    def by_index(first: tf.Tensor):
+        return tuple(tower_examples(places + first, examples.num_examples, fetch) for places in _places())
+
+    def of_batch(batch: tuple[Tensors, Tensors], size: tf.Tensor):
+        def take(places: tf.Tensor):
+            return tf.nest.map_structure(lambda t: tf.gather(t, places), batch)
+
+        return tuple(tower_examples(places, size, take) for places in _places())
+
+    def _places():
+        return [i * tower_batch + tf.range(tower_batch, dtype=tf.int64) for i in range(num_towers)]
+
+    iterator = _iterator(steps, of_batch if examples.elements else by_index, examples)
+    towers = iterator.get_next()
     return (
-        Stream([(features, labels) for features, labels, _ in stream.batches], stream.initializer),
-        [counted for _, _, counted in stream.batches],
+        Stream([(features, labels) for features, labels, _ in towers], iterator.initializer),
+        [counted for _, _, counted in towers],
     )
 
 
-def _stream(firsts: tf.data.Dataset, step, examples: Examples) -> Stream:
+def _preprocessed(workload: Workload, features: Tensors, draws: PositionDraws) -> Tensors:
+    if workload.distort:
+        return workload.distort(features, draws)
+    return workload.prepare(features) if workload.prepare else features
+
+
+def _in_fixed_order(elements: tf.data.Dataset) -> tf.data.Dataset:
+    """Parallel parts of it give their elements in order, unless they are told not to in so many words."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return elements.with_options(options)
+
+
+def _size(batch: tuple[Tensors, Tensors]) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+
+
+def _iterator(steps: tf.data.Dataset, step, examples: Examples):
     step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any
-    dataset = firsts.map(step, num_parallel_calls=examples.parallel_steps, deterministic=True).prefetch(
+    dataset = steps.map(step, num_parallel_calls=examples.parallel_steps, deterministic=True).prefetch(
         _PREFETCHED_STEPS
     )
-    iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-    return Stream(list(iterator.get_next()), iterator.initializer)
+    return tf.compat.v1.data.make_initializable_iterator(dataset)
 
 
 def _with_batch_size(tensors: Tensors, batch: int) -> Tensors:

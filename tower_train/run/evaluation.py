@@ -7,9 +7,10 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.graph import build
 from tower_train.graph.devices import Devices
-from tower_train.run import checkpoint
+from tower_train.run import checkpoint, input_stream
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -90,12 +91,16 @@ class Evaluator:
 
         Raises:
           RunError: the checkpoint cannot be restored into this network.
+          DataError: the examples cannot be had, or are not as many as they should be.
         """
         start = time.perf_counter()
         checkpoint.restore(self._saver, self._session, path)
         sums, count, confusion = self._count()
         if count != self._examples.num_examples:
-            raise AssertionError(f"counted {count} of {self._examples.num_examples} examples")
+            raise errors.DataError(
+                f"{self._examples.name}: gave {count} examples or more, where there should be "
+                f"{self._examples.num_examples}. Mend num_examples= or the dataset."
+            )
         return Evaluation(
             step=checkpoint.step_of(path),
             data=self._examples.name,
@@ -116,8 +121,13 @@ class Evaluator:
         confusion = np.zeros([classes, classes], np.int64) if classes else None
         sums, count = {name: [0.0, True] for name in built.metrics}, 0
         self._session.run(self._prepare)
-        for _ in range(built.num_steps):
-            values = self._session.run(fetches)
+        # A dataset in an order of its own may hold fewer examples than it should, or more.
+        for _ in range(built.num_steps + bool(self._examples.elements)):
+            try:
+                with input_stream.failures_named(self._examples.name, may_end=True):
+                    values = self._session.run(fetches)
+            except tf.errors.OutOfRangeError:
+                break
             for name, per_example in values["metrics"].items():
                 sums[name][0] += float(per_example.sum(dtype=np.float64))
                 sums[name][1] &= bool(np.isin(per_example, (0, 1)).all())

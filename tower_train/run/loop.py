@@ -19,6 +19,7 @@ from tower_train.run import (
     evaluate_run,
     events,
     hooks,
+    input_stream,
     manifest,
     nonfinite,
     recovery,
@@ -111,6 +112,7 @@ def train(
         # What `auto` chose at the first start is what the run stays with.
         dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
         examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
+        input_stream.check_options(examples, config)
         built = build.training_graph(workload, examples, config, placed)
         now = manifest.describe(workload, path, examples, config, placed, built.num_parameters)
         notes = run_dir.warnings() + manifest.check_resume(run_dir.path, before, now, config.override, workload.options)
@@ -177,7 +179,10 @@ def _do_steps(run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks
         # TensorBoard then drops what an interrupted start logged of this step and later ones.
         writer.add_session_log(v1.SessionLog(status=v1.SessionLog.START), run.first_step + 1)
         guard, saving, others = _hooks(run, console, clock, writer, dog, evaluations, received)
-        with v1.train.MonitoredSession(_session_creator(run), [dog, last, guard, *others, *session_hooks]) as session:
+        with (
+            v1.train.MonitoredSession(_session_creator(run), [dog, last, guard, *others, *session_hooks]) as session,
+            input_stream.failures_named(run.built.data),
+        ):
             while run.first_step < run.last_step and not session.should_stop():
                 session.run(run.built.train_op)
     step, signal_received = last.step or run.first_step, received.stopping
@@ -208,6 +213,8 @@ def _hooks(run: _Run, console, clock: hooks.TrainingClock, writer, dog: watchdog
             # A run that is killed from here on goes on after this step: its records must reach it.
             metrics.flush()
             writer.flush()
+            if built.stream_state:
+                session.run(built.stream_state.note)
             return run.checkpoints.save(session, step)
 
     def evaluate(path: str) -> None:
@@ -221,7 +228,8 @@ def _hooks(run: _Run, console, clock: hooks.TrainingClock, writer, dog: watchdog
         built, save, config.save_every_steps, config.eval_every_steps, evaluate, received.take_save_request,
         console.line,
     )  # fmt: skip
-    others = [hooks.LogHook(built, config.log_every_steps, clock, console, metrics, writer)]
+    others = [input_stream.StateHook(built, run.last_step)] if built.stream_state else []
+    others += [hooks.LogHook(built, config.log_every_steps, clock, console, metrics, writer)]
     if config.summary_every_steps:
         others.append(hooks.SummaryHook(built, config.summary_every_steps, writer))
     others += [saving_hook, hooks.StopHook(built, run.last_step, lambda: received.stopping)]

@@ -121,7 +121,7 @@ def export(options: RunOptions, folder: pathlib.Path, workload: Workload | None 
 def _raw_features(examples: Examples) -> tf.Tensor:
     """A symbolic batch of one."""
     with tf.Graph().as_default():
-        features, _ = examples.open()(tf.zeros([1], tf.int64))
+        features, _ = examples.symbolic_batch()
         if not isinstance(features, tf.Tensor):
             raise errors.ConfigError(f"{examples.name}: an example has several features; only one can be served.")
         return features

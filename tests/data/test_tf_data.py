@@ -1,0 +1,96 @@
+"""A dataset of the user's own as Examples, and its order in the stream."""
+
+import dataclasses
+
+import element_workloads
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+import trainings
+
+from tower_train import errors
+from tower_train.data import tf_data
+from tower_train.graph import stream
+from tower_train.workload import DataRequest
+
+v1 = tf.compat.v1
+
+
+def pairs(count):
+    return tf.data.Dataset.range(count).map(lambda i: (tf.cast(i, tf.float32), i))
+
+
+def test_the_number_of_examples_is_counted_where_tensorflow_can():
+    examples = tf_data.examples("mine", lambda: pairs(7), class_names=["no", "yes"])
+    assert (examples.name, examples.num_examples, examples.class_names) == ("mine", 7, ("no", "yes"))
+    assert examples.open is None and examples.elements is not None
+
+
+def test_the_fingerprint_follows_shapes_number_and_what_the_user_says():
+    prints = [
+        tf_data.examples("a", lambda: pairs(7), **options).fingerprint
+        for options in ({}, {"num_examples": 7}, {"num_examples": 8}, {"fingerprint": "v2"})
+    ]
+    prints.append(tf_data.examples("a", lambda: pairs(7).map(lambda x, y: ([x, x], y))).fingerprint)
+    assert prints[0] == prints[1] and len(set(prints)) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "text"),
+    [
+        (lambda: [1, 2], {}, "got list; make must return a tf.data.Dataset"),
+        (lambda: tf.data.Dataset.range(3), {}, "they must be pairs"),
+        (lambda: pairs(3).repeat(), {}, "it repeats, so say how many examples make an epoch with num_examples="),
+        (lambda: pairs(3).filter(lambda x, y: True), {}, "TensorFlow cannot count this dataset"),
+        (lambda: pairs(0), {}, "num_examples is 0"),
+        (lambda: pairs(3), {"num_examples": -1}, "num_examples is -1"),
+    ],
+)
+def test_what_cannot_be_is_one_line(make, options, text):
+    with pytest.raises(errors.DataError, match=f"^mine: .*{text}"):
+        tf_data.examples("mine", make, **options)
+
+
+def batches(workload, examples, tower_batch, num_towers, steps, start=0):
+    """Over steps and towers, (features, labels)."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        found = stream.training_stream(workload, examples, 3, tf.constant(start, tf.int64), tower_batch, num_towers)
+        session.run([v1.global_variables_initializer(), found.initializer])
+        return [session.run(found.batches) for _ in range(steps)]
+
+
+def test_towers_share_the_elements_in_their_order_with_the_noise_of_their_positions():
+    features, labels = element_workloads.arrays("train")
+    workload, request = element_workloads.IN_ORDER, DataRequest("train")
+    steps = batches(workload, workload.examples(request), tower_batch=5, num_towers=3, steps=8)
+    taken = np.arange(8 * 15) % 96
+    np.testing.assert_array_equal(np.concatenate([labels for step in steps for _, labels in step]), labels[taken])
+    with tf.Graph().as_default(), v1.Session() as session:
+        draws = stream.PositionDraws(tf.constant(0, tf.int64), 8 * 15, 96, 3)
+        expected = session.run(toy_workload.add_noise(tf.constant(features[taken]), draws))
+    np.testing.assert_array_equal(np.concatenate([features for step in steps for features, _ in step]), expected)
+
+
+@pytest.mark.parametrize(("num_gpus", "accumulate"), [(2, 1), (4, 1), (2, 2)])
+def test_its_towers_are_one(num_gpus, accumulate):
+    examples = element_workloads.PIPELINE.examples(DataRequest("train"))
+    options = dict(steps=8, dtype="float64", optimizer="momentum", learning_rate=0.01)
+    one = trainings.train(element_workloads.PIPELINE, examples, num_gpus=1, batch_size=16, **options)
+    many = trainings.train(
+        element_workloads.PIPELINE, examples, num_gpus=num_gpus, batch_size=16 // num_gpus // accumulate,
+        accumulate_steps=accumulate, **options,
+    )  # fmt: skip
+    for _, variables in (one, many):
+        variables.pop("iterator/batches_of_16")
+    trainings.assert_same(many, one)
+
+
+def test_several_features_and_a_symbolic_batch():
+    examples = tf_data.examples("mine", lambda: pairs(7).map(lambda x, y: ({"a": x, "b": [x, x]}, y)))
+    with tf.Graph().as_default():
+        features, label = examples.symbolic_batch()
+    assert (features["a"].shape, features["b"].shape, label.shape) == ([1], [1, 2], [1])
+    workload = dataclasses.replace(toy_workload.WORKLOAD, distort=None, prepare=lambda f: f | {"c": f["a"] * 2})
+    [[(features, _)]] = batches(workload, examples, tower_batch=3, num_towers=1, steps=1)
+    np.testing.assert_array_equal(features["c"], [0, 2, 4])

@@ -1,0 +1,78 @@
+"""The toy workload on data in an order of its own: tf.data datasets of several kinds."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+import toy_workload
+
+from tower_train.data import tf_data
+from tower_train.workload import DataRequest
+
+SIZES = {"train": 96, "test": 50}
+
+
+def arrays(split):
+    """The toy workload's examples: features [n, 4] and labels [n]."""
+    examples = toy_workload.load(DataRequest(split))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return session.run(examples.open()(tf.range(SIZES[split], dtype=tf.int64)))
+
+
+def add_one(features, label):
+    return features + 1, label
+
+
+def pipeline(request):
+    """A pipeline with all that tf.data can have on its way, and unseeded; labels come sorted by class."""
+    dataset = tf.data.Dataset.from_tensor_slices(arrays(request.split))
+    if request.split == "train":
+        dataset = dataset.shuffle(40).repeat().map(add_one, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.prefetch(20)
+
+
+def in_order(request):
+    dataset = tf.data.Dataset.from_tensor_slices(arrays(request.split))
+    return dataset.repeat() if request.split == "train" else dataset
+
+
+def ending(request):
+    return tf.data.Dataset.from_tensor_slices(arrays(request.split))
+
+
+def ending_uncounted(request):
+    return ending(request).filter(lambda features, label: True)
+
+
+def generator(request):
+    features, labels = arrays(request.split)
+    spec = (tf.TensorSpec([4], tf.float32), tf.TensorSpec([], tf.int64))
+    return tf.data.Dataset.from_generator(lambda: zip(features, labels, strict=True), output_signature=spec).repeat()
+
+
+def random_map(request):
+    return in_order(request).map(lambda features, label: (features + tf.random.uniform([4]), label))
+
+
+def failing(request):
+    """An operation fails at the 50th example."""
+
+    def divide(index, example):
+        with tf.control_dependencies([tf.debugging.assert_less(index, np.int64(50), message="no such row")]):
+            return tf.nest.map_structure(tf.identity, example)
+
+    return in_order(request).enumerate().map(divide)
+
+
+def workload(make):
+    """The toy workload on make(request)'s elements."""
+
+    def examples(request):
+        return tf_data.examples(
+            f"{make.__name__} {request.split}", lambda: make(request), SIZES[request.split], toy_workload.CLASSES
+        )
+
+    return dataclasses.replace(toy_workload.WORKLOAD, name="elements", examples=examples)
+
+
+PIPELINE, IN_ORDER = workload(pipeline), workload(in_order)

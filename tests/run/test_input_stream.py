@@ -1,0 +1,130 @@
+"""Runs on a tf.data dataset: their place in it is in the checkpoint, and what cannot be is one line."""
+
+import dataclasses
+import shutil
+import signal
+
+import element_workloads
+import numpy as np
+import pytest
+import runs
+
+from tower_train import EvaluateOptions, errors, evaluate_run
+from tower_train.data import tf_data
+
+OPTIONS = dict(workload="element_workloads:PIPELINE", dtype="float64", seed=3, learning_rate=0.001)
+LAST_STEP = 60
+
+
+def weights(train_dir, step=None):
+    """All variables but the iterator's state, which also tells of buffers that are filled at their own pace."""
+    return {name: value for name, value in runs.variables(train_dir, step).items() if not name.startswith("iterator/")}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    runs.train_toy(directory, max_steps=LAST_STEP, **OPTIONS)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory):
+    """Killed between two saves, in the middle of the third epoch or later."""
+    directory = tmp_path_factory.mktemp("killed") / "run"
+    words = runs.toy_flags(directory, max_steps=runs.ENDLESS, **(OPTIONS | {"save_every_steps": 15}))
+    with runs.Trainer(*words) as trainer:
+        trainer.wait_until(lambda: runs.saved_step(directory) >= 15)
+        assert trainer.end_by(signal.SIGKILL) == -signal.SIGKILL
+    for path in directory.glob("model.ckpt-*"):
+        if not path.name.startswith("model.ckpt-15."):
+            path.unlink()
+    return directory
+
+
+@pytest.mark.parametrize(("num_gpus", "batch_size", "accumulate"), [(2, 8, 1), (1, 16, 1), (4, 4, 1), (2, 4, 2)])
+def test_a_killed_run_goes_on_as_if_nobody_had_killed_it(
+    num_gpus, batch_size, accumulate, killed_run, whole_run, tmp_path, capsys
+):
+    shutil.copytree(killed_run, tmp_path / "run")
+    towers = dict(num_gpus=num_gpus, batch_size=batch_size, accumulate_steps=accumulate)
+    runs.train_toy(tmp_path / "run", max_steps=LAST_STEP, keep_checkpoints=0, **(OPTIONS | towers))
+    assert "(resumed at step " in capsys.readouterr().out
+    found, expected = weights(tmp_path / "run"), weights(whole_run)
+    assert found["global_step"] == LAST_STEP
+    if (num_gpus, accumulate) == (2, 1):
+        runs.assert_identical(found, expected)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_another_global_batch_begins_the_dataset_anew_and_says_so(whole_run, tmp_path, capsys):
+    shutil.copytree(whole_run, tmp_path / "run")
+    options = OPTIONS | dict(batch_size=4, max_steps=LAST_STEP + 5)
+    with pytest.raises(errors.RunError, match="global batch was 16, now 8"):
+        runs.train_toy(tmp_path / "run", **options)
+    runs.train_toy(tmp_path / "run", override=True, **options)
+    assert "initialised afresh: iterator/batches_of_8." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_gpus", [1, 3])
+def test_evaluation_counts_each_example_of_a_finite_dataset_once(num_gpus, whole_run):
+    options = EvaluateOptions(train_dir=str(whole_run), num_gpus=num_gpus, batch_size=7)
+    [found] = evaluate_run(options)
+    assert found.num_examples == 50
+    assert np.sum(found.confusion, axis=1).tolist() == [17, 17, 16]
+    assert found.data == "pipeline test"
+
+
+def claiming(count):
+    """The toy workload on test data that claims to be of another length than it is."""
+
+    def examples(request):
+        size = element_workloads.SIZES["train"] if request.split == "train" else count
+        return tf_data.examples(request.split, lambda: element_workloads.in_order(request), size, "abc")
+
+    return dataclasses.replace(element_workloads.IN_ORDER, examples=examples)
+
+
+@pytest.mark.parametrize(("count", "given"), [(48, 50), (49, 50), (51, 50), (100, 50), (4, 32)])
+def test_evaluation_refuses_another_number_of_examples_than_claimed(count, given, tmp_path):
+    """In steps of 16, of which there is one more than should be needed."""
+    with pytest.raises(errors.DataError) as error:
+        runs.train_toy(tmp_path, workload=claiming(count), max_steps=10, eval_every_steps=10)
+    assert str(error.value).startswith(f"test: gave {given} examples or more, where there should be {count}.")
+
+
+@pytest.mark.parametrize(
+    ("make", "error_type", "text"),
+    [
+        ("ending", errors.DataError, "ending train: its dataset ends after 96 examples, and this run takes 320. Make"),
+        ("ending_uncounted", errors.DataError, "ending_uncounted train: its dataset ended before the last step. Make"),
+        ("generator", errors.DataError, "generator train: its dataset cannot be saved in a checkpoint"),
+        ("random_map", errors.DataError, "random_map train: its dataset cannot be saved in a checkpoint"),
+        ("failing", errors.DataError, "failing train: the input failed: assertion failed: .*no such row"),
+    ],
+)
+def test_a_dataset_that_will_not_do_is_one_line(make, error_type, text, tmp_path):
+    workload = element_workloads.workload(getattr(element_workloads, make))
+    with pytest.raises(error_type, match=text) as error:
+        runs.train_toy(tmp_path, workload=workload, max_steps=20)
+    assert "\n" not in str(error.value)
+
+
+def test_a_dataset_that_is_long_enough_may_end(tmp_path):
+    workload = element_workloads.workload(element_workloads.ending)
+    assert runs.train_toy(tmp_path, workload=workload, max_steps=6).stopped_by == "last step"
+
+
+def test_a_dataset_made_by_other_steps_is_refused(whole_run, tmp_path):
+    shutil.copytree(whole_run, tmp_path / "run")
+    renamed = dataclasses.replace(element_workloads.IN_ORDER, examples=lambda request: dataclasses.replace(
+        element_workloads.IN_ORDER.examples(request), name=f"pipeline {request.split}"))  # fmt: skip
+    with pytest.raises(errors.RunError, match="pipeline train: its dataset cannot be put where the checkpoint says"):
+        runs.train_toy(tmp_path / "run", max_steps=LAST_STEP + 5, **(OPTIONS | {"workload": renamed}))
+
+
+def test_no_batch_can_be_made_again_of_a_dataset(tmp_path):
+    with pytest.raises(errors.ConfigError, match="--dump_bad_batch: in_order train comes in an order of its own"):
+        runs.train_toy(tmp_path, workload=element_workloads.IN_ORDER, max_steps=5, dump_bad_batch=True)

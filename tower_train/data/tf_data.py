@@ -1,0 +1,76 @@
+"""A tf.data.Dataset of the user's own as `Examples`, in the order in which it gives them.
+
+    def examples(request):
+        def make():
+            dataset = tf.data.TextLineDataset(f"{request.split}.csv").map(parse)
+            return dataset.shuffle(1000, seed=request.seed).repeat() if request.split == "train" else dataset
+
+        return tf_data.examples("lines", make, num_examples=5000 if request.split == "train" else 1000)
+
+The order is the dataset's own, and the state of its iterator goes into the checkpoint, with what its shuffle buffers
+hold. Data that can be fetched by index needs neither: `Examples.from_arrays`, `tf_records`.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tower_train import errors, workload
+
+v1 = tf.compat.v1
+
+
+def examples(
+    name: str,
+    make: Callable[[], tf.data.Dataset],
+    num_examples: int | None = None,
+    class_names: Sequence[str] = (),
+    fingerprint: str = "",
+    parallel_steps: int = 2,
+) -> workload.Examples:
+    """The elements of a dataset.
+
+    Args:
+      name: what the data set is called in logs.
+      make: called inside a graph; returns a dataset of (features, label), one example each (`.unbatch()` takes batches
+        apart), shuffled if it is to be. For training it must not end: `.repeat()`. For testing it ends.
+      num_examples: how many there are; of a dataset that repeats them, how many make an epoch. None: as many as
+        TensorFlow finds in the dataset.
+      class_names: what label i means; empty where labels are not classes.
+      fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
+      parallel_steps: for how many steps the workload's own preprocessing runs at the same time.
+
+    Returns:
+      Examples whose order is the dataset's own.
+
+    Raises:
+      DataError: make returns something else, or num_examples is missing and TensorFlow cannot tell it.
+    """
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        dataset = make()
+        if not isinstance(dataset, tf.data.Dataset):
+            raise errors.DataError(f"{name}: got {type(dataset).__name__}; make must return a tf.data.Dataset.")
+        spec = dataset.element_spec
+        if not (isinstance(spec, tuple) and len(spec) == 2):
+            raise errors.DataError(
+                f"{name}: its elements are {spec}; they must be pairs, (features, label) of one example. Put several "
+                "features into a dict or a tuple."
+            )
+        if num_examples is None:
+            num_examples = _count(name, dataset)
+    if num_examples < 1:
+        raise errors.DataError(f"{name}: num_examples is {num_examples}; there must be at least one example.")
+    digest = hashlib.sha256(f"{spec} {num_examples} {fingerprint}".encode()).hexdigest()[:16]
+    return workload.Examples(
+        name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=make
+    )
+
+
+def _count(name: str, dataset: tf.data.Dataset) -> int:
+    with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+        found = int(session.run(tf.data.experimental.cardinality(dataset)))
+    if found < 0:
+        why = "it repeats" if found == tf.data.INFINITE_CARDINALITY else "TensorFlow cannot count this dataset"
+        raise errors.DataError(f"{name}: {why}, so say how many examples make an epoch with num_examples=.")
+    return found
