@@ -1,1 +1,1 @@
-"""Where examples come from: arrays, idx files, image folders, and files that are downloaded."""
+"""Where examples come from: arrays, idx and TFRecord files, image folders, tf.data, and files that are downloaded."""

@@ -1,0 +1,190 @@
+"""TFRecord files by index: what was written is what is fetched, and damage is named by file and offset."""
+
+import dataclasses
+
+import element_workloads
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+import toy_workload
+
+from tower_train import errors
+from tower_train.data import tf_records
+
+SHAPE = {"features": tf.io.FixedLenFeature([4], tf.float32), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+
+def write(path, features, labels, compression=None):
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for row, label in zip(features, labels, strict=True):
+            example = tf.train.Example()
+            example.features.feature["features"].float_list.value.extend(row)
+            example.features.feature["label"].int64_list.value.append(label)
+            writer.write(example.SerializeToString())
+
+
+def parse(record):
+    parsed = tf.io.parse_single_example(record, SHAPE)
+    return parsed["features"], parsed["label"]
+
+
+def parse_batch(records):
+    parsed = tf.io.parse_example(records, SHAPE)
+    return parsed["features"], parsed["label"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The toy workload's training examples in three files of unlike sizes."""
+    features, labels = element_workloads.arrays("train")
+    for i, part in enumerate(np.split(np.arange(96), [10, 70])):
+        write(tmp_path / f"train-{i}.tfrecord", features[part], labels[part])
+    return tmp_path
+
+
+def fetch(examples, indices):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        dataset = tf.data.Dataset.from_tensors(np.asarray(indices, np.int64)).map(examples.open())
+        return session.run(tf.compat.v1.data.make_one_shot_iterator(dataset).get_next())
+
+
+@pytest.mark.parametrize(("parse", "batched"), [(parse, False), (parse_batch, True)])
+def test_records_are_fetched_by_index_over_all_files(parse, batched, folder):
+    examples = tf_records.examples("toy", folder / "train-*.tfrecord", parse, "abc", batched=batched)
+    assert (examples.name, examples.num_examples, examples.class_names) == ("toy", 96, ("a", "b", "c"))
+    features, labels = element_workloads.arrays("train")
+    indices = [95, 0, 9, 10, 69, 70, 0]
+    found = fetch(examples, indices)
+    np.testing.assert_array_equal(found[0], features[indices])
+    np.testing.assert_array_equal(found[1], labels[indices])
+    with tf.Graph().as_default():
+        shapes = [tensor.shape.as_list() for tensor in examples.open()(tf.zeros([5], tf.int64))]
+    assert shapes == [[5, 4], [5]]
+
+
+def test_parse_may_give_several_features(folder):
+    def parse_dict(record):
+        features, label = parse(record)
+        return {"all": features, "first": features[0]}, label
+
+    found, _ = fetch(tf_records.examples("toy", folder / "train-0.tfrecord", parse_dict), [3, 1])
+    np.testing.assert_array_equal(found["first"], element_workloads.arrays("train")[0][[3, 1], 0])
+
+
+def test_the_fingerprint_follows_the_content_and_not_the_place(folder, tmp_path):
+    def fingerprint(*names):
+        return tf_records.examples("toy", [folder / name for name in names], parse).fingerprint
+
+    first = fingerprint("train-0.tfrecord", "train-1.tfrecord")
+    (tmp_path / "a").mkdir()
+    for name in ("train-0.tfrecord", "train-1.tfrecord"):
+        (tmp_path / "a" / name).write_bytes((folder / name).read_bytes())
+    assert fingerprint("a/train-0.tfrecord", "a/train-1.tfrecord") == first
+    features, labels = element_workloads.arrays("train")
+    write(tmp_path / "a" / "train-0.tfrecord", features[:10] + 1e-6, labels[:10])
+    assert fingerprint("a/train-0.tfrecord", "a/train-1.tfrecord") != first
+    assert fingerprint("train-0.tfrecord") != fingerprint("train-1.tfrecord")
+
+
+def flip(path, offset):
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 4
+    path.write_bytes(content)
+
+
+RECORD = 52 + 16  # bytes of one of these records, with what surrounds its content
+
+DAMAGES = {
+    "a bit of the content": (lambda path: flip(path, 3 * RECORD + 20), 3 * RECORD, "is damaged: a checksum is wrong"),
+    "a bit of the length": (lambda path: flip(path, 3 * RECORD), 3 * RECORD, "is damaged: a checksum is wrong"),
+    "a bit of a checksum": (lambda path: flip(path, 4 * RECORD - 1), 3 * RECORD, "is damaged: a checksum is wrong"),
+    "a lost end": (lambda path: path.write_bytes(path.read_bytes()[: 9 * RECORD + 30]), 9 * RECORD, "is cut off"),
+    "another format": (lambda path: path.write_bytes(b"1,2,3\n" * 99), 0, "is damaged: a checksum is wrong"),
+}
+
+
+@pytest.mark.parametrize(("damage", "offset", "what"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_record_is_named_by_file_and_offset(damage, offset, what, folder):
+    path = folder / "train-0.tfrecord"
+    assert path.stat().st_size == 10 * RECORD
+    damage(path)
+    with pytest.raises(tf_records.DamagedRecordError) as error:
+        tf_records.examples("toy", folder / "train-*.tfrecord", parse)
+    assert (error.value.path, error.value.offset) == (str(path), offset)
+    assert str(error.value).startswith(f"{path}: the record at byte offset {offset} {what}. ")
+    assert isinstance(error.value, errors.DataError)
+
+
+@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
+def test_a_compressed_file_is_told_from_a_damaged_one(kind, tmp_path):
+    features, labels = element_workloads.arrays("train")
+    write(tmp_path / "a", features, labels, kind)
+    with pytest.raises(errors.DataError, match=rf"is compressed \({kind}\)") as error:
+        tf_records.examples("toy", tmp_path / "a", parse)
+    assert not isinstance(error.value, tf_records.DamagedRecordError)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "text"),
+    [
+        ("none-*", "toy: there is no file .*none-"),
+        (["empty", "none"], "toy: there is no file .*none"),
+        ([], "toy: no files are named"),
+        ("empty", "toy: .*empty hold no records"),
+        ("folder", "folder: cannot be read: "),
+    ],
+)
+def test_files_that_are_none_are_one_line(patterns, text, tmp_path):
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    patterns = [tmp_path / p for p in patterns] if isinstance(patterns, list) else tmp_path / patterns
+    with pytest.raises(errors.DataError, match=text) as error:
+        tf_records.examples("toy", patterns, parse)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def workload(folder):
+    def examples(request):
+        return tf_records.examples("records", folder / "train-*.tfrecord", parse, toy_workload.CLASSES)
+
+    return dataclasses.replace(toy_workload.WORKLOAD, examples=examples)
+
+
+def test_a_run_on_records_is_the_run_on_their_arrays_also_when_resumed_with_other_towers(workload, tmp_path):
+    options = dict(dtype="float64", seed=3, learning_rate=0.001)
+    runs.train_toy(tmp_path / "arrays", max_steps=30, **options)
+    runs.train_toy(tmp_path / "run", workload=workload, max_steps=17, **options)
+    runs.train_toy(tmp_path / "run", workload=workload, max_steps=30, num_gpus=4, batch_size=4, **options)
+    expected = runs.variables(tmp_path / "arrays")
+    found = runs.variables(tmp_path / "run")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("change", ["a bit", "shorter", "gone"])
+def test_a_file_that_changes_during_a_run_is_named_in_one_line(change, workload, folder, tmp_path):
+    path = folder / "train-1.tfrecord"
+
+    def examples(request):
+        found = workload.examples(request)
+        if change == "a bit":
+            flip(path, 7 * RECORD + 30)
+        elif change == "shorter":
+            path.write_bytes(path.read_bytes()[: 7 * RECORD + 30])
+        else:
+            path.unlink()
+        return found
+
+    with pytest.raises(errors.DataError) as error:
+        runs.train_toy(tmp_path / "run", workload=dataclasses.replace(workload, examples=examples), max_steps=50)
+    message = str(error.value)
+    assert "\n" not in message and message.startswith(f"records: the input failed: {path}: ")
+    if change == "gone":
+        assert "cannot be read: No such file" in message
+    else:
+        assert "changed since training began" in message
+    if change == "a bit":
+        assert f"the record at byte offset {7 * RECORD} " in message
