@@ -19,7 +19,7 @@ def main(argv) -> int:
     from tower_train.run import loop
 
     result = loop.train(config.workload, config, workload_options=workload_options)
-    return 0 if result.stopped_by == "last step" else 128 + signal.Signals[result.stopped_by]
+    return 128 + signal.Signals[result.stopped_by] if result.stopped_by in signal.Signals.__members__ else 0
 
 
 if __name__ == "__main__":

@@ -130,6 +130,12 @@ class Config(DeviceOptions):
         250, "steps between checkpoints; also saved at the end; 0: only then", RUN, minimum=0
     )
     keep_checkpoints: int = option(5, "newest checkpoints kept; 0: all", RUN, minimum=0)
+    keep_best: bool = option(
+        False, "keep the checkpoint with the best precision on the test examples, in TRAIN_DIR/best", RUN
+    )
+    stop_after_no_gain_epochs: float = option(
+        0.0, "stop when the precision on the test examples has not risen for this many epochs; 0: never", RUN, minimum=0
+    )
     on_nonfinite: str = option(
         "stop", "what to do about a step whose loss or gradients are not finite: stop, or skip its update", RUN,
         choices=("stop", "skip"), resume="note",
@@ -146,8 +152,17 @@ class Config(DeviceOptions):
     summary_every_steps: int = option(100, "steps between TensorBoard summaries; 0: none", REPORTS, minimum=0)
     eval_every_steps: int = option(0, "steps between evaluations on the test examples; 0: none", REPORTS, minimum=0)
 
+    train_eval_examples: int = option(
+        1000, "training examples that each of these evaluations also looks at, to compare; 0: none", REPORTS, minimum=0
+    )
+
     def check(self):
         super().check()
+        for name in ("keep_best", "stop_after_no_gain_epochs"):
+            if getattr(self, name) and not self.eval_every_steps:
+                raise errors.ConfigError(
+                    f"--{name} needs evaluations during training. Say how often with --eval_every_steps."
+                )
         if self.max_steps and self.epochs:
             raise errors.ConfigError(
                 f"--max_steps={self.max_steps} and --epochs={self.epochs:g} both say when to stop. Give one of them."
@@ -183,6 +198,7 @@ class RunOptions(Options):
 
     train_dir: str | None = option(None, "directory of the run (required)", RUN)
     raw: bool = option(False, "take the weights themselves, not their moving averages", RUN)
+    best: bool = option(False, "take the best checkpoint of a run with --keep_best, not its newest", RUN)
     workload: str | None = option(None, "import path of the workload (the run's own)", DATA)
     dataset: str | None = option(None, "which of the workload's data sets (the run's own)", DATA)
     data_dir: str | None = option(None, "directory of the data (the run's own)", DATA)
@@ -200,6 +216,11 @@ class EvaluateOptions(RunOptions, DeviceOptions):
     watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
     watch_secs: float = option(5.0, "seconds between looks for a new checkpoint with --watch", RUN, above=0)
     batch_size: int = option(256, "examples per tower and step; the result does not depend on it", RUN, minimum=1)
+
+    def check(self):
+        super().check()
+        if self.best and self.watch:
+            raise errors.ConfigError("--best and --watch exclude each other: one checkpoint, or each new one.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,6 +81,20 @@ class Examples:
             self.elements().element_spec,
         )
 
+    def sample(self, count: int) -> "Examples":
+        """Some of these examples, the same ones each time: chosen at random, or the first where they come in an order
+        of their own. All where there are no more than count."""
+        count = min(count, self.num_examples)
+        if self.elements:
+            return dataclasses.replace(self, num_examples=count, elements=lambda: self.elements().take(count))
+        chosen = np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False))
+
+        def open_sample():
+            fetch = self.open()
+            return lambda indices: fetch(tf.gather(tf.constant(chosen, tf.int64), indices))
+
+        return dataclasses.replace(self, num_examples=count, open=open_sample)
+
     @classmethod
     def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):
         """Examples from two numpy arrays of equal length: features [n, ...] and labels [n, ...].

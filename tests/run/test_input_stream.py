@@ -32,7 +32,8 @@ def whole_run(tmp_path_factory):
 def killed_run(tmp_path_factory):
     """Killed between two saves, in the middle of the third epoch or later."""
     directory = tmp_path_factory.mktemp("killed") / "run"
-    words = runs.toy_flags(directory, max_steps=runs.ENDLESS, **(OPTIONS | dict(save_every_steps=15, keep_checkpoints=0)))
+    options = OPTIONS | dict(max_steps=runs.ENDLESS, save_every_steps=15, keep_checkpoints=0)
+    words = runs.toy_flags(directory, **options)
     with runs.Trainer(*words) as trainer:
         trainer.wait_until(lambda: runs.saved_step(directory) >= 15)
         assert trainer.end_by(signal.SIGKILL) == -signal.SIGKILL

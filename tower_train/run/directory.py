@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tower_train import errors
 
-RUN, METRICS, RESULT, LOCK = "run.json", "metrics.jsonl", "result.json", ".lock"
+RUN, METRICS, RESULT, BEST, LOCK = "run.json", "metrics.jsonl", "result.json", "best.json", ".lock"
 
 
 class RunDirectory:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tower_train import errors
 from tower_train.config import Config, EvaluateOptions, RunOptions
 from tower_train.graph import devices
-from tower_train.run import checkpoint, directory, evaluation, events
+from tower_train.run import best, checkpoint, directory, evaluation, events, report
 from tower_train.workload import DataRequest, Examples, Workload, load
 
 
@@ -28,7 +28,7 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
     """
     run_dir = directory.RunDirectory(options.train_dir)
     workload, examples, config = read_run(options, workload)
-    paths = _watched(run_dir, options.watch_secs) if options.watch else newest(run_dir)
+    paths = _watched(run_dir, options.watch_secs) if options.watch else chosen(run_dir, options)
     evaluator = evaluation.Evaluator(
         workload, examples, options.batch_size, config["dtype"], 0 if options.raw else config["moving_average_decay"],
         devices.place(options),
@@ -78,6 +78,15 @@ def read_run(options: RunOptions, workload: Workload | None = None) -> tuple[Wor
     return workload, workload.examples(DataRequest("test", dataset, data_dir, config["seed"])), config
 
 
+def chosen(run_dir: directory.RunDirectory, options: RunOptions) -> list[str]:
+    """The path of the newest checkpoint, or with options.best of the best one, as a list of one.
+
+    Raises:
+      RunError: there is none.
+    """
+    return [best.path(run_dir)] if options.best else newest(run_dir)
+
+
 def newest(run_dir: directory.RunDirectory) -> list[str]:
     """The path of the newest checkpoint, as a list of one.
 
@@ -115,33 +124,59 @@ class DuringTraining:
 
     Args:
       workload, config, placed: the run's.
-      dataset: the --dataset that the run trains on.
+      examples: what it trains on.
       run_dir: where it trains.
     """
 
     def __init__(
-        self, workload: Workload, config: Config, placed: devices.Devices, dataset: str, run_dir: directory.RunDirectory
-    ):
+        self, workload: Workload, config: Config, placed: devices.Devices, examples: Examples,
+        run_dir: directory.RunDirectory,
+    ):  # fmt: skip
         self._workload, self._config, self._placed = workload, config, placed
-        self._request = DataRequest("test", dataset, config.data_dir, config.seed)
-        self._run_dir = run_dir
-        self._evaluator = self._writer = self.last = None
+        self._examples, self._run_dir = examples, run_dir
+        self._request = DataRequest("test", examples.dataset, config.data_dir, config.seed)
+        self._evaluators = {}
+        self._writer = self.last = self.last_on_training_examples = None
+        self._has_warned = False
+        self.best = best.Best(run_dir, config, examples.num_examples)
 
-    def evaluate(self, path: str) -> evaluation.Evaluation:
-        """Evaluates one checkpoint, writes the events, and keeps the result as `last`."""
-        if not self._evaluator:
-            config, examples = self._config, self._workload.examples(self._request)
-            self._evaluator = evaluation.Evaluator(
+    def evaluate(self, path: str) -> list[str]:
+        """Evaluates one checkpoint on the test examples and on some training examples, writes the events, keeps the
+        results as `last` and `last_on_training_examples`; returns lines that tell of them."""
+        if not self._evaluators:
+            self._open()
+        self.last = self._evaluators["test"].evaluate(path)
+        _write_events(self._writer, self.last)
+        lines = report.evaluation_lines(self.last)
+        if "train" in self._evaluators:
+            self.last_on_training_examples = self._evaluators["train"].evaluate(path)
+            _write_events(self._writer, self.last_on_training_examples, prefix="train ")
+            lines += report.comparison_lines(self.last_on_training_examples, self.last)
+            if not self._has_warned and (warning := report.overfitting(self.last_on_training_examples, self.last)):
+                self._has_warned = True
+                lines.append(warning)
+        return lines + self.best.note(self.last, path)
+
+    def results(self) -> dict:
+        """For result.json; empty where nothing was evaluated."""
+        named = {"evaluation": self.last, "train_evaluation": self.last_on_training_examples}
+        return {name: found.as_dict() for name, found in named.items() if found}
+
+    def _open(self) -> None:
+        config = self._config
+        chosen_examples = {"test": self._workload.examples(self._request)}
+        if config.train_eval_examples:
+            chosen_examples["train"] = self._examples.sample(config.train_eval_examples)
+        for name, examples in chosen_examples.items():
+            self._evaluators[name] = evaluation.Evaluator(
                 self._workload, examples, config.batch_size, config.dtype, config.moving_average_decay, self._placed
             )
-            self._writer = _curves(self._run_dir)
-        self.last = self._evaluator.evaluate(path)
-        _write_events(self._writer, self.last)
-        return self.last
+        self._writer = _curves(self._run_dir)
 
     def close(self) -> None:
-        if self._evaluator:
-            self._evaluator.close()
+        for evaluator in self._evaluators.values():
+            evaluator.close()
+        if self._writer:
             self._writer.close()
 
 
@@ -150,7 +185,7 @@ def _curves(run_dir: directory.RunDirectory):
     return events.open_writer(run_dir.path / "eval")
 
 
-def _write_events(writer, found: evaluation.Evaluation) -> None:
-    """One point of each metric's curve."""
-    events.add_scalars(writer, {name: metric.mean for name, metric in found.metrics.items()}, found.step)
+def _write_events(writer, found: evaluation.Evaluation, prefix: str = "") -> None:
+    """One point of each metric's curve; prefix: of the curves' names."""
+    events.add_scalars(writer, {prefix + name: metric.mean for name, metric in found.metrics.items()}, found.step)
     writer.flush()

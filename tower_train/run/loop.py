@@ -44,8 +44,8 @@ class Result:
       loss: at that step; None where this start did no step.
       examples_per_sec: over this start's steps after its first; None where there were none.
       seconds: this start took, from opening the session to the last save.
-      stopped_by: 'last step', 'SIGINT', 'SIGTERM' or 'a session hook'; in result.json also the message of a
-        NonFiniteError.
+      stopped_by: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook'; in result.json also
+        the message of a NonFiniteError.
       checkpoint: path of the newest checkpoint.
       data: what was trained on.
       notice: what the user must know of the data, or None.
@@ -122,7 +122,7 @@ def train(
         run_dir.cut_metrics(run.first_step)
         run_dir.write(directory.RUN, now)
         report.print_lines(report.opening_lines(now, str(run_dir.path), run.first_step, run.last_step) + notes)
-        evaluations = evaluate_run.DuringTraining(workload, config, placed, examples.dataset, run_dir)
+        evaluations = evaluate_run.DuringTraining(workload, config, placed, examples, run_dir)
         try:
             result, unsaved = _do_steps(run, evaluations, session_hooks)
         except errors.NonFiniteError as error:
@@ -130,11 +130,10 @@ def train(
                 run_dir.update(directory.RESULT, {"stopped_by": str(error)})
             raise
         result = dataclasses.replace(result, data=examples.name, notice=examples.notice)
-        found = {"evaluation": evaluations.last.as_dict()} if evaluations.last else {}
         try:
             # A start that did no step leaves the result of the one that did.
             if result.loss is not None or run_dir.read(directory.RESULT).get("step") != result.step:
-                run_dir.update(directory.RESULT, dataclasses.asdict(result) | found)
+                run_dir.update(directory.RESULT, dataclasses.asdict(result) | evaluations.results())
         except errors.RunError as error:
             unsaved = unsaved or str(error).rstrip(".")
         report.print_lines(report.closing_lines(result, run.last_step, path is not None))
@@ -183,7 +182,9 @@ def _do_steps(run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks
             v1.train.MonitoredSession(_session_creator(run), [dog, last, guard, *others, *session_hooks]) as session,
             input_stream.failures_named(run.built.data),
         ):
-            while run.first_step < run.last_step and not session.should_stop():
+            if evaluations.best.begin(run.first_step):
+                saving.evaluate(run.restored)
+            while run.first_step < run.last_step and not evaluations.best.is_over and not session.should_stop():
                 session.run(run.built.train_op)
     step, signal_received = last.step or run.first_step, received.stopping
     result = Result(
@@ -193,7 +194,7 @@ def _do_steps(run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks
         examples_per_sec=last.steps_per_sec and last.steps_per_sec * run.built.global_batch,
         seconds=time.perf_counter() - began,
         stopped_by=signal_received.name if signal_received else "last step" if step >= run.last_step
-        else "a session hook",
+        else evaluations.best.why if evaluations.best.is_over else "a session hook",
         checkpoint=next(reversed(checkpoint.existing(run.run_dir.path)), None),
         failed_saves=saving.failures,
         skipped_steps=guard.skipped,
@@ -219,7 +220,7 @@ def _hooks(run: _Run, console, clock: hooks.TrainingClock, writer, dog: watchdog
 
     def evaluate(path: str) -> None:
         with clock.stopped(), dog.doing("an evaluation"):
-            for line in report.evaluation_lines(evaluations.evaluate(path)):
+            for line in evaluations.evaluate(path):
                 console.line(line)
 
     most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
@@ -232,7 +233,7 @@ def _hooks(run: _Run, console, clock: hooks.TrainingClock, writer, dog: watchdog
     others += [hooks.LogHook(built, config.log_every_steps, clock, console, metrics, writer)]
     if config.summary_every_steps:
         others.append(hooks.SummaryHook(built, config.summary_every_steps, writer))
-    others += [saving_hook, hooks.StopHook(built, run.last_step, lambda: received.stopping)]
+    others += [saving_hook, hooks.StopHook(built, run.last_step, lambda: received.stopping or evaluations.best.is_over)]
     return guard, saving_hook, others
 
 

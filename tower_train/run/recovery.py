@@ -16,7 +16,7 @@ from tower_train.run import checkpoint, directory
 _LEFTOVER = re.compile(
     rf"{re.escape(checkpoint.PREFIX)}-\d+\.(index|data-\d{{5}}-of-\d{{5}})\.tempstate\d+"
     rf"|{checkpoint.STATE}\.tmp[0-9a-f]{{32}}"
-    rf"|\.({re.escape(directory.RUN)}|{re.escape(directory.RESULT)}|{re.escape(directory.METRICS)})\.\d+"
+    rf"|\.({'|'.join(map(re.escape, (directory.RUN, directory.RESULT, directory.METRICS, directory.BEST)))})\.\d+"
 )
 _DATA = re.compile(rf"({re.escape(checkpoint.PREFIX)}-\d+)\.data-\d{{5}}-of-\d{{5}}")
 

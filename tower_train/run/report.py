@@ -84,8 +84,10 @@ def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: in
 
 def closing_lines(result, last_step: int, importable: bool) -> list[str]:
     """What came out, from a `loop.Result`, and what to do next; importable: whether run.json names the workload."""
+    has_no_gain = result.stopped_by.startswith("no gain")
     if result.loss is None:
-        lines = [f"Step {result.step} was reached before; nothing to do. A higher --max_steps trains on."]
+        option = "greater --stop_after_no_gain_epochs" if has_no_gain else "higher --max_steps"
+        lines = [f"Step {result.step} was reached before; nothing to do. A {option} trains on."]
     else:
         rate = f", {result.examples_per_sec:.1f} examples/sec" if result.examples_per_sec else ""
         lines = [
@@ -95,7 +97,7 @@ def closing_lines(result, last_step: int, importable: bool) -> list[str]:
         ]
     if result.notice:
         lines.append(f"*** {result.notice}")
-    if result.step < last_step:
+    if result.step < last_step and not has_no_gain:
         lines.append("Resume:   the same command with --train_dir=" + shlex.quote(result.train_dir))
     return lines + _next_commands(result.train_dir, importable)
 
@@ -115,6 +117,29 @@ def evaluation_lines(evaluation) -> list[str]:
         interval = "" if metric.low is None else f" (95 % interval {metric.low:.3f} to {metric.high:.3f})"
         lines.append(f"{name} = {metric.mean:.3f}{interval}")
     return lines
+
+
+def comparison_lines(on_training, evaluation) -> list[str]:
+    """The metrics on training examples beside those of an `evaluation.Evaluation`, in one line."""
+    compared = []
+    for name, metric in on_training.metrics.items():
+        above = metric.mean - evaluation.metrics[name].mean
+        compared.append(f"{name} = {metric.mean:.3f} ({abs(above):.3f} {'above' if above >= 0 else 'below'})")
+    return [f"on {on_training.num_examples} training examples: {', '.join(compared)}"]
+
+
+def overfitting(on_training, evaluation) -> str | None:
+    """A warning where the first metric is much better on training examples, beyond what chance explains: its 95 %
+    intervals do not touch, and it is more than 0.1 better."""
+    name = next(iter(on_training.metrics))
+    seen, unseen = on_training.metrics[name], evaluation.metrics[name]
+    if seen.low is None or unseen.high is None or seen.low <= unseen.high or seen.mean - unseen.mean <= 0.1:
+        return None
+    return (
+        f"*** {name} is {seen.mean:.3f} on training examples and {unseen.mean:.3f} on the test examples: the network "
+        "learns its examples by heart. Fewer epochs (--stop_after_no_gain_epochs, --keep_best), weight decay, "
+        "distortions or more data help."
+    )
 
 
 def confusion_lines(matrix: list[list[int]], class_names: tuple[str, ...]) -> list[str]:

@@ -28,7 +28,7 @@ class CheckpointHook(hooks.StepHook):
         prints a line."""
         super().__init__(graph)
         self._save_to_disk, self._every = save, every
-        self._evaluate_every, self._evaluate = evaluate_every, evaluate
+        self._evaluate_every, self.evaluate = evaluate_every, evaluate
         self._save_requested, self._warn = save_requested, warn
         self._saved_step = None
         self.failures, self.error = 0, None
@@ -46,7 +46,7 @@ class CheckpointHook(hooks.StepHook):
             if requested and path:
                 self._warn(f"Saved {path}, as SIGUSR1 asks.")
             if evaluating and path:
-                self._evaluate(path)
+                self.evaluate(path)
 
     def end(self, session):
         step = int(session.run(self.graph.global_step))

@@ -81,7 +81,7 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
       ConfigError: as serving_graph.
     """
     workload, examples, config = evaluate_run.read_run(options, workload)
-    [path] = evaluate_run.newest(directory.RunDirectory(options.train_dir))
+    [path] = evaluate_run.chosen(directory.RunDirectory(options.train_dir), options)
     built = serving_graph(workload, examples, config["dtype"], 0 if options.raw else config["moving_average_decay"])
     with built.graph.as_default():
         saver = v1.train.Saver(built.restored)
