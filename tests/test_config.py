@@ -42,6 +42,10 @@ def refusal(**options):
         ("log_every_steps", 0, "a whole number at least 1"),
         ("on_nonfinite", "go on", "one of stop, skip"),
         ("max_nonfinite_in_a_row", 0, "a whole number at least 1"),
+        ("variable_update", "gpu", "one of cpu, mirrored"),
+        ("all_reduce", "ring", "one of collective, nccl, add_n"),
+        ("all_reduce_dtype", "float16", "one of same, bfloat16"),
+        ("check_mirrors_every_steps", -1, "a whole number at least 0"),
         ("stall_timeout_secs", -1.0, "a number at least 0"),
     ],
 )
@@ -104,6 +108,8 @@ def test_values_of_a_near_type_are_taken():
         ({"gpus": (1, 1)}, ["--gpus=1,1"]),
         ({"gpus": (0, 1), "num_gpus": 3}, ["--num_gpus=3", "--gpus=0,1"]),
         ({"gpus": (0, 1), "device": "cpu"}, ["--gpus=0,1", "--device=cpu"]),
+        ({"all_reduce": "add_n"}, ["--all_reduce=add_n", "--variable_update=mirrored"]),
+        ({"all_reduce_dtype": "bfloat16"}, ["--all_reduce_dtype=bfloat16", "--variable_update=mirrored"]),
     ],
 )
 def test_options_that_exclude_each_other_are_refused_by_name(options, named):

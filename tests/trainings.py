@@ -20,6 +20,7 @@ def train(workload, examples, steps, **options):
     built = build.training_graph(workload, examples, config, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         session.run(v1.global_variables_initializer())
+        session.run(v1.local_variables_initializer())
         session.run(built.stream_initializer)
         losses = [float(session.run(built.report).loss) for _ in range(steps)]
         return losses, session.run({variable.op.name: variable for variable in built.variables})

@@ -48,6 +48,23 @@ class DeviceOptions(Options):
 class Config(DeviceOptions):
     """Everything a training run may be told. Defaults are those of the original cifar10_multi_gpu_train."""
 
+    variable_update: str = option(
+        "cpu", "where the variables live: cpu, one copy for all towers, or mirrored, one on each tower's device",
+        TOWERS, choices=("cpu", "mirrored"), resume="note",
+    )  # fmt: skip
+    all_reduce: str | None = option(
+        None, "how mirrored variables' gradients are averaged: collective (TensorFlow's ring), nccl (GPUs only), or "
+        "add_n (on one device, from where the others copy) (collective)", TOWERS,
+        choices=("collective", "nccl", "add_n"), resume="note",
+    )  # fmt: skip
+    all_reduce_dtype: str = option(
+        "same", "what gradients are sent in: the same as theirs, or bfloat16, for half of the traffic", TOWERS,
+        choices=("same", "bfloat16"), resume="note",
+    )  # fmt: skip
+    check_mirrors_every_steps: int = option(
+        0, "steps between checks that all copies of the variables are the same to the bit; 0: none", TOWERS, minimum=0
+    )
+
     workload: str = option("cifar10", "what is trained: an import path, module or module:NAME", DATA)
     dataset: str = option(
         "auto", "which of the workload's data sets; cifar10 knows auto, cifar10 (downloaded if missing), generated",
@@ -172,6 +189,9 @@ class Config(DeviceOptions):
                 f"--lr_schedule={self.lr_schedule} and --lr_boundaries={as_text(self.lr_boundaries or 'none')}: "
                 "piecewise needs boundaries, and nothing else has them."
             )
+        if self.variable_update == "cpu" and (self.all_reduce or self.all_reduce_dtype != "same"):
+            given = f"--all_reduce={self.all_reduce}" if self.all_reduce else "--all_reduce_dtype=bfloat16"
+            raise errors.ConfigError(f"{given} is for --variable_update=mirrored; nothing is sent with cpu.")
         if self.nesterov and self.optimizer != "momentum":
             raise errors.ConfigError(f"--nesterov is for --optimizer=momentum, not for {self.optimizer}.")
         if self.sync_batch_norm and self.accumulate_steps > 1:

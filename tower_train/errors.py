@@ -29,6 +29,12 @@ class SaveError(RunError):
     exit_status = 4
 
 
+class MirrorError(UserError):
+    """Copies of a variable that are no longer the same."""
+
+    exit_status = 5
+
+
 class NonFiniteError(UserError):
     """A loss or a gradient that is NaN or infinite; the variables were not touched."""
 

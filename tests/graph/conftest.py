@@ -18,6 +18,7 @@ def _open_training(workload, examples, **options):
     built = build.training_graph(workload, examples, config, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         session.run(v1.global_variables_initializer())
+        session.run(v1.local_variables_initializer())
         session.run(built.stream_initializer)
         yield built, session
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tower_train import errors, layers
-from tower_train.graph import statistics
+from tower_train.graph import mirrors, statistics
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -176,7 +176,7 @@ def test_towers_that_note_different_statistics_are_refused():
     with tf.Graph().as_default():
         layers.batch_normalization(tf.zeros([2, 3]), True, name="norm")
         with pytest.raises(errors.GraphError, match="norm/moving_mean has 1 batch statistics from 2 towers"):
-            statistics.average_statistics(2)
+            statistics.average_statistics(2, mirrors.Copies())
 
 
 def test_synchronizing_a_network_without_normalisation_is_refused(open_training):

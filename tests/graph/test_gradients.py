@@ -108,7 +108,9 @@ class TestAddWeightDecay:
 
         dense_one, sparse_one, plain = decayed("dense", 0.5), decayed("sparse", 0.25), variable("plain")
         grads = [(tf.ones([3, 2]), dense_one), (slices([[1.0, 1.0], [2.0, 2.0]], [1, 1], 3), sparse_one)]
-        total, added = gradients.add_weight_decay([*grads, (tf.constant(7.0), plain)], tf.float32)
+        total, added = gradients.add_weight_decay(
+            [*grads, (tf.constant(7.0), plain)], v1.losses.get_regularization_losses(), tf.float32
+        )
         session.run(v1.global_variables_initializer())
         loss, found = session.run([total, [tf.convert_to_tensor(grad) for grad, _ in added]])
         assert loss == pytest.approx((0.5 + 0.25) * np.sum(start**2) / 2)
@@ -119,7 +121,7 @@ class TestAddWeightDecay:
 
     def test_without_regularizers_nothing_is_added(self, session):
         grads = [(tf.constant(1.0), variable("a"))]
-        total, added = gradients.add_weight_decay(grads, tf.float64)
+        total, added = gradients.add_weight_decay(grads, [], tf.float64)
         assert added is grads
         assert total.dtype == tf.float64
         assert session.run(total) == 0
@@ -143,9 +145,14 @@ class GuardedUpdate:
         optimizer = update.make_optimizer("momentum", tf.constant(0.1), 0.5)
         averages = update.moving_averages(0.5, step)
         mean = gradients.average_gradients(towers)
+
+        def apply():
+            with tf.control_dependencies([update.apply_update(mean, [a, b], optimizer, averages)]):
+                return update.count_step([(step, 1)])
+
         self.finite = gradients.update_if_finite(
             towers, self.losses, mean, tf.reduce_mean(self.losses),
-            lambda: update.apply_update(mean, optimizer, averages, [(step, 1)]),
+            apply,
         )  # fmt: skip
         self.session = v1.get_default_session()
         self.session.run(v1.global_variables_initializer())

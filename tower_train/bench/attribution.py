@@ -19,7 +19,7 @@ _PATTERNS = [
     (MOVING_AVERAGES, re.compile(r"train/.*ExponentialMovingAverage")),
     (UPDATE, re.compile(r"train/")),
     (DECAY_AND_CHECK, re.compile(r"gradients/|.*/Regularizer/|add(_\d+)?$|IsFinite|All(_\d+)?$")),
-    (AVERAGING, re.compile(r"AddN|truediv|concat|Mean|stack")),
+    (AVERAGING, re.compile(r"all_reduce/|AddN|truediv|concat|Mean|stack")),
 ]
 _TOWER = re.compile(r"tower_(\d+)/")
 _BY_OPTIMIZERS = re.compile(r"^(ConstantFolding/|GroupCrossDeviceControlEdges_\d+/|Func/)+")

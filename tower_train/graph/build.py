@@ -10,7 +10,18 @@ import tensorflow as tf
 
 from tower_train import errors, layers
 from tower_train.config import Config
-from tower_train.graph import gradients, progress, schedule, statistics, stream, summaries, towers, update
+from tower_train.graph import (
+    gradients,
+    mirrors,
+    progress,
+    schedule,
+    statistics,
+    strategy,
+    stream,
+    summaries,
+    towers,
+    update,
+)
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.iterator_state import IteratorState
 from tower_train.workload import Examples, Workload, softmax_cross_entropy
@@ -50,7 +61,9 @@ class TrainingGraph:
       summary: serialized Summary of this step.
       progress: {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one.
       checked: names of what report.finite tells of, per column.
-      variables: what a checkpoint holds.
+      variables: what a checkpoint holds. Local variables take their first values from these.
+      fingerprints: int64 [copies, variables], see mirrors.fingerprints; None where there is one copy.
+      copied: over the columns of fingerprints, the variable's name.
       stream_initializer: starts the stream at the variable examples_seen.
       stream_state: what else a checkpoint needs to hold of the stream, where that does not say it all; else None.
       num_parameters: number of trained weights.
@@ -68,6 +81,8 @@ class TrainingGraph:
     progress: dict[str, tf.Tensor]
     checked: tuple[str, ...]
     variables: list[tf.Variable]
+    fingerprints: tf.Tensor | None
+    copied: tuple[str, ...]
     stream_initializer: tf.Operation
     stream_state: IteratorState | None
     num_parameters: int
@@ -77,7 +92,7 @@ class TrainingGraph:
 
 
 def training_graph(workload: Workload, examples: Examples, config: Config, devices: Devices) -> TrainingGraph:
-    """Builds N towers on one set of variables, the mean of their gradients, and one update.
+    """Builds N towers, the mean of their gradients, and one update of the variables or of each copy of them.
 
     Raises:
       GraphError: the workload's network breaks a rule of the towers.
@@ -91,54 +106,51 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         examples_seen = v1.get_variable("examples_seen", [], tf.int64, v1.zeros_initializer(), trainable=False)
         # With accumulate_steps a device computes several towers, one after the other.
         places = tuple(device for device in devices.towers for _ in range(config.accumulate_steps))
+        copies, all_reduce = strategy.choose(config, devices)
         input_stream = stream.training_stream(
             workload, examples, config.seed, examples_seen, config.batch_size, len(places)
         )
         learning_rate = schedule.learning_rate(config, examples.num_examples, examples_seen)
-        optimizer = update.make_optimizer(
-            config.optimizer, tf.cast(learning_rate, towers.variable_dtype(dtype)), config.momentum, config.nesterov
-        )
-
         if config.sync_batch_norm:
             v1.add_to_collection(layers.SYNCHRONIZED, len(devices.towers))
         replicas, tower_grads = [], []
         batches = _one_after_the_other(input_stream.batches, config.accumulate_steps, tower_grads)
-        for tower in towers.build_towers(workload, batches, places, dtype, config.seed):
+        for tower in towers.build_towers(workload, batches, places, dtype, config.seed, copies=copies):
             weights = v1.trainable_variables()
+            own = copies.of(copies.index(len(replicas)), weights)
             with tf.device(tower.device), v1.name_scope(f"{tower.name}/"):
-                tower_grads.append(list(zip(v1.gradients(tower.loss, weights), weights, strict=True)))
+                tower_grads.append(list(zip(v1.gradients(tower.loss, own), weights, strict=True)))
             replicas.append(tower)
-        moving = statistics.average_statistics(len(replicas))
-        if config.sync_batch_norm and not moving:
+        moving = statistics.average_statistics(len(replicas), copies)
+        if config.sync_batch_norm and not moving[0]:
             raise errors.ConfigError(
                 f"--sync_batch_norm: workload {workload.name} has no tower_train.layers.batch_normalization. "
                 "Leave the option out."
             )
-        mean_grads = gradients.average_gradients(tower_grads)
         tower_losses = tf.stack([tower.loss for tower in replicas])
-        data_loss = tf.reduce_mean(tower_losses)
-        decay_loss, applied_grads = gradients.add_weight_decay(mean_grads, data_loss.dtype)
-        loss = data_loss + decay_loss
-        if config.clip_gradients:
-            applied_grads = update.clip_by_norm(applied_grads, config.clip_gradients)
-        if config.optimizer == "lars":
-            applied_grads = update.lars_gradients(applied_grads)
-
-        averages = update.moving_averages(config.moving_average_decay, global_step)
+        means = strategy.means(tower_losses, gradients.trained_in_all(tower_grads), moving, copies, all_reduce)
+        updates = [strategy.Update(config, copies, i, own, learning_rate, global_step) for i, own in enumerate(means)]
+        loss, applied_grads = updates[0].loss, updates[0].gradients
         counts = [(global_step, 1), (examples_seen, config.global_batch)]
-        finite = gradients.update_if_finite(
-            tower_grads, tower_losses, applied_grads, loss,
-            lambda: update.apply_update(applied_grads, optimizer, averages, counts, moving),
-            # A skipped step counts, so that each step has its own examples, and the next one has others.
-            (lambda: update.count_step(counts)) if config.on_nonfinite == "skip" else tf.no_op,
-        )  # fmt: skip
+
+        def apply():
+            with tf.control_dependencies([own.apply() for own in updates]):
+                return update.count_step(counts)
+
+        with copies.updated(), tf.control_dependencies(all_reduce.operations):
+            finite = gradients.update_if_finite(
+                tower_grads, tower_losses, applied_grads, loss, apply,
+                # A skipped step counts, so that each step has its own examples, and the next one has others.
+                (lambda: update.count_step(counts)) if config.on_nonfinite == "skip" else tf.no_op,
+            )  # fmt: skip
         counting, counts_so_far = [], {}
         if config.stall_timeout_secs:
             losses = [tower.loss for tower in replicas]
             counting, counts_so_far = progress.count_progress(input_stream.batches, losses, tower_grads)
         with tf.control_dependencies([finite, *counting]):
             report = StepReport(global_step.read_value(), examples_seen.read_value(), loss, learning_rate, finite)
-        scalars = {"total_loss": loss, "cross_entropy": data_loss, "learning_rate": learning_rate}
+        fingerprints = mirrors.fingerprints(copies.pairs()) if len(copies) > 1 else None
+        scalars = {"total_loss": loss, "cross_entropy": means[0].loss, "learning_rate": learning_rate}
         summary = summaries.step_summary(scalars, applied_grads, replicas[0], input_stream.batches[0][0], finite.op)
     return TrainingGraph(
         graph=graph,
@@ -148,8 +160,10 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         global_step=global_step,
         summary=summary,
         progress=counts_so_far,
-        checked=("the loss", *(f"the gradient of {variable.op.name}" for _, variable in mean_grads)),
+        checked=("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied_grads)),
         variables=graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES),
+        fingerprints=fingerprints,
+        copied=tuple(original.op.name for original, _ in copies.pairs()),
         stream_initializer=input_stream.initializer,
         stream_state=input_stream.state,
         num_parameters=sum(math.prod(variable.shape) for variable in weights),

@@ -27,9 +27,20 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
     Raises:
       GraphError: no towers, towers with different variables, or a gradient that some towers have and some have not.
     """
+    return [
+        (_mean([grad for grad, _ in grads_and_vars], _name(grads_and_vars[0][1])), grads_and_vars[0][1])
+        for grads_and_vars in zip(*trained_in_all(tower_grads), strict=True)
+    ]
+
+
+def trained_in_all(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
+    """What average_gradients would average, by tower: without the variables that have no gradient in any tower.
+
+    Args, Raises: as average_gradients.
+    """
     if not tower_grads:
         raise errors.GraphError("average_gradients got no towers; it needs the gradients of at least one.")
-    averaged = []
+    trained = []
     for grads_and_vars in _by_variable(tower_grads):
         variable = grads_and_vars[0][1]
         grads = [grad for grad, _ in grads_and_vars]
@@ -44,21 +55,23 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
                 f"{_name(variable)} has no gradient in {', '.join(f'tower_{i}' for i in missing)} but has one in the "
                 "other towers. Every tower's loss must use the same variables."
             )
-        averaged.append((_mean(grads, _name(variable)), variable))
-    return averaged
+        trained.append(grads_and_vars)
+    return [[row[i] for row in trained] for i in range(len(tower_grads))]
 
 
-def add_weight_decay(mean_grads: GradientsAndVariables, dtype: tf.DType) -> tuple[tf.Tensor, GradientsAndVariables]:
+def add_weight_decay(
+    mean_grads: GradientsAndVariables, losses: list[tf.Tensor], dtype: tf.DType
+) -> tuple[tf.Tensor, GradientsAndVariables]:
     """Adds the gradients of the variables' regularizers, which are there once however many towers there are.
 
     Args:
       mean_grads: from average_gradients.
+      losses: the values of the regularizers, scalars.
       dtype: of the loss where there are no regularizers.
 
     Returns:
       The sum of the regularizers, scalar, and the gradients with theirs added.
     """
-    losses = v1.losses.get_regularization_losses()
     if not losses:
         return tf.zeros([], dtype), mean_grads
     total = tf.add_n(losses)

@@ -3,29 +3,34 @@
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.graph.mirrors import Copies
 from tower_train.layers import STATISTICS, Statistic
 
 v1 = tf.compat.v1
 
 
-def average_statistics(num_towers: int) -> list[Statistic]:
-    """The mean over towers of what they noted in the collection STATISTICS, one a moving variable.
+def average_statistics(num_towers: int, copies: Copies) -> list[list[Statistic]]:
+    """Over copies, the mean over its towers of what they noted in the collection STATISTICS, one a moving variable.
 
     Raises:
       GraphError: some towers noted something that others did not.
     """
     by_variable: dict[str, list[Statistic]] = {}
     for statistic in v1.get_collection(STATISTICS):
-        by_variable.setdefault(statistic.moving.op.name, []).append(statistic)
-    averaged = []
+        by_variable.setdefault(copies.original(statistic.moving).op.name, []).append(statistic)
+    averaged = [[] for _ in range(len(copies))]
     for name, found in by_variable.items():
         if len(found) % num_towers:
             raise errors.GraphError(
                 f"{name} has {len(found)} batch statistics from {num_towers} towers. Every tower must call its "
                 "layer as often as the others."
             )
-        mean = tf.add_n([statistic.value for statistic in found]) / len(found)
-        averaged.append(found[0]._replace(value=mean))
+        each = len(found) // len(copies)  # towers note one after the other, and those of one copy follow each other
+        for i, device in enumerate(copies.devices):
+            own = found[i * each : (i + 1) * each]
+            with tf.device(device):
+                mean = tf.add_n([statistic.value for statistic in own]) / each
+            averaged[i].append(own[0]._replace(value=mean))
     return averaged
 
 

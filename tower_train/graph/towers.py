@@ -1,4 +1,4 @@
-"""tower_loss: one replica of the network per device, all on the same variables."""
+"""tower_loss: one replica of the network per device, all on the same variables or on copies of them."""
 
 import copy
 import dataclasses
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph.devices import HOST
+from tower_train.graph.mirrors import Copies
 from tower_train.workload import Tensors, Workload
 
 v1 = tf.compat.v1
@@ -73,8 +73,9 @@ def build_towers(
     dtype: tf.DType,
     seed: int = 0,
     training: bool = True,
+    copies: Copies | None = None,
 ) -> Iterator[Tower]:
-    """One tower a device: tower 0 creates the variables, on the CPU, later towers reuse them.
+    """One tower a device: tower 0 creates the variables, later towers reuse them, or get copies of them.
 
     A tower is built when it is asked for, and its batch is asked for then.
 
@@ -85,6 +86,7 @@ def build_towers(
       dtype: of the arithmetic.
       seed: of the variables' initial values, which depend on it and on their names only.
       training: whether towers have a loss.
+      copies: where the variables live; None: on the CPU, for all towers.
 
     Yields:
       The towers.
@@ -92,13 +94,16 @@ def build_towers(
     Raises:
       GraphError: a later tower would create a variable; the message names it.
     """
+    copies = copies or Copies()
     for i, (device, (features, labels)) in enumerate(zip(devices, batches, strict=True)):
         name = f"tower_{i}"
+        copies.prepare(i)
         with (
             tf.device(device),
             v1.name_scope(f"{name}/"),
-            tf.variable_creator_scope(_on_host if i == 0 else _refused(name)),
-            v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=_seeded(seed)),
+            tf.variable_creator_scope(copies.create if i == 0 else _refused(name)),
+            v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=copies.getter(i)),
+            v1.variable_scope(v1.get_variable_scope(), custom_getter=_seeded(seed)),
             v1.variable_scope(v1.get_variable_scope(), custom_getter=_kept_in_full_precision),
         ):
             outputs, loss = tower_loss(workload, features, labels, dtype, training)
@@ -114,11 +119,6 @@ def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, *
     dtype = tf.as_dtype(dtype or tf.float32)
     variable = getter(name, shape, variable_dtype(dtype), *args, **kwargs)
     return variable if variable.dtype.base_dtype == dtype else tf.cast(variable, dtype)
-
-
-def _on_host(create, **kwargs):
-    with tf.device(HOST):
-        return create(**kwargs)
 
 
 def _refused(tower: str):

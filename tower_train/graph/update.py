@@ -1,4 +1,4 @@
-"""The one update of the variables, on the CPU: optimizer, then moving averages, then counters."""
+"""The one update of a copy of the variables: optimizer, then moving averages; and the counters."""
 
 from collections.abc import Sequence
 
@@ -56,28 +56,25 @@ def moving_averages(decay: float, global_step: tf.Variable | None = None) -> tf.
 
 def apply_update(
     gradients: GradientsAndVariables,
+    weights: Sequence[tf.Variable],
     optimizer: v1.train.Optimizer,
     averages: tf.train.ExponentialMovingAverage | None,
-    counts: list[tuple[tf.Variable, int]],
     moving: Sequence[Statistic] = (),
 ) -> tf.Operation:
-    """One step, in this order: the variables, the moving statistics, the moving averages of both, the counters.
+    """One step of one copy, in this order: the variables, the moving statistics, the moving averages of both.
 
     Args:
       gradients: what to apply.
+      weights: the trained variables, also those that have no gradient.
       optimizer: what applies it.
       averages: from `moving_averages`, or None.
-      counts: counters and what a step adds to each.
       moving: from `statistics.average_statistics`.
     """
     updated = optimizer.apply_gradients(gradients)
     with tf.control_dependencies([updated]):
         moved = statistics.update_moving(moving)
     with tf.control_dependencies([moved]):
-        followed = v1.trainable_variables() + [statistic.moving for statistic in moving]
-        averaged = averages.apply(followed) if averages else tf.no_op()
-    with tf.control_dependencies([averaged]):
-        return count_step(counts)
+        return averages.apply([*weights, *(s.moving for s in moving)]) if averages else tf.no_op()
 
 
 def count_step(counts: list[tuple[tf.Variable, int]]) -> tf.Operation:

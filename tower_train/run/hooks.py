@@ -136,6 +136,28 @@ class SummaryHook(StepHook):
         self._next_step += 1
 
 
+class MirrorCheck(StepHook):
+    """Ends the run where the copies of a variable are not the same to the bit, which they always are unless a device
+    or a link is faulty."""
+
+    def __init__(self, graph: TrainingGraph, every: int):
+        super().__init__(graph)
+        self._every = every
+
+    def after_step(self, run_context, report):
+        if report.step % self._every:
+            return
+        found = run_context.session.run(self.graph.fingerprints)
+        copies, variables = (found != found[0]).nonzero()
+        if len(copies):
+            name = self.graph.copied[variables[0]]
+            raise errors.MirrorError(
+                f"after step {report.step} copy {copies[0]} of {name} is not what copy 0 is; {len(set(variables))} of "
+                f"{len(self.graph.copied)} variables differ. Nothing of this is saved: look after the devices, then "
+                "go on from the last checkpoint with the same command."
+            )
+
+
 class StopHook(StepHook):
     """Asks for the end after the last step, or after the step under way when a signal came."""
 

@@ -125,7 +125,7 @@ def train(
         evaluations = evaluate_run.DuringTraining(workload, config, placed, examples, run_dir)
         try:
             result, unsaved = _do_steps(run, evaluations, session_hooks)
-        except errors.NonFiniteError as error:
+        except (errors.NonFiniteError, errors.MirrorError) as error:
             with contextlib.suppress(errors.RunError):
                 run_dir.update(directory.RESULT, {"stopped_by": str(error)})
             raise
@@ -233,6 +233,9 @@ def _hooks(run: _Run, console, clock: hooks.TrainingClock, writer, dog: watchdog
     others += [hooks.LogHook(built, config.log_every_steps, clock, console, metrics, writer)]
     if config.summary_every_steps:
         others.append(hooks.SummaryHook(built, config.summary_every_steps, writer))
+    # After the log line, before the save.
+    if config.check_mirrors_every_steps:
+        others.append(hooks.MirrorCheck(built, config.check_mirrors_every_steps))
     others += [saving_hook, hooks.StopHook(built, run.last_step, lambda: received.stopping or evaluations.best.is_over)]
     return guard, saving_hook, others
 

@@ -1,0 +1,137 @@
+"""Mirrored variables train what variables on the CPU train, and their copies stay the same to the bit."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import trainings
+
+import cifar10
+from tower_train import errors, layers
+from tower_train.config import Config
+from tower_train.graph import build, devices
+from tower_train.workload import DataRequest, Examples, Workload
+
+v1 = tf.compat.v1
+
+STEPS = 50
+TRAIN = dict(dtype="float64", learning_rate=0.05, moving_average_decay=0.9, batch_size=4)
+
+
+def make(decay=1e-2):
+    """A network with batch normalisation, weight decay and an embedding, whose gradient is sparse; 60 examples."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(1, 2, [60, 4]), rng.integers(3, size=60).astype(np.int32)
+
+    def network(features, training):
+        kernel = v1.get_variable("kernel", [4, 6], features.dtype, regularizer=lambda w: decay * tf.nn.l2_loss(w))
+        hidden = tf.nn.relu(layers.batch_normalization(features @ kernel, training, name="norm"))
+        table = v1.get_variable("table", [5, 6], features.dtype)
+        rows = tf.nn.embedding_lookup(table, tf.cast(tf.abs(features[:, 0]), tf.int64) % 5)
+        return (hidden + rows) @ v1.get_variable("softmax", [6, 3], features.dtype)
+
+    workload = Workload("norm", lambda request: None, network)
+    return workload, Examples.from_arrays("norm", features, labels)
+
+
+CLIPPING, SYNC, LARS = "four, accumulating and clipping", "three, synchronised", "lars"
+CASES = {
+    CLIPPING: dict(num_gpus=4, accumulate_steps=2, clip_gradients=0.1, optimizer="momentum"),
+    SYNC: dict(num_gpus=3, sync_batch_norm=True, optimizer="adam", learning_rate=0.01),
+    LARS: dict(num_gpus=2, optimizer="lars", learning_rate=1.0),
+}
+
+
+@functools.cache
+def train_on_cpu(case):
+    return trainings.train(*make(), STEPS, **(TRAIN | CASES[case]))
+
+
+@pytest.mark.parametrize(("case", "kind"), [(CLIPPING, "collective"), (CLIPPING, "add_n"), (SYNC, "collective"),
+                                            (LARS, "add_n")])  # fmt: skip
+def test_mirrored_variables_end_with_the_values_of_those_on_the_cpu(case, kind):
+    """Losses of every step; weights, optimizer's slots, moving statistics and averages at the end."""
+    found = trainings.train(*make(), STEPS, variable_update="mirrored", all_reduce=kind, **(TRAIN | CASES[case]))
+    trainings.assert_same(found, train_on_cpu(case))
+
+
+def test_the_reference_network_ends_with_the_values_of_the_cpu_mode(cifar10_dir):
+    examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
+    options = dict(dtype="float64", num_gpus=2, batch_size=2, learning_rate=0.01, optimizer="momentum",
+                   momentum=0.875, clip_gradients=5.0)  # fmt: skip
+    on_cpu = trainings.train(cifar10.WORKLOAD, examples, STEPS, **options)
+    mirrored = trainings.train(cifar10.WORKLOAD, examples, STEPS, variable_update="mirrored", **options)
+    trainings.assert_same(mirrored, on_cpu)
+
+
+def test_gradients_sent_in_bfloat16_are_those_of_the_cpu_mode_to_its_eight_bits():
+    options = TRAIN | dict(num_gpus=2, batch_size=8)
+    losses, ended = trainings.train(*make(), 1, **options)
+    found, sent = trainings.train(*make(), 1, variable_update="mirrored", all_reduce_dtype="bfloat16", **options)
+    assert found == losses
+    start = trainings.train(*make(), 1, **(options | dict(learning_rate=1e-30)))[1]
+    for name in ("kernel", "softmax"):
+        moved, rounded = ended[name] - start[name], sent[name] - start[name]
+        assert np.abs(rounded - moved).max() > 1e-6 * np.abs(moved).max(), name  # it was rounded
+        np.testing.assert_allclose(rounded, moved, rtol=2**-6, atol=2**-7 * np.abs(moved).max(), err_msg=name)
+    np.testing.assert_allclose(sent["norm/moving_mean"], ended["norm/moving_mean"], rtol=1e-12)
+
+
+def nodes(**options):
+    """All nodes of the training graph for two GPUs, which need not be there."""
+    config = Config(num_gpus=2, batch_size=2, optimizer="momentum", variable_update="mirrored", **options)
+    workload, examples = make()
+    placed = devices.place(config, gpus_here=["one", "another"])
+    definition = build.training_graph(workload, examples, config, placed).graph.as_graph_def()
+    return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+
+
+def test_each_copy_is_kept_and_updated_on_its_towers_device():
+    found = {node.name: node.device for node in nodes() if node.op == "VarHandleOp"}
+    for name in ("kernel", "kernel/Momentum", "norm/moving_mean", "softmax/ExponentialMovingAverage"):
+        assert (found[name], found[f"copy_1/{name}"]) == ("/device:GPU:0", "/device:GPU:1")
+    assert found["global_step"] == "/device:CPU:0"
+
+
+@pytest.mark.parametrize("kind", ["collective", "nccl"])
+def test_small_tensors_are_sent_together(kind):
+    """The gradients in one message, the loss and the statistics in another; the embedding's rows are joined."""
+    reductions = [node for node in nodes(all_reduce=kind) if node.op == "CollectiveReduce"]
+    assert sorted(node.device for node in reductions) == ["/device:GPU:0"] * 2 + ["/device:GPU:1"] * 2
+    assert {node.attr["communication_hint"].s for node in reductions} == {b"nccl" if kind == "nccl" else b"ring"}
+    assert len({node.attr["instance_key"].i for node in reductions}) == 2
+
+
+def test_nccl_without_gpus_is_refused():
+    with pytest.raises(errors.ConfigError, match=r"--all_reduce=nccl is for GPUs, but .* /cpu:0, /cpu:1\. Use"):
+        trainings.train(*make(), 1, variable_update="mirrored", all_reduce="nccl", num_gpus=2)
+
+
+def test_checking_the_only_copy_is_refused():
+    with pytest.raises(errors.ConfigError, match="--check_mirrors_every_steps=5: there is one copy"):
+        trainings.train(*make(), 1, check_mirrors_every_steps=5, num_gpus=2)
+
+
+def test_what_is_not_got_from_get_variable_is_refused():
+    workload, examples = make()
+
+    def network(features, training):
+        if not v1.trainable_variables():
+            network.scale = tf.Variable(1.0, name="scale", dtype=features.dtype)
+        return workload.inference(features, training) * network.scale
+
+    with pytest.raises(errors.GraphError, match="scale cannot be mirrored: .* --variable_update=cpu"):
+        trainings.train(Workload("n", None, network), examples, 1, variable_update="mirrored", num_gpus=2)
+
+
+def test_losses_that_are_no_variables_regularizer_are_refused():
+    workload, examples = make()
+
+    def network(features, training):
+        outputs = workload.inference(features, training)
+        v1.add_to_collection(v1.GraphKeys.REGULARIZATION_LOSSES, tf.reduce_sum(outputs))
+        return outputs
+
+    with pytest.raises(errors.GraphError, match="3 regularization losses, but 1 variables with a regularizer="):
+        trainings.train(Workload("n", None, network), examples, 1, variable_update="mirrored", num_gpus=2)

@@ -1,0 +1,84 @@
+"""Runs with mirrored variables: moving between the modes, checks of the copies, steps that are not finite."""
+
+import math
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+import test_nonfinite
+
+from tower_train import errors
+
+v1 = tf.compat.v1
+OPTIONS = dict(dtype="float64", learning_rate=0.001, save_every_steps=0, clip_gradients=1.0)
+MIRRORED = dict(variable_update="mirrored")
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cpu")
+    runs.train_toy(directory, max_steps=30, **OPTIONS)
+    return directory
+
+
+def assert_close(directory, expected):
+    found, wanted = runs.variables(directory, 30), runs.variables(expected, 30)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_a_run_moves_between_modes_and_tower_counts(on_cpu, tmp_path):
+    """Slots and moving averages of the copies begin as those in the checkpoint."""
+    starts = [
+        dict(MIRRORED, all_reduce="add_n", check_mirrors_every_steps=1),
+        dict(),
+        dict(MIRRORED, num_gpus=4, batch_size=4, check_mirrors_every_steps=3, eval_every_steps=30),
+    ]
+    for i, start in enumerate(starts):
+        runs.train_toy(tmp_path, max_steps=10 * (i + 1), **(OPTIONS | start))
+    assert_close(tmp_path, on_cpu)
+    losses = [[record["loss"] for record in runs.metrics(directory)] for directory in (tmp_path, on_cpu)]
+    np.testing.assert_allclose(*losses, rtol=1e-9)
+
+
+class Disturb(v1.train.SessionRunHook):
+    """Changes the last bit of one number in one copy, after a step."""
+
+    def begin(self):
+        copy = next(v for v in v1.local_variables() if v.op.name == "copy_1/hidden/weights/Momentum")
+        bits = tf.bitwise.bitwise_xor(
+            tf.bitcast(copy.read_value(), tf.int64), tf.scatter_nd([[1, 2]], np.int64([1]), [4, 8])
+        )
+        self._disturb = copy.assign(tf.bitcast(bits, copy.dtype))
+
+    def after_run(self, context, values):
+        self._steps = getattr(self, "_steps", 0) + 1
+        if self._steps == 5:
+            context.session.run(self._disturb)
+
+
+def test_copies_that_differ_by_a_bit_end_the_run_before_it_saves(tmp_path, monkeypatch):
+    options = OPTIONS | MIRRORED | dict(check_mirrors_every_steps=3, save_every_steps=3)
+    with pytest.raises(errors.MirrorError, match=r"after step 6 copy 1 of (hidden|softmax_linear)/.* copy 0 is"):
+        runs.train_toy(tmp_path, [Disturb()], max_steps=9, **options)
+    assert runs.saved_steps(tmp_path) == [3]
+    assert "after step 6" in runs.read_json(tmp_path, "result.json")["stopped_by"]
+
+
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_a_step_that_is_not_finite_changes_no_copy(on_nonfinite, tmp_path):
+    workload = test_nonfinite.poisoned(90, 91, math.inf)
+    options = test_nonfinite.EVERY_STEP | MIRRORED | dict(check_mirrors_every_steps=1, on_nonfinite=on_nonfinite)
+    if on_nonfinite == "stop":
+        with pytest.raises(errors.NonFiniteError, match="not finite at step 6: tower_1: "):
+            runs.train_toy(tmp_path, max_steps=8, workload=workload, **options)
+        return
+    options |= dict(save_every_steps=1, keep_checkpoints=0)
+    assert runs.train_toy(tmp_path, max_steps=8, workload=workload, **options).skipped_steps == 1
+    before, after = runs.variables(tmp_path, 5), runs.variables(tmp_path, 6)
+    for values in (before, after):
+        del values["global_step"], values["examples_seen"]
+    runs.assert_identical(after, before)
+    assert not np.array_equal(runs.variables(tmp_path, 7)["hidden/weights"], after["hidden/weights"])
