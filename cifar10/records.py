@@ -122,6 +122,7 @@ def examples(directory: str | os.PathLike, split: str, name: str = "CIFAR-10") -
         open=lambda: fetch,
         fingerprint=records.fingerprint,
         class_names=class_names(directory),
+        labels=records.labels,
     )
 
 

@@ -71,6 +71,9 @@ class Config(DeviceOptions):
         DATA,
     )  # fmt: skip
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", DATA)
+    check_data: bool = option(
+        True, "look at labels and 500 examples before a new run and warn of what is likely to be a mistake", DATA
+    )
 
     batch_size: int = option(128, "examples per tower and step; the global batch is this times the towers",
                              TRAINING, minimum=1)  # fmt: skip

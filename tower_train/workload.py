@@ -60,6 +60,7 @@ class Examples:
       parallel_steps: how many steps' examples are fetched at the same time.
       elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see
         data/tf_data.py.
+      labels: integers [num_examples], the classes of all examples, where they are at hand; only looked at for mistakes.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Examples:
     dataset: str = "auto"
     parallel_steps: int = 2
     elements: Callable[[], tf.data.Dataset] | None = None
+    labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def symbolic_batch(self) -> tuple[Tensors, Tensors]:
         """(features, labels) of one example in the current graph, to read shapes and dtypes from."""
@@ -117,7 +119,8 @@ class Examples:
         for array in (features, labels):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array))
-        return cls(name, len(features), open_arrays, digest.hexdigest()[:16], tuple(class_names))
+        classes = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else None
+        return cls(name, len(features), open_arrays, digest.hexdigest()[:16], tuple(class_names), labels=classes)
 
 
 def _once(array: np.ndarray) -> tf.Tensor:

@@ -85,7 +85,9 @@ def examples(
     digest.update(pixels)
     digest.update(classes)
     fetch = arrays.fetcher(pixels[..., np.newaxis], classes.astype(np.int32))
-    return workload.Examples(name, len(classes), lambda: fetch, digest.hexdigest()[:16], tuple(class_names))
+    return workload.Examples(
+        name, len(classes), lambda: fetch, digest.hexdigest()[:16], tuple(class_names), labels=classes
+    )
 
 
 def _parse(path, content, most_bytes: int) -> np.ndarray:

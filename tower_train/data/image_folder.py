@@ -73,6 +73,7 @@ def examples(
         class_names=listing.class_names,
         notice=" ".join(filter(None, [left_out, listing.passed_over])) or None,
         parallel_steps=2 if pixels is not None else os.cpu_count() or 2,
+        labels=used.labels,
     )
 
 

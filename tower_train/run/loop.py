@@ -15,6 +15,7 @@ from tower_train.graph import build, devices
 from tower_train.run import (
     bad_batch,
     checkpoint,
+    data_check,
     directory,
     evaluate_run,
     events,
@@ -118,6 +119,8 @@ def train(
         notes = run_dir.warnings() + manifest.check_resume(run_dir.path, before, now, config.override, workload.options)
         dump = functools.partial(bad_batch.write, run_dir.path, workload, examples, config)
         run = _prepare(config, placed, built, run_dir, notes, bool(before), dump if config.dump_bad_batch else None)
+        if config.check_data and not run.restored:
+            notes += data_check.warnings(workload, examples)
         recovery.remove_leftovers(run_dir.path)
         run_dir.cut_metrics(run.first_step)
         run_dir.write(directory.RUN, now)

@@ -1,0 +1,123 @@
+"""What is likely to be a mistake in the training examples is told before a new run, and only then."""
+
+import dataclasses
+
+import element_workloads
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+import toy_workload
+
+from tower_train import Examples, errors
+from tower_train.data import tf_data
+from tower_train.run import data_check
+
+NAMES = ("ant", "bee", "cat")
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=[900, 4]).astype(np.float32)
+LABELS = np.arange(900) % 3
+
+
+def arrays(features=FEATURES, labels=LABELS, names=NAMES):
+    return Examples.from_arrays("mine", features, labels, names)
+
+
+def ordered(labels, names=NAMES):
+    """The same as a dataset, in the order of the labels, which are known by looking only."""
+    make = lambda: tf.data.Dataset.from_tensor_slices((FEATURES[: len(labels)], labels)).repeat()  # noqa: E731
+    return tf_data.examples("mine", make, len(labels), names)
+
+
+def warnings(examples, **workload):
+    return data_check.warnings(dataclasses.replace(toy_workload.WORKLOAD, **workload), examples)
+
+
+def changed(where, value):
+    features = FEATURES.copy()
+    features[where] = value
+    return features
+
+
+def test_good_data_is_passed_over_in_silence():
+    assert warnings(arrays()) == []
+    assert warnings(ordered(LABELS)) == []
+    assert warnings(arrays(names=())) == []
+    assert warnings(arrays(labels=RNG.normal(size=[900, 2]), names=())) == []
+    assert warnings(arrays(labels=np.sort(LABELS))) == [], "the trainer shuffles all of it"
+    assert warnings(arrays(features=RNG.integers(0, 5000, [900, 4]))) == [], "integers may be words"
+
+
+RARE = np.where(np.arange(900) % 45 == 0, 1, np.where(np.arange(900) % 3 == 0, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("examples", "expected"),
+    [
+        (arrays(labels=LABELS % 2), ["no example is of class cat (of all)."]),
+        (ordered(LABELS % 2), ["no example is of class cat (of the 500 looked at). Does the dataset come sorted by"]),
+        (ordered(np.sort(LABELS)), ["no example is of class cat", "examples come nearly sorted by class"]),
+        (
+            arrays(labels=RARE),
+            ["classes are badly unbalanced: 600 examples of ant, 20 of bee (of all). Whoever always says ant has a "
+             "precision of 0.67."],
+        ),
+        (
+            ordered(np.where(np.arange(900) % 50, LABELS % 2 * 2, 1)),
+            ["classes are badly unbalanced: 326 examples of ant, 10 of bee (of the 500 looked at)."],
+        ),
+        (arrays(features=changed(np.s_[5:100:2, 2], np.nan)), ["examples looked at have features that are not finite"]),
+        (arrays(features=changed(np.s_[:, 1], np.inf)), ["500 of 500 examples looked at have", "features 1 are the"]),
+        (arrays(features=changed(np.s_[:, [0, 3]], 7)), ["features 0, 3 are the same in all 500 examples looked at"]),
+        (arrays(features=np.ones([900, 5, 5])), ["all 500 examples looked at have the same features."]),
+        (arrays(features=FEATURES * 1e5), ["features reach the network with values from -"]),
+    ],
+)  # fmt: skip
+def test_a_likely_mistake_is_one_line(examples, expected):
+    found = warnings(examples)
+    assert len(found) == len(expected)
+    for line, text in zip(found, expected, strict=True):
+        assert line.startswith("*** mine: ") and text in line and "\n" not in line
+
+
+def test_features_are_looked_at_as_the_network_gets_them():
+    large = arrays(features=FEATURES * 1e5)
+    assert warnings(large, prepare=lambda features: features / 1e5) == []
+    assert len(warnings(arrays(), prepare=lambda features: tf.math.log(features))) == 1
+
+
+def test_a_sample_says_nothing_of_many_classes():
+    names = [f"class {i}" for i in range(100)]
+    assert warnings(ordered(LABELS, names)) == []
+    assert len(warnings(arrays(names=names))) == 1
+
+
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_label_that_is_no_class_is_refused(label):
+    with pytest.raises(errors.DataError, match=f"mine: there is a label {label}; labels are 0 to 2"):
+        warnings(arrays(labels=np.where(np.arange(900) == 899, label, LABELS)))
+
+
+def test_the_number_of_bad_examples_is_right():
+    [line] = warnings(arrays(features=changed(np.s_[:90, 2], np.nan)[:400], labels=LABELS[:400]))
+    assert line.startswith("*** mine: 90 of 400 examples looked at have features that are not finite")
+
+
+def test_a_new_run_tells_and_a_resumed_one_does_not(tmp_path, capsys):
+    workload = dataclasses.replace(
+        toy_workload.WORKLOAD, examples=lambda request: arrays(labels=LABELS % 2, names=toy_workload.CLASSES)
+    )
+    for max_steps, told in ((5, 1), (10, 0)):
+        runs.train_toy(tmp_path / "run", workload=workload, max_steps=max_steps, check_data=True)
+        assert capsys.readouterr().out.count("*** mine: no example is of class three") == told
+    runs.train_toy(tmp_path / "another", workload=workload, max_steps=5, check_data=False)
+    assert "no example" not in capsys.readouterr().out
+
+
+def test_what_fails_at_the_look_is_one_line(tmp_path):
+    workload = element_workloads.workload(element_workloads.failing)
+    with pytest.raises(errors.DataError, match="failing train: the input failed: assertion failed: .*no such row"):
+        runs.train_toy(tmp_path, workload=workload, max_steps=2, check_data=True)
+    nothing = tf_data.examples("none", lambda: tf.data.Dataset.from_tensor_slices(([1.0], [0])).skip(1), 1, NAMES)
+    with pytest.raises(errors.DataError, match="none: its dataset gives no examples"):
+        data_check.warnings(toy_workload.WORKLOAD, nothing)

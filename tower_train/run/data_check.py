@@ -1,0 +1,117 @@
+"""A look at the training examples before a new run: what is likely to be a mistake in them."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.graph import stream
+from tower_train.run import input_stream
+from tower_train.workload import Examples, Workload
+
+v1 = tf.compat.v1
+
+SAMPLE = 500  # examples that are looked at
+_BATCH = 50
+_UNBALANCED = 10  # times as many examples in the largest class as in the smallest
+_ENOUGH = 20  # examples a class must be expected to have in a sample for its share to say something
+_LARGE = 1000  # preprocessed values beyond this are hardly meant; images of 0 to 255 are
+_FEW_COLUMNS = 100
+
+
+def warnings(workload: Workload, examples: Examples) -> list[str]:
+    """Lines about classes that are missing or badly unbalanced, about the order where it matters, and about features
+    that are constant, not finite or very large.
+
+    Looks at the labels of all examples where they are at hand, and at SAMPLE examples as evaluation sees them: without
+    distortion, but with the workload's `prepare`. The order matters only where examples come in one of their own; the
+    others are shuffled as a whole.
+
+    Raises:
+      DataError: a label that is no class, or examples that cannot be had.
+    """
+    features, labels = _look_at(workload, examples)
+    count, found = len(tf.nest.flatten(labels)[0]), []
+    if examples.class_names:
+        known = labels if examples.labels is None else examples.labels
+        found += _about_classes(known, examples, f"the {count} looked at" if examples.labels is None else "all")
+        if examples.elements:
+            found += _about_order(labels)
+    for values in tf.nest.flatten(features):
+        found += _about_features(values)
+    return [f"*** {examples.name}: {line}" for line in found]
+
+
+def _look_at(workload: Workload, examples: Examples) -> tuple:
+    """(features, labels) of the sample, joined."""
+    sample = examples.sample(SAMPLE)
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        batches, [counted] = stream.evaluation_stream(workload, sample, _BATCH, 1)
+        with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+            session.run([v1.tables_initializer(), batches.initializer])
+            parts = list(_until_the_end(session, (batches.batches[0], counted), examples.name))
+    if not parts:
+        raise errors.DataError(f"{examples.name}: its dataset gives no examples.")
+    joined = [tf.nest.map_structure(lambda tensor, kept=kept: tensor[kept], batch) for batch, kept in parts]
+    return tf.nest.map_structure(lambda *tensors: np.concatenate(tensors), *joined)
+
+
+def _until_the_end(session: v1.Session, fetches, name: str) -> Iterator:
+    with input_stream.failures_named(name, may_end=True):
+        try:
+            while True:
+                yield session.run(fetches)
+        except tf.errors.OutOfRangeError:
+            return
+
+
+def _about_classes(labels: np.ndarray, examples: Examples, which: str) -> Iterator[str]:
+    names = examples.class_names
+    wrong = (labels < 0) | (labels >= len(names))
+    if wrong.any():
+        raise errors.DataError(
+            f"{examples.name}: there is a label {labels[np.argmax(wrong)]}; labels are 0 to {len(names) - 1}, since "
+            f"there are {len(names)} class_names. Mend the labels or the names."
+        )
+    if examples.labels is None and len(labels) < _ENOUGH * len(names):
+        return
+    counts = np.bincount(labels, minlength=len(names))
+    if missing := [names[i] for i in np.flatnonzero(counts == 0)]:
+        shown = f"{', '.join(missing[:5])}{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}"
+        order = " Does the dataset come sorted by class?" if examples.elements else ""
+        yield f"no example is of class {shown} (of {which}).{order}"
+    most, least = int(counts.argmax()), int(np.where(counts, counts, counts.max()).argmin())
+    if counts[most] >= _UNBALANCED * counts[least]:
+        yield (
+            f"classes are badly unbalanced: {counts[most]} examples of {names[most]}, {counts[least]} of "
+            f"{names[least]} (of {which}). Whoever always says {names[most]} has a precision of "
+            f"{counts[most] / counts.sum():.2f}."
+        )
+
+
+def _about_order(labels: np.ndarray) -> Iterator[str]:
+    """Compares the changes of class from one example to the next with those of a shuffled order."""
+    shares = np.unique(labels, return_counts=True)[1] / len(labels)
+    expected = (len(labels) - 1) * (1 - np.sum(shares**2))
+    if expected > _ENOUGH and np.sum(labels[1:] != labels[:-1]) < expected / 5:
+        yield "examples come nearly sorted by class, and are trained on in this order. Shuffle them with .shuffle()."
+
+
+def _about_features(values: np.ndarray) -> Iterator[str]:
+    if not np.issubdtype(values.dtype, np.floating):
+        return
+    rows = values.reshape(len(values), -1).astype(np.float64)
+    finite = np.isfinite(rows)
+    if not finite.all():
+        yield f"{np.sum(~finite.all(axis=1))} of {len(rows)} examples looked at have features that are not finite."
+    if len(rows) > 1 and rows.size:
+        constant = np.flatnonzero((rows == rows[0]).all(axis=0))
+        if len(constant) == rows.shape[1]:
+            yield f"all {len(rows)} examples looked at have the same features."
+        elif len(constant) and values.ndim == 2 and rows.shape[1] <= _FEW_COLUMNS:
+            shown = ", ".join(map(str, constant[:10]))
+            yield f"features {shown} are the same in all {len(rows)} examples looked at (columns count from 0)."
+    least, most = np.min(rows, initial=0, where=finite), np.max(rows, initial=0, where=finite)
+    if max(-least, most) > _LARGE:
+        yield f"features reach the network with values from {least:g} to {most:g}. Scale them in `prepare`."
