@@ -20,13 +20,13 @@ def operation(name, start, end, device="/cpu:0"):
         ("tower_12/gradients/tower_12/local3/MatMul_grad/MatMul", "tower 12"),
         ("ConstantFolding/tower_1/gradients/tower_1/conv2/Conv2D_grad/ShapeN-matshapes-0", "tower 1"),
         ("GroupCrossDeviceControlEdges_0/ConstantFolding/tower_1/gradients/ShapeN-matshapes-1/_7", "tower 1"),
-        ("AddN_3", "averaging"),
-        ("truediv_3", "averaging"),
-        ("gradients/local3/weights/Regularizer/L2Loss_1_grad/mul", "weight decay, finiteness check"),
+        ("average_gradients/AddN_3", "averaging"),
+        ("average_losses/Mean", "averaging"),
+        ("weight_decay/gradients/local3/weights/Regularizer/L2Loss_1_grad/mul", "weight decay, finiteness check"),
         ("local3/weights/Regularizer/L2Loss_1", "weight decay, finiteness check"),
-        ("add_1", "weight decay, finiteness check"),
-        ("IsFinite_4", "weight decay, finiteness check"),
-        ("All_11", "weight decay, finiteness check"),
+        ("weight_decay/add_1", "weight decay, finiteness check"),
+        ("check_finite/IsFinite_4", "weight decay, finiteness check"),
+        ("check_finite/All_11", "weight decay, finiteness check"),
         ("train/tower_1/gradients/tower_1/local4/MatMul_grad/MatMul_1/_146", "update"),
         ("train/then/_90/GradientDescent/update_local3/weights/ResourceApplyGradientDescent", "update"),
         ("Func/train/then/_90/input/_295", "update"),
@@ -43,7 +43,7 @@ def test_parts_that_follow_each_other_take_their_own_time():
         [
             operation("IteratorGetNext", 10.0, 12.0),
             operation("tower_0/Conv2D", 12.0, 17.0),
-            operation("AddN", 17.0, 17.5),
+            operation("average_gradients/AddN", 17.0, 17.5),
             operation("train/then/_9/GradientDescent/update_w/ResourceApplyGradientDescent", 18.0, 19.0),
         ]
     )
@@ -78,7 +78,7 @@ def test_the_parts_add_up_to_the_step():
 def test_the_late_tower_is_the_one_that_finishes_last():
     operations = [
         operation("tower_0/a", 0.0, 5.0), operation("tower_1/a", 0.0, 4.0), operation("tower_1/b", 4.0, 9.0),
-        operation("tower_2/a", 1.0, 6.0), operation("AddN", 9.0, 20.0),
+        operation("tower_2/a", 1.0, 6.0), operation("average_gradients/AddN", 9.0, 20.0),
     ]  # fmt: skip
     assert attribution.lateness(operations) == (1, 3.0)
     assert attribution.lateness(operations[:1]) == (0, 0.0)

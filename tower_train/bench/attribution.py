@@ -12,14 +12,14 @@ MOVING_AVERAGES = "moving averages"
 OTHER = "other operations"
 NOTHING = "no operation running"
 
-# The first pattern that an operation's name begins with says what it belongs to. A tower's operations are in its name
-# scope, the update is in the branches of the conditional `train`; what stands in no scope is between the two.
+# The first pattern that an operation's name begins with says what it belongs to: the name scopes that graph/ gives;
+# the update is in the branches of the conditional `train`.
 _PATTERNS = [
     (INPUT_WAIT, re.compile(r"Iterator")),
+    (AVERAGING, re.compile(r"average_|all_reduce/")),
+    (DECAY_AND_CHECK, re.compile(r"weight_decay/|.*/Regularizer/|check_finite/")),
     (MOVING_AVERAGES, re.compile(r"train/.*ExponentialMovingAverage")),
     (UPDATE, re.compile(r"train/")),
-    (DECAY_AND_CHECK, re.compile(r"gradients/|.*/Regularizer/|add(_\d+)?$|IsFinite|All(_\d+)?$")),
-    (AVERAGING, re.compile(r"all_reduce/|AddN|truediv|concat|Mean|stack")),
 ]
 _TOWER = re.compile(r"tower_(\d+)/")
 _BY_OPTIMIZERS = re.compile(r"^(ConstantFolding/|GroupCrossDeviceControlEdges_\d+/|Func/)+")

@@ -27,10 +27,11 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
     Raises:
       GraphError: no towers, towers with different variables, or a gradient that some towers have and some have not.
     """
-    return [
-        (_mean([grad for grad, _ in grads_and_vars], _name(grads_and_vars[0][1])), grads_and_vars[0][1])
-        for grads_and_vars in zip(*trained_in_all(tower_grads), strict=True)
-    ]
+    with v1.name_scope("average_gradients"):
+        return [
+            (_mean([grad for grad, _ in grads_and_vars], _name(grads_and_vars[0][1])), grads_and_vars[0][1])
+            for grads_and_vars in zip(*trained_in_all(tower_grads), strict=True)
+        ]
 
 
 def trained_in_all(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
@@ -74,12 +75,13 @@ def add_weight_decay(
     """
     if not losses:
         return tf.zeros([], dtype), mean_grads
-    total = tf.add_n(losses)
-    decays = v1.gradients(total, [variable for _, variable in mean_grads])
-    return total, [
-        (grad if decay is None else tf.convert_to_tensor(grad) + decay, variable)
-        for (grad, variable), decay in zip(mean_grads, decays, strict=True)
-    ]
+    with v1.name_scope("weight_decay"):
+        total = tf.add_n(losses)
+        decays = v1.gradients(total, [variable for _, variable in mean_grads])
+        return total, [
+            (grad if decay is None else tf.convert_to_tensor(grad) + decay, variable)
+            for (grad, variable), decay in zip(mean_grads, decays, strict=True)
+        ]
 
 
 def update_if_finite(
@@ -109,7 +111,8 @@ def update_if_finite(
     """
     trained = {variable.ref() for _, variable in applied_grads}
     values = [[tower_losses[i]] + [g for g, v in grads if v.ref() in trained] for i, grads in enumerate(tower_grads)]
-    applicable = tf.stack([_is_finite(value) for value in [loss, *(grad for grad, _ in applied_grads)]])
+    with v1.name_scope("check_finite"):
+        applicable = tf.stack([_is_finite(value) for value in [loss, *(grad for grad, _ in applied_grads)]])
 
     def applied():
         with tf.control_dependencies([apply()]):

@@ -28,7 +28,7 @@ def average_statistics(num_towers: int, copies: Copies) -> list[list[Statistic]]
         each = len(found) // len(copies)  # towers note one after the other, and those of one copy follow each other
         for i, device in enumerate(copies.devices):
             own = found[i * each : (i + 1) * each]
-            with tf.device(device):
+            with tf.device(device), v1.name_scope("average_statistics"):
                 mean = tf.add_n([statistic.value for statistic in own]) / each
             averaged[i].append(own[0]._replace(value=mean))
     return averaged

@@ -57,7 +57,8 @@ def means(
     for i, device in enumerate(copies.devices):
         own = [tower for tower in range(len(tower_grads)) if copies.index(tower) == i]
         with tf.device(device):
-            losses.append(tf.reduce_mean(tower_losses[own[0] : own[-1] + 1]))
+            with v1.name_scope("average_losses"):
+                losses.append(tf.reduce_mean(tower_losses[own[0] : own[-1] + 1]))
             grads.append([grad for grad, _ in gradients.average_gradients([tower_grads[tower] for tower in own])])
     grads = all_reduce.mean(grads)
     others = all_reduce.mean(
