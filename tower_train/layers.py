@@ -1,9 +1,10 @@
-"""Layers that have to know of the towers: batch normalisation.
+"""Layers that have to know of the towers: batch normalisation. And `frozen`, for those that are not trained.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
 also here. The moving statistics for evaluation are updated once a step, with the mean over all towers.
 """
 
+import contextlib
 import hashlib
 from typing import NamedTuple
 
@@ -13,7 +14,31 @@ v1 = tf.compat.v1
 
 STATISTICS = "tower_train/statistics"  # collection of Statistic, one a tower, moving variable and call
 SYNCHRONIZED = "tower_train/synchronized"  # collection of the number of towers that share statistics; else empty
+_FROZEN = "tower_train/frozen"  # collection that is empty but within `frozen`
 _GROUP_KEY = 1  # of the only group of devices that there is in a session, its towers
+
+
+@contextlib.contextmanager
+def frozen():
+    """Variables that are created in this block are not trained: no gradient, no weight decay, no moving average, no
+    optimizer slots. Batch normalisation uses its moving statistics and leaves them as they are.
+    """
+
+    def getter(create, *args, **kwargs):
+        return create(*args, **(kwargs | {"trainable": False, "regularizer": None}))
+
+    marks = v1.get_collection_ref(_FROZEN)
+    marks.append(True)
+    try:
+        with v1.variable_scope(v1.get_variable_scope(), custom_getter=getter):
+            yield
+    finally:
+        marks.pop()
+
+
+def is_frozen() -> bool:
+    """Whether what is built now is not trained."""
+    return bool(v1.get_collection(_FROZEN))
 
 
 class Statistic(NamedTuple):
@@ -21,13 +46,20 @@ class Statistic(NamedTuple):
 
     Attributes:
       moving: the variable that follows it, on the CPU.
-      value: of this step; the shape of `moving`.
+      value: of this step; the shape and dtype of `moving`.
       momentum: moving = momentum * moving + (1 - momentum) * mean of the towers' values.
+      followed: whether `moving` has a moving average, as the weights have; it must be of moving_collections(followed).
     """
 
     moving: tf.Variable
     value: tf.Tensor
     momentum: float
+    followed: bool = True
+
+    @property
+    def is_mean(self) -> bool:
+        """False for integers, such as counters, for which all towers note the same."""
+        return self.value.dtype.is_floating
 
 
 def batch_normalization(
@@ -46,7 +78,7 @@ def batch_normalization(
 
     Args:
       inputs: floating point [batch, ..., channels].
-      training: normalise with the batch's mean and variance and note them, or with the moving ones.
+      training: normalise with the batch's mean and variance and note them, or with the moving ones, as `frozen` does.
       momentum: of the moving mean and variance.
       epsilon: added to the variance.
       name: variable scope.
@@ -59,26 +91,44 @@ def batch_normalization(
     with v1.variable_scope(name):
         gamma = v1.get_variable("gamma", [channels], dtype, v1.ones_initializer())
         beta = v1.get_variable("beta", [channels], dtype, v1.zeros_initializer())
-        moving_mean = _moving_variable("moving_mean", channels, dtype, v1.zeros_initializer())
-        moving_variance = _moving_variable("moving_variance", channels, dtype, v1.ones_initializer())
-        if not training:
-            return _normalized(inputs, gamma, beta, moving_mean, moving_variance, epsilon)
-        towers = v1.get_collection(SYNCHRONIZED)
-        if not towers and inputs.shape.rank == 4 and inputs.dtype != tf.float64:
-            outputs, mean, variance = _fused(inputs, gamma, beta, epsilon)
-        else:
-            mean, variance = _moments(tf.cast(inputs, dtype), towers[0] if towers else 1)
-            outputs = _normalized(inputs, gamma, beta, mean, variance, epsilon)
-        for moving, value in ((moving_mean, mean), (moving_variance, variance)):
-            v1.add_to_collection(STATISTICS, Statistic(moving, value, momentum))
-        return outputs
+        collections = moving_collections(followed=not is_frozen())
+        moving_mean, moving_variance = (
+            v1.get_variable(name, [channels], dtype, initializer(), trainable=False, collections=collections)
+            for name, initializer in (("moving_mean", v1.zeros_initializer), ("moving_variance", v1.ones_initializer))
+        )
+        training = training and not is_frozen()
+        return normalize(inputs, training, gamma, beta, moving_mean, moving_variance, momentum, epsilon)
 
 
-def _moving_variable(name: str, channels: int, dtype: tf.DType, initializer) -> tf.Variable:
-    # In the collection that makes the moving averages of the weights include it: averaged weights need statistics that
-    # lag behind as they do.
-    collections = [v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.MOVING_AVERAGE_VARIABLES]
-    return v1.get_variable(name, [channels], dtype, initializer, trainable=False, collections=collections)
+def normalize(
+    inputs: tf.Tensor,
+    training: bool,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    moving_mean: tf.Variable,
+    moving_variance: tf.Variable,
+    momentum: float,
+    epsilon: float,
+) -> tf.Tensor:
+    """`batch_normalization` with variables (gamma and beta may be tensors) that are there already, each [channels]."""
+    if not training:
+        return _normalized(inputs, gamma, beta, moving_mean, moving_variance, epsilon)
+    towers = v1.get_collection(SYNCHRONIZED)
+    if not towers and inputs.shape.rank == 4 and inputs.dtype != tf.float64:
+        outputs, mean, variance = _fused(inputs, gamma, beta, epsilon)
+    else:
+        mean, variance = _moments(tf.cast(inputs, gamma.dtype), towers[0] if towers else 1)
+        outputs = _normalized(inputs, gamma, beta, mean, variance, epsilon)
+    for moving, value in ((moving_mean, mean), (moving_variance, variance)):
+        v1.add_to_collection(STATISTICS, Statistic(moving, value, momentum))
+    return outputs
+
+
+def moving_collections(followed: bool) -> list[str]:
+    """The collections of moving statistics."""
+    # In the one that makes the moving averages of the weights include them: averaged weights need statistics that lag
+    # behind as they do.
+    return [v1.GraphKeys.GLOBAL_VARIABLES, *([v1.GraphKeys.MOVING_AVERAGE_VARIABLES] if followed else [])]
 
 
 def _normalized(inputs, gamma, beta, mean, variance, epsilon: float) -> tf.Tensor:

@@ -122,10 +122,10 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 tower_grads.append(list(zip(v1.gradients(tower.loss, own), weights, strict=True)))
             replicas.append(tower)
         moving = statistics.average_statistics(len(replicas), copies)
-        if config.sync_batch_norm and not moving[0]:
+        if config.sync_batch_norm and not any(statistic.followed for statistic in moving[0]):
             raise errors.ConfigError(
-                f"--sync_batch_norm: workload {workload.name} has no tower_train.layers.batch_normalization. "
-                "Leave the option out."
+                f"--sync_batch_norm: workload {workload.name} has no tower_train.layers.batch_normalization "
+                "that is trained. Leave the option out."
             )
         tower_losses = tf.stack([tower.loss for tower in replicas])
         means = strategy.means(tower_losses, gradients.trained_in_all(tower_grads), moving, copies, all_reduce)

@@ -138,6 +138,7 @@ def _as_copy(original: tf.Variable) -> dict:
     return {
         "initial_value": original.read_value,
         "trainable": False,
+        "constraint": original.constraint,
         "collections": [v1.GraphKeys.LOCAL_VARIABLES],
     }
 

@@ -27,13 +27,19 @@ def average_statistics(num_towers: int, copies: Copies) -> list[list[Statistic]]
             )
         each = len(found) // len(copies)  # towers note one after the other, and those of one copy follow each other
         for i, device in enumerate(copies.devices):
-            own = found[i * each : (i + 1) * each]
-            with tf.device(device), v1.name_scope("average_statistics"):
-                mean = tf.add_n([statistic.value for statistic in own]) / each
-            averaged[i].append(own[0]._replace(value=mean))
+            first, *_ = own = found[i * each : (i + 1) * each]
+            if first.is_mean:
+                with tf.device(device), v1.name_scope("average_statistics"):
+                    first = first._replace(value=tf.add_n([statistic.value for statistic in own]) / each)
+            averaged[i].append(first)
     return averaged
 
 
 def update_moving(statistics: list[Statistic]) -> tf.Operation:
     """moving = momentum * moving + (1 - momentum) * value, for each."""
-    return tf.group(*[moving.assign_sub((1 - momentum) * (moving - value)) for moving, value, momentum in statistics])
+    return tf.group(
+        *[
+            moving.assign_sub((1 - momentum) * (moving - value)) if momentum else moving.assign(value)
+            for moving, value, momentum, _ in statistics
+        ]
+    )

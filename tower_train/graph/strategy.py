@@ -62,15 +62,16 @@ def means(
             grads.append([grad for grad, _ in gradients.average_gradients([tower_grads[tower] for tower in own])])
     grads = all_reduce.mean(grads)
     others = all_reduce.mean(
-        [[loss, *(s.value for s in noted)] for loss, noted in zip(losses, moving, strict=True)], exactly=True
+        [[loss, *(s.value for s in noted if s.is_mean)] for loss, noted in zip(losses, moving, strict=True)],
+        exactly=True,
     )
     return [
         Means(
             loss,
             list(zip(grads[i], copies.of(i, trained), strict=True)),
-            [statistic._replace(value=value) for statistic, value in zip(moving[i], values, strict=True)],
+            [statistic._replace(value=next(values)) if statistic.is_mean else statistic for statistic in moving[i]],
         )
-        for i, (loss, *values) in enumerate(others)
+        for i, (loss, values) in enumerate((other[0], iter(other[1:])) for other in others)
     ]
 
 

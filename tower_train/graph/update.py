@@ -74,7 +74,7 @@ def apply_update(
     with tf.control_dependencies([updated]):
         moved = statistics.update_moving(moving)
     with tf.control_dependencies([moved]):
-        return averages.apply([*weights, *(s.moving for s in moving)]) if averages else tf.no_op()
+        return averages.apply([*weights, *(s.moving for s in moving if s.followed)]) if averages else tf.no_op()
 
 
 def count_step(counts: list[tuple[tf.Variable, int]]) -> tf.Operation:
