@@ -23,6 +23,7 @@ _HOMES = {
     "classification_metrics": "tower_train.workload",
     "estimator": "tower_train.estimator",
     "evaluate_run": "tower_train.run.evaluate_run",
+    "keras_network": "tower_train.keras_towers",
     "multi_gpu_model": "tower_train.fronts.keras_model",
     "softmax_cross_entropy": "tower_train.workload",
     "tower_loss": "tower_train.graph.towers",

@@ -55,7 +55,7 @@ class Examples:
         None where there is `elements`.
       fingerprint: changes when the data changes; a run is resumed only on the data it was started on.
       class_names: what label i means; empty where labels are not classes.
-      notice: what the user must be told about this data at every start, or None.
+      notice: what the user must be told about this data, and what is done with it, at every start, or None.
       dataset: the --dataset that names exactly this data, where 'auto' chose it.
       parallel_steps: how many steps' examples are fetched at the same time.
       elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see

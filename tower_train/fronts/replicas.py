@@ -7,9 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tower_train import keras_state
 from tower_train.graph.devices import HOST
-
-_FAR_APART = 0x9E3779B9  # 2**32 over the golden ratio: its multiples share no neighbourhood (Knuth, vol. 3, 6.4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,19 +92,6 @@ def merge(replicas: list[Replica]):
     return keras.tree.map_structure(joined, *[replica.outputs for replica in replicas])
 
 
-def tower_seeds(variables: list[keras.Variable], values: list[tf.Tensor], index: int) -> dict[int, tf.Tensor]:
-    """{id of a seed's variable: its value for a replica}: replicas must not draw the same dropout masks.
-
-    Args:
-      variables, values: a model's, seeds or not.
-      index: of the replica; the first one has the seeds that the model would have alone.
-    """
-    seeds = [(v, value) for v, value in zip(variables, values, strict=True) if v.name == "seed_generator_state"]
-    if not index:
-        return {}
-    return {id(v): value + tf.constant([index * _FAR_APART, 0], value.dtype) for v, value in seeds}
-
-
 def assign_merged(model: keras.Model, replicas: list[Replica]) -> None:
     """Gives the model's variables what the replicas' layers assigned to them: the mean over examples for floating-point
     variables such as moving averages, the first replica's value for others, such as the states of seeds."""
@@ -127,7 +113,7 @@ def _forward(model: keras.Model, x, index: int, training: bool, size: tf.Tensor)
     """
     weights = [tf.identity(variable.value) for variable in model.trainable_weights]
     before = {id(v): value for v, value in zip(model.trainable_weights, weights, strict=True)}
-    before |= tower_seeds(model.variables, [v.value for v in model.variables], index)
+    before |= keras_state.tower_seeds(model.variables, [v.value for v in model.variables], index)
     copies = [(v, before[id(v)]) for v in model.variables if id(v) in before]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)

@@ -1,6 +1,7 @@
 """Any classification set laid out as split/class/*.jpeg: --workload=tower_train.workloads.image_folder --data_dir=DIR
 
-A small network for a start: four convolutions with pooling, the mean over the picture, a softmax layer.
+A small network for a start: four convolutions with pooling, the mean over the picture, a softmax layer. Or, with
+--network, one of keras.applications.
 """
 
 import dataclasses
@@ -13,10 +14,13 @@ from tower_train.data import image_files, image_folder
 from tower_train.data.directories import expanded
 from tower_train.options import DATA, Options, option
 from tower_train.workload import DataRequest, Draws, Examples, Workload
+from tower_train.workloads import applications
 
 v1 = tf.compat.v1
 
 _CHANNELS = {"grayscale": 1, "rgb": 3}
+_SMALL = "small"
+NETWORK = "Network"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +46,37 @@ class FolderOptions(Options):
         "", "regular expression for the group (such as the patient) in a file's name; groups are not split", DATA,
         resume="same",
     )  # fmt: skip
+    network: str = option(
+        _SMALL, "small (four convolutions), or a network of keras.applications, such as VGG16, under a new classifier",
+        NETWORK, choices=(_SMALL, *applications.NAMES), resume="same",
+    )  # fmt: skip
+    weights: str = option(
+        applications.NONE, "what it begins with: a FILE that Keras wrote, imagenet, or none (random weights)",
+        NETWORK, resume="note",
+    )  # fmt: skip
+    freeze_until: str = option(
+        "", "train only what comes after this layer of that network, e.g. block4_pool of VGG16", NETWORK, resume="same"
+    )
+
+    def check(self):
+        if self.network == _SMALL:
+            for name, value, default in (
+                ("weights", self.weights, applications.NONE), ("freeze_until", self.freeze_until, ""),
+            ):  # fmt: skip
+                if value != default:
+                    raise errors.ConfigError(f"--{name}={value} is for a network of keras.applications: add --network.")
+        elif self.color != "rgb":
+            raise errors.ConfigError(
+                f"--network={self.network} takes images in three channels, which --color={self.color} does not give. "
+                "Leave --color out: files in grayscale are read as rgb too."
+            )
 
 
 def workload(options: FolderOptions) -> Workload:
     """The workload under these options."""
+    is_small = options.network == _SMALL
+    own_prepare = prepare if is_small else applications.preprocessing(options.network)
+    chosen = (options.network, options.image_size, options.weights, options.freeze_until)
 
     def examples(request: DataRequest) -> Examples:
         if request.data_dir is None:
@@ -54,18 +85,26 @@ def workload(options: FolderOptions) -> Workload:
         listing = image_files.find(
             directory, request.split, options.validation_fraction, options.group_pattern, request.seed
         )
-        return image_folder.examples(
+        if not is_small and request.split == "train":
+            applications.check(*chosen)  # before the images are decoded, which may take long
+        examples = image_folder.examples(
             listing, f"{directory} {request.split}", options.image_size, _CHANNELS[options.color], options.cache,
             options.skip_bad_images,
         )  # fmt: skip
+        notices = [applications.notice(options.network, options.weights, options.freeze_until), examples.notice]
+        return examples if is_small else dataclasses.replace(examples, notice=" ".join(filter(None, notices)) or None)
 
     return Workload(
         name="image_folder",
         examples=examples,
         inference=None,
-        inference_for=lambda examples: functools.partial(inference, num_classes=len(examples.class_names)),
-        distort=flip if options.flip else None,
-        prepare=prepare,
+        inference_for=lambda examples: (
+            functools.partial(inference, num_classes=len(examples.class_names))
+            if is_small
+            else applications.network(*chosen, len(examples.class_names))
+        ),
+        distort=functools.partial(flip, prepare=own_prepare) if options.flip else None,
+        prepare=own_prepare,
         options=options,
         configure=workload,
         recipe={"optimizer": "adam", "learning_rate": 0.001, "learning_rate_decay_factor": 1.0, "batch_size": 32},
@@ -108,8 +147,8 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) / 127.5 - 1
 
 
-def flip(images: tf.Tensor, draws: Draws) -> tf.Tensor:
-    """`prepare`, with half of the images flipped left to right."""
+def flip(images: tf.Tensor, draws: Draws, prepare=prepare) -> tf.Tensor:
+    """What `prepare` gives of the images, half of them flipped left to right."""
     flipped = draws.uniform("flip", 1)[:, :, tf.newaxis, tf.newaxis] < 0.5
     return prepare(tf.where(flipped, tf.reverse(images, [2]), images))
 

@@ -5,8 +5,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tower_train import errors
-from tower_train.fronts import replicas
+from tower_train import errors, keras_state
 from tower_train.fronts.estimator import captured, saved_model
 from tower_train.fronts.estimator.estimator import Estimator
 from tower_train.fronts.estimator.run_config import RunConfig
@@ -54,7 +53,7 @@ class _KerasModelFn:
         x = _arranged(model, features)
         state = _Mirrored(model.variables, self._initial)
         values = state.values()
-        seeds = replicas.tower_seeds(model.variables, values, captured.tower())
+        seeds = keras_state.tower_seeds(model.variables, values, captured.tower())
         before = [(v, seeds.get(id(v), value)) for v, value in zip(model.variables, values, strict=True)]
         with keras.StatelessScope(before, collect_losses=True) as scope:
             outputs = model(x, training=training)
@@ -133,7 +132,7 @@ class _Mirrored:
             with tf.device(None):
                 self.in_graph.append(
                     v1.get_variable(
-                        v.path, v.shape, v.dtype, _begins_with(initial.get(v.path)), trainable=v.trainable,
+                        v.path, v.shape, v.dtype, keras_state.begins_with(initial.get(v.path)), trainable=v.trainable,
                         collections=collections,
                     )
                 )  # fmt: skip
@@ -150,17 +149,6 @@ class _Mirrored:
         """Ops that give graph variables new values."""
         mine = self.of([v for v, _ in pairs])
         return [v.assign(new, read_value=False) for v, (_, new) in zip(mine, pairs, strict=True)]
-
-
-def _begins_with(value):
-    """An initializer that does not put the value into the graph, which is written to disk with each checkpoint."""
-
-    def initializer(shape, dtype=None, partition_info=None):
-        if value is None:
-            return tf.zeros(shape, dtype)
-        return tf.ensure_shape(tf.numpy_function(lambda: value, [], tf.as_dtype(value.dtype), stateful=False), shape)
-
-    return initializer
 
 
 def _arranged(model: keras.Model, features):

@@ -1,0 +1,294 @@
+"""keras_network: what Keras computes, by the towers' rules."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import trainings
+
+import tower_train
+from tower_train import errors
+from tower_train.config import Config
+from tower_train.graph import build, devices
+
+v1 = tf.compat.v1
+SIZE, CLASSES = 6, 3
+SLOTS = {"Momentum", "ExponentialMovingAverage"}
+
+
+@pytest.fixture(scope="module")
+def examples():
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=[24, SIZE, SIZE, 2]).astype(np.float32)
+    return tower_train.Examples.from_arrays("images", images, rng.integers(0, CLASSES, 24), ["a", "b", "c"])
+
+
+def small(dropout=0.0, **changes):
+    """Two convolutions, both normalised, the second without scale, and weight decay; layers without names."""
+
+    def make():
+        inputs = keras.Input([SIZE, SIZE, 2])
+        maps = keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(0.01))(inputs)
+        maps = keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.75)(maps))
+        maps = keras.layers.Conv2D(5, 3, use_bias=False, kernel_constraint=changes.get("constraint"))(maps)
+        maps = keras.layers.BatchNormalization(momentum=0.5, scale=False)(maps)
+        features = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(maps))
+        if dropout:
+            features = keras.layers.Dropout(dropout)(features)
+        return keras.Model(inputs, keras.layers.Dense(CLASSES)(features), name="small")
+
+    return make
+
+
+def workload(examples, make, freeze_until=None):
+    return tower_train.Workload("keras", lambda request: examples, tower_train.keras_network(make, freeze_until))
+
+
+def train(examples, make, steps, freeze_until=None, **options):
+    defaults = dict(dtype="float64", learning_rate=0.05, optimizer="momentum", batch_size=8, moving_average_decay=0.9)
+    return trainings.train(workload(examples, make, freeze_until), examples, steps, **(defaults | options))
+
+
+@pytest.mark.parametrize(("num_towers", "variable_update"), [(2, "mirrored"), (4, "cpu")])
+def test_towers_match_one_tower(examples, num_towers, variable_update):
+    options = dict(steps=12, sync_batch_norm=True)
+    one = train(examples, small(), **options)
+    options |= dict(num_gpus=num_towers, batch_size=8 // num_towers, variable_update=variable_update)
+    trainings.assert_same(train(examples, small(), **options), one)
+
+
+def test_towers_match_one_tower_in_a_network_of_keras_applications(examples):
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=[16, 32, 32, 3]).astype(np.float32)
+    examples = tower_train.Examples.from_arrays("images", images, rng.integers(0, CLASSES, 16), ["a", "b", "c"])
+
+    def make():
+        base = keras.applications.MobileNet(
+            input_shape=[32, 32, 3], alpha=0.25, include_top=False, weights=None, pooling="avg"
+        )
+        return keras.Model(base.input, keras.layers.Dense(CLASSES)(base.output))
+
+    options = dict(steps=2, freeze_until="conv_pw_11_relu", sync_batch_norm=True)
+    one = train(examples, make, **options)
+    trainings.assert_same(train(examples, make, num_gpus=2, batch_size=4, **options), one)
+    assert "conv_pw_12_bn/moving_mean/ExponentialMovingAverage" in one[1]
+
+
+def test_a_step_is_the_one_that_keras_does(examples):
+    """Loss, gradients, weight decay, moving statistics: from Keras' own layers, losses and optimizer, run eagerly."""
+    start = train(examples, small(), 0, batch_size=24, moving_average_decay=0.0)[1]
+    [loss], ended = train(examples, small(), 1, batch_size=24, moving_average_decay=0.0)
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        model = keras.models.clone_model(small()())
+        names = ["conv2d/kernel", "conv2d/bias", "conv2d_1/kernel", "dense/kernel", "dense/bias"]
+        names += [
+            f"batch_normalization{i}/{name}" for i in ("", "_1") for name in ("beta", "moving_mean", "moving_variance")
+        ]
+        names.append("batch_normalization/gamma")
+        assert {name for name in start if name.partition("/")[2] not in ("", "kernel/Momentum")} >= set(names)
+        layers = [layer for layer in model.layers if layer.weights]
+        ours = ["conv2d", "batch_normalization", "conv2d_1", "batch_normalization_1", "dense"]
+        variables = {f"{name}/{v.name}": v for name, layer in zip(ours, layers, strict=True) for v in layer.variables}
+        assert variables.keys() == set(names)
+        for name, variable in variables.items():
+            variable.assign(start[name])
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+        images, labels = all_of(examples)
+        expected = model.train_on_batch(images.astype(np.float64), labels)
+        assert loss == pytest.approx(float(expected), rel=1e-9)
+        for name, variable in variables.items():
+            np.testing.assert_allclose(ended[name], variable.numpy(), rtol=1e-6, atol=1e-9, err_msg=name)
+            assert not np.array_equal(ended[name], start[name]), name
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
+def all_of(examples):
+    with tf.Graph().as_default(), v1.Session() as session:
+        return session.run(examples.open()(tf.range(examples.num_examples, dtype=tf.int64)))
+
+
+def test_initial_values_follow_the_seed_and_the_names_only(examples):
+    first = train(examples, small(), 0)[1]
+    (
+        keras.layers.Dense(1, name="other"),
+        keras.layers.Conv2D(1, 1),
+    )  # so that Keras would number the next ones differently
+    again = train(examples, small(), 0, num_gpus=2)[1]
+    other = train(examples, small(), 0, seed=1)[1]
+    assert first.keys() == again.keys() == other.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], again[name])
+    for name in ("conv2d/kernel", "conv2d_1/kernel", "dense/kernel"):
+        assert not np.array_equal(first[name], other[name])
+        shape = first[name].shape
+        limit = np.sqrt(6 / (np.prod(shape[:-2]) * sum(shape[-2:])))  # Glorot and Bengio 2010, equation 16
+        assert 0.7 * limit < np.abs(first[name]).max() <= limit
+
+
+def test_a_model_made_elsewhere_begins_with_its_values(examples):
+    model = small()()
+    images = np.ones([2, SIZE, SIZE, 2], np.float32)
+    before = model.predict(images, verbose=0)
+    start = train(examples, lambda: model, 0, dtype="float32")[1]
+    np.testing.assert_array_equal(model.predict(images, verbose=0), before)
+    for variable in model.variables:
+        np.testing.assert_array_equal(start[variable.path], variable.numpy())
+    with pytest.raises(
+        errors.ConfigError, match="kernel is float32, and the run's are float64. Make the layers within"
+    ):
+        train(examples, lambda: model, 0)
+
+
+@pytest.mark.parametrize("freeze_until", ["re_lu", "batch_normalization_1"])
+def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples, freeze_until):
+    def make(network):
+        def made():
+            model = network()
+            model.get_layer("batch_normalization").moving_mean.assign([1.0, 2, 3, 4])
+            return model
+
+        return made
+
+    start = train(examples, make(small()), 0, freeze_until)[1]
+    ended = train(examples, make(small()), 5, freeze_until, num_gpus=2)[1]
+    frozen = {"conv2d", "batch_normalization"}
+    trained = {"conv2d_1", "batch_normalization_1", "dense"}
+    if freeze_until == "batch_normalization_1":
+        frozen, trained = frozen | trained - {"dense"}, {"dense"}
+    for name in start:
+        layer = name.partition("/")[0]
+        if layer in frozen:
+            assert ended[name].tobytes() == start[name].tobytes(), name
+            assert name.rpartition("/")[2] not in SLOTS
+        elif layer in trained:
+            assert not np.array_equal(ended[name], start[name]), name
+    assert np.array_equal(ended["batch_normalization/moving_mean"], [1, 2, 3, 4])
+
+    config = Config(device="cpu", num_gpus=2, batch_size=4)
+    placed = devices.place(config)
+    built = build.training_graph(workload(examples, small(), freeze_until), examples, config, placed)
+    # What a step computes of the graph: TensorFlow adds ops to it that it never runs.
+    needed = v1.graph_util.extract_sub_graph(built.graph.as_graph_def(), [built.train_op.name]).node
+    gradients = [node.op for node in needed if "/gradients/" in node.name]
+    assert gradients.count("Conv2DBackpropFilter") == 2 * ("conv2d_1" in trained)
+    assert gradients.count("FusedBatchNormGradV3") == 2 * ("batch_normalization_1" in trained)
+    assert gradients.count("MatMul") == 2 * (2 if "conv2d_1" in trained else 1)
+    assert "Conv2DBackpropInput" not in gradients, "nothing goes back through a frozen layer"
+    assert {name.split(" of ")[-1].partition("/")[0] for name in built.checked[1:]} == trained
+
+
+def test_frozen_batch_normalisation_uses_its_moving_statistics(examples):
+    """With everything but the last layer frozen, training sees what evaluation sees."""
+    [loss], _ = train(examples, small(), 1, "re_lu_1", batch_size=24)
+    start = train(examples, small(), 0, "re_lu_1")[1]
+    network = tower_train.keras_network(small())
+    images, labels = all_of(examples)
+    with tf.Graph().as_default(), v1.Session() as session:
+        logits = network(tf.constant(images, tf.float64), training=False)
+        session.run([v.assign(start[v.op.name]) for v in v1.global_variables()])
+        logits = session.run(logits)
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert loss == pytest.approx(-logits[np.arange(24), labels].mean(), rel=1e-9)
+
+
+def test_each_tower_and_each_step_drops_others(examples):
+    masks = {}
+    make = small(dropout=0.5)
+    for towers in (1, 2):
+        config = Config(device="cpu", num_gpus=towers, batch_size=8)
+        placed = devices.place(config)
+        built = build.training_graph(workload(examples, make), examples, config, placed)
+        ops = built.graph.get_operations()
+        dropped = [op.outputs[0] for op in ops if op.name.endswith("SelectV2") and "/gradients/" not in op.name]
+        assert len(dropped) == towers
+        with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
+            session.run(v1.global_variables_initializer())
+            session.run(built.stream_initializer)
+            masks[towers] = [np.array(session.run([built.report, dropped])[1]) != 0 for _ in range(3)]
+    one, two = ([mask for step in masks[towers] for mask in step] for towers in (1, 2))
+    assert len({mask.tobytes() for mask in two}) == 6 and len({mask.tobytes() for mask in one}) == 3
+
+
+@pytest.mark.parametrize("options", [{}, dict(variable_update="mirrored", check_mirrors_every_steps=1)])
+def test_dropout_resumes_exactly(examples, tmp_path, options):
+    """And copies of the variables stay the same, those of the random numbers' states and constrained ones included."""
+    task = workload(examples, small(0.5, constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])))
+
+    def run(name, steps):
+        config = Config(
+            train_dir=str(tmp_path / name), max_steps=steps, num_gpus=2, batch_size=4, device="cpu", **options
+        )
+        tower_train.train(task, config)
+        reader = tf.train.load_checkpoint(str(tmp_path / name))
+        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+    whole = run("whole", 6)
+    run("halves", 2)
+    halves = run("halves", 6)
+    assert whole.keys() == halves.keys()
+    assert all(np.array_equal(whole[name], halves[name]) for name in whole)
+    assert whole["seed_generator/seed_generator_state"][1] == 6, "one draw a step, however many towers"
+
+
+def test_constraints_hold_after_a_step(examples):
+    ended = train(examples, small(constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])), 2)[1]
+    np.testing.assert_allclose(np.sqrt(np.sum(ended["conv2d_1/kernel"] ** 2, axis=(0, 1, 2))), 1, rtol=1e-6)
+
+
+def test_bfloat16_keeps_its_variables_in_float32(examples):
+    losses, ended = train(examples, small(), 30, dtype="bfloat16", learning_rate=0.1)
+    assert {value.dtype for value in ended.values()} <= {np.dtype("float32"), np.dtype("int64")}
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+
+
+def with_activity_regularizer():
+    model = keras.Sequential([keras.Input([SIZE, SIZE, 2]), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(CLASSES, activity_regularizer="l2"))
+    return model
+
+
+def with_axis():
+    norm = keras.layers.BatchNormalization(axis=1, name="other_axis")
+    return keras.Sequential([keras.Input([SIZE, SIZE, 2]), norm, keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "text"),
+    [
+        (
+            lambda: keras.Sequential([keras.layers.Dense(3)], name="mine"),
+            {},
+            "returned mine, which has no variables yet",
+        ),
+        (lambda: None, {}, r"build\(\) returned None"),
+        (with_activity_regularizer, {}, "add to the loss"),
+        (with_axis, dict(sync_batch_norm=True), "--sync_batch_norm: other_axis of sequential is"),
+        (small(), dict(freeze_until="conv2d_2"), "small has no layer of that name. Did you mean conv2d_1 or conv2d"),
+        (small(), dict(freeze_until="q"), "name. Its 9 layers run from input_layer, conv2d, .* to .*, dense"),
+    ],
+)
+def test_what_towers_cannot_do_is_refused(examples, make, options, text):
+    with pytest.raises(errors.UserError, match=text):
+        train(examples, make, 0, **options)
+
+
+def test_statistics_of_other_axes_are_the_mean_over_towers(examples):
+    images, _ = all_of(examples)
+    ended = train(examples, with_axis, 1, num_gpus=3)[1]
+    np.testing.assert_allclose(
+        ended["sequential/other_axis/moving_mean"], 0.01 * images.astype(np.float64).mean(axis=(0, 2, 3)), rtol=1e-6
+    )
+
+
+def test_keras_is_left_as_it_was(examples):
+    before = keras.config.floatx(), keras.config.dtype_policy().name, keras.layers.Dense(1).name
+    train(examples, small(), 0)
+    assert (keras.config.floatx(), keras.config.dtype_policy().name) == before[:2]
+    assert keras.layers.Dense(1).name.rpartition("_")[0] in before[2]

@@ -1,0 +1,189 @@
+"""Networks of keras.applications on image folders: weights, frozen layers, and what comes of them in every command."""
+
+import keras
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+from PIL import Image
+
+import tower_train
+from tower_train import errors
+from tower_train.config import ExportOptions, RunOptions
+from tower_train.run import serving
+from tower_train.workload import DataRequest
+from tower_train.workloads import applications, image_folder
+
+v1 = tf.compat.v1
+SIZE, FROZEN, WORKLOAD = 32, "conv_pw_12_relu", "tower_train.workloads.image_folder"
+OPTIONS = dict(image_size=SIZE, flip=False, cache="memory", network="MobileNet", freeze_until=FROZEN)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Two classes, 8 images each, red or blue."""
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for split, count in (("train", 8), ("test", 3)):
+        for channel, class_name in ((0, "red"), (2, "blue")):
+            (root / split / class_name).mkdir(parents=True)
+            for i in range(count):
+                image = rng.integers(0, 100, [SIZE, SIZE, 3], np.uint8)
+                image[..., channel] += 150
+                Image.fromarray(image).save(root / split / class_name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def base():
+    return keras.applications.MobileNet(include_top=False, weights=None, input_shape=[SIZE, SIZE, 3])
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory, base):
+    """A file as `save_weights` writes it, of a MobileNet with its own moving statistics."""
+    rng = np.random.default_rng(0)
+    for variable in base.variables:
+        if variable.name in (
+            "moving_mean",
+            "moving_variance",
+        ):  # small ones, so that something comes through to the end
+            low = 0.01 if variable.name == "moving_variance" else -0.1
+            variable.assign(rng.uniform(low, 0.1, variable.shape))
+    path = tmp_path_factory.mktemp("weights") / "mobilenet.weights.h5"
+    base.save_weights(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(data, weights, tmp_path_factory):
+    """The folder of a run of 6 steps; and of one that stopped after 2 in between, which ends where it ends."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, step in (("whole", 6), ("halves", 2), ("halves", 6)):
+        config = tower_train.Config(
+            train_dir=str(root / name), data_dir=str(data), max_steps=step, num_gpus=1, batch_size=8,
+            optimizer="adam", learning_rate=0.01, moving_average_decay=0.5, device="cpu",
+        )  # fmt: skip
+        tower_train.train(WORKLOAD, config, workload_options=OPTIONS | {"weights": str(weights)})
+    return root
+
+
+def test_training_begins_with_the_files_weights_and_leaves_frozen_ones_alone(run, base):
+    ended = runs.variables(run / "whole")
+    names = [layer.name for layer in base.layers]
+    frozen = set(names[: names.index(FROZEN) + 1])
+    for variable in base.variables:
+        layer, _, _ = variable.path.partition("/")
+        is_same = ended[variable.path].tobytes() == variable.numpy().tobytes()
+        assert is_same == (layer in frozen), variable.path
+        assert (f"{variable.path}/Adam" in ended) == (layer not in frozen and variable.trainable)
+        assert (f"{variable.path}/ExponentialMovingAverage" in ended) == (layer not in frozen)
+
+
+def test_a_run_resumes_exactly(run):
+    runs.assert_identical(runs.variables(run / "halves"), runs.variables(run / "whole"))
+
+
+def test_evaluation_export_and_prediction_need_no_weights_file(run, data, weights, base, tmp_path):
+    """They give what Keras gives, run eagerly on the checkpoint's variables with the network's own preprocessing."""
+    gone = weights.rename(weights.with_suffix(".gone"))
+    try:
+        [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run / "whole"), raw=True))
+        serving.export(ExportOptions(train_dir=str(run / "whole"), raw=True), tmp_path / "model")
+        built, session = serving.open_run(RunOptions(train_dir=str(run / "whole"), raw=True))
+    finally:
+        gone.rename(weights)
+    images = np.stack([np.asarray(Image.open(p)) for p in sorted((data / "test").rglob("*.png"))])
+    with session:
+        logits = session.run(built.outputs["serving_default"]["logits"], {built.features: images})
+    exported = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    np.testing.assert_array_equal(exported(features=tf.constant(images))["logits"], logits)
+
+    model = keras.models.clone_model(base)
+    ended = runs.variables(run / "whole")
+    for mine, theirs in zip(model.variables, base.variables, strict=True):
+        mine.assign(ended[theirs.path])
+    maps = model.predict(keras.applications.mobilenet.preprocess_input(images.astype(np.float32)), verbose=0)
+    expected = maps.mean(axis=(1, 2)) @ ended["classifier/kernel"] + ended["classifier/bias"]
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    classes = [0, 0, 0, 1, 1, 1]  # blue, red
+    assert found.metrics["precision @ 1"].mean == np.mean(logits.argmax(axis=1) == classes)
+
+
+def made(**options):
+    return image_folder.WORKLOAD.with_options(OPTIONS | options)
+
+
+def inference(data, **options):
+    """Training logits of the network for this data, in a new graph."""
+    with tf.Graph().as_default():
+        workload = made(**options)
+        examples = workload.examples(DataRequest("train", data_dir=str(data)))
+        return workload.for_examples(examples).inference(tf.zeros([1, SIZE, SIZE, 3]), True)
+
+
+def test_a_file_of_another_network_is_refused_in_one_line(data, weights, tmp_path):
+    other = tmp_path / "other.weights.h5"
+    keras.Sequential([keras.Input([3]), keras.layers.Dense(2)]).save_weights(other)
+    (tmp_path / "text.weights.h5").write_text("no weights")
+    for path, text in ((other, "does not hold the weights of MobileNet without its top"),
+                       (tmp_path / "text.weights.h5", "does not hold the weights of MobileNet"),
+                       (tmp_path / "none.weights.h5", "there is no such file")):  # fmt: skip
+        with pytest.raises(errors.ConfigError) as raised:
+            inference(data, weights=str(path))
+        assert f"--weights={path}" in str(raised.value) and text in str(raised.value)
+        assert "\n" not in str(raised.value) and len(str(raised.value)) < 600
+
+
+def test_weights_that_cannot_be_fetched_are_told_in_one_line(data, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise Exception("URL fetch failure on https://storage: None -- no network\nmore")
+
+    monkeypatch.setattr("keras.src.applications.mobilenet.file_utils.get_file", refuse)
+    with pytest.raises(errors.ConfigError) as raised:
+        inference(data, weights="imagenet")
+    assert str(raised.value).startswith("--weights=imagenet: those of MobileNet cannot be fetched (URL fetch failure")
+    assert "\n" not in str(raised.value)
+
+
+def test_without_weights_the_run_says_that_this_is_no_transfer_learning(data, weights):
+    request = DataRequest("train", data_dir=str(data))
+    notice = made().examples(request).notice
+    assert "This is no transfer learning" in notice and f"up to {FROZEN} stay as random as they are" in notice
+    assert made(weights=str(weights)).examples(request).notice is None
+    assert made(network="small", freeze_until="").examples(request).notice is None
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(freeze_until="conv_pw_12_rel"), "mobilenet.* has no layer of that name. Did you mean conv_pw_12_relu or"),
+        (dict(network="Xception", freeze_until=""), "--network=Xception and --image_size=32: .*at least 71"),
+        (dict(color="grayscale"), "--network=MobileNet takes images in three channels"),
+        (dict(network="small"), "--freeze_until=conv_pw_12_relu is for a network of keras.applications: add --network"),
+        (dict(network="small", freeze_until="", weights="x.h5"), "--weights=x.h5 is for a network of keras.applic"),
+        (dict(network="VGG61"), "--network=VGG61: it must be one of small, .*VGG16"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(data, options, text):
+    with pytest.raises(errors.ConfigError, match=text):
+        inference(data, **options)
+
+
+def test_vgg16_flattens_and_takes_its_own_preprocessing(data):
+    """Simonyan and Zisserman's: blue, green, red, less the means of ImageNet."""
+    workload = made(network="VGG16", freeze_until="block4_pool")
+    examples = workload.examples(DataRequest("train", data_dir=str(data)))
+    images = np.random.default_rng(0).integers(0, 256, [2, SIZE, SIZE, 3], np.uint8)
+    with tf.Graph().as_default(), v1.Session() as session:
+        workload.for_examples(examples).inference(tf.zeros([1, SIZE, SIZE, 3]), True)
+        shapes = {v.op.name: v.shape.as_list() for v in v1.trainable_variables()}
+        prepared = session.run(workload.prepare(tf.constant(images)))
+    assert shapes["classifier/kernel"] == [512, 2] and len(shapes) == 3 * 2 + 2
+    assert {name.partition("_")[0] for name in shapes} == {"block5", "classifier/kernel", "classifier/bias"}
+    np.testing.assert_allclose(prepared, images[..., ::-1] - np.array([103.939, 116.779, 123.68]), atol=1e-4)
+
+
+def test_a_network_that_preprocesses_by_itself_can_be_built():
+    network = applications.network("ConvNeXtTiny", SIZE, "none", "", 2)
+    with tf.Graph().as_default():
+        assert network(tf.zeros([1, SIZE, SIZE, 3]), True).shape == (1, 2)

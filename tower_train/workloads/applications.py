@@ -1,0 +1,127 @@
+"""The networks of keras.applications for image workloads: with weights from somewhere, and a new classifier on top."""
+
+import functools
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.keras_towers import apart, freeze, keras_network
+
+NAMES = tuple(
+    name
+    for name in sorted(dir(keras.applications))
+    if name[0].isupper() and callable(getattr(keras.applications, name))
+)
+IMAGENET, NONE = "imagenet", "none"
+_FLATTENING = ("VGG16", "VGG19")  # whose own classifier sees every place of the last feature map, and not their mean
+
+
+def network(name: str, image_size: int, weights: str, freeze_until: str, num_classes: int):
+    """`inference` of a network of keras.applications, without its top, under a new softmax layer named `classifier`.
+
+    The layer sees the last feature map: flattened for VGG16 and VGG19 (Simonyan and Zisserman 2015, table 1), else its
+    mean over places.
+
+    Args:
+      name: one of NAMES.
+      image_size: height and width of the images, in pixels; they have three channels.
+      weights: a file that Keras wrote (.weights.h5, or .h5 as published for `include_top=False`), 'imagenet' for those
+        that Keras offers, or 'none'.
+      freeze_until: the layer that is the last not to be trained; empty to train all.
+      num_classes: how many logits.
+
+    Raises, when it is called:
+      ConfigError: images too small for the network, no such layer, weights that are not there or not of this network.
+    """
+
+    def build(weights: str) -> keras.Model:
+        base = _base(name, image_size, weights, freeze_until)
+        flat = keras.layers.Flatten() if name in _FLATTENING else keras.layers.GlobalAveragePooling2D()
+        logits = keras.layers.Dense(num_classes, name="classifier")(flat(base.output))
+        return keras.Model(base.input, logits, name=name)
+
+    # Without training the values come from a checkpoint, and the file may be gone. Keras builds an EfficientNetB with
+    # one layer more where it has the weights from ImageNet.
+    needed = weights if weights == IMAGENET and name.startswith("EfficientNetB") else NONE
+    beginning, restored = (keras_network(functools.partial(build, kind)) for kind in (weights, needed))
+    return lambda images, training: (beginning if training else restored)(images, training)
+
+
+def check(name: str, image_size: int, weights: str, freeze_until: str) -> None:
+    """Raises what `network` raises, at once."""
+    apart(lambda _: _base(name, image_size, weights, freeze_until))
+
+
+def preprocessing(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A network's own preprocess_input: images [batch, height, width, 3] of 0..255, RGB, to float32 of that shape."""
+    own = importlib.import_module(getattr(keras.applications, name).__module__).preprocess_input
+    return lambda images: own(tf.cast(images, tf.float32), data_format="channels_last")
+
+
+def notice(name: str, weights: str, freeze_until: str) -> str | None:
+    """What the user must know of these weights."""
+    if weights != NONE:
+        return None
+    frozen = f" The layers up to {freeze_until} stay as random as they are." if freeze_until else ""
+    return (
+        f"This is no transfer learning: {name} begins with random weights (--weights={NONE}).{frozen} Give a file "
+        f"of trained weights, or --weights={IMAGENET} where there is a network."
+    )
+
+
+def _base(name: str, image_size: int, weights: str, freeze_until: str) -> keras.Model:
+    """The network without its top, with its weights, to be built `apart`."""
+    base = _with_weights(name, image_size, weights)
+    if freeze_until:
+        freeze(base, freeze_until)
+    return base
+
+
+def _with_weights(name: str, image_size: int, weights: str) -> keras.Model:
+    make, shape = getattr(keras.applications, name), (image_size, image_size, 3)
+    try:
+        base = make(include_top=False, weights=None, input_shape=shape)
+    except ValueError as error:
+        raise errors.ConfigError(f"--network={name} and --image_size={image_size}: {_first_line(error)}.") from None
+    if weights == NONE:
+        return base
+    if weights == IMAGENET:
+        try:
+            return make(include_top=False, weights=IMAGENET, input_shape=shape)
+        except Exception as error:  # Keras raises a bare Exception where the download fails
+            raise errors.ConfigError(
+                f"--weights={IMAGENET}: those of {name} cannot be fetched ({_first_line(error)}). Fetch them where "
+                f"there is a network and give the file by --weights=FILE, or go without: --weights={NONE}."
+            ) from None
+    _load(base, name, os.path.expanduser(weights))
+    return base
+
+
+def _load(base: keras.Model, name: str, path: str) -> None:
+    if not os.path.isfile(path):
+        raise errors.ConfigError(f"--weights={path}: there is no such file. Give a file, {IMAGENET} or {NONE}.")
+    # Keras passes over what a file lacks, with a warning: what it did read is seen from the outside.
+    with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False) as read:
+        warnings.simplefilter("ignore")
+        try:
+            base.load_weights(path)
+            missing = [v.path for v in base.weights if read.get_current_value(v) is None]
+            why = f"{len(missing)} of {len(base.weights)} are missing, such as {missing[0]}" if missing else ""
+        except Exception as error:  # whatever h5py and Keras raise for a file that is none of theirs
+            why = _first_line(error)
+    if why:
+        raise errors.ConfigError(
+            f"--weights={path} does not hold the weights of {name} without its top ({why}). Give what "
+            f"keras.applications.{name}(include_top=False).save_weights('FILE.weights.h5') writes."
+        )
+    for variable in base.weights:
+        variable.assign(read.get_current_value(variable))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".:") if str(error).strip() else type(error).__name__
