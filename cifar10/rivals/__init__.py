@@ -1,7 +1,7 @@
 """What a user could train the same network with instead, for `python -m tower_train.benchmark`.
 
-The benchmark looks for a module `rivals` beside the workload, and in it for `RIVALS` and for `REFERENCE`, the name of
-the one that ratios are taken to.
+The benchmark looks for a module `rivals` beside the workload, and in it for `of(options)`: the rivals of the workload
+under these options of its own.
 """
 
 import dataclasses
@@ -29,6 +29,22 @@ class Rival:
     train: Callable[[workload.DataRequest, int, Callable[[float], bool]], None]
 
 
+@dataclasses.dataclass(frozen=True)
+class Rivals:
+    """Those of one network.
+
+    Attributes:
+      reference: the name of the one that ratios are taken to.
+      rivals: all of them.
+      plain_inference: images -> logits, the network without any trick, what its arithmetic is counted from; None where
+        the workload's own network has none.
+    """
+
+    reference: str
+    rivals: tuple[Rival, ...]
+    plain_inference: Callable | None = None
+
+
 # Loaded when run: Keras must not have been imported where the port is, which would pay for it in time and memory.
 def _port(request, batch_size, after_step, num_towers):
     from cifar10.rivals import port
@@ -36,23 +52,28 @@ def _port(request, batch_size, after_step, num_towers):
     port.train(request, batch_size, after_step, num_towers)
 
 
-def _keras(request, batch_size, after_step, num_replicas):
+def _keras(request, batch_size, after_step, num_replicas, model):
     from cifar10.rivals import keras_fit
 
-    keras_fit.train(request, batch_size, after_step, num_replicas)
+    keras_fit.train(request, batch_size, after_step, num_replicas, model)
 
 
-REFERENCE = "port"
-RIVALS = (
-    Rival("port", 1, True, functools.partial(_port, num_towers=1)),
-    Rival("port/2 towers", 2, False, functools.partial(_port, num_towers=2)),
-    Rival("keras/fit", 1, True, functools.partial(_keras, num_replicas=1)),
-    Rival("keras/MirroredStrategy 2", 2, True, functools.partial(_keras, num_replicas=2)),
-)
-
-
-def plain_inference(images):
-    """The network without any trick: what its arithmetic is counted from."""
+def _plain_inference(images):
     from cifar10.rivals import port
 
     return port.inference(images)
+
+
+def of(options) -> Rivals:
+    """The rivals of a model: the published script trains the tutorial's only."""
+    keras = (
+        Rival("keras/fit", 1, True, functools.partial(_keras, num_replicas=1, model=options.model)),
+        Rival("keras/MirroredStrategy 2", 2, True, functools.partial(_keras, num_replicas=2, model=options.model)),
+    )
+    if options.model != "convnet":
+        return Rivals("keras/fit", keras)
+    port = (
+        Rival("port", 1, True, functools.partial(_port, num_towers=1)),
+        Rival("port/2 towers", 2, False, functools.partial(_port, num_towers=2)),
+    )
+    return Rivals("port", port + keras, _plain_inference)

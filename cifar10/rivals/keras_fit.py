@@ -3,7 +3,8 @@
 Held to good practice, so that the comparison is with Keras at its best: images in memory, distorted in whole batches by
 a parallel `map` and prefetched; a compiled step, without XLA, which makes this network slower on CPUs; no progress bar
 and no callback but the one that counts steps. It trains what tower_train trains: on images distorted by the same
-function, with SGD at 0.1, weight decay, and moving averages of the weights.
+function, with SGD at 0.1, weight decay, and moving averages of the weights; the deeper networks with momentum and
+without moving averages, as in their recipes.
 """
 
 import contextlib
@@ -13,8 +14,8 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from cifar10 import distort, records
-from cifar10.rivals import folders
+from cifar10 import crops, distort, records
+from cifar10.rivals import folders, keras_networks
 from tower_train import workload
 
 CROP_SIZE = 24
@@ -22,10 +23,15 @@ NUM_CLASSES = 10
 WEIGHT_DECAY = 0.004
 LEARNING_RATE = 0.1
 MOVING_AVERAGE_DECAY = 0.9999
+MOMENTUM = 0.9
 
 
 def train(
-    request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], num_replicas: int = 1
+    request: workload.DataRequest,
+    batch_size: int,
+    after_step: Callable[[float], bool],
+    num_replicas: int = 1,
+    model: str = "convnet",
 ) -> None:
     """Fits until after_step(loss) returns True.
 
@@ -34,16 +40,20 @@ def train(
       batch_size: examples a step, over all replicas.
       after_step: called with the mean of the losses so far, which is what Keras knows.
       num_replicas: more than one train under MirroredStrategy, on as many GPUs, or without GPUs on logical CPUs.
+      model: which of the workload's networks.
     """
+    is_deep = model != "convnet"
     strategy = tf.distribute.MirroredStrategy(_devices(num_replicas)) if num_replicas > 1 else None
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = network()
-        model.compile(
-            keras.optimizers.SGD(LEARNING_RATE, use_ema=True, ema_momentum=MOVING_AVERAGE_DECAY),
+        trained = getattr(keras_networks, model)() if is_deep else network()
+        averages = {} if is_deep else dict(use_ema=True, ema_momentum=MOVING_AVERAGE_DECAY)
+        trained.compile(
+            keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM if is_deep else 0.0, **averages),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             jit_compile=False,
         )
-    model.fit(distorted_images(request, batch_size), verbose=0, callbacks=[_AfterStep(after_step)])
+    images = distorted_images(request, batch_size, (crops if is_deep else distort).distort)
+    trained.fit(images, verbose=0, callbacks=[_AfterStep(after_step)])
 
 
 def network() -> keras.Model:
@@ -72,12 +82,12 @@ class LocalResponseNormalization(layers.Layer):
         return tf.nn.lrn(inputs, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
 
 
-def distorted_images(request: workload.DataRequest, batch_size: int) -> tf.data.Dataset:
-    """Endless batches of (float32 images [batch, 24, 24, 3], int32 labels [batch])."""
+def distorted_images(request: workload.DataRequest, batch_size: int, distortion: Callable) -> tf.data.Dataset:
+    """Endless batches of (float32 images [batch, size, size, 3], int32 labels [batch])."""
     data = records.read_split(folders.find(request), "train")
 
     def distorted(images, labels):
-        return distort.distort(images, _Draws(batch_size)), labels
+        return distortion(images, _Draws(batch_size)), labels
 
     images = tf.data.Dataset.from_tensor_slices((data.images, data.labels))
     batches = images.shuffle(len(data.labels)).repeat().batch(batch_size, drop_remainder=True)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import cifar10
 from cifar10 import records, rivals
-from cifar10.rivals import folders, port
+from cifar10.rivals import folders, keras_networks, port
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -113,6 +113,7 @@ def test_the_port_has_the_reference_network():
 KERAS = """
 import functools, json, sys
 import numpy as np
+import cifar10
 from cifar10 import rivals
 from tower_train.workload import DataRequest
 from cifar10.rivals import keras_fit, port
@@ -122,7 +123,7 @@ losses = {}
 def after_step(name, loss):
     losses.setdefault(name, []).append(loss)
     return len(losses[name]) == 60
-for rival in sorted(rivals.RIVALS, key=lambda rival: -rival.num_devices):  # devices are set up before their first use
+for rival in reversed(rivals.of(cifar10.WORKLOAD.options).rivals):  # several devices first: they are set up once
     if rival.name.startswith("keras"):
         train = functools.partial(rival.train, DataRequest("train", "cifar10", sys.argv[1]), 16)
         train(functools.partial(after_step, rival.name))
@@ -170,12 +171,34 @@ def test_keras_has_the_same_network_and_weight_decay(keras_outcome):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_rivals_have_what_the_benchmark_asks_for():
-    names = [rival.name for rival in rivals.RIVALS]
-    assert rivals.REFERENCE in names
+@pytest.mark.parametrize("model", ["convnet", "resnet20", "resnet56", "minigooglenet"])
+def test_the_rivals_have_what_the_benchmark_asks_for(model):
+    found = rivals.of(cifar10.WORKLOAD.with_options({"model": model}).options)
+    names = [rival.name for rival in found.rivals]
+    assert found.reference in names and "keras/fit" in names
     assert len(set(names)) == len(names)
-    with tf.Graph().as_default():
-        assert rivals.plain_inference(v1.placeholder(tf.float32, [4, 24, 24, 3])).shape == [4, 10]
+    if model == "convnet":
+        with tf.Graph().as_default():
+            assert found.plain_inference(v1.placeholder(tf.float32, [4, 24, 24, 3])).shape == [4, 10]
+
+
+@pytest.mark.parametrize("model", ["resnet20", "resnet56", "minigooglenet"])
+def test_keras_has_the_deeper_networks_layer_for_layer(model):
+    """The same variables in the same layers, and so the same outputs and weight decay."""
+    theirs = getattr(keras_networks, model)()
+    images = np.random.default_rng(0).normal(size=[2, 32, 32, 3]).astype(np.float32)
+    with tf.Graph().as_default(), v1.Session() as session:
+        logits = cifar10.WORKLOAD.with_options({"model": model}).inference(tf.constant(images), False)
+        decay = tf.add_n(v1.losses.get_regularization_losses())
+        session.run(v1.global_variables_initializer())
+        values = session.run({v.op.name: v for v in v1.global_variables()} | {"logits": logits, "decay": decay})
+    names = {"kernel": "weights", "bias": "biases"}
+    for variable in theirs.variables:
+        scope, _, name = variable.path.rpartition("/")
+        variable.assign(values.pop(f"{scope.replace('.', '/')}/{names.get(name, name)}"))
+    assert values.keys() == {"logits", "decay"}
+    np.testing.assert_allclose(theirs(images), values["logits"], rtol=1e-3, atol=1e-3)
+    assert float(sum(theirs.losses)) == pytest.approx(values["decay"], rel=1e-4)
 
 
 def test_drawn_images_are_found_too(tmp_path, monkeypatch):

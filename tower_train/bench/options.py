@@ -32,9 +32,7 @@ class BenchmarkOptions(Options):
     batch_size: int = option(128, "examples a step over all towers or replicas of a side", SIDES, minimum=1)
     device: str = option("auto", "gpu, cpu, or auto: GPUs where there are any", SIDES, choices=("auto", "gpu", "cpu"))
     workload: str = option("cifar10", "what is trained: an import path; its rivals are in MODULE.rivals", SIDES)
-    model: str | None = option(
-        None, "which of the workload's models, where it has several (its own choice, which alone has rivals)", SIDES
-    )
+    model: str | None = option(None, "which of the workload's models, where it has several (its own choice)", SIDES)
     dataset: str = option("auto", "which of the workload's data sets", SIDES)
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", SIDES)
 

@@ -31,7 +31,7 @@ def describe(spec: dict) -> dict:
       For JSON: gpus, data, dataset, notice, flops_per_example (None where shapes are not static), reference, rivals.
     """
     workload = workload_of(spec["workload"], spec["model"])
-    rivals = _rivals(spec["workload"]) if workload.options == workloads.load(spec["workload"]).options else None
+    rivals = _rivals(spec["workload"], workload)
     examples = workload.examples(_request(spec))
     batch = _one_batch(workload, examples, spec)
     _save(spec["fixed_path"], batch)
@@ -42,10 +42,10 @@ def describe(spec: dict) -> dict:
         "dataset": examples.dataset,
         "notice": examples.notice,
         "flops_per_example": _flops_per_example(workload.for_examples(examples), rivals, batch),
-        "reference": rivals and rivals.REFERENCE,
+        "reference": rivals and rivals.reference,
         "rivals": [
             {"name": rival.name, "num_devices": rival.num_devices, "is_telling": rival.is_telling}
-            for rival in (rivals.RIVALS if rivals else ())
+            for rival in (rivals.rivals if rivals else ())
         ],
     }
 
@@ -108,7 +108,8 @@ def fixed_workload(workload: workloads.Workload, path: str) -> workloads.Workloa
 
 
 def _run_rival(spec: dict, pacer) -> None:
-    (rival,) = (rival for rival in _rivals(spec["workload"]).RIVALS if rival.name == spec["name"])
+    rivals = _rivals(spec["workload"], workload_of(spec["workload"], spec["model"]))
+    (rival,) = (rival for rival in rivals.rivals if rival.name == spec["name"])
     rival.train(_request(spec), spec["batch_size"], pacer.after_step)
 
 
@@ -181,7 +182,7 @@ def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | N
     """Of the network in its plain formulation, where the rivals have one: a trick that saves operations is no work."""
     with tf.Graph().as_default():
         features, labels = tf.nest.map_structure(lambda a: v1.placeholder(a.dtype, a.shape), batch)
-        plain = getattr(rivals, "plain_inference", None)
+        plain = rivals and rivals.plain_inference
         outputs = plain(features) if plain else workload.inference(features, True)
         try:
             return flops.training_flops(workload.loss(outputs, labels)) / len(tf.nest.flatten(batch)[0])
@@ -189,11 +190,11 @@ def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | N
             return None
 
 
-def _rivals(workload_path: str):
-    """The module of the workload's rivals, or None."""
+def _rivals(workload_path: str, workload: workloads.Workload):
+    """What the module of the workload's rivals gives `of` the workload's options, or None where there is none."""
     path = f"{workload_path.partition(':')[0]}.rivals"
     try:
-        return importlib.import_module(path)
+        return importlib.import_module(path).of(workload.options)
     except ModuleNotFoundError as error:
         if error.name == path:
             return None
