@@ -3,6 +3,8 @@
 import os
 import pathlib
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -148,7 +150,22 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-400])
 
 
+def declare(path):
+    """A small image that says it is of 60,000 x 50,000 pixels, which would take 36 GB."""
+    Image.fromarray(np.zeros([9, 9, 3], np.uint8)).save(path)
+    contents = path.read_bytes()
+    if path.suffix == ".png":
+        header = contents[12:16] + struct.pack(">II", 60_000, 50_000) + contents[24:29]
+        contents = contents[:12] + header + struct.pack(">I", zlib.crc32(header)) + contents[33:]
+    else:
+        frame = contents.index(b"\xff\xc0") + 5
+        contents = contents[:frame] + struct.pack(">HH", 50_000, 60_000) + contents[frame + 4 :]
+    path.write_bytes(contents)
+
+
 BAD = {
+    "bomb.png": (declare, "declares 60000 x 50000 pixels, more than 134,217,728"),
+    "bomb.jpg": (declare, "declares 60000 x 50000 pixels, more than 134,217,728"),
     "cut.jpg": (truncate, "is damaged or cut off"),
     "cut.png": (truncate, "is damaged or cut off"),
     "text.jpg": (lambda path: path.write_text("hello"), "is neither a JPEG nor a PNG image"),
@@ -171,7 +188,7 @@ def test_bad_files_are_all_named_in_one_summary(with_bad, cache):
     with pytest.raises(errors.DataError) as raised:
         load(with_bad, cache=cache)
     text = str(raised.value)
-    assert text.startswith(f"6 of 24 images in {with_bad}/train cannot be used: ") and "\n" not in text
+    assert text.startswith(f"8 of 26 images in {with_bad}/train cannot be used: ") and "\n" not in text
     assert "--skip_bad_images" in text
     for name, (_, why) in BAD.items():
         assert (f"blåbær/{name} {why}" in text) == (why is not None), text
@@ -182,7 +199,7 @@ def test_bad_files_are_left_out_where_that_is_asked_for(original, with_bad, cach
     examples = load(with_bad, cache=cache, skip_bad=True)
     for found, expected in zip(fetch(examples), fetch(load(original)), strict=True):
         np.testing.assert_array_equal(found, expected)
-    assert examples.notice.startswith("Left out: 6 of 24 images") and "blåbær/empty.png is empty" in examples.notice
+    assert examples.notice.startswith("Left out: 8 of 26 images") and "blåbær/empty.png is empty" in examples.notice
     assert examples.fingerprint == load(original).fingerprint
 
 

@@ -12,6 +12,7 @@ v1 = tf.compat.v1
 
 _MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
 _BATCH = 16
+MAX_PIXELS = 2**27  # that a file may declare: 1.6 GB as float32 RGB
 
 
 def decode(path: tf.Tensor, size: int, channels: int) -> tf.Tensor:
@@ -49,7 +50,27 @@ def find_bad(listing: Listing, size: int, channels: int, pixels: np.ndarray | No
     return {index: _what_is_wrong(paths[index], kinds[index]) for index in sorted(bad)}
 
 
+def _declared_size(contents: tf.Tensor) -> tf.Tensor:
+    """int64 [2], the height and width that the header of a JPEG or PNG file declares."""
+
+    def of_png():
+        digits = tf.cast(tf.io.decode_raw(tf.strings.substr(contents, 16, 8), tf.uint8), tf.int64)
+        width, height = tf.unstack(
+            tf.linalg.matvec(tf.reshape(digits, [2, 4]), tf.constant([2**24, 2**16, 2**8, 1], tf.int64))
+        )
+        return tf.stack([height, width])
+
+    def of_jpeg():
+        return tf.cast(tf.image.extract_jpeg_shape(contents)[:2], tf.int64)
+
+    magic = _MAGIC["PNG"]
+    return tf.cond(tf.equal(tf.strings.substr(contents, 0, len(magic)), magic), of_png, of_jpeg)
+
+
 def _decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
+    size = _declared_size(contents)
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_prod(size) <= MAX_PIXELS, [size])]):
+        contents = tf.identity(contents)
     # Always to RGB first: TensorFlow makes no grayscale of CMYK.
     image = tf.raw_ops.DecodeImage(contents=contents, channels=3, dtype=tf.uint8, expand_animations=False)
     image = tf.ensure_shape(image, [None, None, 3])
@@ -102,4 +123,15 @@ def _what_is_wrong(path: bytes, kind: bytes) -> str:
     if not contents.startswith(kind):
         others = [name for name, magic in _MAGIC.items() if contents.startswith(magic)]
         return f"is a {others[0]} image by its content" if others else "is neither a JPEG nor a PNG image"
+    height, width = _size_or_zeros(contents)
+    if height * width > MAX_PIXELS:
+        return f"declares {width} x {height} pixels, more than {MAX_PIXELS:,}"
     return "is damaged or cut off"
+
+
+def _size_or_zeros(contents: bytes) -> tuple[int, int]:
+    with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+        try:
+            return tuple(session.run(_declared_size(tf.constant(contents))).tolist())
+        except tf.errors.OpError:
+            return 0, 0
