@@ -1,5 +1,6 @@
 """Exported networks and predictions from files are what evaluation saw."""
 
+import dataclasses
 import io
 import sys
 
@@ -12,7 +13,8 @@ from PIL import Image
 import tower_train
 from tower_train import command_line, export, predict
 from tower_train.config import Config, EvaluateOptions, ExportOptions
-from tower_train.run import serving
+from tower_train.graph import build, devices
+from tower_train.run import evaluate_run, serving
 
 v1 = tf.compat.v1
 SIZE = 16
@@ -76,6 +78,25 @@ def test_the_exported_network_predicts_what_evaluation_counts(run, exported, fil
     [found] = tower_train.evaluate_run(EvaluateOptions(train_dir=str(run)))
     assert found.confusion == confusion.tolist()
     assert outputs["classes"].numpy()[0].tolist() == [name.encode() for name in ("left", "right", "zentral ü")]
+
+
+@pytest.mark.parametrize("batch", [15, 4])
+def test_the_exported_network_gives_the_bits_of_evaluation(run, exported, files, batch):
+    """Every logit, at the same batches."""
+    workload, examples, config = evaluate_run.read_run(EvaluateOptions(train_dir=str(run)))
+    workload = dataclasses.replace(
+        workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
+    )
+    placed = devices.place(Config(device="cpu"))
+    built = build.evaluation_graph(workload, examples, batch, "float32", config["moving_average_decay"], placed)
+    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
+        v1.train.Saver(built.restored).restore(session, tf.train.latest_checkpoint(str(run)))
+        session.run(built.stream_initializer)
+        steps = [session.run(built.metrics) for _ in range(15 // batch)]
+    images = pixels(files[0])
+    for i, step in enumerate(steps):
+        own = exported["serving_default"](features=tf.constant(images[i * batch : (i + 1) * batch]))["logits"].numpy()
+        assert np.stack([step[str(k)] for k in range(3)], axis=1).tobytes() == own.tobytes()
 
 
 def test_files_and_pixels_give_the_same_bits(exported, files):

@@ -144,7 +144,9 @@ def _variables(layer: str, shape: list[int], dtype: tf.DType) -> tuple[tf.Tensor
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
     """From 0..255 to -1..1: float32 of the same shape."""
-    return tf.cast(images, tf.float32) / 127.5 - 1
+    # Not a division: TensorFlow computes one by a constant so in a graph, but as it stands in a tf.data pipeline, and
+    # what is exported would differ from what is evaluated in the last bit.
+    return tf.cast(images, tf.float32) * (1 / 127.5) - 1
 
 
 def flip(images: tf.Tensor, draws: Draws, prepare=prepare) -> tf.Tensor:
