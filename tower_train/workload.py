@@ -88,14 +88,18 @@ class Examples:
         of their own. All where there are no more than count."""
         count = min(count, self.num_examples)
         if self.elements:
-            return dataclasses.replace(self, num_examples=count, elements=lambda: self.elements().take(count))
+
+            def first():
+                return self.elements().take(count)
+
+            return dataclasses.replace(self, num_examples=count, elements=first, labels=None)
         chosen = np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False))
 
         def open_sample():
             fetch = self.open()
             return lambda indices: fetch(tf.gather(tf.constant(chosen, tf.int64), indices))
 
-        return dataclasses.replace(self, num_examples=count, open=open_sample)
+        return dataclasses.replace(self, num_examples=count, open=open_sample, labels=None)
 
     @classmethod
     def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):
