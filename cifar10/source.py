@@ -7,7 +7,7 @@ import pathlib
 
 from cifar10 import download, generated, records
 from tower_train import errors, workload
-from tower_train.data.directories import default_directory, expanded
+from tower_train.data import directories
 
 DATASETS = ("auto", "cifar10", "generated")
 
@@ -31,7 +31,7 @@ def examples(request: workload.DataRequest) -> workload.Examples:
     """
     if request.dataset not in DATASETS:
         raise errors.ConfigError(f"--dataset={request.dataset}: choose one of {', '.join(DATASETS)}.")
-    directory = default_directory() if request.data_dir is None else expanded(request.data_dir)
+    directory = directories.chosen(request.data_dir)
     if request.dataset == "generated":
         return _drawn(directory, request.split, "as --dataset=generated asks.")
     folder = find_cifar10(directory)

@@ -4,6 +4,7 @@ import pathlib
 
 from cifar10 import download, generated, source
 from tower_train import workload
+from tower_train.data import directories
 
 
 def find(request: workload.DataRequest) -> pathlib.Path:
@@ -12,7 +13,7 @@ def find(request: workload.DataRequest) -> pathlib.Path:
     Args:
       request: its dataset is 'cifar10' or 'generated'; to ask for 'auto', ask `source.examples` first.
     """
-    directory = pathlib.Path(request.data_dir).expanduser() if request.data_dir else source.default_directory()
+    directory = directories.chosen(request.data_dir)
     if request.dataset == "generated":
         return generated.generate(directory)
     return source.find_cifar10(directory) or download.download(directory)

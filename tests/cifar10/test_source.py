@@ -8,7 +8,7 @@ import pytest
 
 from cifar10 import download, generated, records, source
 from tower_train import errors
-from tower_train.data import remote
+from tower_train.data import directories, remote
 from tower_train.workload import DataRequest
 
 URL = "http://127.0.0.1:1/cifar-10-binary.tar.gz"  # a port where nobody listens
@@ -156,7 +156,7 @@ def test_default_directory_follows_the_environment(monkeypatch, environment, exp
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert str(source.default_directory()) == expected
+    assert str(directories.default_directory()) == expected
 
 
 def test_an_unknown_home_directory_is_a_data_error():

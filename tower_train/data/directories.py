@@ -1,9 +1,18 @@
-"""Where data lies that the user gave no directory for."""
+"""Where data lies: in the directory that the user named, or in the default one."""
 
 import os
 import pathlib
 
 from tower_train import errors
+
+
+def chosen(data_dir: str | None) -> pathlib.Path:
+    """The directory of --data_dir, or the default one where the user named none.
+
+    Raises:
+      DataError: as `expanded`.
+    """
+    return default_directory() if data_dir is None else expanded(data_dir)
 
 
 def default_directory() -> pathlib.Path:

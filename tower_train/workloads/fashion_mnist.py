@@ -11,8 +11,7 @@ import pathlib
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.data import idx, publish, remote
-from tower_train.data.directories import default_directory, expanded
+from tower_train.data import directories, idx, publish, remote
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -46,7 +45,7 @@ def examples(request: DataRequest) -> Examples:
     Raises:
       DataError: the files are damaged, or missing and cannot be downloaded.
     """
-    directory = default_directory() if request.data_dir is None else expanded(request.data_dir)
+    directory = directories.chosen(request.data_dir)
     folder = directory if _has_files(directory) else download(directory)
     prefix = _PREFIXES[request.split]
     paths = [_find(folder, name.format(prefix)) for name in (_IMAGES, _LABELS)]
