@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import struct
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,7 +116,15 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(original, cache):
     listing = image_files.find(original, "train")
     with pytest.raises(errors.DataError, match=rf"^--cache={cache}: the decoded images take 5400.* GB, and .* free"):
         image_folder.examples(listing, "mine", 10**7 // 10, 3, cache)
-    assert image_folder._where("auto", 10**15, pathlib.Path("/")) == "none"
+    assert image_folder._where("auto", 10**15) == "none"
+
+
+def test_a_cache_that_is_there_is_used_on_a_full_disk(original, monkeypatch):
+    before = fetch(load(original, cache="disk"))[0]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    np.testing.assert_array_equal(fetch(load(original, cache="disk"))[0], before)
+    with pytest.raises(errors.DataError, match="^--cache=disk: the decoded images take"):
+        load(original, "test", cache="disk")
 
 
 def cmyk(path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -52,7 +53,7 @@ def examples(
     """
     cache_dir = cache_dir or default_directory() / "image_folder"
     shape = (len(listing.names), size, size, channels)
-    cache = _where(cache, int(np.prod(shape)), cache_dir)
+    cache = _where(cache, math.prod(shape))
     pixels = None
     if cache == "memory":
         pixels = np.empty(shape, np.uint8)
@@ -94,20 +95,16 @@ def _fetcher(used: image_files.Listing, good: np.ndarray, pixels: np.ndarray | N
     return fetch
 
 
-def _where(cache: str, num_bytes: int, cache_dir: pathlib.Path) -> str:
+def _where(cache: str, num_bytes: int) -> str:
     """Where decoded images of so many bytes are kept."""
-    if cache in ("auto", "memory"):
-        free = _free_memory()
-        if num_bytes <= (free / 2 if cache == "auto" else free):
-            return "memory"
-        if cache == "memory":
-            raise _does_not_fit(cache, num_bytes, free, "of memory")
-        return "none"
-    if cache == "disk":
-        there = next(folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists())
-        if num_bytes > (free := shutil.disk_usage(there).free):
-            raise _does_not_fit(cache, num_bytes, free, f"below {there}")
-    return cache
+    if cache not in ("auto", "memory"):
+        return cache
+    free = _free_memory()
+    if num_bytes <= (free / 2 if cache == "auto" else free):
+        return "memory"
+    if cache == "memory":
+        raise _does_not_fit(cache, num_bytes, free, "of memory")
+    return "none"
 
 
 def _does_not_fit(cache: str, num_bytes: int, free: float, where: str) -> errors.DataError:
@@ -133,6 +130,8 @@ def _remembered(listing, size: int, channels: int, folder: pathlib.Path, with_pi
         pixels = None
         if with_pixels:
             shape = (len(listing.names), size, size, channels)
+            if math.prod(shape) > (free := shutil.disk_usage(partial).free):
+                raise _does_not_fit("disk", math.prod(shape), free, f"below {folder.parent}")
             pixels = np.lib.format.open_memmap(partial / _PIXELS, "w+", np.uint8, shape)
         bad = decoding.find_bad(listing, size, channels, pixels)
         if pixels is not None:
