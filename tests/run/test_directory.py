@@ -58,6 +58,14 @@ def test_looking_at_the_lock_does_not_keep_it(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_a_look_at_the_lock_does_not_turn_a_trainer_away(tmp_path):
+    with open(tmp_path / directory.LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # what is_locked does, for longer than it does
+        threading.Timer(0.08, fcntl.flock, [lock, fcntl.LOCK_UN]).start()
+        with directory.RunDirectory(tmp_path).locked():
+            assert directory.RunDirectory(tmp_path).is_locked()
+
+
 @pytest.mark.parametrize("place", ["file/below", "file"])
 def test_a_train_dir_that_cannot_be_made_is_an_error(place, tmp_path):
     (tmp_path / "file").write_text("not a directory")

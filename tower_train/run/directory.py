@@ -1,4 +1,4 @@
-"""The files of a run besides its checkpoints and event files: lock, run.json, metrics.jsonl, result.json."""
+"""The files of a run besides its checkpoints and event files: lock, run.json, metrics.jsonl, result.json, best.json."""
 
 import contextlib
 import fcntl
@@ -7,11 +7,13 @@ import math
 import os
 import pathlib
 import stat
+import time
 from collections.abc import Iterator
 
 from tower_train import errors
 
 RUN, METRICS, RESULT, BEST, LOCK = "run.json", "metrics.jsonl", "result.json", "best.json", ".lock"
+_LOCK_TRIES, _LOCK_PAUSE_SECS = 5, 0.05
 
 
 class RunDirectory:
@@ -83,7 +85,7 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = open(self.path / LOCK, "a+")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_exclusively(lock)
         except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
@@ -176,6 +178,18 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 os.remove(temporary)
             raise
+
+
+def _lock_exclusively(file) -> None:
+    """Raises BlockingIOError where another process keeps its lock; `is_locked` holds one for a moment only."""
+    for tries_left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not tries_left:
+                raise
+            time.sleep(_LOCK_PAUSE_SECS)
 
 
 @contextlib.contextmanager
