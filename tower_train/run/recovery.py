@@ -12,11 +12,12 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.run import checkpoint, directory
 
-# Files of a write that was not brought to its end: TensorFlow's checkpoint and its list, our JSON files.
+# Files of a write that was not brought to its end: TensorFlow's checkpoint and its list, our JSON files and batches.
 _LEFTOVER = re.compile(
     rf"{re.escape(checkpoint.PREFIX)}-\d+\.(index|data-\d{{5}}-of-\d{{5}})\.tempstate\d+"
     rf"|{checkpoint.STATE}\.tmp[0-9a-f]{{32}}"
     rf"|\.({'|'.join(map(re.escape, (directory.RUN, directory.RESULT, directory.METRICS, directory.BEST)))})\.\d+"
+    r"|\.bad_batch-\d+\.\d+"
 )
 _DATA = re.compile(rf"({re.escape(checkpoint.PREFIX)}-\d+)\.data-\d{{5}}-of-\d{{5}}")
 
