@@ -63,6 +63,32 @@ def test_as_many_in_a_row_as_allowed_end_the_run(bad_steps, ends, tmp_path):
         runs.train_toy(tmp_path, workload=workload, **options)
 
 
+def test_the_result_is_that_of_the_last_step_before(tmp_path):
+    runs.train_toy(tmp_path, max_steps=2)
+    with pytest.raises(errors.NonFiniteError) as error:
+        runs.train_toy(tmp_path, workload=poisoned(90, 91), max_steps=10, **EVERY_STEP)
+    result = runs.read_json(tmp_path, "result.json")
+    assert (result["step"], result["stopped_by"]) == (5, str(error.value))
+    assert result["loss"] == runs.metrics(tmp_path)[-1]["loss"]
+    assert result["checkpoint"] == f"{tmp_path}/model.ckpt-5"
+    with pytest.raises(errors.NonFiniteError):
+        runs.train_toy(tmp_path, workload=poisoned(90, 91), max_steps=10, **EVERY_STEP)
+    assert runs.read_json(tmp_path, "result.json") == result  # a start without a step leaves what the others wrote
+
+
+def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):
+    """A gradient of 1e30 is finite, 1e30 times the learning rate is not."""
+
+    def loss(logits, labels):
+        return 1e30 * toy_workload.WORKLOAD.loss(logits, labels)
+
+    runs.train_toy(tmp_path, max_steps=2)
+    workload = dataclasses.replace(toy_workload.WORKLOAD, loss=loss)
+    with pytest.raises(errors.NonFiniteError, match="not finite after step 3: the update overflowed in hidden/.* more"):
+        runs.train_toy(tmp_path, workload=workload, max_steps=3, learning_rate=1e30)
+    assert runs.saved_steps(tmp_path) == [2]
+
+
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
 def test_the_batch_is_written_down_as_the_towers_got_it(on_nonfinite, tmp_path):
     options = dict(on_nonfinite=on_nonfinite, max_nonfinite_in_a_row=1, dump_bad_batch=True, max_steps=10)

@@ -1,5 +1,6 @@
 """Ctrl-C and kill end a run after the step under way, and it can go on from there."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import threading
 
 import pytest
 import runs
+import toy_workload
 
 from tower_train.run import signals
 
@@ -63,6 +65,17 @@ def test_a_request_saves_and_the_run_goes_on(tmp_path):
         [step] = runs.saved_steps(tmp_path)
         trainer.wait_until(lambda: runs.logged_step(tmp_path) > step + 10)
         assert f"Saved {tmp_path}/model.ckpt-{step}, as SIGUSR1 asks." in trainer.output()
+
+
+def test_a_request_before_the_first_step_does_no_harm(tmp_path):
+    def examples(request):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return toy_workload.WORKLOAD.examples(request)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    workload = dataclasses.replace(toy_workload.WORKLOAD, examples=examples)
+    assert runs.train_toy(tmp_path, workload=workload, max_steps=1).step == 1
+    assert signal.getsignal(signal.SIGUSR1) == before
 
 
 STUCK = """

@@ -17,27 +17,32 @@ _STARTS = 5
 def run(session: Session) -> list[str]:
     """Measures, writes overhead.json, and returns what to print."""
     options = session.options
-    kinds = (systems.SILENCE, systems.REPORTS)
+    kinds = (systems.UNGUARDED, systems.SILENCE, systems.REPORTS)
     sides = [systems.trainer(reports, 1, options.batch_size, reports=reports) for reports in kinds]
     measured = rounds.measure(sides, session.start, options.rounds or _ROUNDS, session.progress, steps=_STEPS)
-    without, with_reports = (results.rates_by_round(one) for one in measured)
-    costs = [without[number] / with_reports[number] - 1 for number in without]
+    unguarded, silent, with_reports = (results.rates_by_round(one) for one in measured)
     imports, starts = _starts(session, sides[0])
     written = session.write(
         NAME,
         {"sides": [dataclasses.asdict(one) for one in measured], "import_secs": imports, "first_step_secs": starts},
     )
-    low, high = results.quartiles(costs)
-    steps = _STEPS * len(costs)
     ratio = statistics.median(start / of_import for start, of_import in zip(starts, imports, strict=True))
     return [
         *table.opening(session.machine, session.about, f"{options.batch_size} examples a step"), "",
-        f"log lines, summaries and checkpoints at their defaults cost {statistics.median(costs):.1%} of {steps} steps "
-        f"({low:.1%} to {high:.1%} between the quartiles of {len(costs)} pieces).",
+        f"log lines, summaries and checkpoints at their defaults cost {_cost(silent, with_reports)}.",
+        f"they and the check that each step is finite cost {_cost(unguarded, with_reports)}.",
         f"first step: {statistics.median(starts):.1f} s after the start, {ratio:.2f} times what `import tensorflow` "
         f"takes by itself ({statistics.median(imports):.1f} s).", "",
         *table.written([written]),
     ]  # fmt: skip
+
+
+def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
+    """What something costs, in words, from the rates of the same rounds without and with it."""
+    costs = [without[number] / with_it[number] - 1 for number in without]
+    low, high = results.quartiles(costs)
+    spread = f"{low:.1%} to {high:.1%} between the quartiles of {len(costs)} pieces"
+    return f"{statistics.median(costs):.1%} of {_STEPS * len(costs)} steps ({spread})"
 
 
 def _starts(session: Session, side: systems.System) -> tuple[list[float], list[float]]:

@@ -9,7 +9,7 @@ from tower_train.bench.options import BenchmarkOptions
 
 CEILING = "ceiling"
 TRAINER = "tower_train"
-LOG_LINES, REPORTS, SILENCE = "log lines", "reports", "silence"
+LOG_LINES, REPORTS, SILENCE, UNGUARDED = "log lines", "reports", "silence", "unguarded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,8 @@ def trainer(
       batch_size: examples a step, over all towers.
       dtype: of the arithmetic.
       is_fixed: train on one distorted batch that is part of the graph, in place of a stream of images.
-      reports: LOG_LINES, REPORTS for summaries and checkpoints too, all as often as by default, or SILENCE.
+      reports: LOG_LINES, REPORTS for summaries and checkpoints too, all as often as by default, SILENCE, or UNGUARDED
+        for silence without the check of each step that it is finite.
       warm_up_steps: done before it is measured; None for the usual few.
     """
     settings = dict(towers=towers, dtype=dtype, is_fixed=is_fixed, reports=reports)

@@ -62,6 +62,7 @@ class TrainingGraph:
       progress: {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one.
       checked: names of what report.finite tells of, per column.
       variables: what a checkpoint holds. Local variables take their first values from these.
+      variables_finite: {name of one of them: bool scalar}, of those in floating point.
       fingerprints: int64 [copies, variables], see mirrors.fingerprints; None where there is one copy.
       copied: over the columns of fingerprints, the variable's name.
       stream_initializer: starts the stream at the variable examples_seen.
@@ -81,6 +82,7 @@ class TrainingGraph:
     progress: dict[str, tf.Tensor]
     checked: tuple[str, ...]
     variables: list[tf.Variable]
+    variables_finite: dict[str, tf.Tensor]
     fingerprints: tf.Tensor | None
     copied: tuple[str, ...]
     stream_initializer: tf.Operation
@@ -149,6 +151,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             counting, counts_so_far = progress.count_progress(input_stream.batches, losses, tower_grads)
         with tf.control_dependencies([finite, *counting]):
             report = StepReport(global_step.read_value(), examples_seen.read_value(), loss, learning_rate, finite)
+        variables = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
+        variables_finite = {v.op.name: gradients.is_finite(v) for v in variables if v.dtype.is_floating}
         fingerprints = mirrors.fingerprints(copies.pairs()) if len(copies) > 1 else None
         scalars = {"total_loss": loss, "cross_entropy": means[0].loss, "learning_rate": learning_rate}
         summary = summaries.step_summary(scalars, applied_grads, replicas[0], input_stream.batches[0][0], finite.op)
@@ -161,7 +165,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         summary=summary,
         progress=counts_so_far,
         checked=("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied_grads)),
-        variables=graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES),
+        variables=variables,
+        variables_finite=variables_finite,
         fingerprints=fingerprints,
         copied=tuple(original.op.name for original, _ in copies.pairs()),
         stream_initializer=input_stream.initializer,

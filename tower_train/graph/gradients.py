@@ -112,7 +112,7 @@ def update_if_finite(
     trained = {variable.ref() for _, variable in applied_grads}
     values = [[tower_losses[i]] + [g for g, v in grads if v.ref() in trained] for i, grads in enumerate(tower_grads)]
     with v1.name_scope("check_finite"):
-        applicable = tf.stack([_is_finite(value) for value in [loss, *(grad for grad, _ in applied_grads)]])
+        applicable = tf.stack([is_finite(value) for value in [loss, *(grad for grad, _ in applied_grads)]])
 
     def applied():
         with tf.control_dependencies([apply()]):
@@ -120,12 +120,13 @@ def update_if_finite(
 
     def refused():
         with tf.control_dependencies([skip()]):
-            return tf.stack([tf.stack([_is_finite(value) for value in row]) for row in values] + [applicable])
+            return tf.stack([tf.stack([is_finite(value) for value in row]) for row in values] + [applicable])
 
     return tf.cond(tf.reduce_all(applicable), applied, refused, name="train")
 
 
-def _is_finite(value: Gradient) -> tf.Tensor:
+def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
+    """bool scalar: whether there is neither NaN nor infinity in it."""
     return tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value))
 
 

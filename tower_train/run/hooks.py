@@ -184,8 +184,8 @@ class LastValues(StepHook):
         self._last = self._clock.now()
         self._first = self._first or self._last
         self.step, self.steps = int(report.step), self.steps + 1
-        # A skipped step has no loss; the one before it tells more.
-        self.loss = float(report.loss) if math.isfinite(report.loss) else self.loss
+        # Of a step without an update the loss tells nothing, even where it is a number.
+        self.loss = float(report.loss) if report.finite.all() else self.loss
 
     @property
     def steps_per_sec(self) -> float | None:

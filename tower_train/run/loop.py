@@ -108,7 +108,7 @@ def train(
     workload = workload.with_options(workload_options or {})
     placed = devices.place(config)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    with run_dir.locked():
+    with run_dir.locked(), signals.survived(signals.SAVING):
         before = run_dir.read(directory.RUN)
         # What `auto` chose at the first start is what the run stays with.
         dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
@@ -126,22 +126,22 @@ def train(
         run_dir.write(directory.RUN, now)
         report.print_lines(report.opening_lines(now, str(run_dir.path), run.first_step, run.last_step) + notes)
         evaluations = evaluate_run.DuringTraining(workload, config, placed, examples, run_dir)
-        try:
-            result, unsaved = _do_steps(run, evaluations, session_hooks)
-        except (errors.NonFiniteError, errors.MirrorError) as error:
-            with contextlib.suppress(errors.RunError):
-                run_dir.update(directory.RESULT, {"stopped_by": str(error)})
-            raise
+        result, failure = _do_steps(run, evaluations, session_hooks)
         result = dataclasses.replace(result, data=examples.name, notice=examples.notice)
         try:
             # A start that did no step leaves the result of the one that did.
             if result.loss is not None or run_dir.read(directory.RESULT).get("step") != result.step:
                 run_dir.update(directory.RESULT, dataclasses.asdict(result) | evaluations.results())
+            elif failure:
+                run_dir.update(directory.RESULT, {"stopped_by": result.stopped_by})
         except errors.RunError as error:
-            unsaved = unsaved or str(error).rstrip(".")
-        report.print_lines(report.closing_lines(result, run.last_step, path is not None))
-        if unsaved:
-            raise errors.SaveError(f"training ended at step {result.step}, but {unsaved}. The same command goes on.")
+            failure = failure or errors.SaveError(
+                f"training ended at step {result.step}, but {str(error).rstrip('.')}. The same command goes on."
+            )
+        if not failure or isinstance(failure, errors.SaveError):
+            report.print_lines(report.closing_lines(result, run.last_step, path is not None))
+        if failure:
+            raise failure
         return result
 
 
@@ -165,8 +165,10 @@ def _prepare(config, placed, built, run_dir, notes: list[str], is_known: bool, d
         return _Run(config, placed, built, run_dir, checkpoints, newest, checkpoint.step_of(newest), last_step, dump)
 
 
-def _do_steps(run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks) -> tuple[Result, str | None]:
-    """Opens the session, does the steps, saves; returns what came out and why the last save failed, if it did."""
+def _do_steps(
+    run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks
+) -> tuple[Result, errors.UserError | None]:
+    """Opens the session, does the steps, saves; returns what came out and what ended the run too early, if it did."""
     began = time.perf_counter()
     clock = hooks.TrainingClock()
     last = hooks.LastValues(run.built, clock)
@@ -181,14 +183,18 @@ def _do_steps(run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks
         # TensorBoard then drops what an interrupted start logged of this step and later ones.
         writer.add_session_log(v1.SessionLog(status=v1.SessionLog.START), run.first_step + 1)
         guard, saving, others = _hooks(run, console, clock, writer, dog, evaluations, received)
-        with (
-            v1.train.MonitoredSession(_session_creator(run), [dog, last, guard, *others, *session_hooks]) as session,
-            input_stream.failures_named(run.built.data),
-        ):
-            if evaluations.best.begin(run.first_step):
-                saving.evaluate(run.restored)
-            while run.first_step < run.last_step and not evaluations.best.is_over and not session.should_stop():
-                session.run(run.built.train_op)
+        hooks_in_order, failure = [dog, last, guard, *others, *session_hooks], None
+        try:
+            with (
+                v1.train.MonitoredSession(_session_creator(run), hooks_in_order) as session,
+                input_stream.failures_named(run.built.data),
+            ):
+                if evaluations.best.begin(run.first_step):
+                    saving.evaluate(run.restored)
+                while run.first_step < run.last_step and not evaluations.best.is_over and not session.should_stop():
+                    session.run(run.built.train_op)
+        except (errors.NonFiniteError, errors.MirrorError) as error:
+            failure = error
     step, signal_received = last.step or run.first_step, received.stopping
     result = Result(
         train_dir=str(run.run_dir.path),
@@ -196,13 +202,16 @@ def _do_steps(run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks
         loss=last.loss,
         examples_per_sec=last.steps_per_sec and last.steps_per_sec * run.built.global_batch,
         seconds=time.perf_counter() - began,
-        stopped_by=signal_received.name if signal_received else "last step" if step >= run.last_step
+        stopped_by=str(failure) if failure else signal_received.name if signal_received
+        else "last step" if step >= run.last_step
         else evaluations.best.why if evaluations.best.is_over else "a session hook",
         checkpoint=next(reversed(checkpoint.existing(run.run_dir.path)), None),
         failed_saves=saving.failures,
         skipped_steps=guard.skipped,
     )  # fmt: skip
-    return result, saving.error
+    if saving.error and not failure:
+        failure = errors.SaveError(f"training ended at step {step}, but {saving.error}. The same command goes on.")
+    return result, failure
 
 
 def _hooks(run: _Run, console, clock: hooks.TrainingClock, writer, dog: watchdog.Watchdog, evaluations, received):
@@ -213,6 +222,7 @@ def _hooks(run: _Run, console, clock: hooks.TrainingClock, writer, dog: watchdog
 
     def save(session, step: int) -> str:
         with dog.doing("a save"):
+            nonfinite.check_variables(session, built, step)
             run.run_dir.keep()
             # A run that is killed from here on goes on after this step: its records must reach it.
             metrics.flush()

@@ -9,6 +9,21 @@ from tower_train.run import hooks
 _MOST_DUMPS = 10  # batches that one start writes down
 
 
+def check_variables(session, graph: TrainingGraph, step: int) -> None:
+    """Looks at what is about to be saved: the update itself may overflow, with a loss and gradients that did not.
+
+    Raises:
+      NonFiniteError: a variable is not finite.
+    """
+    bad = [name for name, is_finite in session.run(graph.variables_finite).items() if not is_finite]
+    if bad:
+        raise errors.NonFiniteError(
+            f"not finite after step {step}: the update overflowed in {', '.join(bad[:3])}"
+            f"{f' and {len(bad) - 3} more' if len(bad) > 3 else ''}. It was not saved, and the last checkpoint stays. "
+            "Try a lower --learning_rate."
+        )
+
+
 class BatchGuard(hooks.NonFiniteGuard):
     """Stops the run at such a step, or skips it, and names the examples it was made of.
 

@@ -35,6 +35,19 @@ class Received:
 
 
 @contextlib.contextmanager
+def survived(number: int) -> Iterator[None]:
+    """Within this block a signal that would end the process does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python delivers signals to the main thread only
+        return
+    before = signal.signal(number, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextlib.contextmanager
 def noted() -> Iterator[Received]:
     """Within this block SIGINT, SIGTERM and SIGUSR1 are only noted, but for a second SIGINT.
 
