@@ -118,7 +118,7 @@ def _variables(layer: str, shape: list[int], dtype: tf.DType) -> tuple[tf.Tensor
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
     """From 0..255 to 0..1: float32 of the same shape."""
-    return tf.cast(images, tf.float32) / 255
+    return tf.cast(images, tf.float32) * (1 / 255)  # a division is rounded otherwise in some graphs
 
 
 def _has_files(folder: pathlib.Path) -> bool:
