@@ -254,7 +254,6 @@ def evaluation_graph(
         if examples.class_names:
             predictions = joined([tf.argmax(tower.outputs, axis=-1) for tower in replicas])
             labels = joined([tf.cast(tower.labels, tf.int64) for tower in replicas])
-        averages = update.moving_averages(moving_average_decay)
-        restored = averages.variables_to_restore() if averages else {v.op.name: v for v in v1.global_variables()}
+        restored = update.variables_to_restore(moving_average_decay)
     num_steps = math.ceil(examples.num_examples / (tower_batch * len(replicas)))
     return EvaluationGraph(graph, metrics, predictions, labels, restored, input_stream.initializer, num_steps)

@@ -54,6 +54,13 @@ def moving_averages(decay: float, global_step: tf.Variable | None = None) -> tf.
     return tf.train.ExponentialMovingAverage(decay, global_step) if decay else None
 
 
+def variables_to_restore(decay: float) -> dict[str, tf.Variable]:
+    """{name in a checkpoint: variable of the default graph}, for using a trained network: trained weights and moving
+    statistics begin as their moving averages of this decay; as what they are themselves for decay 0."""
+    averages = moving_averages(decay)
+    return averages.variables_to_restore() if averages else {v.op.name: v for v in v1.global_variables()}
+
+
 def apply_update(
     gradients: GradientsAndVariables,
     weights: Sequence[tf.Variable],

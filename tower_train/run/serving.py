@@ -68,8 +68,7 @@ def serving_graph(workload: Workload, examples: Examples, dtype: str, moving_ave
             )
             with v1.variable_scope(v1.get_variable_scope(), reuse=True):
                 outputs[FILES] = network(tf.ensure_shape(images, [None, *size]))
-        averages = update.moving_averages(moving_average_decay)
-        restored = averages.variables_to_restore() if averages else {v.op.name: v for v in v1.global_variables()}
+        restored = update.variables_to_restore(moving_average_decay)
     return ServingGraph(graph, features, files, outputs, restored)
 
 
