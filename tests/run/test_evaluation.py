@@ -13,7 +13,7 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config, EvaluateOptions, Examples, errors, evaluate_run, train
-from tower_train.run import evaluation
+from tower_train.run import checkpoint, evaluation
 from tower_train.workload import DataRequest
 
 
@@ -181,6 +181,35 @@ def test_watching_sees_new_checkpoints_and_the_last_one_and_ends_with_the_traine
 def test_watching_a_run_that_has_ended_evaluates_its_last_checkpoint(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     assert evaluate(tmp_path / "run", watch=True).step == 12
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_checkpoint_that_the_trainer_replaces_meanwhile_gives_way_to_the_newer_one(watch, run, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "newer").mkdir()
+    for file in (tmp_path / "run").glob("model.ckpt-12.*"):
+        file.rename(tmp_path / "newer" / file.name)
+    restore, restored = checkpoint.restore, []
+
+    def restore_late(saver, session, path):
+        for file in (tmp_path / "newer").iterdir():
+            file.rename(tmp_path / "run" / file.name)
+        for file in (tmp_path / "run").glob("model.ckpt-6.*"):
+            file.unlink()
+        restored.append(checkpoint.step_of(path))
+        restore(saver, session, path)
+
+    monkeypatch.setattr(checkpoint, "restore", restore_late)
+    assert evaluate(tmp_path / "run", watch=watch).step == 12
+    assert restored == [6, 12]
+
+
+def test_a_damaged_checkpoint_is_an_error(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    for file in (tmp_path / "run").glob("model.ckpt-12.data*"):
+        file.write_bytes(b"")
+    with pytest.raises(errors.RunError, match="model.ckpt-12 cannot be restored"):
+        evaluate(tmp_path / "run")
 
 
 @pytest.mark.parametrize("watch", [False, True])

@@ -14,7 +14,7 @@ import tower_train
 from tower_train import command_line, export, predict
 from tower_train.config import Config, EvaluateOptions, ExportOptions
 from tower_train.graph import build, devices
-from tower_train.run import evaluate_run, serving
+from tower_train.run import serving, trained
 
 v1 = tf.compat.v1
 SIZE = 16
@@ -83,7 +83,7 @@ def test_the_exported_network_predicts_what_evaluation_counts(run, exported, fil
 @pytest.mark.parametrize("batch", [15, 4])
 def test_the_exported_network_gives_the_bits_of_evaluation(run, exported, files, batch):
     """Every logit, at the same batches."""
-    workload, examples, config = evaluate_run.read_run(EvaluateOptions(train_dir=str(run)))
+    workload, examples, config = trained.read_run(EvaluateOptions(train_dir=str(run)))
     workload = dataclasses.replace(
         workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
     )

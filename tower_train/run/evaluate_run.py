@@ -4,11 +4,10 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from tower_train import errors
-from tower_train.config import Config, EvaluateOptions, RunOptions
+from tower_train.config import Config, EvaluateOptions
 from tower_train.graph import devices
-from tower_train.run import best, checkpoint, directory, evaluation, events, report
-from tower_train.workload import DataRequest, Examples, Workload, load
+from tower_train.run import best, checkpoint, directory, evaluation, events, report, trained
+from tower_train.workload import DataRequest, Examples, Workload
 
 
 def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[evaluation.Evaluation]:
@@ -27,96 +26,41 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
       RunError: no run there, no checkpoint, or one of another network.
     """
     run_dir = directory.RunDirectory(options.train_dir)
-    workload, examples, config = read_run(options, workload)
-    paths = _watched(run_dir, options.watch_secs) if options.watch else chosen(run_dir, options)
+    workload, examples, config = trained.read_run(options, workload)
+    if not options.watch:
+        trained.chosen(run_dir, options)  # says that there is none before the graph is built
     evaluator = evaluation.Evaluator(
         workload, examples, options.batch_size, config["dtype"], 0 if options.raw else config["moving_average_decay"],
         devices.place(options),
     )  # fmt: skip
     with contextlib.closing(evaluator), contextlib.closing(_curves(run_dir)) as writer:
-        for path in paths:
-            found = evaluator.evaluate(path)
+        if options.watch:
+            evaluations = _watched(run_dir, options, evaluator.evaluate)
+        else:
+            evaluations = [trained.use_checkpoint(run_dir, options, evaluator.evaluate)]
+        for found in evaluations:
             run_dir.update(directory.RESULT, {"evaluation": found.as_dict()})
             _write_events(writer, found)
             yield found
 
 
-def read_run(options: RunOptions, workload: Workload | None = None) -> tuple[Workload, Examples, dict]:
-    """Finds out what a run trained.
-
-    Args:
-      options: which run, and where its workload and data are if not where they were.
-      workload: the run's; None imports it by the path in options or in run.json.
-
-    Returns:
-      The workload under the run's options, its test examples, and the config of run.json.
-
-    Raises:
-      RunError: no run there, or one of another workload.
-    """
-    run_json = directory.RunDirectory(options.train_dir).read(directory.RUN)
-    if not run_json:
-        raise errors.RunError(
-            f"--train_dir={options.train_dir} holds no run: {directory.RUN} is missing. Give the directory that the "
-            "trainer names in its first lines."
-        )
-    path = options.workload or run_json["config"]["workload"]
-    if not (workload or path):
-        raise errors.RunError(
-            f"--train_dir={options.train_dir} was trained from Python: add --workload=MODULE or --workload=MODULE:NAME "
-            f"to say where its workload {run_json['workload']!r} is."
-        )
-    workload = workload or load(path)
-    if workload.name != run_json["workload"]:
-        raise errors.RunError(
-            f"--train_dir={options.train_dir} is a run of workload {run_json['workload']}, not of {workload.name}. "
-            "Give --workload=PATH of the one that was trained."
-        )
-    workload = workload.with_options(run_json.get("workload_options", {}))
-    config = run_json["config"]
-    data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
-    return workload, workload.examples(DataRequest("test", dataset, data_dir, config["seed"])), config
-
-
-def chosen(run_dir: directory.RunDirectory, options: RunOptions) -> list[str]:
-    """The path of the newest checkpoint, or with options.best of the best one, as a list of one.
-
-    Raises:
-      RunError: there is none.
-    """
-    return [best.path(run_dir)] if options.best else newest(run_dir)
-
-
-def newest(run_dir: directory.RunDirectory) -> list[str]:
-    """The path of the newest checkpoint, as a list of one.
-
-    Raises:
-      RunError: there is none.
-    """
-    path = checkpoint.latest(run_dir.path)
-    if not path:
-        raise errors.RunError(
-            f"--train_dir={run_dir.path} holds no checkpoint yet. Use --watch while it trains to wait for one."
-        )
-    return [path]
-
-
-def _watched(run_dir: directory.RunDirectory, secs: float) -> Iterator[str]:
-    """Each newest checkpoint once, until the trainer has ended."""
+def _watched(run_dir: directory.RunDirectory, options: EvaluateOptions, evaluate) -> Iterator[evaluation.Evaluation]:
+    """What `evaluate` makes of each newest checkpoint, once, until the trainer has ended."""
     seen = None
     while True:
         # Asked before looking: what is saved after the look is seen in the next round, also when the trainer ends then.
         training = run_dir.is_locked()
         path = checkpoint.latest(run_dir.path)
-        if path != seen:
-            seen = path
-            yield path
+        if path and checkpoint.step_of(path) != seen:
+            found = trained.use_checkpoint(run_dir, options, evaluate)
+            seen = found.step
+            yield found
         elif training:
-            time.sleep(secs)
+            time.sleep(options.watch_secs)
         else:
             break
-    if not seen:
-        newest(run_dir)
+    if seen is None:
+        trained.newest(run_dir)
 
 
 class DuringTraining:

@@ -10,7 +10,7 @@ from tower_train.config import RunOptions
 from tower_train.data import decoding
 from tower_train.graph import towers, update
 from tower_train.graph.devices import HOST
-from tower_train.run import checkpoint, directory, evaluate_run
+from tower_train.run import checkpoint, directory, trained
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -79,13 +79,14 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
       RunError: no run, no checkpoint, or one of another network.
       ConfigError: as serving_graph.
     """
-    workload, examples, config = evaluate_run.read_run(options, workload)
-    [path] = evaluate_run.chosen(directory.RunDirectory(options.train_dir), options)
+    run_dir = directory.RunDirectory(options.train_dir)
+    workload, examples, config = trained.read_run(options, workload)
+    trained.chosen(run_dir, options)  # says that there is none before the graph is built
     built = serving_graph(workload, examples, config["dtype"], 0 if options.raw else config["moving_average_decay"])
     with built.graph.as_default():
         saver = v1.train.Saver(built.restored)
     session = v1.Session(graph=built.graph, config=v1.ConfigProto(device_count={"GPU": 0}))
-    checkpoint.restore(saver, session, path)
+    trained.use_checkpoint(run_dir, options, lambda path: checkpoint.restore(saver, session, path))
     return built, session
 
 
