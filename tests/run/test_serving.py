@@ -1,7 +1,9 @@
 """Exported networks and predictions from files are what evaluation saw."""
 
 import dataclasses
+import errno
 import io
+import os
 import sys
 
 import numpy as np
@@ -159,6 +161,19 @@ def test_export_writes_into_the_train_dir_and_never_over_a_folder(main, run, exp
     status, stdout, stderr = main(export, f"--train_dir={run}", f"--export_dir={tmp_path / 'new'}")
     assert (status, stderr) == (0, "")
     assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, files)\n"
+
+
+def test_an_export_that_fails_leaves_nothing_in_the_way(toy_run, tmp_path, monkeypatch):
+    def full(builder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = ExportOptions(train_dir=str(toy_run))
+    with monkeypatch.context() as patch, pytest.raises(tower_train.UserError, match="cannot be written .No space left"):
+        patch.setattr(v1.saved_model.Builder, "save", full)
+        serving.export(options, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+    serving.export(options, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """A trained network for use: from raw features, or from image files, to the probability of each class."""
 
 import dataclasses
+import os
 import pathlib
+import shutil
 
 import tensorflow as tf
 
@@ -107,14 +109,19 @@ def export(options: RunOptions, folder: pathlib.Path, workload: Workload | None 
         signatures = {
             name: v1.saved_model.predict_signature_def(inputs[name], outputs) for name, outputs in built.outputs.items()
         }
+        # Written under another name first: what an interrupted export left is no SavedModel, and not in the way.
+        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
         try:
-            builder = v1.saved_model.Builder(str(folder))
+            builder = v1.saved_model.Builder(str(temporary))
             builder.add_meta_graph_and_variables(
                 session, [tf.saved_model.SERVING], signatures, saver=v1.train.Saver(v1.global_variables())
             )
             builder.save()
+            os.rename(temporary, folder)
         except (OSError, tf.errors.OpError) as error:
-            raise errors.RunError(f"{folder} cannot be written ({error}). Name another with --export_dir.") from None
+            shutil.rmtree(temporary, ignore_errors=True)
+            reason = checkpoint.reason(error)
+            raise errors.RunError(f"{folder} cannot be written ({reason}). Name another with --export_dir.") from None
     return list(signatures)
 
 
