@@ -109,7 +109,11 @@ def test_values_of_a_near_type_are_taken():
         ({"gpus": (0, 1), "num_gpus": 3}, ["--num_gpus=3", "--gpus=0,1"]),
         ({"gpus": (0, 1), "device": "cpu"}, ["--gpus=0,1", "--device=cpu"]),
         ({"all_reduce": "add_n"}, ["--all_reduce=add_n", "--variable_update=mirrored"]),
-        ({"all_reduce_dtype": "bfloat16"}, ["--all_reduce_dtype=bfloat16", "--variable_update=mirrored"]),
+        ({"worker_hosts": "a:1,b:2"}, ["--worker_hosts=a:1,b:2", "--task_index"]),
+        ({"worker_hosts": "a:1,b:2", "task_index": 2}, ["--worker_hosts=a:1,b:2", "--task_index=2"]),
+        ({"worker_hosts": "a:1,b", "task_index": 0}, ["--worker_hosts=a:1,b", "host:port"]),
+        ({"worker_hosts": "a:1,a:1", "task_index": 0}, ["--worker_hosts=a:1,a:1", "twice"]),
+        ({"wait_for_workers": True}, ["--wait_for_workers", "--train_dir"]),
     ],
 )
 def test_options_that_exclude_each_other_are_refused_by_name(options, named):

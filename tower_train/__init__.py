@@ -15,7 +15,7 @@ _HOMES = {
     "DataRequest": "tower_train.workload",
     "Evaluation": "tower_train.run.evaluation",
     "Examples": "tower_train.workload",
-    "Result": "tower_train.run.loop",
+    "Result": "tower_train.run.results",
     "UserError": "tower_train.errors",
     "Workload": "tower_train.workload",
     "EvaluateOptions": "tower_train.config",

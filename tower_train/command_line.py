@@ -157,6 +157,13 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     sys.exit(status)
 
 
+def start_again() -> None:
+    """Runs this process's command anew in its place; what it had, ports included, is given back."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def import_tensorflow(talkative: bool = False) -> None:
     """Imports TensorFlow without the remarks it writes to stderr on a machine that has no NVIDIA driver.
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from tower_train import errors
-from tower_train.options import DATA, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option
+from tower_train.options import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,19 @@ class Config(DeviceOptions):
     check_mirrors_every_steps: int = option(
         0, "steps between checks that all copies of the variables are the same to the bit; 0: none", TOWERS, minimum=0
     )
+
+    worker_hosts: str | None = option(
+        None, "host:port of every process that trains along, the chief's first, e.g. a:2222,b:2222 (as TF_CONFIG or "
+        "Slurm says; else only this process)", MACHINES,
+    )  # fmt: skip
+    task_index: int | None = option(None, "which of --worker_hosts this process is, from 0", MACHINES, minimum=0)
+    worker_timeout_secs: float = option(
+        30.0, "seconds without a sign of life after which a worker is taken to be missing", MACHINES, above=0
+    )
+    wait_for_workers: bool = option(
+        False, "wait for a missing worker, and go on from the last checkpoint when it is back, in place of leaving "
+        "with status 138", MACHINES,
+    )  # fmt: skip
 
     workload: str = option("cifar10", "what is trained: an import path, module or module:NAME", DATA)
     dataset: str = option(
@@ -192,9 +205,9 @@ class Config(DeviceOptions):
                 f"--lr_schedule={self.lr_schedule} and --lr_boundaries={as_text(self.lr_boundaries or 'none')}: "
                 "piecewise needs boundaries, and nothing else has them."
             )
-        if self.variable_update == "cpu" and (self.all_reduce or self.all_reduce_dtype != "same"):
-            given = f"--all_reduce={self.all_reduce}" if self.all_reduce else "--all_reduce_dtype=bfloat16"
-            raise errors.ConfigError(f"{given} is for --variable_update=mirrored; nothing is sent with cpu.")
+        if self.variable_update == "cpu" and self.all_reduce:
+            raise errors.ConfigError(f"--all_reduce={self.all_reduce} is for --variable_update=mirrored.")
+        self._check_workers()
         if self.nesterov and self.optimizer != "momentum":
             raise errors.ConfigError(f"--nesterov is for --optimizer=momentum, not for {self.optimizer}.")
         if self.sync_batch_norm and self.accumulate_steps > 1:
@@ -203,10 +216,29 @@ class Config(DeviceOptions):
                 "batches come after each other, so they cannot share statistics."
             )
 
+    def _check_workers(self):
+        hosts = self.worker_hosts.split(",") if self.worker_hosts is not None else []
+        if bool(hosts) != (self.task_index is not None) or (hosts and self.task_index >= len(hosts)):
+            raise errors.ConfigError(
+                f"--worker_hosts={self.worker_hosts} and --task_index={self.task_index}: give both, the index from 0 "
+                "to the number of hosts less one."
+            )
+        if not all(host.rpartition(":")[0] and host.rpartition(":")[2].isdigit() for host in hosts):
+            raise errors.ConfigError(f"--worker_hosts={self.worker_hosts}: each must be host:port.")
+        if len(set(hosts)) != len(hosts):
+            raise errors.ConfigError(f"--worker_hosts={self.worker_hosts} names a worker twice. Name each once.")
+        if self.wait_for_workers and not self.train_dir:
+            raise errors.ConfigError("--wait_for_workers needs --train_dir, to go on in.")
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that train together."""
+        return len(self.worker_hosts.split(",")) if self.worker_hosts else 1
+
     @property
     def global_batch(self) -> int:
-        """Examples a step, over all towers."""
-        return self.batch_size * self.accumulate_steps * self.num_towers
+        """Examples a step, over all towers of all workers."""
+        return self.batch_size * self.accumulate_steps * self.num_towers * self.num_workers
 
     def last_step(self, num_examples: int) -> int:
         """The step to stop at, given the size of one epoch."""

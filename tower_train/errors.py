@@ -35,6 +35,13 @@ class MirrorError(UserError):
     exit_status = 5
 
 
+class WorkerError(UserError):
+    """A worker of the cluster that is missing or has failed; another start goes on from the last checkpoint."""
+
+    # To be started again: the training operator's ExitCode policy restarts from 128 on, its predecessor at 138 too.
+    exit_status = 138
+
+
 class NonFiniteError(UserError):
     """A loss or a gradient that is NaN or infinite; the variables were not touched."""
 

@@ -12,7 +12,8 @@ import typing
 
 from tower_train import errors
 
-TOWERS, DATA, TRAINING, RUN, REPORTS = "Towers and devices", "Data", "Training", "The run and its files", "Reports"
+TOWERS, MACHINES, DATA, TRAINING = "Towers and devices", "Many machines", "Data", "Training"
+RUN, REPORTS = "The run and its files", "Reports"
 
 
 def option(default, help, group, *, choices=(), minimum=None, above=None, below=None, resume="free"):

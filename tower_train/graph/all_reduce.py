@@ -1,29 +1,37 @@
-"""From what each device has to the mean over all devices, in few large messages."""
+"""From what each device has to the mean over all devices of all workers, in few large messages."""
 
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import Gradient
 
 v1 = tf.compat.v1
 
-_DEVICES = 2  # group key of the devices of this process; 1 is that of layers.py
+# Keys of groups of devices: a process's own, the workers' hosts, and the workers' first devices, their second ones, and
+# so on. 1 is the key of layers.py.
+_DEVICES, _HOSTS, _FIRST_DEVICES = 2, 3, 4
+_BROADCASTS = 10**6  # the first instance key of broadcasts, above those of all other operations
 _MESSAGE_BYTES = 4 * 2**20  # of small tensors that travel together; more would make the first of them wait for the last
 
 
 class AllReduce:
     """Averages what several devices have, so that each of them has the mean, to the bit the same.
 
+    Several workers average over their own devices first, on one of them, and then between those devices of all workers,
+    so that a worker's bytes on the network do not grow with its devices.
+
     Attributes:
       operations: what a step must run of it on all devices, also where a device has no use for the mean: those that
         take part wait for each other.
     """
 
-    def __init__(self, devices: Sequence[str], kind: str, dtype: tf.DType | None = None):
+    def __init__(self, devices: Sequence[str], kind: str, dtype: tf.DType | None = None, num_workers: int = 1):
         """Args: the devices; how: 'collective' (TensorFlow's ring), 'nccl' (NVIDIA's), or 'add_n' (on one device, from
-        where the others copy it); the dtype in which gradients are sent, None for their own.
+        where the others copy it; between workers the ring); the dtype in which gradients are sent, None for their own;
+        how many workers there are.
 
         Raises:
           ConfigError: nccl without GPUs.
@@ -33,7 +41,7 @@ class AllReduce:
                 f"--all_reduce=nccl is for GPUs, but the variables live on {', '.join(devices)}. "
                 "Use --all_reduce=collective."
             )
-        self._devices, self._kind, self._dtype = devices, kind, dtype
+        self._devices, self._kind, self._dtype, self._num_workers = devices, kind, dtype, num_workers
         self.operations: list[tf.Operation] = []
 
     def mean(self, values: Sequence[Sequence[Gradient]], exactly: bool = False) -> list[list[Gradient]]:
@@ -46,7 +54,7 @@ class AllReduce:
         Returns:
           Over devices, the means in the same order. IndexedSlices stay sparse.
         """
-        if len(self._devices) == 1:
+        if len(self._devices) * self._num_workers == 1:
             return [list(own) for own in values]
         means = [[None] * len(own) for own in values]
         with v1.name_scope("all_reduce"):
@@ -73,34 +81,76 @@ class AllReduce:
 
     def _mean(self, buffers: list[tf.Tensor]) -> list[tf.Tensor]:
         count = len(buffers)
-        if self._kind == "add_n":
-            with tf.device(self._devices[len(self.operations) % count]):  # each of them does a part of the work
-                mean = tf.add_n(buffers) / count
+        if self._kind == "add_n" or self._num_workers > 1:
+            turn = len(self.operations) % count  # the devices share the messages out among them
+            with tf.device(self._devices[turn]):
+                mean = tf.add_n(buffers) / count if count > 1 else buffers[0]
+                if self._num_workers > 1:
+                    instance, group = len(self.operations), _FIRST_DEVICES + turn
+                    mean = self._collective_mean(mean, instance, self._num_workers, group)
             self.operations.append(mean.op)
             return self._on_each(tf.identity, [mean] * count)
         # Those of one instance belong together; NCCL needs them to begin in the same order on all devices.
         instance = len(self.operations)
         with tf.control_dependencies(self.operations[-count:] if self._kind == "nccl" else []):
-            means = self._on_each(lambda buffer: self._collective_mean(buffer, instance), buffers)
+            means = self._on_each(lambda buffer: self._collective_mean(buffer, instance, count, _DEVICES), buffers)
         self.operations += [mean.op for mean in means]
         return means
 
-    def _collective_mean(self, buffer: tf.Tensor, instance: int) -> tf.Tensor:
+    def _collective_mean(self, buffer: tf.Tensor, instance: int, size: int, group: int) -> tf.Tensor:
         return tf.raw_ops.CollectiveReduce(
-            input=buffer, group_size=len(self._devices), group_key=_DEVICES, instance_key=instance, merge_op="Add",
-            final_op="Div", subdiv_offsets=[0], communication_hint="nccl" if self._kind == "nccl" else "ring",
+            input=buffer, group_size=size, group_key=group, instance_key=instance, merge_op="Add", final_op="Div",
+            subdiv_offsets=[0], communication_hint="nccl" if self._kind == "nccl" else "ring",
         )  # fmt: skip
 
     def _sparse(self, message: list[list[tf.IndexedSlices]], exactly: bool) -> list[list[tf.IndexedSlices]]:
-        """All rows of all devices, in the order of the devices."""
+        """All rows of all devices, in the order of the workers and of their devices."""
         slices = [own[0] for own in message]
+        parts = [[part.values for part in slices], [part.indices for part in slices]]
+        count = len(slices) * self._num_workers
+        if self._num_workers > 1:
+            with tf.device(HOST):
+                parts = [[self.gather(tf.concat(part, axis=0))] for part in parts]
 
         def joined(_):
-            values = tf.concat([part.values for part in slices], axis=0)
-            indices = tf.concat([part.indices for part in slices], axis=0)
-            return [tf.IndexedSlices(values / len(slices), indices, slices[0].dense_shape)]
+            values, indices = (tf.concat(part, axis=0) for part in parts)
+            return [tf.IndexedSlices(values / count, indices, slices[0].dense_shape)]
 
         return self._on_each(joined, slices)
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """The rows of all workers, in their order; each must have as many. To be called on the host.
+
+        Args:
+          rows: [n, ...], a static shape.
+
+        Returns:
+          [workers * n, ...].
+        """
+        if self._num_workers == 1:
+            return rows
+        gathered = tf.raw_ops.CollectiveGather(
+            input=rows, group_size=self._num_workers, group_key=_HOSTS, instance_key=len(self.operations),
+            shape=[self._num_workers * rows.shape[0], *rows.shape[1:]],
+        )  # fmt: skip
+        self.operations.append(gathered.op)
+        return gathered
+
+    def broadcast(self, variables: Sequence[tf.Variable], worker: int) -> tf.Operation:
+        """Gives all workers' variables the values that worker 0's have; all must run it. worker: which this is."""
+        done = []
+        with v1.name_scope("broadcast"):
+            for number, variable in enumerate(variables):
+                about = {"group_size": self._num_workers, "group_key": _HOSTS, "instance_key": _BROADCASTS + number}
+                shape = variable.shape
+                with tf.device(HOST):
+                    if worker == 0:
+                        sent = tf.raw_ops.CollectiveBcastSend(input=variable.read_value(), shape=shape, **about)
+                        done.append(sent.op)
+                    else:
+                        received = tf.raw_ops.CollectiveBcastRecv(T=variable.dtype.base_dtype, shape=shape, **about)
+                        done.append(variable.assign(received, read_value=False))
+            return tf.group(*done)
 
     def _on_each(self, function: Callable, values: list) -> list:
         results = []

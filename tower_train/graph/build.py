@@ -37,6 +37,7 @@ class StepReport(NamedTuple):
       examples: int64 scalar, examples trained on, this step's included.
       loss: scalar, mean over towers plus weight decay, on the weights the gradients were taken at.
       learning_rate: float64 scalar, what the update used.
+      stopping: scalar, above 0 where a worker has asked for the end, see TrainingGraph.ask_to_stop.
       finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
     """
 
@@ -44,6 +45,7 @@ class StepReport(NamedTuple):
     examples: tf.Tensor
     loss: tf.Tensor
     learning_rate: tf.Tensor
+    stopping: tf.Tensor
     finite: tf.Tensor
 
 
@@ -63,12 +65,15 @@ class TrainingGraph:
       checked: names of what report.finite tells of, per column.
       variables: what a checkpoint holds. Local variables take their first values from these.
       variables_finite: {name of one of them: bool scalar}, of those in floating point.
-      fingerprints: int64 [copies, variables], see mirrors.fingerprints; None where there is one copy.
+      fingerprints: int64 [copies of all workers, variables], see mirrors.fingerprints; None where there is one copy.
       copied: over the columns of fingerprints, the variable's name.
       stream_initializer: starts the stream at the variable examples_seen.
       stream_state: what else a checkpoint needs to hold of the stream, where that does not say it all; else None.
+      broadcast: gives this worker's variables the chief's values; None for one worker.
+      ask_to_stop: makes the steps from the next on tell all workers, in report.stopping, that this one wants to stop.
       num_parameters: number of trained weights.
       num_towers: rows of report.finite, less one.
+      num_workers: each with as many towers.
       global_batch: examples a step.
       num_examples: examples an epoch.
     """
@@ -87,8 +92,11 @@ class TrainingGraph:
     copied: tuple[str, ...]
     stream_initializer: tf.Operation
     stream_state: IteratorState | None
+    broadcast: tf.Operation | None
+    ask_to_stop: tf.Operation
     num_parameters: int
     num_towers: int
+    num_workers: int
     global_batch: int
     num_examples: int
 
@@ -110,11 +118,12 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         places = tuple(device for device in devices.towers for _ in range(config.accumulate_steps))
         copies, all_reduce = strategy.choose(config, devices)
         input_stream = stream.training_stream(
-            workload, examples, config.seed, examples_seen, config.batch_size, len(places)
-        )
+            workload, examples, config.seed, examples_seen, config.batch_size, len(places), devices.num_workers,
+            devices.worker,
+        )  # fmt: skip
         learning_rate = schedule.learning_rate(config, examples.num_examples, examples_seen)
         if config.sync_batch_norm:
-            v1.add_to_collection(layers.SYNCHRONIZED, len(devices.towers))
+            v1.add_to_collection(layers.SYNCHRONIZED, len(devices.towers) * devices.num_workers)
         replicas, tower_grads = [], []
         batches = _one_after_the_other(input_stream.batches, config.accumulate_steps, tower_grads)
         for tower in towers.build_towers(workload, batches, places, dtype, config.seed, copies=copies):
@@ -130,7 +139,13 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 "that is trained. Leave the option out."
             )
         tower_losses = tf.stack([tower.loss for tower in replicas])
-        means = strategy.means(tower_losses, gradients.trained_in_all(tower_grads), moving, copies, all_reduce)
+        stopping = v1.get_variable(
+            "stopping", [], tower_losses.dtype, v1.zeros_initializer(), trainable=False,
+            collections=[v1.GraphKeys.LOCAL_VARIABLES],
+        )  # fmt: skip
+        means = strategy.means(
+            tower_losses, stopping.read_value(), gradients.trained_in_all(tower_grads), moving, copies, all_reduce
+        )
         updates = [strategy.Update(config, copies, i, own, learning_rate, global_step) for i, own in enumerate(means)]
         loss, applied_grads = updates[0].loss, updates[0].gradients
         counts = [(global_step, 1), (examples_seen, config.global_batch)]
@@ -150,10 +165,15 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             losses = [tower.loss for tower in replicas]
             counting, counts_so_far = progress.count_progress(input_stream.batches, losses, tower_grads)
         with tf.control_dependencies([finite, *counting]):
-            report = StepReport(global_step.read_value(), examples_seen.read_value(), loss, learning_rate, finite)
+            step, seen = global_step.read_value(), examples_seen.read_value()
+            report = StepReport(step, seen, loss, learning_rate, means[0].stopping, finite)
+        fingerprints = None
+        if len(copies) * devices.num_workers > 1:
+            fingerprints = all_reduce.gather(mirrors.fingerprints(copies.pairs()))
         variables = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
         variables_finite = {v.op.name: gradients.is_finite(v) for v in variables if v.dtype.is_floating}
-        fingerprints = mirrors.fingerprints(copies.pairs()) if len(copies) > 1 else None
+        broadcast = all_reduce.broadcast(variables, devices.worker) if devices.num_workers > 1 else None
+        ask_to_stop = stopping.assign(1, read_value=False)
         scalars = {"total_loss": loss, "cross_entropy": means[0].loss, "learning_rate": learning_rate}
         summary = summaries.step_summary(scalars, applied_grads, replicas[0], input_stream.batches[0][0], finite.op)
     return TrainingGraph(
@@ -171,8 +191,11 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         copied=tuple(original.op.name for original, _ in copies.pairs()),
         stream_initializer=input_stream.initializer,
         stream_state=input_stream.state,
+        broadcast=broadcast,
+        ask_to_stop=ask_to_stop,
         num_parameters=sum(math.prod(variable.shape) for variable in weights),
         num_towers=len(replicas),
+        num_workers=devices.num_workers,
         global_batch=config.global_batch,
         num_examples=examples.num_examples,
     )

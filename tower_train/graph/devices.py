@@ -18,11 +18,15 @@ class Devices:
       towers: device string of each tower, such as '/gpu:1'.
       names: what each tower's device is, for people.
       session_config: the ConfigProto under which these device strings exist.
+      num_workers: processes that train together, each with as many towers.
+      worker: which of them this is.
     """
 
     towers: tuple[str, ...]
     names: tuple[str, ...]
     session_config: tf.compat.v1.ConfigProto
+    num_workers: int = 1
+    worker: int = 0
 
 
 def place(options: DeviceOptions, gpus_here: list[str] | None = None) -> Devices:

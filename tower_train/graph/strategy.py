@@ -20,13 +20,16 @@ def choose(config: Config, devices: Devices) -> tuple[Copies, AllReduce]:
         copies = Copies()
     else:
         copies = Copies(devices.towers, config.accumulate_steps)
-    if config.check_mirrors_every_steps and len(copies) == 1:
-        raise errors.ConfigError(
-            f"--check_mirrors_every_steps={config.check_mirrors_every_steps}: there is one copy of the variables. It "
-            "is for --variable_update=mirrored with several towers."
-        )
+    if len(copies) * devices.num_workers == 1:
+        for name, given in (("check_mirrors_every_steps", config.check_mirrors_every_steps),
+                            ("all_reduce_dtype", config.all_reduce_dtype != "same")):  # fmt: skip
+            if given:
+                raise errors.ConfigError(
+                    f"--{name}={getattr(config, name)}: there is one copy of the variables. It is for several workers, "
+                    "or for --variable_update=mirrored with several towers."
+                )
     dtype = tf.bfloat16 if config.all_reduce_dtype == "bfloat16" else None
-    return copies, AllReduce(copies.devices, config.all_reduce or "collective", dtype)
+    return copies, AllReduce(copies.devices, config.all_reduce or "collective", dtype, devices.num_workers)
 
 
 class Means(NamedTuple):
@@ -34,22 +37,25 @@ class Means(NamedTuple):
 
     Attributes:
       loss: scalar, without weight decay.
+      stopping: scalar, the mean over workers of what they said of stopping.
       gradients: of its variables.
       statistics: for its moving variables.
     """
 
     loss: tf.Tensor
+    stopping: tf.Tensor
     gradients: gradients.GradientsAndVariables
     statistics: list[layers.Statistic]
 
 
 def means(
-    tower_losses: tf.Tensor, tower_grads: list, moving: list, copies: Copies, all_reduce: AllReduce
+    tower_losses: tf.Tensor, stopping: tf.Tensor, tower_grads: list, moving: list, copies: Copies, all_reduce: AllReduce
 ) -> list[Means]:
     """Over copies: first the mean over the towers that share the copy, then over the copies.
 
     Args:
       tower_losses: [towers].
+      stopping: scalar, above 0 where this worker wants to stop.
       tower_grads: over towers, (gradient, original) of the trained variables.
       moving: over copies, from statistics.average_statistics.
     """
@@ -62,16 +68,17 @@ def means(
             grads.append([grad for grad, _ in gradients.average_gradients([tower_grads[tower] for tower in own])])
     grads = all_reduce.mean(grads)
     others = all_reduce.mean(
-        [[loss, *(s.value for s in noted if s.is_mean)] for loss, noted in zip(losses, moving, strict=True)],
+        [[loss, stopping, *(s.value for s in noted if s.is_mean)] for loss, noted in zip(losses, moving, strict=True)],
         exactly=True,
     )
     return [
         Means(
             loss,
+            told,
             list(zip(grads[i], copies.of(i, trained), strict=True)),
             [statistic._replace(value=next(values)) if statistic.is_mean else statistic for statistic in moving[i]],
         )
-        for i, (loss, values) in enumerate((other[0], iter(other[1:])) for other in others)
+        for i, (loss, told, values) in enumerate((other[0], other[1], iter(other[2:])) for other in others)
     ]
 
 

@@ -13,6 +13,7 @@ import hashlib
 import numpy as np
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.graph import iterator_state
 from tower_train.workload import Examples, Tensors, Workload
 
@@ -94,14 +95,26 @@ class Stream:
 
 
 def training_stream(
-    workload: Workload, examples: Examples, seed: int, start: tf.Tensor, tower_batch: int, num_towers: int
-) -> Stream:
-    """The stream from position `start` (int64 scalar) on; a step takes tower_batch * num_towers positions.
+    workload: Workload, examples: Examples, seed: int, start: tf.Tensor, tower_batch: int, num_towers: int,
+    num_workers: int = 1, worker: int = 0,
+) -> Stream:  # fmt: skip
+    """The stream from position `start` (int64 scalar) on; a step takes tower_batch * num_towers positions a worker.
 
-    Tower i of a step that begins at position p gets the positions from p + i * tower_batch on.
+    Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
+    of all workers, worker 0's first.
+
+    Raises:
+      ConfigError: several workers on examples that are not fetched by index.
     """
-    step_size = tower_batch * num_towers
-    firsts = tf.data.Dataset.range(start, np.iinfo(np.int64).max - step_size, step_size)
+    step_size = tower_batch * num_towers * num_workers
+    firsts = tf.data.Dataset.range(
+        start + worker * tower_batch * num_towers, np.iinfo(np.int64).max - step_size, step_size
+    )
+    if examples.elements and num_workers > 1:
+        raise errors.ConfigError(
+            f"{examples.name} comes in an order of its own, which {num_workers} workers cannot take their parts of. "
+            "Use one process, or examples that are fetched by index."
+        )
     if examples.elements:
         return _training_stream_of_elements(workload, examples, seed, firsts, tower_batch, num_towers)
     fetch = examples.open()

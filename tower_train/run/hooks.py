@@ -49,7 +49,8 @@ class NonFiniteGuard(StepHook):
 
     def what_is_not_finite(self, report: StepReport) -> str:
         """The towers and tensors that are at fault."""
-        rows = [f"tower_{i}" for i in range(self.graph.num_towers)] + ["the mean over towers"]
+        everywhere = "the mean over towers" + (" of all workers" if self.graph.num_workers > 1 else "")
+        rows = [f"tower_{i}" for i in range(self.graph.num_towers)] + [everywhere]
         found = []
         for row, flags in zip(rows, report.finite, strict=True):
             bad = [name for name, is_finite in zip(self.graph.checked, flags, strict=True) if not is_finite]
@@ -99,7 +100,7 @@ class LogHook(StepHook):
         seconds, steps = now - self._since, self._steps
         self._steps, self._since = 0, now
         examples_per_sec = steps * self.graph.global_batch / seconds
-        sec_per_batch = seconds / (steps * self.graph.num_towers)
+        sec_per_batch = seconds / (steps * self.graph.num_towers * self.graph.num_workers)
         self._console.line(reporting.step_line(step, loss, examples_per_sec, sec_per_batch))
         self._console.advance(step, loss=f"{loss:.2f}", rate=f"{examples_per_sec:.0f}")
         record = {
@@ -159,14 +160,22 @@ class MirrorCheck(StepHook):
 
 
 class StopHook(StepHook):
-    """Asks for the end after the last step, or after the step under way when a signal came."""
+    """Asks for the end after the last step, or when a signal came: after the step under way; of several workers, all
+    after the one that follows it."""
 
     def __init__(self, graph: TrainingGraph, last_step: int, signal_received: Callable[[], int | None]):
         super().__init__(graph)
         self._last_step, self._signal_received = last_step, signal_received
+        self._has_asked = False
 
     def after_step(self, run_context, report):
-        if report.step >= self._last_step or self._signal_received():
+        stopping = self._signal_received()
+        if self.graph.num_workers > 1:  # all workers must end after the same step
+            if stopping and not self._has_asked:
+                run_context.session.run(self.graph.ask_to_stop)
+                self._has_asked = True
+            stopping = report.stopping > 0
+        if report.step >= self._last_step or stopping:
             run_context.request_stop()
 
 

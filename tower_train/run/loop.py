@@ -15,56 +15,29 @@ from tower_train.graph import build, devices
 from tower_train.run import (
     bad_batch,
     checkpoint,
+    cluster,
     data_check,
     directory,
     evaluate_run,
     events,
+    follower,
     hooks,
     input_stream,
     manifest,
+    member,
     nonfinite,
     recovery,
     report,
     saving,
+    sessions,
     signals,
     watchdog,
 )
 from tower_train.run.metrics import MetricsFile
+from tower_train.run.results import Result
 from tower_train.workload import DataRequest, Workload, load
 
 v1 = tf.compat.v1
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What came out of a run; also what result.json holds, beside the last evaluation.
-
-    Attributes:
-      train_dir: where the run is.
-      step: the last step, over all starts.
-      loss: at that step; None where this start did no step.
-      examples_per_sec: over this start's steps after its first; None where there were none.
-      seconds: this start took, from opening the session to the last save.
-      stopped_by: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook'; in result.json also
-        the message of a NonFiniteError.
-      checkpoint: path of the newest checkpoint.
-      data: what was trained on.
-      notice: what the user must know of the data, or None.
-      failed_saves: saves of this start that failed.
-      skipped_steps: steps of this start whose update was skipped, see --on_nonfinite.
-    """
-
-    train_dir: str
-    step: int
-    loss: float | None
-    examples_per_sec: float | None
-    seconds: float
-    stopped_by: str
-    checkpoint: str | None
-    data: str = ""
-    notice: str | None = None
-    failed_saves: int = 0
-    skipped_steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +79,21 @@ def train(
     """
     path, workload = (workload, load(workload)) if isinstance(workload, str) else (None, workload)
     workload = workload.with_options(workload_options or {})
+    config, place = cluster.find(config)
     placed = devices.place(config)
+    if place is None:
+        return _train(path, workload, config, placed, session_hooks)
+    with member.Member(place, placed, config.worker_timeout_secs, config.wait_for_workers) as me:
+        if place.is_chief:
+            result = _train(path, workload, config, placed, session_hooks, me)
+        else:
+            result = follower.follow(path, workload, config, session_hooks, me)
+        me.leave()
+        return result
+
+
+def _train(path: str | None, workload: Workload, config: Config, placed, session_hooks, me=None) -> Result:
+    """Trains by itself, or as the chief of several workers, as whom `me` stands."""
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     with run_dir.locked(), signals.survived(signals.SAVING):
         before = run_dir.read(directory.RUN)
@@ -114,19 +101,21 @@ def train(
         dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
         examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
         input_stream.check_options(examples, config)
-        built = build.training_graph(workload, examples, config, placed)
+        built = build.training_graph(workload, examples, config, me.placed if me else placed)
         now = manifest.describe(workload, path, examples, config, placed, built.num_parameters)
         notes = run_dir.warnings() + manifest.check_resume(run_dir.path, before, now, config.override, workload.options)
         dump = functools.partial(bad_batch.write, run_dir.path, workload, examples, config)
         run = _prepare(config, placed, built, run_dir, notes, bool(before), dump if config.dump_bad_batch else None)
         if config.check_data and not run.restored:
             notes += data_check.warnings(workload, examples)
+        if me:
+            me.meet(manifest.same_everywhere(now, workload), run.first_step)
         recovery.remove_leftovers(run_dir.path)
         run_dir.cut_metrics(run.first_step)
         run_dir.write(directory.RUN, now)
         report.print_lines(report.opening_lines(now, str(run_dir.path), run.first_step, run.last_step) + notes)
         evaluations = evaluate_run.DuringTraining(workload, config, placed, examples, run_dir)
-        result, failure = _do_steps(run, evaluations, session_hooks)
+        result, failure = _do_steps(run, evaluations, session_hooks, me)
         result = dataclasses.replace(result, data=examples.name, notice=examples.notice)
         try:
             # A start that did no step leaves the result of the one that did.
@@ -166,7 +155,7 @@ def _prepare(config, placed, built, run_dir, notes: list[str], is_known: bool, d
 
 
 def _do_steps(
-    run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks
+    run: _Run, evaluations: evaluate_run.DuringTraining, session_hooks, me
 ) -> tuple[Result, errors.UserError | None]:
     """Opens the session, does the steps, saves; returns what came out and what ended the run too early, if it did."""
     began = time.perf_counter()
@@ -183,15 +172,19 @@ def _do_steps(
         # TensorBoard then drops what an interrupted start logged of this step and later ones.
         writer.add_session_log(v1.SessionLog(status=v1.SessionLog.START), run.first_step + 1)
         guard, saving, others = _hooks(run, console, clock, writer, dog, evaluations, received)
+        restore = functools.partial(run.checkpoints.restore, path=run.restored) if run.restored else None
         hooks_in_order, failure = [dog, last, guard, *others, *session_hooks], None
         try:
             with (
-                v1.train.MonitoredSession(_session_creator(run), hooks_in_order) as session,
+                me.failures_named() if me else contextlib.nullcontext(),
+                sessions.opened(run.built, run.placed.session_config, hooks_in_order, restore, me) as session,
                 input_stream.failures_named(run.built.data),
             ):
                 if evaluations.best.begin(run.first_step):
                     saving.evaluate(run.restored)
-                while run.first_step < run.last_step and not evaluations.best.is_over and not session.should_stop():
+                # Several workers end after the same step, and so see to it in a hook.
+                best = evaluations.best
+                while run.first_step < run.last_step and (me or not best.is_over) and not session.should_stop():
                     session.run(run.built.train_op)
         except (errors.NonFiniteError, errors.MirrorError) as error:
             failure = error
@@ -204,7 +197,7 @@ def _do_steps(
         seconds=time.perf_counter() - began,
         stopped_by=str(failure) if failure else signal_received.name if signal_received
         else "last step" if step >= run.last_step
-        else evaluations.best.why if evaluations.best.is_over else "a session hook",
+        else evaluations.best.why if evaluations.best.is_over else "another worker" if me else "a session hook",
         checkpoint=next(reversed(checkpoint.existing(run.run_dir.path)), None),
         failed_saves=saving.failures,
         skipped_steps=guard.skipped,
@@ -251,13 +244,3 @@ def _hooks(run: _Run, console, clock: hooks.TrainingClock, writer, dog: watchdog
         others.append(hooks.MirrorCheck(built, config.check_mirrors_every_steps))
     others += [saving_hook, hooks.StopHook(built, run.last_step, lambda: received.stopping or evaluations.best.is_over)]
     return guard, saving_hook, others
-
-
-def _session_creator(run: _Run) -> v1.train.SessionCreator:
-    scaffold = v1.train.Scaffold(
-        init_op=v1.global_variables_initializer(),
-        init_fn=(lambda _, session: run.checkpoints.restore(session, run.restored)) if run.restored else None,
-        # Runs after the restore, so that the stream starts at the restored position.
-        local_init_op=tf.group(v1.local_variables_initializer(), v1.tables_initializer(), run.built.stream_initializer),
-    )
-    return v1.train.ChiefSessionCreator(scaffold, config=run.placed.session_config)

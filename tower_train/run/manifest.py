@@ -2,6 +2,8 @@
 
 import dataclasses
 import datetime
+import hashlib
+import inspect
 import os
 import pathlib
 import platform
@@ -42,6 +44,34 @@ def describe(
         },
         "started": datetime.datetime.now().isoformat(timespec="seconds"),
     }
+
+
+# What each worker of a cluster may have its own value of.
+_OWN = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus", "intra_op_threads",
+        "inter_op_threads", "log_device_placement", "wait_for_workers"}  # fmt: skip
+
+
+def same_everywhere(now: dict, workload: Workload) -> dict:
+    """What all workers of a cluster must have in common, by name, from the content of run.json."""
+    about = {"workload": now["workload"], "parameters": now["num_parameters"], "code": _code_fingerprint(workload)}
+    about |= {f"data {name}": now["data"][name] for name in ("name", "num_examples", "fingerprint")}
+    about |= {f"--{name}": value for name, value in now["config"].items() if name not in _OWN}
+    about |= {f"--{name}": value for name, value in now["workload_options"].items()}
+    return about | {f"{name} version": now["versions"][name] for name in ("tower_train", "tensorflow")}
+
+
+def _code_fingerprint(workload: Workload) -> str:
+    """Of this package's files, and of the package or the file that the workload's network is in."""
+    function = inspect.unwrap(workload.inference or workload.inference_for)
+    module = inspect.getmodule(getattr(function, "func", function))
+    roots = [pathlib.Path(__file__).parents[1]]
+    if file := getattr(module, "__file__", None):
+        roots.append(pathlib.Path(file).parent if module.__package__ else pathlib.Path(file))
+    digest = hashlib.sha256()
+    for root in roots:
+        for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _absolute(path: str | None) -> str | None:

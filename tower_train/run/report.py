@@ -66,12 +66,13 @@ def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: in
     data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
     batch, towers = run_json["global_batch"], len(devices)
     on_cpu = not devices[0].startswith("GPU")
-    versions = run_json["versions"]
+    versions, workers = run_json["versions"], len((config["worker_hosts"] or "").split(","))
     lines = [
         f"tower_train {versions['tower_train']} on TensorFlow {versions['tensorflow']}",
         f"data:     {data['name']}, {data['num_examples']} examples",
         f"towers:   {towers}, on {', '.join(devices)}" + (" (no GPU is used)" if on_cpu else ""),
-        f"batch:    {batch} examples a step ({towers} x {config['batch_size']})",
+        f"batch:    {batch} examples a step ({towers} x {config['batch_size']}"
+        + (f" on each of {workers} workers)" if workers > 1 else ")"),
         f"network:  {run_json['num_parameters']:,} parameters, {config['dtype']}; {config['optimizer']}, "
         f"learning rate {config['learning_rate']:g}",
         f"steps:    {first_step} to {last_step} ({last_step * batch / data['num_examples']:.1f} epochs)",
@@ -83,7 +84,7 @@ def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: in
 
 
 def closing_lines(result, last_step: int, importable: bool) -> list[str]:
-    """What came out, from a `loop.Result`, and what to do next; importable: whether run.json names the workload."""
+    """What came out, from a `results.Result`, and what to do next; importable: whether run.json names the workload."""
     has_no_gain = result.stopped_by.startswith("no gain")
     if result.loss is None:
         option = "greater --stop_after_no_gain_epochs" if has_no_gain else "higher --max_steps"

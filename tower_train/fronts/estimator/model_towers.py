@@ -133,7 +133,7 @@ def train_op(specs: list[EstimatorSpec], captures: list[Captured], global_step: 
             update.placeholder._add_control_input(finite.op)  # what waits for it, waits for the update
     with tf.control_dependencies([finite]):
         step = global_step.read_value()
-    report = StepReport(step, step, loss, tf.zeros([]), finite)
+    report = StepReport(step, step, loss, tf.zeros([]), tf.zeros([]), finite)
     checked = ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
     return tf.group(specs[0].train_op, finite, captures[0].assigned), loss, report, checked
 

@@ -1,0 +1,34 @@
+"""A workload with batch normalisation, weight decay and an embedding, whose gradient is sparse; 60 examples."""
+
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import Examples, Workload, layers
+
+v1 = tf.compat.v1
+
+
+def load(request):
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(1, 2, [60, 4]), rng.integers(3, size=60).astype(np.int32)
+    return Examples.from_arrays("norm", features, labels, ("a", "b", "c"))
+
+
+def network(features, training):
+    kernel = v1.get_variable("kernel", [4, 6], features.dtype, regularizer=lambda w: 1e-2 * tf.nn.l2_loss(w))
+    hidden = tf.nn.relu(layers.batch_normalization(features @ kernel, training, name="norm"))
+    table = v1.get_variable("table", [5, 6], features.dtype)
+    rows = tf.nn.embedding_lookup(table, tf.cast(tf.abs(features[:, 0]), tf.int64) % 5)
+    return (hidden + rows) @ v1.get_variable("softmax", [6, 3], features.dtype)
+
+
+def late(features, draws):
+    """The features, a while later, so that a test can step in."""
+    later = tf.numpy_function(lambda x: time.sleep(0.1) or x, [features], features.dtype)
+    return tf.ensure_shape(later, features.shape)
+
+
+WORKLOAD = Workload("norm", load, network)
+SLOW = Workload("norm", load, network, distort=late)

@@ -1,0 +1,67 @@
+"""scripts/local_cluster, and what starts a cluster elsewhere, as far as it can be checked without one."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import runs
+
+from tower_train import command_line
+from tower_train.config import Config
+
+LOCAL_CLUSTER = runs.ROOT / "scripts" / "local_cluster.py"
+TFJOB = runs.ROOT / "scripts" / "k8s" / "tfjob.yaml"
+SBATCH = runs.ROOT / "scripts" / "slurm" / "tower_train.sbatch"
+
+
+def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path):
+    words = runs.flags(workload="norm_workload", train_dir=tmp_path, max_steps=runs.ENDLESS, batch_size=4, num_gpus=2)
+    with subprocess.Popen(
+        [sys.executable, LOCAL_CLUSTER, "--workers=2", *words], env=runs.environment(runs.TESTS), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if ": step 20, loss" in line:
+                process.send_signal(signal.SIGINT)
+        assert process.wait(runs.WAIT_SECS) == 130, lines
+    assert all(re.match(r"\[worker [01]\] ", line) for line in lines)
+    assert any("batch:    16 examples a step (2 x 4 on each of 2 workers)" in line for line in lines)
+    assert any(line.startswith("[worker 1] worker 1 (localhost:") for line in lines)
+    assert any("Stopped by SIGINT at step" in line for line in lines)
+
+
+def test_the_manifest_gives_the_trainer_options_that_it_has():
+    [arguments] = re.findall(r"args: \[(.*)\]", TFJOB.read_text())
+    config = command_line.parse(["tower_train", *re.findall(r'"(.*?)"', arguments)], Config, "")
+    assert config.num_gpus == 8 and config.train_dir.startswith("/runs/")
+
+
+def test_the_manifest_is_yaml_of_a_tfjob():
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load(TFJOB.read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
+    replicas = job["spec"]["tfReplicaSpecs"]
+    assert {name: spec["replicas"] for name, spec in replicas.items()} == {"Chief": 1, "Worker": 3}
+    for spec in replicas.values():
+        [container] = spec["template"]["spec"]["containers"]
+        assert spec["restartPolicy"] == "ExitCode" and container["name"] == "tensorflow"
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, False), (2, False), (138, True), (143, True)])
+def test_the_batch_file_starts_again_what_lost_a_worker_or_ran_out_of_time(status, requeued, tmp_path):
+    """With an srun and an scontrol that note how they were called."""
+    for name, ending in (("srun", f"exit {status}"), ("scontrol", "")):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n{ending}\n')
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
+    process = subprocess.run(["bash", SBATCH, "--max_steps=5"], env=environment, check=False)
+    assert process.returncode == status
+    srun, *others = (tmp_path / "calls").read_text().splitlines()
+    assert others == (["scontrol requeue 77"] if requeued else [])
+    words = srun.partition("tower_train ")[2].split()
+    assert command_line.parse(["tower_train", *words], Config, "").max_steps == 5

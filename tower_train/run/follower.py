@@ -1,0 +1,66 @@
+"""What a worker does that is not the chief: it trains along, and writes nothing."""
+
+import time
+
+import tensorflow as tf
+
+from tower_train.config import Config
+from tower_train.graph import build
+from tower_train.run import hooks, input_stream, manifest, nonfinite, report, sessions, signals, watchdog
+from tower_train.run.member import Member
+from tower_train.run.results import Result
+from tower_train.workload import DataRequest, Workload
+
+v1 = tf.compat.v1
+
+
+def follow(path: str | None, workload: Workload, config: Config, session_hooks, me: Member) -> Result:
+    """Trains along with the chief, from its values to its last step.
+
+    Args:
+      path: where the workload can be imported from, if that is known.
+      workload, config: the chief's too.
+      session_hooks: further hooks around each step.
+      me: this process.
+
+    Raises:
+      UserError: what the chief raises too, what makes this worker another than the chief, or WorkerError.
+    """
+    began = time.perf_counter()
+    examples = workload.examples(DataRequest("train", config.dataset, config.data_dir, config.seed))
+    built = build.training_graph(workload, examples, config, me.placed)
+    now = manifest.describe(workload, path, examples, config, me.placed, built.num_parameters)
+    first_step, last_step = me.meet(manifest.same_everywhere(now, workload)), config.last_step(built.num_examples)
+    place = me.place
+    report.print_lines(
+        [f"{place.name(place.index)} of {len(place.hosts)} trains along with {place.name(0)}, steps {first_step} to "
+         f"{last_step}, on {', '.join(me.placed.names)}"]
+    )  # fmt: skip
+    last = hooks.LastValues(built, hooks.TrainingClock())
+    most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
+    guard = nonfinite.BatchGuard(built, most_in_a_row, None, _print)
+    with built.graph.as_default(), signals.noted() as received:
+        with watchdog.Watchdog(config.stall_timeout_secs, built.progress, _print) as dog:
+            every_hook = [dog, last, guard]
+            if config.check_mirrors_every_steps:
+                every_hook.append(hooks.MirrorCheck(built, config.check_mirrors_every_steps))
+            every_hook += [hooks.StopHook(built, last_step, lambda: received.stopping), *session_hooks]
+            with (
+                me.failures_named(),
+                sessions.opened(built, me.placed.session_config, every_hook, me=me) as session,
+                input_stream.failures_named(built.data),
+            ):
+                while first_step < last_step and not session.should_stop():
+                    session.run(built.train_op)
+    step = last.step or first_step
+    stopped_by = received.stopping.name if received.stopping else "last step" if step >= last_step else "another worker"
+    return Result(
+        train_dir="", step=step, loss=last.loss,
+        examples_per_sec=last.steps_per_sec and last.steps_per_sec * built.global_batch,
+        seconds=time.perf_counter() - began, stopped_by=stopped_by, checkpoint=None, data=examples.name,
+        notice=examples.notice, skipped_steps=guard.skipped,
+    )  # fmt: skip
+
+
+def _print(line: str) -> None:
+    report.print_lines([line])

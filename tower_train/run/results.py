@@ -1,0 +1,35 @@
+"""What comes out of a run."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came out of a run; also what result.json holds, beside the last evaluation.
+
+    Attributes:
+      train_dir: where the run is.
+      step: the last step, over all starts.
+      loss: at that step; None where this start did no step.
+      examples_per_sec: over this start's steps after its first; None where there were none.
+      seconds: this start took, from opening the session to the last save.
+      stopped_by: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook'; in result.json also
+        the message of a NonFiniteError.
+      checkpoint: path of the newest checkpoint.
+      data: what was trained on.
+      notice: what the user must know of the data, or None.
+      failed_saves: saves of this start that failed.
+      skipped_steps: steps of this start whose update was skipped, see --on_nonfinite.
+    """
+
+    train_dir: str
+    step: int
+    loss: float | None
+    examples_per_sec: float | None
+    seconds: float
+    stopped_by: str
+    checkpoint: str | None
+    data: str = ""
+    notice: str | None = None
+    failed_saves: int = 0
+    skipped_steps: int = 0
