@@ -52,10 +52,10 @@ def _port(request, batch_size, after_step, num_towers):
     port.train(request, batch_size, after_step, num_towers)
 
 
-def _keras(request, batch_size, after_step, num_replicas, model):
+def _keras(request, batch_size, after_step, model, num_replicas=1, num_towers=0):
     from cifar10.rivals import keras_fit
 
-    keras_fit.train(request, batch_size, after_step, num_replicas, model)
+    keras_fit.train(request, batch_size, after_step, model, num_replicas, num_towers)
 
 
 def _plain_inference(images):
@@ -66,9 +66,12 @@ def _plain_inference(images):
 
 def of(options) -> Rivals:
     """The rivals of a model: the published script trains the tutorial's only."""
+    fit = functools.partial(_keras, model=options.model)
     keras = (
-        Rival("keras/fit", 1, True, functools.partial(_keras, num_replicas=1, model=options.model)),
-        Rival("keras/MirroredStrategy 2", 2, True, functools.partial(_keras, num_replicas=2, model=options.model)),
+        Rival("keras/fit", 1, True, fit),
+        Rival("keras/MirroredStrategy 2", 2, True, functools.partial(fit, num_replicas=2)),
+        Rival("keras/multi_gpu_model 1", 1, False, functools.partial(fit, num_towers=1)),
+        Rival("keras/multi_gpu_model 2", 2, False, functools.partial(fit, num_towers=2)),
     )
     if options.model != "convnet":
         return Rivals("keras/fit", keras)

@@ -1,4 +1,6 @@
-"""The same network as a Keras model trained by `fit`, alone or under MirroredStrategy: what most users would pick.
+"""The same network as a Keras model trained by `fit`: what most users would pick.
+
+Alone, under MirroredStrategy, or as tower_train's own multi_gpu_model, which is for scripts that are written like this.
 
 Held to good practice, so that the comparison is with Keras at its best: images in memory, distorted in whole batches by
 a parallel `map` and prefetched; a compiled step, without XLA, which makes this network slower on CPUs; no progress bar
@@ -14,6 +16,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
+import tower_train
 from cifar10 import crops, distort, records
 from cifar10.rivals import folders, keras_networks
 from tower_train import workload
@@ -30,8 +33,9 @@ def train(
     request: workload.DataRequest,
     batch_size: int,
     after_step: Callable[[float], bool],
-    num_replicas: int = 1,
     model: str = "convnet",
+    num_replicas: int = 1,
+    num_towers: int = 0,
 ) -> None:
     """Fits until after_step(loss) returns True.
 
@@ -39,13 +43,16 @@ def train(
       request: which images.
       batch_size: examples a step, over all replicas.
       after_step: called with the mean of the losses so far, which is what Keras knows.
-      num_replicas: more than one train under MirroredStrategy, on as many GPUs, or without GPUs on logical CPUs.
       model: which of the workload's networks.
+      num_replicas: more than one train under MirroredStrategy, on as many GPUs, or without GPUs on logical CPUs.
+      num_towers: of multi_gpu_model; 0 for Keras itself.
     """
     is_deep = model != "convnet"
     strategy = tf.distribute.MirroredStrategy(_devices(num_replicas)) if num_replicas > 1 else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         trained = getattr(keras_networks, model)() if is_deep else network()
+        if num_towers:
+            trained = tower_train.multi_gpu_model(trained, gpus=num_towers)
         averages = {} if is_deep else dict(use_ema=True, ema_momentum=MOVING_AVERAGE_DECAY)
         trained.compile(
             keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM if is_deep else 0.0, **averages),
