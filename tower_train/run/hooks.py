@@ -1,4 +1,4 @@
-"""What happens between steps, as standard SessionRunHooks: guard, log, checkpoints, evaluation, stopping."""
+"""What happens between steps, as standard SessionRunHooks: log lines, summaries, the check of copies, stopping."""
 
 import contextlib
 import math
@@ -31,32 +31,6 @@ class StepHook(v1.train.SessionRunHook):
 
     def after_step(self, run_context, report: StepReport):
         """Called after each step with its report in numpy values."""
-
-
-class NonFiniteGuard(StepHook):
-    """Stops the run at the first loss or gradient that is not finite; the step has not changed the variables."""
-
-    UNTOUCHED = (
-        "This step has not changed the variables, and the last checkpoint stays. Try a lower --learning_rate, or look "
-        "at the examples."
-    )
-
-    def after_step(self, run_context, report):
-        if report.finite.all():
-            return
-        message = f"not finite at step {report.step + 1}: {self.what_is_not_finite(report)}. {self.UNTOUCHED}"
-        raise errors.NonFiniteError(message)
-
-    def what_is_not_finite(self, report: StepReport) -> str:
-        """The towers and tensors that are at fault."""
-        everywhere = "the mean over towers" + (" of all workers" if self.graph.num_workers > 1 else "")
-        rows = [f"tower_{i}" for i in range(self.graph.num_towers)] + [everywhere]
-        found = []
-        for row, flags in zip(rows, report.finite, strict=True):
-            bad = [name for name, is_finite in zip(self.graph.checked, flags, strict=True) if not is_finite]
-            if bad and not (found and row == rows[-1]):  # the mean is at fault only where no tower is
-                found.append(f"{row}: {', '.join(bad[:3])}{f' and {len(bad) - 3} more' if len(bad) > 3 else ''}")
-        return "; ".join(found)
 
 
 class TrainingClock:
@@ -160,16 +134,17 @@ class MirrorCheck(StepHook):
 
 
 class StopHook(StepHook):
-    """Asks for the end after the last step, or when a signal came: after the step under way; of several workers, all
-    after the one that follows it."""
+    """Asks for the end after the last step, or when something else ends the run: after the step under way; of several
+    workers, all after the one that follows it."""
 
-    def __init__(self, graph: TrainingGraph, last_step: int, signal_received: Callable[[], int | None]):
+    def __init__(self, graph: TrainingGraph, last_step: int, is_over: Callable[[], object]):
+        """Args: the graph; the step that the run goes to; whether, true or false, it ends before that."""
         super().__init__(graph)
-        self._last_step, self._signal_received = last_step, signal_received
+        self._last_step, self._is_over = last_step, is_over
         self._has_asked = False
 
     def after_step(self, run_context, report):
-        stopping = self._signal_received()
+        stopping = self._is_over()
         if self.graph.num_workers > 1:  # all workers must end after the same step
             if stopping and not self._has_asked:
                 run_context.session.run(self.graph.ask_to_stop)

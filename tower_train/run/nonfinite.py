@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from tower_train import errors
-from tower_train.graph.build import TrainingGraph
+from tower_train.graph.build import StepReport, TrainingGraph
 from tower_train.run import hooks
 
 _MOST_DUMPS = 10  # batches that one start writes down
+_MOST_NAMES = 3  # that a message lists
 
 
 def check_variables(session, graph: TrainingGraph, step: int) -> None:
@@ -18,13 +19,38 @@ def check_variables(session, graph: TrainingGraph, step: int) -> None:
     bad = [name for name, is_finite in session.run(graph.variables_finite).items() if not is_finite]
     if bad:
         raise errors.NonFiniteError(
-            f"not finite after step {step}: the update overflowed in {', '.join(bad[:3])}"
-            f"{f' and {len(bad) - 3} more' if len(bad) > 3 else ''}. It was not saved, and the last checkpoint stays. "
-            "Try a lower --learning_rate."
+            f"not finite after step {step}: the update overflowed in {_shown(bad)}. It was not saved, and the last "
+            "checkpoint stays. Try a lower --learning_rate."
         )
 
 
-class BatchGuard(hooks.NonFiniteGuard):
+class NonFiniteGuard(hooks.StepHook):
+    """Stops the run at the first loss or gradient that is not finite; the step has not changed the variables."""
+
+    UNTOUCHED = (
+        "This step has not changed the variables, and the last checkpoint stays. Try a lower --learning_rate, or look "
+        "at the examples."
+    )
+
+    def after_step(self, run_context, report):
+        if report.finite.all():
+            return
+        message = f"not finite at step {report.step + 1}: {self.what_is_not_finite(report)}. {self.UNTOUCHED}"
+        raise errors.NonFiniteError(message)
+
+    def what_is_not_finite(self, report: StepReport) -> str:
+        """The towers and tensors that are at fault."""
+        everywhere = "the mean over towers" + (" of all workers" if self.graph.num_workers > 1 else "")
+        rows = [f"tower_{i}" for i in range(self.graph.num_towers)] + [everywhere]
+        found = []
+        for row, flags in zip(rows, report.finite, strict=True):
+            bad = [name for name, is_finite in zip(self.graph.checked, flags, strict=True) if not is_finite]
+            if bad and not (found and row == rows[-1]):  # the mean is at fault only where no tower is
+                found.append(f"{row}: {_shown(bad)}")
+        return "; ".join(found)
+
+
+class BatchGuard(NonFiniteGuard):
     """Stops the run at such a step, or skips it, and names the examples it was made of.
 
     The graph has left the variables as they were. A skipped step counts as one: global_step and examples_seen have
@@ -69,3 +95,8 @@ class BatchGuard(hooks.NonFiniteGuard):
             return ""
         self._dumps += 1
         return f", written to {self._dump(step, first)}"
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -18,7 +18,7 @@ from tower_train.fronts.estimator.run_config import RunConfig
 from tower_train.fronts.estimator.spec import ModeKeys
 from tower_train.graph import build
 from tower_train.graph.devices import HOST
-from tower_train.run import checkpoint, events, hooks
+from tower_train.run import checkpoint, events, nonfinite
 
 v1 = tf.compat.v1
 _GLOBAL_STEP, _LOSS = "global_step", "loss"
@@ -34,11 +34,12 @@ class WarmStartSettings(NamedTuple):
 
 
 class _Checks(NamedTuple):
-    """What hooks.NonFiniteGuard needs to know."""
+    """What nonfinite.NonFiniteGuard needs to know."""
 
     report: build.StepReport
     checked: tuple[str, ...]
     num_towers: int
+    num_workers: int = 1
 
 
 class Estimator:
@@ -181,8 +182,7 @@ class Estimator:
         if not done:
             raise errors.DataError("input_fn yielded no batch to evaluate. Look at its files and filters.")
         values = final.final_ops_values
-        folder = pathlib.Path(self.model_dir, f"eval_{name}" if name else "eval")
-        writer = events.open_writer(folder)
+        writer = events.EventWriter(pathlib.Path(self.eval_dir(name)))
         scalars = {name: value for name, value in values.items() if np.ndim(value) == 0 and name != _GLOBAL_STEP}
         events.add_scalars(writer, scalars, int(values[_GLOBAL_STEP]))
         writer.close()
@@ -296,8 +296,8 @@ class Estimator:
         return path
 
 
-def _guard(report: build.StepReport, checked: tuple[str, ...], num_towers: int) -> hooks.NonFiniteGuard:
-    return hooks.NonFiniteGuard(_Checks(report, checked, num_towers))
+def _guard(report: build.StepReport, checked: tuple[str, ...], num_towers: int) -> nonfinite.NonFiniteGuard:
+    return nonfinite.NonFiniteGuard(_Checks(report, checked, num_towers))
 
 
 def _check_steps(steps, max_steps) -> None:
