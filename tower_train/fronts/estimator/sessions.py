@@ -77,7 +77,7 @@ def open_on(
     if path:
         check_fits(spec, path)
     else:
-        v1.logging.info("There is no checkpoint in %s; using initial values.", config.model_dir)
+        v1.logging.warning("There is no checkpoint in %s; using initial values.", config.model_dir)
     creator = v1.train.ChiefSessionCreator(
         spec.scaffold, config=_proto(placed, config), checkpoint_filename_with_path=path
     )
