@@ -7,7 +7,7 @@ import tensorflow as tf
 import trainings
 
 import tower_train
-from tower_train import errors
+from tower_train import errors, layers
 from tower_train.config import Config
 from tower_train.graph import build, devices
 
@@ -214,6 +214,21 @@ def test_each_tower_and_each_step_drops_others(examples):
             masks[towers] = [np.array(session.run([built.report, dropped])[1]) != 0 for _ in range(3)]
     one, two = ([mask for step in masks[towers] for mask in step] for towers in (1, 2))
     assert len({mask.tobytes() for mask in two}) == 6 and len({mask.tobytes() for mask in one}) == 3
+
+
+def test_the_towers_of_another_worker_drop_what_as_many_towers_of_one_process_would(examples):
+    masks = []
+    for towers_before, towers in ((0, 3), (2, 1)):
+        inference = workload(examples, small(dropout=0.5)).inference
+        with tf.Graph().as_default() as graph, v1.Session() as session:
+            v1.add_to_collection(layers.TOWERS_BEFORE, towers_before)
+            for _ in range(towers):
+                with v1.variable_scope("", reuse=v1.AUTO_REUSE):
+                    inference(tf.ones([8, SIZE, SIZE, 2]), True)
+            session.run(v1.global_variables_initializer())
+            masks.append(session.run([op.inputs[0] for op in graph.get_operations() if op.type == "SelectV2"]))
+    (_, second, third), (other,) = masks
+    assert np.array_equal(other, third) and not np.array_equal(other, second)
 
 
 @pytest.mark.parametrize("options", [{}, dict(variable_update="mirrored", check_mirrors_every_steps=1)])

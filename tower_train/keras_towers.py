@@ -164,6 +164,7 @@ class _Network:
         before = dict(values)
         if training:
             tower = self._towers[v1.get_default_graph()] = self._towers.get(v1.get_default_graph(), -1) + 1
+            tower += sum(v1.get_collection(layers.TOWERS_BEFORE))
             before |= keras_state.tower_seeds(self._variables, list(values.values()), tower)
         with (
             _floatx(self._dtype),

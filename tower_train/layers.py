@@ -15,7 +15,8 @@ v1 = tf.compat.v1
 STATISTICS = "tower_train/statistics"  # collection of Statistic, one a tower, moving variable and call
 SYNCHRONIZED = "tower_train/synchronized"  # collection of the number of towers that share statistics; else empty
 _FROZEN = "tower_train/frozen"  # collection that is empty but within `frozen`
-_GROUP_KEY = 1  # of the only group of devices that there is in a session, its towers
+TOWERS_BEFORE = "tower_train/towers_before"  # collection of the number of towers in the workers before this one
+_GROUP_KEY = 1  # of the devices of all towers, of all workers
 
 
 @contextlib.contextmanager

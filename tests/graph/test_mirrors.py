@@ -1,5 +1,6 @@
 """Mirrored variables train what variables on the CPU train, and their copies stay the same to the bit."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -101,6 +102,19 @@ def test_small_tensors_are_sent_together(kind):
     assert sorted(node.device for node in reductions) == ["/device:GPU:0"] * 2 + ["/device:GPU:1"] * 2
     assert {node.attr["communication_hint"].s for node in reductions} == {b"nccl" if kind == "nccl" else b"ring"}
     assert len({node.attr["instance_key"].i for node in reductions}) == 2
+
+
+@pytest.mark.parametrize("update", ["cpu", "mirrored"])
+def test_the_ring_between_workers_carries_each_gradient_once_however_many_towers_they_have(update, cifar10_dir):
+    """Besides, the loss and whether to stop. A ring of W sends 2 (W - 1)/W of what it carries."""
+    config = Config(num_gpus=2, batch_size=2, device="cpu", variable_update=update)
+    placed = dataclasses.replace(devices.place(config), num_workers=2, worker=1)
+    examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
+    built = build.training_graph(cifar10.WORKLOAD, examples, config, placed)
+    rings = [op for op in built.graph.get_operations() if op.type == "CollectiveReduce"]
+    assert sum(op.inputs[0].shape.num_elements() for op in rings) == built.num_parameters + 2
+    assert len(rings) == 3  # local3/weights, all other gradients, and the two numbers
+    assert {op.get_attr("group_size") for op in rings} == {2}
 
 
 def test_nccl_without_gpus_is_refused():

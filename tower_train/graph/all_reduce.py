@@ -142,14 +142,15 @@ class AllReduce:
         with v1.name_scope("broadcast"):
             for number, variable in enumerate(variables):
                 about = {"group_size": self._num_workers, "group_key": _HOSTS, "instance_key": _BROADCASTS + number}
-                shape = variable.shape
+                shape, dtype = variable.shape, variable.dtype.base_dtype
+                sent_as = {tf.uint32: tf.int32, tf.uint64: tf.int64}.get(dtype, dtype)  # which are not broadcast
                 with tf.device(HOST):
                     if worker == 0:
-                        sent = tf.raw_ops.CollectiveBcastSend(input=variable.read_value(), shape=shape, **about)
-                        done.append(sent.op)
+                        value = tf.bitcast(variable.read_value(), sent_as)
+                        done.append(tf.raw_ops.CollectiveBcastSend(input=value, shape=shape, **about).op)
                     else:
-                        received = tf.raw_ops.CollectiveBcastRecv(T=variable.dtype.base_dtype, shape=shape, **about)
-                        done.append(variable.assign(received, read_value=False))
+                        received = tf.raw_ops.CollectiveBcastRecv(T=sent_as, shape=shape, **about)
+                        done.append(variable.assign(tf.bitcast(received, dtype), read_value=False))
             return tf.group(*done)
 
     def _on_each(self, function: Callable, values: list) -> list:

@@ -124,6 +124,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         learning_rate = schedule.learning_rate(config, examples.num_examples, examples_seen)
         if config.sync_batch_norm:
             v1.add_to_collection(layers.SYNCHRONIZED, len(devices.towers) * devices.num_workers)
+        v1.add_to_collection(layers.TOWERS_BEFORE, devices.worker * len(places))
         replicas, tower_grads = [], []
         batches = _one_after_the_other(input_stream.batches, config.accumulate_steps, tower_grads)
         for tower in towers.build_towers(workload, batches, places, dtype, config.seed, copies=copies):

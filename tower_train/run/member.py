@@ -67,7 +67,8 @@ class Member(v1.train.SessionRunHook):
                 "Stop what uses it, or give --worker_hosts with another port."
             ) from None
         self.target = self._server.target
-        self._board = Board(f"grpc://{place.hosts[0]}", len(place.hosts), place.index, max(1.0, 2 * self._interval))
+        chief = self.target if place.is_chief else f"grpc://{place.hosts[0]}"
+        self._board = Board(chief, len(place.hosts), place.index, max(1.0, 2 * self._interval))
         self._thread = threading.Thread(target=self._watch, name="cluster", daemon=True)
 
     def __enter__(self):
