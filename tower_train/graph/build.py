@@ -70,7 +70,8 @@ class TrainingGraph:
       stream_initializer: starts the stream at the variable examples_seen.
       stream_state: what else a checkpoint needs to hold of the stream, where that does not say it all; else None.
       broadcast: gives this worker's variables the chief's values; None for one worker.
-      ask_to_stop: makes the steps from the next on tell all workers, in report.stopping, that this one wants to stop.
+      ask_to_stop: makes the steps from the next on tell all workers, in report.stopping, that this one wants to stop;
+        None for one worker.
       num_parameters: number of trained weights.
       num_towers: rows of report.finite, less one.
       num_workers: each with as many towers.
@@ -93,7 +94,7 @@ class TrainingGraph:
     stream_initializer: tf.Operation
     stream_state: IteratorState | None
     broadcast: tf.Operation | None
-    ask_to_stop: tf.Operation
+    ask_to_stop: tf.Operation | None
     num_parameters: int
     num_towers: int
     num_workers: int
@@ -140,12 +141,13 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 "that is trained. Leave the option out."
             )
         tower_losses = tf.stack([tower.loss for tower in replicas])
-        stopping = v1.get_variable(
-            "stopping", [], tower_losses.dtype, v1.zeros_initializer(), trainable=False,
-            collections=[v1.GraphKeys.LOCAL_VARIABLES],
-        )  # fmt: skip
+        stopping, ask_to_stop = tf.zeros([], tower_losses.dtype), None
+        if devices.num_workers > 1:
+            wish = v1.get_variable("stopping", [], stopping.dtype, v1.zeros_initializer(), trainable=False,
+                                   collections=[v1.GraphKeys.LOCAL_VARIABLES])  # fmt: skip
+            stopping, ask_to_stop = wish.read_value(), wish.assign(1, read_value=False)
         means = strategy.means(
-            tower_losses, stopping.read_value(), gradients.trained_in_all(tower_grads), moving, copies, all_reduce
+            tower_losses, stopping, gradients.trained_in_all(tower_grads), moving, copies, all_reduce
         )
         updates = [strategy.Update(config, copies, i, own, learning_rate, global_step) for i, own in enumerate(means)]
         loss, applied_grads = updates[0].loss, updates[0].gradients
@@ -174,7 +176,6 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         variables = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
         variables_finite = {v.op.name: gradients.is_finite(v) for v in variables if v.dtype.is_floating}
         broadcast = all_reduce.broadcast(variables, devices.worker) if devices.num_workers > 1 else None
-        ask_to_stop = stopping.assign(1, read_value=False)
         scalars = {"total_loss": loss, "cross_entropy": means[0].loss, "learning_rate": learning_rate}
         summary = summaries.step_summary(scalars, applied_grads, replicas[0], input_stream.batches[0][0], finite.op)
     return TrainingGraph(
