@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -103,6 +104,23 @@ def test_what_exists_is_kept_and_what_is_damaged_is_drawn_again(folder, tmp_path
     os.truncate(made / "data_batch_3.bin", 3073)
     generated.generate(tmp_path, seed=0)
     assert records.read_split(made, "train").fingerprint == records.read_split(folder, "train").fingerprint
+
+
+@pytest.mark.parametrize("files_there", [0, 3])
+def test_what_a_killed_process_left_is_drawn_again(folder, tmp_path, files_there):
+    code = f"from cifar10 import generated; generated.generate({str(tmp_path)!r})"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=pathlib.Path(generated.__file__).parents[1]) as process:
+        partial = tmp_path / ".generated-0.partial"
+        while not partial.exists() or len(list(partial.iterdir())) < files_there:
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.kill()
+    assert process.returncode == -9 and not (tmp_path / "generated-0").exists()
+    again = generated.generate(tmp_path, seed=0)
+    assert {path.name: path.read_bytes() for path in again.iterdir()} == {
+        path.name: path.read_bytes() for path in folder.iterdir()
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".generated-0.lock", "generated-0"]
 
 
 def test_a_place_that_cannot_be_written_is_a_data_error(tmp_path):
