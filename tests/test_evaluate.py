@@ -63,6 +63,7 @@ def test_while_watching_it_prints_no_confusion_matrix(main, run):
         (["--train_dir={no_checkpoint}"], "--train_dir={no_checkpoint} holds no checkpoint yet"),
         (["--train_dir={run}", "--workload=cifar10"], "{run} is a run of workload toy, not of cifar10"),
         (["--train_dir={run}", "--workload=no_such"], "no module 'no_such'"),
+        (["--train_dir={run}", "--dataset=mnist"], "--dataset=mnist: workload toy knows auto only"),
         (["--train_dir={run}", "--batch_size=0"], "--batch_size=0: it must be a whole number at least 1"),
         (["--train_dir={run}", "--watch_secs=0"], "--watch_secs=0"),
         (["--train_dir={run}", "--device=gpu"], "this machine's GPUs are: none"),

@@ -71,6 +71,12 @@ def test_a_mistake_is_one_line_that_names_it_and_leaves_nothing_behind(word, par
     assert runs.contents(tmp_path) == {}
 
 
+def test_a_data_set_that_the_workload_does_not_have_is_refused(main, tmp_path):
+    words = ("--workload=toy_workload", "--dataset=mnist", f"--train_dir={tmp_path}")
+    assert_one_line(*main(*words), "--dataset=mnist: workload toy knows auto only")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("place", ["file/run", "file", "/proc/run", "/dev/null/run"])
 def test_a_train_dir_that_cannot_be_written_to_is_one_line(place, main, data_dir, tmp_path):
     (tmp_path / "file").write_text("mine")

@@ -179,7 +179,7 @@ class Workload:
       metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples.
       distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
       prepare: features -> features, the preprocessing for evaluation, and for training where distort is None.
-      datasets: what --dataset may be for this workload.
+      datasets: what --dataset may be for this workload, and so `DataRequest.dataset`.
       options: the values of its own options, a record of a subclass of Options; None where it has none.
       configure: options -> Workload, the same workload with other values of its options.
       recipe: the values of the trainer's options that suit it, where the user gives none.
@@ -215,6 +215,18 @@ class Workload:
                     f"workload {self.name} has no option {name!r}. Its options are: {', '.join(there) or 'none'}."
                 )
         return self.configure(dataclasses.replace(self.options, **values)) if values else self
+
+    def check_dataset(self, dataset: str) -> None:
+        """Raises ConfigError for a --dataset that it does not have."""
+        if dataset in self.datasets:
+            return
+        if len(self.datasets) == 1:
+            raise errors.ConfigError(
+                f"--dataset={dataset}: workload {self.name} knows {self.datasets[0]} only. Leave the option out."
+            )
+        raise errors.ConfigError(
+            f"--dataset={dataset}: workload {self.name} knows {', '.join(self.datasets)}. Choose one of them."
+        )
 
     def config(self, **given) -> config.Config:
         """A Config of what is given, else of this workload's recipe, else of the trainer's defaults."""

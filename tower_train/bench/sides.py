@@ -33,6 +33,7 @@ def describe(spec: dict) -> dict:
       For JSON: gpus, data, dataset, notice, flops_per_example (None where shapes are not static), reference, rivals.
     """
     workload = workload_of(spec["workload"], spec["model"])
+    workload.check_dataset(spec["dataset"])
     rivals = _rivals(spec["workload"], workload)
     examples = workload.examples(_request(spec))
     batch = _one_batch(workload, examples, spec)

@@ -79,6 +79,7 @@ def train(
     """
     path, workload = (workload, load(workload)) if isinstance(workload, str) else (None, workload)
     workload = workload.with_options(workload_options or {})
+    workload.check_dataset(config.dataset)
     config, place = cluster.find(config)
     placed = devices.place(config)
     if place is None:

@@ -24,6 +24,7 @@ def read_run(options: RunOptions, workload: Workload | None = None) -> tuple[Wor
 
     Raises:
       RunError: no run there, or one of another workload.
+      ConfigError: options.dataset is none of the workload's.
     """
     run_json = directory.RunDirectory(options.train_dir).read(directory.RUN)
     if not run_json:
@@ -44,6 +45,8 @@ def read_run(options: RunOptions, workload: Workload | None = None) -> tuple[Wor
             "Give --workload=PATH of the one that was trained."
         )
     workload = workload.with_options(run_json.get("workload_options", {}))
+    if options.dataset:
+        workload.check_dataset(options.dataset)
     config = run_json["config"]
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
     return workload, workload.examples(DataRequest("test", dataset, data_dir, config["seed"])), config
