@@ -12,11 +12,13 @@ import tensorflow as tf  # noqa: E402
 from tower_train import estimator as tf_estimator  # noqa: E402
 from tower_train.data import idx  # noqa: E402
 
+tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)  # steps and losses
+ON_GPUS = bool(tf.config.list_physical_devices("GPU"))
 parser = argparse.ArgumentParser()
-parser.add_argument("--num_gpus", type=int, default=2)
+parser.add_argument("--num_gpus", type=int, default=2, help="(%(default)s)")
 parser.add_argument("--data_dir", help="where the four .gz files are; without it, images are random noise")
 parser.add_argument("--batch_size", type=int, default=512, help="examples per GPU (%(default)s)")
-parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--epochs", type=int, default=5 if ON_GPUS else 1, help="(%(default)s)")
 options = parser.parse_args()
 NUM_GPUS, BATCH_SIZE = options.num_gpus, options.batch_size
 

@@ -15,22 +15,24 @@ import tensorflow as tf  # noqa: E402
 
 from tower_train import estimator as tf_estimator  # noqa: E402
 
+tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)  # steps and losses
+ON_GPUS = bool(tf.config.list_physical_devices("GPU"))
 LABELS = ["CNV", "DME", "DRUSEN", "NORMAL"]
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--num_gpus", type=int, default=2)
 parser.add_argument("--data_dir")
-parser.add_argument("--weights", help="'imagenet' (downloaded) or a file; random ones without")
-parser.add_argument("--batch_size", type=int, default=64, help="examples per GPU")
-parser.add_argument("--size", type=int, help="height and width of images; 224, or 64 for noise")
-parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--weights", help="'imagenet' (downloaded) or a file; without, random ones: no transfer learning")
+parser.add_argument("--batch_size", type=int, default=64 if ON_GPUS else 8, help="examples per GPU (%(default)s)")
+parser.add_argument("--size", type=int, default=224 if ON_GPUS else 64, help="height and width (%(default)s)")
+parser.add_argument("--epochs", type=int, default=1, help="(%(default)s)")
 options = parser.parse_args()
 if not options.data_dir:
-    options.data_dir, options.size = tempfile.mkdtemp(), options.size or 64
+    options.data_dir = tempfile.mkdtemp()
     for number, (split, label) in enumerate((s, n) for s in ("train", "test") for n in LABELS * 32):
         os.makedirs(f"{options.data_dir}/{split}/{label}", exist_ok=True)
         noise = tf.cast(tf.random.uniform([62, 64, 1], 0, 256), tf.uint8)
         tf.io.write_file(f"{options.data_dir}/{split}/{label}/{number}.jpeg", tf.io.encode_jpeg(noise))
-SIZE = options.size or 224
+SIZE = options.size
 
 
 def input_fn(file_pattern, labels, shuffle=False, batch_size=64, num_epochs=None, buffer_size=4096):

@@ -44,6 +44,11 @@ class TestLoad:
         with pytest.raises(ConfigError) as error:
             workload.load(path)
         assert str(error.value).startswith(f"--workload={path}: there is no module ")
+        assert "Did you mean" not in str(error.value)
+
+    def test_the_short_name_of_one_that_comes_with_it_is_understood(self, modules):
+        with pytest.raises(ConfigError, match="Did you mean tower_train.workloads.fashion_mnist"):
+            workload.load("fashion_mnist")
 
     @pytest.mark.parametrize(
         ("module", "attribute", "missing"),

@@ -9,7 +9,7 @@ depend on which tower they are called for.
 
 import dataclasses
 import hashlib
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -252,9 +252,12 @@ def load(path: str) -> Workload:
     except ModuleNotFoundError as error:
         if error.name != module_name and not module_name.startswith(f"{error.name}."):
             raise
+        ours = f"tower_train.workloads.{module_name}"
+        is_ours = module_name.isidentifier() and importlib.util.find_spec(ours)
+        meant = f" Did you mean {ours}?" if is_ours else ""
         raise errors.ConfigError(
-            f"--workload={path}: there is no module {error.name!r} to import. Give an import path such as cifar10, "
-            "my_package.my_module or my_module:NAME, importable from the current directory or PYTHONPATH."
+            f"--workload={path}: there is no module {error.name!r} to import.{meant} Give an import path such as "
+            "cifar10, my_package.my_module or my_module:NAME, importable from the current directory or PYTHONPATH."
         ) from None
     workload = getattr(module, attribute or "WORKLOAD", None)
     if not isinstance(workload, Workload):

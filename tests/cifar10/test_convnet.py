@@ -162,9 +162,9 @@ def test_float32_equals_tensorflows_operations():
         outputs, plain_outputs = session.run([logits, plain_logits])
         pairs = zip(*(tf.gradients(y, list(variables.values())) for y in (logits, plain_logits)), strict=True)
         pairs = session.run(list(pairs))
-    np.testing.assert_allclose(outputs, plain_outputs, atol=1e-5 * abs(plain_outputs).max())
+    np.testing.assert_allclose(outputs, plain_outputs, atol=5e-5 * abs(plain_outputs).max())
     for gradient, expected in pairs:
-        np.testing.assert_allclose(gradient, expected, atol=1e-5 * abs(expected).max())
+        np.testing.assert_allclose(gradient, expected, atol=5e-5 * abs(expected).max())
 
 
 def test_a_second_tower_shares_variables_and_weight_decay():
