@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 import runs
 
 from tower_train import command_line
@@ -42,7 +43,6 @@ def test_the_manifest_gives_the_trainer_options_that_it_has():
 
 
 def test_the_manifest_is_yaml_of_a_tfjob():
-    yaml = pytest.importorskip("yaml")
     job = yaml.safe_load(TFJOB.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
     replicas = job["spec"]["tfReplicaSpecs"]
