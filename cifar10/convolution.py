@@ -6,8 +6,8 @@ that is 400 in place of 3600, each of them between all channels and all filters,
 The transforms are products with small constant matrices.
 
 The mathematics is the same. `toom_cook` rounds more than the direct sum: its results err by 2e-5 in float32, where the
-direct sum's err by 5e-7 (TensorFloat-32, in which GPUs convolve by default, rounds each factor to 5e-4). `fourier` rounds
-no more than the direct sum, and needs more products; it is for bfloat16, which has no digits to lose.
+direct sum's err by 5e-7 (TensorFloat-32, in which GPUs convolve by default, rounds each factor to 5e-4). `fourier`
+rounds no more than the direct sum, and needs more products; it is for bfloat16, which has no digits to lose.
 """
 
 from typing import NamedTuple

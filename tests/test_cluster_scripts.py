@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 import runs
+import yaml
 
 from tower_train import command_line
 from tower_train.config import Config
