@@ -32,6 +32,14 @@ class Draws(Protocol):
     def uniform(self, name: str, count: int) -> tf.Tensor:
         """Returns float32 [batch, count], uniform in [0, 1). Another name gives independent numbers."""
 
+    def of_example(self, name: str, count: int) -> tf.Tensor:
+        """As `uniform`, but a function of (seed, name, the example's index): an example has the same numbers in every
+        epoch.
+
+        Raises:
+          GraphError: the examples come in an order of their own, in which none has an index.
+        """
+
 
 @dataclasses.dataclass(frozen=True)
 class DataRequest:

@@ -106,10 +106,13 @@ class _Draws:
 
     def __init__(self, batch: int):
         self._batch = batch
+        self.epochs = tf.zeros([batch], tf.int64)
 
     def uniform(self, name: str, count: int) -> tf.Tensor:
         del name
         return tf.random.uniform([self._batch, count])
+
+    of_example = uniform
 
 
 class _AfterStep(keras.callbacks.Callback):

@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 import cifar10
+from tower_train import errors
+from tower_train.data import tf_data
 from tower_train.graph import stream
 from tower_train.workload import DataRequest, Examples, Workload
 
@@ -23,6 +25,13 @@ def draws(first, batch, name, count, seed=0, num_examples=100):
         return session.run(
             stream.PositionDraws(tf.constant(first, tf.int64), batch, num_examples, seed).uniform(name, count)
         )
+
+
+def draws_of_examples(first, batch, name, count, seed=0, num_examples=100):
+    """The numbers, and the examples that they belong to."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        here = stream.PositionDraws(tf.constant(first, tf.int64), batch, num_examples, seed)
+        return session.run([here.of_example(name, count), here.indices])
 
 
 def steps(workload, examples, num_steps, tower_batch, num_towers, seed=0, start=0):
@@ -108,6 +117,59 @@ class TestDraws:
             positions, epochs = session.run([here.positions, here.epochs])
         np.testing.assert_array_equal(positions, [18, 19, 20, 21, 22])
         np.testing.assert_array_equal(epochs, [1, 1, 2, 2, 2])
+
+
+class TestDrawsOfExamples:
+    def test_they_are_those_of_splitmix64(self):
+        """Its published numbers for the seed 1234567, of which the highest 24 bits are taken."""
+        published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431,
+                     16408922859458223821]  # fmt: skip
+        with tf.Graph().as_default(), v1.Session() as session:
+            found = session.run(stream._split_mix(1234567, tf.range(5, dtype=tf.int64)))
+        np.testing.assert_array_equal(found, np.array([number >> 40 for number in published], np.float32) / 2**24)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_an_example_has_the_same_in_every_epoch_and_others_than_the_rest(self, count):
+        """In batches that span epochs too."""
+        found, of = draws_of_examples(0, 1000, "flip", count, num_examples=100)
+        numbers = found[np.argsort(of, kind="stable")].reshape(100, 10, count)
+        np.testing.assert_array_equal(numbers, np.broadcast_to(numbers[:, :1], numbers.shape))
+        assert len(np.unique(numbers)) == 100 * count
+        rest, _ = draws_of_examples(730, 270, "flip", count, num_examples=100)
+        np.testing.assert_array_equal(rest, found[730:])
+
+    def test_names_and_seeds_are_independent(self):
+        several = []
+        for name, seed in [("flip", 0), ("crop", 0), ("flip", 1), ("flip", 2**40)]:
+            found, of = draws_of_examples(0, 10_000, name, 2, seed, num_examples=10_000)
+            several += list(found[np.argsort(of)].T)
+        several += [draws(0, 10_000, "flip", 1)[:, 0]]
+        correlations = np.corrcoef(several)[np.triu_indices(len(several), k=1)]
+        assert np.max(np.abs(correlations)) < 0.04  # four standard deviations of 1 / sqrt(10000)
+
+    @pytest.mark.parametrize("count", [1, 4])
+    @pytest.mark.parametrize("seed", [0, 1, 2**62])
+    def test_they_are_balanced_whatever_the_bits_of_the_index(self, seed, count):
+        """As flips they halve the examples, those of even index, those of odd index, and the pairs of neighbours; so
+        for every low bit of the index, and they are uniform."""
+        num_examples = 2**16
+        found, of = draws_of_examples(0, num_examples, "flip", count, seed, num_examples)
+        numbers = found[np.argsort(of)][:, 0]
+        assert numbers.min() >= 0 and numbers.max() < 1
+        assert chi_square(np.histogram(numbers, bins=100, range=(0, 1))[0]) < 158  # 1e-4, 99 degrees of freedom
+        flips = (numbers < 0.5).astype(float)
+        signs = [np.ones(num_examples), *(1.0 - 2 * (np.arange(num_examples) >> bit & 1) for bit in range(16))]
+        sums = np.abs([np.sum((2 * flips - 1) * sign) for sign in signs])
+        assert np.max(sums) < 4.5 * np.sqrt(num_examples)
+        pairs = np.bincount((2 * flips[:-1] + flips[1:]).astype(int), minlength=4)
+        assert chi_square(pairs) < 21  # 1e-4, 3 degrees of freedom
+
+    def test_examples_without_an_index_have_none(self):
+        workload = Workload("toy", None, None, distort=lambda x, draws: x + draws.of_example("flip", 1)[:, 0])
+        examples = tf_data.examples("mine", lambda: tf.data.Dataset.from_tensor_slices(2 * (np.zeros(9),)).repeat(), 9)
+        with pytest.raises(errors.GraphError, match=r"^draws.of_example\('flip'\): .* Use draws.uniform, or") as error:
+            steps(workload, examples, 1, 3, 1)
+        assert "\n" not in str(error.value)
 
 
 class TestTrainingStream:

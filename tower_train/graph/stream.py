@@ -52,12 +52,18 @@ def shuffled_indices(positions: tf.Tensor, num_examples: int, seed: int) -> tf.T
 class PositionDraws:
     """Implements workload.Draws for `batch` consecutive positions.
 
-    Philox is a function of (key, counter): the key comes from the seed and the name, the counter is the position.
+    Philox is a function of (key, counter): the key comes from the seed and the name, the counter is the position. It
+    counts on by one from number to number, so for the indices of examples, which lie anywhere, there is SplitMix64.
+
+    Attributes:
+      positions, epochs: as in workload.Draws.
+      indices: int64 [batch], the examples at these positions; None where they come in an order of their own.
     """
 
-    def __init__(self, first_position: tf.Tensor, batch: int, num_examples: int, seed: int):
+    def __init__(self, first_position: tf.Tensor, batch: int, num_examples: int, seed: int, by_index: bool = True):
         self.positions = first_position + tf.range(batch, dtype=tf.int64)
         self.epochs = self.positions // num_examples
+        self.indices = shuffled_indices(self.positions, num_examples, seed) if by_index else None
         self._first, self._batch, self._seed = first_position, batch, seed
 
     def uniform(self, name: str, count: int) -> tf.Tensor:
@@ -68,12 +74,46 @@ class PositionDraws:
         )
         return numbers[:, :count]
 
+    def of_example(self, name: str, count: int) -> tf.Tensor:
+        if self.indices is None:
+            raise errors.GraphError(
+                f"draws.of_example({name!r}): these examples come in an order of their own, so that none has an index "
+                "to draw its numbers by. Use draws.uniform, or examples that are fetched by index."
+            )
+        counters = self.indices[:, tf.newaxis] * count + tf.range(count, dtype=tf.int64)
+        return _split_mix(_key(f"{self._seed} example {name}"), counters)
+
+
+def _split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
+    """SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", section 2.3): the
+    numbers at the given places of the sequence that begins at the key.
+
+    Args:
+      key: 0 <= key < 2**64.
+      counters: int64 [...], at least 0.
+
+    Returns:
+      float32 [...], multiples of 2^-24, uniform in [0, 1).
+    """
+
+    def xor_shifted(bits, shift):
+        return tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint64)))
+
+    bits = tf.constant(key, tf.uint64) + (tf.cast(counters, tf.uint64) + 1) * 0x9E3779B97F4A7C15
+    bits = xor_shifted(bits, 30) * 0xBF58476D1CE4E5B9
+    bits = xor_shifted(bits, 27) * 0x94D049BB133111EB
+    highest = tf.bitwise.right_shift(xor_shifted(bits, 31), tf.constant(40, tf.uint64))
+    return tf.cast(tf.cast(highest, tf.int32), tf.float32) * 2.0**-24
+
+
+def _key(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
 
 def _philox(key: str, counter: tf.Tensor) -> dict:
     """The arguments that make a stateless op give the numbers of this key from this step (int64 scalar) on."""
-    digest = hashlib.sha256(key.encode()).digest()
     return {
-        "key": tf.constant([int.from_bytes(digest[:8], "little")], tf.uint64),
+        "key": tf.constant([_key(key)], tf.uint64),
         "counter": tf.cast(tf.stack([counter, 0]), tf.uint64),
         "alg": _PHILOX,
     }
@@ -121,7 +161,7 @@ def training_stream(
 
     def tower_examples(first: tf.Tensor):
         draws = PositionDraws(first, tower_batch, examples.num_examples, seed)
-        features, labels = fetch(shuffled_indices(draws.positions, examples.num_examples, seed))
+        features, labels = fetch(draws.indices)
         return _with_batch_size((_preprocessed(workload, features, draws), labels), tower_batch)
 
     iterator = _iterator(
@@ -142,7 +182,7 @@ def _training_stream_of_elements(
 
     def step(first: tf.Tensor, batch: tuple[Tensors, Tensors]):
         features, labels = batch
-        draws = PositionDraws(first, step_size, examples.num_examples, seed)
+        draws = PositionDraws(first, step_size, examples.num_examples, seed, by_index=False)
         return _with_batch_size((_preprocessed(workload, features, draws), labels), step_size)
 
     batches = _in_fixed_order(elements).batch(step_size, drop_remainder=True)
