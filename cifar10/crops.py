@@ -15,7 +15,8 @@ PADDING = 4
 # Of each channel over the 50,000 training images, in grey levels.
 MEAN = np.array([125.307, 122.950, 113.865], np.float32)
 DEVIATION = np.array([62.993, 62.089, 66.705], np.float32)
-_PER_DEVIATION = 1 / DEVIATION
+# Of each value of a row: to broadcast over a last dimension of 3 takes several times as long.
+_ROW_MEAN, _PER_ROW_DEVIATION = np.tile(MEAN, SIZE), np.tile(1 / DEVIATION, SIZE)
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
@@ -28,7 +29,8 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
       float32 [batch, 32, 32, 3].
     """
     # A product: TensorFlow makes one of a division by a constant in some graphs, but not in input pipelines.
-    return (tf.cast(images, tf.float32) - MEAN) * _PER_DEVIATION
+    rows = tf.reshape(tf.cast(images, tf.float32), [-1, SIZE * 3])
+    return tf.reshape((rows - _ROW_MEAN) * _PER_ROW_DEVIATION, tf.shape(images))
 
 
 def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:

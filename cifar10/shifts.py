@@ -1,0 +1,45 @@
+"""Whole images for short training: shifted by up to two pixels, and flipped in every other epoch.
+
+Jordan 2024 ("94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498, section 3.6): an image that is flipped
+at random each time is shown in the same orientation two epochs running half of the time. So each is flipped at random
+in the first epoch only, and in every other epoch after that the other way round.
+"""
+
+import tensorflow as tf
+
+from cifar10 import crops
+from tower_train import workload
+
+SIZE = crops.SIZE
+MOST = 2  # pixels each way
+
+
+def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
+    """A shift by -2 to 2 pixels each way, the image being reflected at its edge as numpy's 'reflect' does, the
+    alternating flip, and `crops.prepare`.
+
+    A gather of pixels, which is several times faster than padding and `crop_and_resize`.
+
+    Args:
+      images: uint8 [batch, 32, 32, 3].
+      draws: the random numbers of this batch, of examples that have an index.
+
+    Returns:
+      float32 [batch, 32, 32, 3].
+    """
+    places = tf.cast(tf.floor((2 * MOST + 1) * draws.uniform("shift", 2)), tf.int32) - MOST
+    first_flip = tf.cast(draws.of_example("flip", 1) < 0.5, tf.int64)
+    is_flipped = (first_flip + draws.epochs[:, tf.newaxis]) % 2 > 0
+    forwards = tf.range(SIZE)
+    rows = _reflected(forwards + places[:, :1])
+    columns = _reflected(tf.where(is_flipped, SIZE - 1 - forwards, forwards) + places[:, 1:])
+    batch = tf.range(tf.shape(images)[0])[:, tf.newaxis, tf.newaxis]
+    pixels = (batch * SIZE + rows[:, :, tf.newaxis]) * SIZE + columns[:, tf.newaxis, :]
+    shifted = tf.gather(tf.reshape(images, [-1, 3]), tf.reshape(pixels, [-1]))
+    return crops.prepare(tf.reshape(shifted, [-1, SIZE, SIZE, 3]))
+
+
+def _reflected(places: tf.Tensor) -> tf.Tensor:
+    """Rows or columns up to SIZE - 1 beyond the image's edges as those within that they are the reflection of."""
+    last = SIZE - 1
+    return last - tf.abs(last - tf.abs(places))

@@ -1,0 +1,73 @@
+"""Shifts are those of the reflected image, and each image is flipped in every other epoch."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import crops, shifts
+from tower_train.graph import stream
+from tower_train.workload import Examples, Workload
+
+v1 = tf.compat.v1
+
+
+class Draws:
+    """Given numbers, for `uniform` and for `of_example`, and given epochs."""
+
+    def __init__(self, places, flips, epochs):
+        self._places, self._flips = np.asarray(places, np.float32), np.asarray(flips, np.float32)
+        self.epochs = tf.constant(epochs, tf.int64)
+
+    def uniform(self, name, count):
+        return tf.constant(self._places[:, :count])
+
+    def of_example(self, name, count):
+        return tf.constant(self._flips[:, np.newaxis])
+
+
+@pytest.fixture(scope="module")
+def images():
+    return np.random.default_rng(0).integers(0, 256, [2, 32, 32, 3], np.uint8)
+
+
+def test_every_shift_and_flip_is_numpys(images):
+    """All 25 places, flipped and not, in an even and in an odd epoch."""
+    cases = [(r, c, bit, epoch, k) for r in range(5) for c in range(5) for bit in (0, 1) for epoch in (6, 7)
+             for k in (0, 1)]  # fmt: skip
+    rows, columns, bits, epochs, chosen = map(np.array, zip(*cases, strict=True))
+    with tf.Graph().as_default(), v1.Session() as session:
+        draws = Draws(np.stack([rows + 0.5, columns + 0.5], axis=1) / 5, 0.75 - 0.5 * bits, epochs)
+        found = session.run(shifts.distort(tf.constant(images[chosen]), draws))
+    assert found.dtype == np.float32
+    padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect").astype(np.float64)
+    for shifted, (row, column, bit, epoch, k) in zip(found, cases, strict=True):
+        expected = (padded[k, row : row + 32, column : column + 32] - crops.MEAN) / crops.DEVIATION
+        if (bit + epoch) % 2:
+            expected = expected[:, ::-1]
+        np.testing.assert_allclose(shifted, expected, atol=1e-5, err_msg=f"{row} {column} {bit} {epoch}")
+
+
+def test_the_extreme_numbers_give_the_extreme_shifts(images):
+    with tf.Graph().as_default(), v1.Session() as session:
+        draws = Draws([[0, 0], [np.float32(1 - 2**-24)] * 2], [0.5, 0.5], [0, 0])
+        found = session.run(shifts.distort(tf.constant(images), draws))
+        plain = session.run(crops.prepare(tf.constant(images)))
+    np.testing.assert_array_equal(found[0, 2:, 2:], plain[0, :30, :30])
+    np.testing.assert_array_equal(found[1, :30, :30], plain[1, 2:, 2:])
+
+
+def test_in_the_stream_half_are_flipped_at_first_and_each_in_every_other_epoch():
+    """Images whose columns all differ, and whose rows do not: the columns tell the flip, whatever the shift."""
+    ramp = np.broadcast_to(4 * np.arange(32, dtype=np.uint8)[:, np.newaxis], [200, 32, 32, 3])
+    examples = Examples.from_arrays("ramps", ramp, np.arange(200))
+    workload = Workload("ramps", None, None, distort=shifts.distort)
+    with tf.Graph().as_default(), v1.Session() as session:
+        source = stream.training_stream(workload, examples, 5, tf.constant(0, tf.int64), 100, 1)
+        session.run(source.initializer)
+        steps = [session.run(source.batches)[0] for _ in range(8)]
+    flips = np.zeros([4, 200], bool)
+    for i, (features, labels) in enumerate(steps):
+        flips[i // 2, labels] = features[:, 0, 28, 0] < features[:, 0, 4, 0]
+    assert 65 < flips[0].sum() < 135  # five standard deviations of a binomial of 200 and 1/2
+    for epoch in (1, 2, 3):
+        np.testing.assert_array_equal(flips[epoch], flips[epoch - 1] ^ True)
