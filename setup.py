@@ -21,6 +21,6 @@ setup(
     extras_require={
         "tensorboard": ["tensorboard"],
         "plots": ["matplotlib"],
-        "test": ["hypothesis", "matplotlib", "pytest", "pyyaml", "ruff>=0.17,<0.18", "tensorboard"],
+        "test": ["hypothesis", "matplotlib", "pytest", "pytest-xdist", "pyyaml", "ruff>=0.17,<0.18", "tensorboard"],
     },
 )
