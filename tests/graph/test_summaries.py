@@ -17,7 +17,7 @@ def inference(images, training):
     v1.add_to_collection(summaries.ACTIVATIONS, hidden)
     v1.summary.scalar("largest", tf.reduce_max(hidden))
     v1.summary.histogram("hidden/values", hidden)
-    return hidden @ v1.get_variable("output/weights", [4, 3])
+    return hidden @ v1.get_variable("output/weights", [4, 3]) * v1.get_variable("scale", [], tf.float32)
 
 
 def loss(logits, labels):
@@ -44,7 +44,7 @@ def step(request, open_training):
 def test_the_tags_are_these_and_name_no_tower(step):
     scalars = {"total_loss", "cross_entropy", "learning_rate", "hidden/relu/sparsity", "largest", "own_loss"}
     histograms = {"hidden/relu/activations", "hidden/values"}
-    for variable in ("hidden/weights", "output/weights"):
+    for variable in ("hidden/weights", "output/weights", "scale"):
         histograms |= {variable, f"{variable}/gradients"}
     images = {f"images/image/{i}" for i in range(4)}
     by_tag = step[0]

@@ -67,6 +67,7 @@ def _sample(values: tf.Tensor) -> tf.Tensor:
 
 def _finite(values: tf.Tensor) -> tf.Tensor:
     """HistogramSummary is an error where it meets NaN or Inf, which would hide where those come from."""
+    values = tf.reshape(values, [-1])
     return tf.boolean_mask(values, tf.math.is_finite(values)) if values.dtype.is_floating else values
 
 
