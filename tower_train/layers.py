@@ -1,4 +1,5 @@
-"""Layers that have to know of the towers: batch normalisation. And `frozen`, for those that are not trained.
+"""Layers that have to know of the towers: batch normalisation. And `frozen` and `learning`, for those that are not
+trained, or in a way of their own.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
 also here. The moving statistics for evaluation are updated once a step, with the mean over all towers.
@@ -6,9 +7,12 @@ also here. The moving statistics for evaluation are updated once a step, with th
 
 import contextlib
 import hashlib
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from tower_train import errors
 
 v1 = tf.compat.v1
 
@@ -16,6 +20,7 @@ STATISTICS = "tower_train/statistics"  # collection of Statistic, one a tower, m
 SYNCHRONIZED = "tower_train/synchronized"  # collection of the number of towers that share statistics; else empty
 _FROZEN = "tower_train/frozen"  # collection that is empty but within `frozen`
 TOWERS_BEFORE = "tower_train/towers_before"  # collection of the number of towers in the workers before this one
+LEARNING = "tower_train/learning"  # collection of Learning, one a block and variable created in it
 _GROUP_KEY = 1  # of the devices of all towers, of all workers
 
 
@@ -40,6 +45,54 @@ def frozen():
 def is_frozen() -> bool:
     """Whether what is built now is not trained."""
     return bool(v1.get_collection(_FROZEN))
+
+
+class Learning(NamedTuple):
+    """How a variable is trained.
+
+    Attributes:
+      name: the variable's; a SavedModel keeps what has a `name` in a collection, without a warning.
+      rate_factor: what the learning rate is multiplied with.
+      until_epoch: it is trained while fewer epochs have been seen.
+    """
+
+    name: str
+    rate_factor: float = 1.0
+    until_epoch: float = math.inf
+
+
+@contextlib.contextmanager
+def learning(rate_factor: float = 1.0, until_epoch: float = math.inf):
+    """Variables that are created in this block are trained at the learning rate times rate_factor, and only as long as
+    examples_seen / num_examples before the step is below until_epoch; after that their rate is 0.
+
+    Blocks in blocks: the factors multiply, the earliest epoch holds. The weight decay is part of the gradient, and so
+    the factor is its too. --clip_gradients and LARS look at gradients before the factor. Moving averages go on.
+
+    Raises:
+      GraphError: rate_factor or until_epoch is not above 0, or the factor is not finite.
+    """
+    if not (rate_factor > 0 and until_epoch > 0 and math.isfinite(rate_factor)):
+        raise errors.GraphError(
+            f"layers.learning(rate_factor={rate_factor}, until_epoch={until_epoch}): both must be above 0, the factor "
+            "finite. Use layers.frozen() for what is not trained at all."
+        )
+
+    def creator(create, **kwargs):
+        variable = create(**kwargs)
+        if variable.trainable:
+            v1.add_to_collection(LEARNING, Learning(variable.op.name, rate_factor, until_epoch))
+        return variable
+
+    with tf.variable_creator_scope(creator):
+        yield
+
+
+def learning_of(name: str) -> Learning:
+    """How the variable of this name is trained, by all blocks of `learning` that it was created in."""
+    blocks = [block for block in v1.get_collection(LEARNING) if block.name == name]
+    factor = math.prod(block.rate_factor for block in blocks)
+    return Learning(name, factor, min((block.until_epoch for block in blocks), default=math.inf))
 
 
 class Statistic(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 import runs
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, layers
 from tower_train import estimator as tf_estimator
 
 v1 = tf.compat.v1
@@ -396,6 +396,13 @@ class TestMisuse:
             make(tmp_path, 2, own_update).train(input_fn)
         with pytest.raises(errors.GraphError, match="takes no labels"):
             make(tmp_path, 1, lambda features, mode: None).train(input_fn)
+
+        def of_its_own_rate(features, labels, mode, params):
+            with layers.learning(rate_factor=2.0):
+                return model_fn(features, labels, mode, params)
+
+        with pytest.raises(errors.GraphError, match="weights is created in a block of layers.learning"):
+            make(tmp_path, 2, of_its_own_rate).train(input_fn)
 
         calls = []
 

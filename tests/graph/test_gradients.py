@@ -147,7 +147,7 @@ class GuardedUpdate:
         mean = gradients.average_gradients(towers)
 
         def apply():
-            with tf.control_dependencies([update.apply_update(mean, [a, b], optimizer, averages)]):
+            with tf.control_dependencies([update.apply_update([(optimizer, mean)], [a, b], averages)]):
                 return update.count_step([(step, 1)])
 
         self.finite = gradients.update_if_finite(

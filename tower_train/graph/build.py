@@ -149,7 +149,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         means = strategy.means(
             tower_losses, stopping, gradients.trained_in_all(tower_grads), moving, copies, all_reduce
         )
-        updates = [strategy.Update(config, copies, i, own, learning_rate, global_step) for i, own in enumerate(means)]
+        group_rate = functools.partial(schedule.group_rate, learning_rate, examples.num_examples, examples_seen)
+        updates = [strategy.Update(config, copies, i, own, group_rate, global_step) for i, own in enumerate(means)]
         loss, applied_grads = updates[0].loss, updates[0].gradients
         counts = [(global_step, 1), (examples_seen, config.global_batch)]
 

@@ -37,6 +37,27 @@ def learning_rate(config: Config, num_examples: int, examples_seen: tf.Tensor) -
     return rate * warmup(scale, config.warmup_epochs * num_examples, examples_seen)
 
 
+def group_rate(
+    rate: tf.Tensor, num_examples: int, examples_seen: tf.Tensor, rate_factor: float, until_epoch: float
+) -> tf.Tensor:
+    """The rate of variables from a block of tower_train.layers.learning.
+
+    Args:
+      rate: float64 scalar, from `learning_rate`.
+      num_examples: examples an epoch.
+      examples_seen: int64 scalar, examples trained on before this step.
+      rate_factor, until_epoch: the block's.
+
+    Returns:
+      rate * rate_factor while examples_seen / num_examples < until_epoch, then 0; float64 scalar.
+    """
+    if rate_factor != 1:
+        rate = rate * rate_factor
+    if math.isinf(until_epoch):
+        return rate
+    return tf.where(tf.cast(examples_seen, tf.float64) / num_examples < until_epoch, rate, tf.zeros_like(rate))
+
+
 def exponential_decay(
     initial: float, factor: float, epochs_per_decay: float, num_examples: int, examples_seen: tf.Tensor
 ) -> tf.Tensor:

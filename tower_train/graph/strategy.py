@@ -90,8 +90,9 @@ class Update:
       gradients: what it applies.
     """
 
-    def __init__(self, config: Config, copies: Copies, index: int, means: Means, learning_rate, global_step):
-        """Args: the options; the copies, and which of them; what to update it with; the rate; the step."""
+    def __init__(self, config: Config, copies: Copies, index: int, means: Means, group_rate, global_step):
+        """Args: the options; the copies, and which of them; what to update it with; (rate_factor, until_epoch) -> the
+        rate of variables that are trained so; the step."""
         self._copies, self._index, self._means = copies, index, means
         with tf.device(copies.devices[index]):
             decay_loss, applied = gradients.add_weight_decay(means.gradients, copies.decays(index), means.loss.dtype)
@@ -101,8 +102,16 @@ class Update:
             if config.optimizer == "lars":
                 applied = update.lars_gradients(applied)
         self.gradients = applied
-        rate = tf.cast(learning_rate, towers.variable_dtype(tf.as_dtype(config.dtype)))
-        self._optimizer = update.make_optimizer(config.optimizer, rate, config.momentum, config.nesterov)
+        dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
+
+        def make(*group):
+            rate = tf.cast(group_rate(*group), dtype)
+            return update.make_optimizer(config.optimizer, rate, config.momentum, config.nesterov)
+
+        def learning(variable):
+            return layers.learning_of(copies.original(variable).op.name)
+
+        self._groups = update.optimizers(applied, learning, make)
         self._averages = update.moving_averages(config.moving_average_decay, global_step)
 
     def apply(self) -> tf.Operation:
@@ -110,4 +119,4 @@ class Update:
         self._copies.update(self._index)
         weights = self._copies.of(self._index, v1.trainable_variables())
         with tf.device(self._copies.devices[self._index]):
-            return update.apply_update(self.gradients, weights, self._optimizer, self._averages, self._means.statistics)
+            return update.apply_update(self._groups, weights, self._averages, self._means.statistics)

@@ -1,14 +1,16 @@
 """The one update of a copy of the variables: optimizer, then moving averages; and the counters."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tower_train.graph import statistics
 from tower_train.graph.gradients import GradientsAndVariables
-from tower_train.layers import Statistic
+from tower_train.layers import Learning, Statistic
 
 v1 = tf.compat.v1
+Groups = list[tuple[v1.train.Optimizer, GradientsAndVariables]]
 
 
 def make_optimizer(name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False) -> v1.train.Optimizer:
@@ -19,6 +21,29 @@ def make_optimizer(name: str, learning_rate: tf.Tensor, momentum: float, nestero
         "adam": lambda: v1.train.AdamOptimizer(learning_rate),
         "lars": lambda: v1.train.MomentumOptimizer(learning_rate, momentum),
     }[name]()
+
+
+def optimizers(
+    gradients: GradientsAndVariables,
+    learning: Callable[[tf.Variable], Learning],
+    make: Callable[[float, float], v1.train.Optimizer],
+) -> Groups:
+    """An optimizer for each group of variables that learn at the same rate.
+
+    Args:
+      gradients: what to apply.
+      learning: variable -> how it is trained.
+      make: (rate_factor, until_epoch) -> the optimizer of variables that are trained so.
+
+    Returns:
+      (optimizer, its share of the gradients). Those that no block of `layers.learning` is about come first, so that all
+      that their optimizer creates is named as it is without such blocks.
+    """
+    groups = {(1.0, math.inf): []}
+    for gradient, variable in gradients:
+        _, *group = learning(variable)
+        groups.setdefault(tuple(group), []).append((gradient, variable))
+    return [(make(*group), members) for group, members in groups.items() if members or not gradients]
 
 
 def clip_by_norm(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
@@ -62,23 +87,21 @@ def variables_to_restore(decay: float) -> dict[str, tf.Variable]:
 
 
 def apply_update(
-    gradients: GradientsAndVariables,
+    groups: Groups,
     weights: Sequence[tf.Variable],
-    optimizer: v1.train.Optimizer,
     averages: tf.train.ExponentialMovingAverage | None,
     moving: Sequence[Statistic] = (),
 ) -> tf.Operation:
     """One step of one copy, in this order: the variables, the moving statistics, the moving averages of both.
 
     Args:
-      gradients: what to apply.
+      groups: what to apply, and by what; from `optimizers`.
       weights: the trained variables, also those that have no gradient.
-      optimizer: what applies it.
       averages: from `moving_averages`, or None.
       moving: from `statistics.average_statistics`.
     """
-    updated = optimizer.apply_gradients(gradients)
-    with tf.control_dependencies([updated]):
+    updated = [optimizer.apply_gradients(gradients) for optimizer, gradients in groups]
+    with tf.control_dependencies(updated):
         moved = statistics.update_moving(moving)
     with tf.control_dependencies([moved]):
         return averages.apply([*weights, *(s.moving for s in moving if s.followed)]) if averages else tf.no_op()

@@ -12,7 +12,7 @@ from keras.src.backend.common import (
     global_state,
 )  # Keras has no public way to number its layers' names afresh for a while
 
-from tower_train import errors
+from tower_train import errors, layers
 from tower_train.fronts.estimator.captured import Captured, capturing
 from tower_train.fronts.estimator.spec import EstimatorSpec
 from tower_train.graph import gradients
@@ -107,6 +107,11 @@ def train_op(specs: list[EstimatorSpec], captures: list[Captured], global_step: 
     Raises:
       GraphError: towers that cannot be averaged.
     """
+    if marked := v1.get_collection(layers.LEARNING):
+        raise errors.GraphError(
+            f"{marked[0].name} is created in a block of layers.learning, which is for workloads. Give it an optimizer "
+            "of its own in model_fn."
+        )
     loss = tf.add_n([spec.loss for spec in specs]) / len(specs)
     counts = {len(captured.updates) for captured in captures}
     if counts == {0} and len(specs) == 1:

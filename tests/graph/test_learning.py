@@ -1,0 +1,199 @@
+"""layers.learning: rates of single variables, for every optimizer and way to update, against numpy."""
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+import toy_workload
+import trainings
+
+from tower_train import errors, layers
+from tower_train.config import ExportOptions
+from tower_train.run import serving
+from tower_train.workload import DataRequest, Examples, Workload
+
+v1 = tf.compat.v1
+EXAMPLES, BATCH, STEPS = 48, 8, 9  # six steps an epoch
+DECAY = 0.125
+RATE = 0.02
+FACTORS = {"usual": 1.0, "fast": 8.0, "early": 1.0, "both": 4.0, "bias": 8.0}
+UNTIL = {"early": 1.0, "both": 0.5}  # epochs
+
+
+def load(request):
+    rng = np.random.default_rng(0)
+    return Examples.from_arrays("linear", rng.normal(1, 2, [EXAMPLES, 4]), rng.normal(size=[EXAMPLES, 3]))
+
+
+def network(features, training):
+    def times(name):
+        return features @ v1.get_variable(
+            name, [4, 3], features.dtype, regularizer=lambda kernel: DECAY * tf.nn.l2_loss(kernel)
+        )
+
+    outputs = times("usual")
+    with layers.learning(rate_factor=8.0):
+        outputs += times("fast") + v1.get_variable("bias", [3], features.dtype, v1.zeros_initializer())
+        with layers.learning(0.5, until_epoch=0.5), layers.learning(until_epoch=2):
+            outputs += times("both")
+    with layers.learning(until_epoch=1):
+        return outputs + times("early")
+
+
+def squared_error(outputs, labels):
+    return tf.reduce_mean(tf.reduce_sum(tf.square(outputs - labels), axis=1))
+
+
+WORKLOAD = Workload("linear", load, network, squared_error)
+
+
+def gradients(weights, x, y):
+    """Of the loss and the weight decay."""
+    outputs = weights["bias"] + sum(x @ w for name, w in weights.items() if name != "bias")
+    residual = 2 * (outputs - y) / len(x)
+    return {name: residual.sum(0) if name == "bias" else x.T @ residual + DECAY * w for name, w in weights.items()}
+
+
+class Sgd:
+    def move(self, name, weight, gradient):
+        """What the weight moves by at rate 1."""
+        return gradient
+
+
+class Momentum(Sgd):
+    def __init__(self, nesterov=False, lars=False):
+        self.velocity, self.nesterov, self.lars = {}, nesterov, lars
+
+    def move(self, name, weight, gradient):
+        if self.lars and weight.ndim > 1:
+            gradient = gradient * 0.001 * np.linalg.norm(weight) / np.linalg.norm(gradient)
+        velocity = self.velocity[name] = 0.75 * self.velocity.get(name, 0) + gradient
+        return gradient + 0.75 * velocity if self.nesterov else velocity
+
+
+class Adam(Sgd):
+    """Kingma and Ba 2015, the form before section 2.1; TensorFlow keeps the powers of the betas in float32."""
+
+    BETAS = np.array([0.9, 0.999], np.float32)
+
+    def __init__(self):
+        self.first, self.second, self.steps = {}, {}, {}
+
+    def move(self, name, weight, gradient):
+        beta1, beta2 = self.BETAS.astype(np.float64)
+        steps = self.steps[name] = self.steps.get(name, 0) + 1
+        power1, power2 = np.multiply.reduce([self.BETAS] * steps, dtype=np.float32).astype(np.float64)
+        first = self.first[name] = beta1 * self.first.get(name, 0) + (1 - beta1) * gradient
+        second = self.second[name] = beta2 * self.second.get(name, 0) + (1 - beta2) * gradient**2
+        return np.sqrt(1 - power2) / (1 - power1) * first / (np.sqrt(second) + np.float64(np.float32(1e-8)))
+
+
+OPTIMIZERS = {
+    "sgd": (Sgd, dict(optimizer="sgd")),
+    "momentum": (Momentum, dict(optimizer="momentum")),
+    "nesterov": (lambda: Momentum(nesterov=True), dict(optimizer="momentum", nesterov=True)),
+    "lars": (lambda: Momentum(lars=True), dict(optimizer="lars")),
+    "adam": (Adam, dict(optimizer="adam")),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "towers",
+    [dict(num_gpus=1), dict(num_gpus=2, variable_update="mirrored"), dict(num_gpus=2, accumulate_steps=2)],
+    ids=lambda options: options.get("variable_update", f"{options['num_gpus']} on the CPU"),
+)
+def test_every_variable_moves_at_its_own_rate(open_training, optimizer, towers):
+    make, options = OPTIMIZERS[optimizer]
+    options = options | towers | dict(batch_size=BATCH // towers["num_gpus"] // towers.get("accumulate_steps", 1))
+    seen = []
+
+    def noting(features, training):
+        seen.append(features)
+        return network(features, training)
+
+    def loss(outputs, labels):
+        seen.append(labels)
+        return squared_error(outputs, labels)
+
+    rule, expected = make(), None
+    with open_training(
+        Workload("noting", load, noting, loss), load(DataRequest("train")), dtype="float64", learning_rate=RATE,
+        momentum=0.75, moving_average_decay=0.0, **options,
+    ) as (built, session):  # fmt: skip
+        variables = {name: next(v for v in built.variables if v.op.name == name) for name in FACTORS}
+        expected = session.run(variables)
+        for step in range(STEPS):
+            batches, report = session.run((seen, built.report))
+            assert report.learning_rate == pytest.approx(RATE, rel=1e-12), "that of variables without a mark"
+            moved = gradients(expected, np.concatenate(batches[::2]), np.concatenate(batches[1::2]))
+            before, found = expected, session.run(variables)
+            for name, gradient in moved.items():
+                learning = step * BATCH / EXAMPLES < UNTIL.get(name, np.inf)
+                move = RATE * FACTORS[name] * learning * rule.move(name, before[name], gradient)
+                expected = expected | {name: before[name] - move}
+                np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-11, err_msg=f"{name} {step}")
+                assert np.array_equal(found[name], before[name]) != learning, (name, step)
+            expected = found
+
+
+def test_all_that_optimizers_keep_is_named_as_without_marks():
+    """But for Adam's powers of its betas, which each further group has: the same values."""
+    plain = Workload("plain", load, lambda x, training: x @ v1.get_variable("usual", [4, 3], x.dtype), squared_error)
+    options = dict(steps=2, dtype="float64", optimizer="adam", batch_size=8, moving_average_decay=0.0)
+    marked, usual = (trainings.train(workload, load(None), **options)[1] for workload in (WORKLOAD, plain))
+    slots = {f"{name}{slot}" for name in FACTORS for slot in ("", "/Adam", "/Adam_1")}
+    powers = {f"beta{beta}_power_{group}" for beta in (1, 2) for group in (1, 2, 3)}
+    assert marked.keys() == usual.keys() | slots | powers
+    for name in powers:
+        assert marked[name] == marked[name.rpartition("_")[0]] < 1
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    options = dict(workload=WORKLOAD, num_gpus=2, batch_size=4, dtype="float64", optimizer="adam")
+    runs.train_toy(tmp_path / "whole", max_steps=STEPS, **options)
+    for max_steps in (4, STEPS):
+        runs.train_toy(tmp_path / "parts", max_steps=max_steps, **options)
+    runs.assert_identical(runs.variables(tmp_path / "parts"), runs.variables(tmp_path / "whole"))
+
+
+def test_a_network_with_marks_is_exported(tmp_path, caplog):
+    def inference(features, training):
+        with layers.learning(rate_factor=2.0):
+            return toy_workload.network(features, training)
+
+    workload, options = Workload("marked", toy_workload.load, inference), ExportOptions(train_dir=str(tmp_path / "run"))
+    runs.train_toy(options.train_dir, workload=workload, max_steps=2)
+    with caplog.at_level("WARNING"):
+        serving.export(options, tmp_path / "export", workload)
+    assert not [record for record in caplog.records if "serializing" in record.getMessage()]
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    assert served(features=tf.ones([2, 4]))["logits"].shape == (2, 3)
+
+
+def test_frozen_variables_stay_frozen_in_it():
+    def inference(features, training):
+        with layers.learning(rate_factor=3.0), layers.frozen():
+            fixed = features @ v1.get_variable("fixed", [4, 3], features.dtype)
+        with layers.frozen(), layers.learning(rate_factor=3.0):
+            fixed += features @ v1.get_variable("fixed_too", [4, 3], features.dtype)
+        return fixed * v1.get_variable("scale", [], features.dtype, v1.ones_initializer())
+
+    workload, options = Workload("frozen", load, inference, squared_error), dict(dtype="float64", batch_size=8)
+    start, ended = (trainings.train(workload, load(None), steps, **options)[1] for steps in (0, 2))
+    unmoved = {name for name in start if np.array_equal(start[name], ended[name])}
+    assert unmoved == {"fixed", "fixed_too"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (dict(rate_factor=0.0), "rate_factor=0.0, until_epoch=inf"),
+        (dict(rate_factor=float("nan")), "rate_factor=nan"),
+        (dict(rate_factor=float("inf")), "rate_factor=inf"),
+        (dict(until_epoch=-1), "rate_factor=1.0, until_epoch=-1"),
+    ],
+)
+def test_what_is_no_rate_is_refused(arguments, text):
+    with pytest.raises(errors.GraphError, match=text), layers.learning(**arguments):
+        pass
