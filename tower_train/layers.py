@@ -122,6 +122,7 @@ def batch_normalization(
     momentum: float = 0.9,
     epsilon: float = 1e-5,
     name: str = "batch_normalization",
+    scale: bool = True,
 ) -> tf.Tensor:
     """Normalises each channel (Ioffe and Szegedy 2015, algorithms 1 and 2).
 
@@ -136,6 +137,7 @@ def batch_normalization(
       momentum: of the moving mean and variance.
       epsilon: added to the variance.
       name: variable scope.
+      scale: False creates no gamma, which is 1 then.
 
     Returns:
       A tensor of the shape and dtype of inputs.
@@ -143,7 +145,8 @@ def batch_normalization(
     channels = inputs.shape[-1]
     dtype = tf.float32 if inputs.dtype == tf.bfloat16 else inputs.dtype
     with v1.variable_scope(name):
-        gamma = v1.get_variable("gamma", [channels], dtype, v1.ones_initializer())
+        ones = v1.ones_initializer()
+        gamma = v1.get_variable("gamma", [channels], dtype, ones) if scale else ones([channels], dtype)
         beta = v1.get_variable("beta", [channels], dtype, v1.zeros_initializer())
         collections = moving_collections(followed=not is_frozen())
         moving_mean, moving_variance = (

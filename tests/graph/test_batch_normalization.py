@@ -18,10 +18,10 @@ def normalize(x, gamma, beta):
     return gamma * (x - x.mean(axes)) / np.sqrt(x.var(axes) + EPSILON) + beta
 
 
-def run(x, training=True, assign=()):
+def run(x, training=True, assign=(), **options):
     """(outputs, {statistic: value}) of the layer on x; assign: (variable's name, value)."""
     with tf.Graph().as_default(), v1.Session() as session:
-        outputs = layers.batch_normalization(tf.constant(x), training, MOMENTUM, EPSILON, name="norm")
+        outputs = layers.batch_normalization(tf.constant(x), training, MOMENTUM, EPSILON, name="norm", **options)
         session.run(v1.global_variables_initializer())
         variables = {variable.op.name: variable for variable in v1.global_variables()}
         for name, value in assign:
@@ -54,11 +54,28 @@ def test_evaluation_uses_the_moving_statistics_and_notes_none():
     assert not noted
 
 
-def test_bfloat16_keeps_its_variables_and_statistics_in_float32():
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-4)])
+@pytest.mark.parametrize("shape", [(6, 3), (4, 5, 2, 3)])
+@pytest.mark.parametrize("training", [False, True])
+def test_without_scale_there_is_no_gamma(dtype, tolerance, shape, training):
+    x = np.random.default_rng(0).normal(2, 3, shape)
+    mean, variance = np.arange(3.0), np.array([1.0, 4.0, 0.5])
+    values = [("beta", BETA), ("moving_mean", mean), ("moving_variance", variance)]
+    outputs, noted = run(x.astype(dtype), training, [(n, v.astype(dtype)) for n, v in values], scale=False)
+    expected = normalize(x, 1, BETA) if training else (x - mean) / np.sqrt(variance + EPSILON) + BETA
+    np.testing.assert_allclose(outputs, expected, atol=tolerance)
+    assert len(noted) == 2 * training and outputs.dtype == dtype
+    with pytest.raises(KeyError, match="norm/gamma"):
+        run(x, assign=[("gamma", GAMMA)], scale=False)
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_bfloat16_keeps_its_variables_and_statistics_in_float32(scale):
     x = tf.constant(np.random.default_rng(0).normal(2, 3, [8, 4, 4, 3]), tf.bfloat16)
     x = tf.cast(x, tf.float32).numpy()
     with tf.Graph().as_default(), v1.Session() as session:
-        outputs = layers.batch_normalization(tf.cast(tf.constant(x), tf.bfloat16), True, epsilon=EPSILON)
+        outputs = layers.batch_normalization(tf.cast(tf.constant(x), tf.bfloat16), True, epsilon=EPSILON, scale=scale)
+        assert "FusedBatchNormV3" in {op.type for op in v1.get_default_graph().get_operations()}
         assert outputs.dtype == tf.bfloat16 and {v.dtype.base_dtype for v in v1.global_variables()} == {tf.float32}
         noted = [s.value for s in v1.get_collection(layers.STATISTICS)]
         session.run(v1.global_variables_initializer())
@@ -87,9 +104,9 @@ def make(layer=layers.batch_normalization):
 KERNEL = np.random.default_rng(1).normal(size=[4, 3])
 
 
-def train(open_training, num_towers, steps=12, **options):
-    """(losses, {variable: value}, features of the first step in stream order)."""
-    workload, examples = make()
+def train(open_training, num_towers, steps=12, layer=layers.batch_normalization, **options):
+    """(losses, {variable: value})."""
+    workload, examples = make(layer)
     with open_training(
         workload, examples, num_gpus=num_towers, batch_size=8 // num_towers, dtype="float64", **(TRAIN | options)
     ) as (built, session):
@@ -97,11 +114,18 @@ def train(open_training, num_towers, steps=12, **options):
         return losses, session.run({variable.op.name: variable for variable in built.variables})
 
 
-@pytest.mark.parametrize("num_towers", [2, 4])
-def test_synchronized_towers_match_one_tower_step_by_step(open_training, num_towers):
+def of_own_rate(*args, **kwargs):
+    """Without a scale; the bias learns more slowly."""
+    with layers.learning(rate_factor=0.5):
+        return layers.batch_normalization(*args, **kwargs, scale=False)
+
+
+@pytest.mark.parametrize(("num_towers", "layer"), [(2, layers.batch_normalization), (4, layers.batch_normalization),
+                                                   (2, of_own_rate)])  # fmt: skip
+def test_synchronized_towers_match_one_tower_step_by_step(open_training, num_towers, layer):
     """Weights, moving statistics and the moving averages of both."""
-    losses, ended = train(open_training, 1)
-    several, ended_too = train(open_training, num_towers, sync_batch_norm=True)
+    losses, ended = train(open_training, 1, layer=layer)
+    several, ended_too = train(open_training, num_towers, layer=layer, sync_batch_norm=True)
     np.testing.assert_allclose(several, losses, rtol=1e-9)
     assert ended_too.keys() == ended.keys() and "first/moving_variance/ExponentialMovingAverage" in ended
     for name, value in ended.items():
@@ -111,6 +135,30 @@ def test_synchronized_towers_match_one_tower_step_by_step(open_training, num_tow
 def test_towers_on_their_own_do_not_match_one_tower(open_training):
     """So that the test above is not about a network which the batch's statistics do not matter to."""
     assert np.abs(np.subtract(train(open_training, 2)[0], train(open_training, 1)[0])).max() > 1e-3
+
+
+def test_the_bias_alone_can_have_a_rate_of_its_own(open_training):
+    """Of two layers that differ in nothing else, after one step."""
+
+    def without_scale(*args, **kwargs):
+        return layers.batch_normalization(*args, **kwargs, scale=False)
+
+    usual, own = (train(open_training, 1, 1, layer)[1] for layer in (without_scale, of_own_rate))
+    assert usual.keys() == own.keys() and not [name for name in own if "gamma" in name]
+    for name in ("first/beta", "second/beta"):
+        assert np.abs(usual[name]).max() > 1e-6
+        np.testing.assert_allclose(own[name], 0.5 * usual[name], rtol=1e-12)  # both began at 0
+    np.testing.assert_array_equal(own["kernel"], usual["kernel"])
+
+
+def test_frozen_without_scale(open_training):
+    def frozen(*args, **kwargs):
+        with layers.frozen():
+            return of_own_rate(*args, **kwargs)
+
+    ended = train(open_training, 2, 3, frozen)[1]
+    for name, value in {"beta": 0, "moving_mean": 0, "moving_variance": 1}.items():
+        np.testing.assert_array_equal(ended[f"first/{name}"], np.full(3, value))
 
 
 @pytest.mark.parametrize("num_towers", [1, 4])
