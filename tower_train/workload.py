@@ -91,6 +91,25 @@ class Examples:
             self.elements().element_spec,
         )
 
+    def first(self, count: int) -> tuple[Tensors, Tensors]:
+        """(features, labels) of the first examples, by index or in the order they come in, as arrays [count, ...];
+        of all where there are fewer. Reads them in a graph and a session of its own."""
+        count = min(count, self.num_examples)
+        with tf.Graph().as_default(), tf.device("/cpu:0"):
+            if self.elements:
+                options = tf.data.Options()
+                options.deterministic = True
+                batches = self.elements().take(count).batch(count).with_options(options)
+                iterator = tf.compat.v1.data.make_initializable_iterator(batches)
+                prepare, fetches = iterator.initializer, iterator.get_next()
+            else:
+                prepare, fetches = tf.no_op(), self.open()(tf.range(count, dtype=tf.int64))
+            # Threads of its own: another session's may all wait for this one.
+            session_config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, use_per_session_threads=True)
+            with tf.compat.v1.Session(config=session_config) as session:
+                session.run([prepare, tf.compat.v1.tables_initializer()])
+                return session.run(fetches)
+
     def sample(self, count: int) -> "Examples":
         """Some of these examples, the same ones each time: chosen at random, or the first where they come in an order
         of their own. All where there are no more than count."""
@@ -181,8 +200,9 @@ class Workload:
       name: names the default train_dir.
       examples: DataRequest -> Examples.
       inference: (features, training) -> outputs [batch, ...]. Weight decay is declared as a variable's `regularizer=`.
-      inference_for: Examples -> inference, for a network that depends on the data, such as on the number of classes;
-        takes the place of `inference`.
+      inference_for: Examples -> inference, for a network that depends on the data, such as on the number of classes, or
+        that begins with values made from it (initializers.FromExamples); takes the place of `inference`. It gets the
+        examples that are trained on or, in evaluation and export, the test examples.
       loss: (outputs, labels) -> scalar, the mean over the batch it is given.
       metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples.
       distort: (features, draws) -> features, the random preprocessing of training examples; None for none.

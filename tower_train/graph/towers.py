@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, initializers
 from tower_train.graph.mirrors import Copies
 from tower_train.workload import Tensors, Workload
 
@@ -103,7 +103,7 @@ def build_towers(
             v1.name_scope(f"{name}/"),
             tf.variable_creator_scope(copies.create if i == 0 else _refused(name)),
             v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=copies.getter(i)),
-            v1.variable_scope(v1.get_variable_scope(), custom_getter=_seeded(seed)),
+            v1.variable_scope(v1.get_variable_scope(), custom_getter=_seeded(seed) if training else _restored),
             v1.variable_scope(v1.get_variable_scope(), custom_getter=_kept_in_full_precision),
         ):
             outputs, loss = tower_loss(workload, features, labels, dtype, training)
@@ -129,6 +129,14 @@ def _refused(tower: str):
         )
 
     return refuse
+
+
+def _restored(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
+    """A custom getter for a network whose values come from a checkpoint: it needs no training examples for them, and an
+    exported one no Python."""
+    if isinstance(initializer, initializers.FromExamples):
+        initializer = v1.zeros_initializer()
+    return getter(name, shape, dtype, initializer, *args, **kwargs)
 
 
 def _seeded(seed: int):

@@ -89,7 +89,7 @@ class Checkpoints:
         self._variables = {variable.op.name: variable for variable in variables}
         self._saver = v1.train.Saver(self._variables)
         self._keep = keep
-        self._restorers = {}
+        self._restorers, self._fresh = {}, {}
 
     def save(self, session: v1.Session, step: int) -> str:
         """Writes one checkpoint, and only then removes those that are too old; returns its path.
@@ -137,15 +137,17 @@ class Checkpoints:
                 f"Give another --train_dir{way_out}"
             )
         self._restorers[path] = v1.train.Saver(matching)
+        self._fresh[path] = [self._variables[name].initializer for name in others]
         return list(others)
 
     def restore(self, session: v1.Session, path: str) -> None:
-        """Restores what plan_restore found in the checkpoint.
+        """Restores what plan_restore found in the checkpoint, and initialises the rest.
 
         Raises:
           RunError: its files are damaged.
         """
         restore(self._restorers[path], session, path)
+        session.run(self._fresh[path])
 
 
 def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:

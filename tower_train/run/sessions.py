@@ -23,7 +23,7 @@ def opened(
       built: the graph.
       config: of the session of a process by itself.
       session_hooks: around each step.
-      restore: what puts a checkpoint's values into the variables.
+      restore: what puts a checkpoint's values into all variables; None: they get their initial values.
       me: of a process among several: all then get the chief's values, and run on TensorFlow's server.
     """
 
@@ -32,11 +32,13 @@ def opened(
             me.session_opened(session)
         if restore:
             restore(session)
+        elif not me or me.place.is_chief:
+            session.run([variable.initializer for variable in built.variables])
         if me:
             session.run(built.broadcast)
 
     scaffold = v1.train.Scaffold(
-        init_op=v1.global_variables_initializer(),
+        init_op=tf.no_op(),  # initial values may be costly, and are not needed where there are others
         init_fn=initialize,
         # Runs after that, so that the stream starts at the restored position and copies have the restored values.
         local_init_op=tf.group(v1.local_variables_initializer(), v1.tables_initializer(), built.stream_initializer),

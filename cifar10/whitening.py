@@ -1,0 +1,50 @@
+"""Kernels that whiten the patches of images: the first layer of a network that trains in minutes, and is not trained.
+
+Jordan 2024 ("94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498, section 3.2).
+"""
+
+import numpy as np
+
+from cifar10 import crops
+
+SIZE = 2  # of a patch, in pixels each way
+NUM_KERNELS = 2 * SIZE * SIZE * 3
+EPSILON = 5e-4
+
+_PIECE = 500  # images whose patches are in memory at the same time, 46 MB
+
+
+def kernels(images: np.ndarray) -> np.ndarray:
+    """The eigenvectors of the covariance of all 2 x 2 patches over the root of their eigenvalues, and their negatives.
+
+    On images that `crops.prepare` has normalised a convolution with the first half gives 12 uncorrelated channels of
+    variance eigenvalue / (eigenvalue + EPSILON), the greatest eigenvalue's first. Of each eigenvector's two directions
+    the first half has the one whose component of greatest size is positive.
+
+    Args:
+      images: uint8 [n, height, width, 3], before `crops.prepare`.
+
+    Returns:
+      float32 [2, 2, 3, 24]: rows, columns and channels of a patch, kernels.
+    """
+    count, sums, products = 0, 0.0, 0.0
+    for start in range(0, len(images), _PIECE):
+        patches = _patches(images[start : start + _PIECE]).astype(np.float64)
+        # Sums of whole numbers below 2^53, and so the same to the bit in whatever order they are added.
+        count, sums, products = count + len(patches), sums + patches.sum(axis=0), products + patches.T @ patches
+    mean, deviation = sums / count, np.tile(crops.DEVIATION.astype(np.float64), SIZE * SIZE)
+    covariance = (products / count - np.outer(mean, mean)) / np.outer(deviation, deviation)
+    eigenvalues, eigenvectors = np.linalg.eigh(covariance)
+    eigenvalues, eigenvectors = eigenvalues[::-1], eigenvectors[:, ::-1]
+    largest = np.abs(eigenvectors).argmax(axis=0)
+    eigenvectors = eigenvectors * np.sign(eigenvectors[largest, np.arange(len(largest))])
+    whitening = eigenvectors / np.sqrt(eigenvalues + EPSILON)
+    both = np.concatenate([whitening, -whitening], axis=1)
+    return both.reshape(SIZE, SIZE, 3, NUM_KERNELS).astype(np.float32)
+
+
+def _patches(images: np.ndarray) -> np.ndarray:
+    """All patches of all images: [patches, 12], rows before columns before channels."""
+    rows, columns = (length - SIZE + 1 for length in images.shape[1:3])
+    shifted = [images[:, row : row + rows, column : column + columns] for row in range(SIZE) for column in range(SIZE)]
+    return np.concatenate(shifted, axis=-1).reshape(-1, SIZE * SIZE * 3)

@@ -1,0 +1,190 @@
+"""Initial values that come from the training examples are made of the first of them, and only where they are used."""
+
+import dataclasses
+import subprocess
+import sys
+import types
+
+import element_workloads
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+import toy_workload
+import trainings
+
+import tower_train
+from tower_train import Config, Examples, Workload, initializers
+from tower_train.config import EvaluateOptions, ExportOptions
+from tower_train.run import serving, sessions
+from tower_train.workload import DataRequest
+
+v1 = tf.compat.v1
+COUNT = 20
+
+
+@pytest.fixture
+def calls():
+    return []
+
+
+@pytest.fixture
+def workload(calls):
+    """The toy workload on features whose mean over the first 20 examples is taken off; `calls` gets (features, labels)
+    each time that mean is computed."""
+
+    def inference_for(examples):
+        def mean(features, labels):
+            calls.append((features, labels))
+            return features.mean(axis=0)
+
+        initial = initializers.FromExamples(examples, COUNT, mean)
+
+        def inference(features, training):
+            center = v1.get_variable("center", [4], features.dtype, initial)
+            return toy_workload.network(features - center, training)
+
+        return inference
+
+    return dataclasses.replace(toy_workload.WORKLOAD, name="centred", inference=None, inference_for=inference_for)
+
+
+def toy_arrays():
+    examples = toy_workload.load(DataRequest("train"))
+    return examples, element_workloads.arrays("train")
+
+
+class TestFirst:
+    @pytest.mark.parametrize("count", [1, 20, 96, 1000])
+    def test_examples_by_index(self, count):
+        examples, arrays = toy_arrays()
+        for found, expected in zip(examples.first(count), arrays, strict=True):
+            np.testing.assert_array_equal(found, expected[:count])
+
+    @pytest.mark.parametrize("make", [element_workloads.in_order, element_workloads.ending_uncounted])
+    def test_examples_in_an_order_of_their_own(self, make):
+        examples = element_workloads.workload(make).examples(DataRequest("train"))
+        for count in (20, 1000):
+            for found, expected in zip(examples.first(count), element_workloads.arrays("train"), strict=True):
+                np.testing.assert_array_equal(found, expected[:count])
+
+    def test_the_graph_around_it_stays_as_it_was(self):
+        examples, _ = toy_arrays()
+        with tf.Graph().as_default() as graph:
+            examples.first(3)
+            assert not graph.get_operations()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(num_gpus=1),
+        dict(num_gpus=2),
+        dict(num_gpus=2, variable_update="mirrored", check_mirrors_every_steps=1),
+        dict(num_gpus=1, dtype="bfloat16"),
+    ],
+    ids=str,
+)
+def test_it_is_what_numpy_makes_of_the_first_training_examples(workload, calls, options):
+    """Computed once, whatever the towers, copies and threads; the moving average begins with it."""
+    examples, (features, labels) = toy_arrays()
+    _, variables = trainings.train(
+        workload, examples, 0, batch_size=8, learning_rate=0.1, moving_average_decay=0.9, **options
+    )
+    [(found_features, found_labels)] = calls
+    np.testing.assert_array_equal(found_features, features[:COUNT])
+    np.testing.assert_array_equal(found_labels, labels[:COUNT])
+    for name in ("center", "center/ExponentialMovingAverage"):
+        np.testing.assert_array_equal(variables[name], features[:COUNT].mean(axis=0))
+
+
+def test_one_thread_is_enough():
+    """In a process of its own, since the first session of a process makes the threads of all."""
+    program = """
+import trainings, toy_workload, tensorflow as tf
+from tower_train import Workload, initializers
+from tower_train.workload import DataRequest
+
+def inference_for(examples):
+    initial = initializers.FromExamples(examples, 20, lambda features, labels: features.mean(axis=0))
+    return lambda features, training: features * tf.compat.v1.get_variable("center", [4], features.dtype, initial)
+
+examples = toy_workload.load(DataRequest("train"))
+one_thread = dict(num_gpus=1, intra_op_threads=1, inter_op_threads=1)
+print(*trainings.train(Workload("one", None, None, inference_for=inference_for), examples, 1, **one_thread))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=runs.environment(runs.TESTS), capture_output=True, text=True,
+        timeout=runs.WAIT_SECS,
+    )  # fmt: skip
+    assert found.returncode == 0 and "center" in found.stdout, found.stderr
+
+
+def test_two_towers_match_one(workload):
+    examples, _ = toy_arrays()
+    options = dict(steps=3, dtype="float64", learning_rate=0.1)
+    one = trainings.train(workload, examples, num_gpus=1, batch_size=8, **options)
+    two = trainings.train(workload, examples, num_gpus=2, batch_size=4, **options)
+    trainings.assert_same(two, one)
+
+
+def test_nothing_is_computed_to_evaluate_export_or_resume(workload, calls, tmp_path):
+    """And the SavedModel holds no Python function."""
+    options = runs.TOY | dict(save_every_steps=5, eval_every_steps=5, train_dir=str(tmp_path / "run"))
+    tower_train.train(workload, Config(max_steps=5, **options))
+    assert len(calls) == 1
+    tower_train.train(workload, Config(max_steps=10, **options))
+    [found] = tower_train.evaluate_run(EvaluateOptions(train_dir=options["train_dir"]), workload)
+    assert found.step == 10
+    serving.export(ExportOptions(train_dir=options["train_dir"]), tmp_path / "model", workload)
+    assert len(calls) == 1
+    assert b"PyFunc" not in (tmp_path / "model" / "saved_model.pb").read_bytes()
+    tower_train.train(workload, Config(max_steps=10, **(options | dict(train_dir=str(tmp_path / "whole")))))
+    runs.assert_identical(runs.variables(tmp_path / "run"), runs.variables(tmp_path / "whole"))
+
+
+def test_what_a_checkpoint_lacks_begins_with_it(workload, calls, tmp_path):
+    """Only that: the rest is restored."""
+    options = runs.TOY | dict(train_dir=str(tmp_path), override=True, learning_rate=1e-30)
+    plain = dataclasses.replace(toy_workload.WORKLOAD, name="centred")
+    tower_train.train(plain, Config(max_steps=5, **options))
+    before = runs.variables(tmp_path)
+    assert not calls
+    tower_train.train(workload, Config(max_steps=6, **options))
+    assert len(calls) == 1
+    after, (_, (features, _)) = runs.variables(tmp_path), toy_arrays()
+    np.testing.assert_array_equal(after["center"], features[:COUNT].mean(axis=0))
+    np.testing.assert_array_equal(after["hidden/weights"], before["hidden/weights"])
+
+
+@pytest.mark.parametrize(("is_chief", "expected"), [(True, 1), (False, 0)])
+def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected):
+    examples = Examples.from_arrays("numbers", np.arange(9.0), np.arange(9))
+
+    def total(features, labels):
+        calls.append(features)
+        return features.sum()
+
+    class Member(v1.train.SessionRunHook):
+        place, target = types.SimpleNamespace(is_chief=is_chief), ""
+        placed = types.SimpleNamespace(session_config=None)
+
+        def session_opened(self, session):
+            pass
+
+    with tf.Graph().as_default():
+        variable = v1.get_variable("sum", [], tf.float64, initializers.FromExamples(examples, 4, total))
+        received = tf.no_op() if is_chief else variable.assign(6.0, read_value=False)
+        built = types.SimpleNamespace(variables=[variable], broadcast=received, stream_initializer=tf.no_op())
+        with sessions.opened(built, None, [], me=Member()) as session:
+            assert session.run(variable) == 6
+    assert len(calls) == expected
+
+
+def test_an_array_of_another_shape_is_refused(calls):
+    examples = Examples.from_arrays("numbers", np.zeros([9, 2]), np.arange(9))
+    workload = Workload("wrong", None, None, inference_for=lambda examples: lambda features, training: v1.get_variable(
+        "w", [3], tf.float32, initializers.FromExamples(examples, 5, lambda features, labels: features.sum(axis=0))
+    ) * tf.cast(features[:, :1], tf.float32))  # fmt: skip
+    with pytest.raises(tf.errors.OpError, match=r"gave an array of shape \(2,\) for a variable of shape \(3,\)"):
+        trainings.train(workload, examples, 0)

@@ -1,0 +1,50 @@
+"""Initial values that come from the training examples.
+
+def inference_for(examples):
+    kernels = initializers.FromExamples(examples, 5000, lambda images, labels: whitening.kernels(images))
+
+    def inference(images, training):
+        weights = tf.compat.v1.get_variable("whiten/weights", [2, 2, 3, 24], images.dtype, kernels)
+"""
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.workload import Examples, Tensors
+
+
+class FromExamples:
+    """An initializer for `get_variable`: what a numpy function makes of the first examples.
+
+    It is computed when the variable is initialised, once for all towers, and not where the variable gets its value
+    otherwise: from a checkpoint, from another worker, or in evaluation and export, whose graphs do not hold it.
+    """
+
+    def __init__(self, examples: Examples, count: int, function: Callable[[Tensors, Tensors], np.ndarray]):
+        """Args: those of Workload.inference_for; how many of them, or all where there are fewer; (features, labels),
+        numpy arrays before any preprocessing, to the value, of the variable's shape."""
+        self._examples, self._count, self._function = examples, count, function
+        self._lock, self._value = threading.Lock(), None
+
+    def __call__(self, shape, dtype=tf.float32, partition_info=None) -> tf.Tensor:
+        """Raises GraphError where the function's array is of another shape; TensorFlow wraps it."""
+        del partition_info
+        shape, dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
+
+        def compute():
+            with self._lock:  # moving averages begin with it too, and TensorFlow asks in several threads
+                if self._value is None:
+                    self._value = np.asarray(self._function(*self._examples.first(self._count)))
+            if self._value.shape != tuple(shape):
+                raise errors.GraphError(
+                    f"{self._examples.name}: the function of FromExamples gave an array of shape {self._value.shape} "
+                    f"for a variable of shape {tuple(shape)}. They must be the same."
+                )
+            return self._value.astype(dtype.as_numpy_dtype)
+
+        with tf.device("/cpu:0"):
+            return tf.ensure_shape(tf.numpy_function(compute, [], dtype), shape)
