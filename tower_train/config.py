@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from tower_train import errors
+from tower_train import errors, points
 from tower_train.options import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option
 
 
@@ -116,12 +116,16 @@ class Config(DeviceOptions):
     )
     num_epochs_per_decay: float = option(350.0, "epochs between decays (staircase)", TRAINING, above=0, resume="note")
     lr_schedule: str = option(
-        "exponential", "exponential (staircase), piecewise, or cosine or linear down to 0 at the last step", TRAINING,
-        choices=("exponential", "piecewise", "cosine", "linear"), resume="note",
+        "exponential", "exponential (staircase), piecewise, cosine or linear down to 0 at the last step, or points",
+        TRAINING, choices=("exponential", "piecewise", "cosine", "linear", "points"), resume="note",
     )  # fmt: skip
     lr_boundaries: tuple[int, ...] | None = option(
         None, "epochs at which --lr_schedule=piecewise decays the learning rate, e.g. 82,123", TRAINING, above=0,
         resume="note",
+    )  # fmt: skip
+    lr_points: str | None = option(
+        None, "what --lr_schedule=points multiplies the learning rate with at shares of the whole training, linear "
+        "between them, e.g. 0:0.2,0.23:1,1:0.07", TRAINING, resume="note",
     )  # fmt: skip
     lr_scaling: str = option(
         "none", "multiply the learning rate by global batch / --lr_base_batch (linear), its root (sqrt), or not (none)",
@@ -200,11 +204,7 @@ class Config(DeviceOptions):
             raise errors.ConfigError(
                 f"--max_steps={self.max_steps} and --epochs={self.epochs:g} both say when to stop. Give one of them."
             )
-        if (self.lr_schedule == "piecewise") != bool(self.lr_boundaries):
-            raise errors.ConfigError(
-                f"--lr_schedule={self.lr_schedule} and --lr_boundaries={as_text(self.lr_boundaries or 'none')}: "
-                "piecewise needs boundaries, and nothing else has them."
-            )
+        self._check_schedule()
         if self.variable_update == "cpu" and self.all_reduce:
             raise errors.ConfigError(f"--all_reduce={self.all_reduce} is for --variable_update=mirrored.")
         self._check_workers()
@@ -215,6 +215,17 @@ class Config(DeviceOptions):
                 f"--sync_batch_norm and --accumulate_steps={self.accumulate_steps} exclude each other: one tower's "
                 "batches come after each other, so they cannot share statistics."
             )
+
+    def _check_schedule(self):
+        for schedule, name, needed in (("piecewise", "lr_boundaries", "boundaries"), ("points", "lr_points", "points")):
+            given = getattr(self, name)
+            if (self.lr_schedule == schedule) != (given is not None):
+                raise errors.ConfigError(
+                    f"--lr_schedule={self.lr_schedule} and --{name}={'none' if given is None else as_text(given)}: "
+                    f"{schedule} needs {needed}, and nothing else has them."
+                )
+        if self.lr_points is not None:
+            points.parse(self.lr_points, "lr_points")
 
     def _check_workers(self):
         hosts = self.worker_hosts.split(",") if self.worker_hosts is not None else []

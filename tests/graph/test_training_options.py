@@ -50,6 +50,17 @@ def test_annealing_ends_at_zero_with_the_last_step(kind, expected, stop):
     np.testing.assert_allclose(found, 0.2 * expected(np.minimum(COUNTS / 1000, 1)), atol=1e-15)
 
 
+@pytest.mark.parametrize("stop", [dict(epochs=10.0), dict(max_steps=50)])
+@pytest.mark.parametrize("course", ["0:0.2,0.23:1,1:0.07", "0.1:3,0.5:0,0.75:2", "0.5:2"])
+def test_points_are_joined_by_lines(course, stop):
+    """Over 1,000 examples; constant before the first and after the last."""
+    shares, factors = np.array([point.split(":") for point in course.split(",")], np.float64).T
+    options = dict(lr_schedule="points", lr_points=course, learning_rate=11.5, num_gpus=2, batch_size=10, **stop)
+    found = rates(COUNTS, **options)
+    np.testing.assert_allclose(found, 11.5 * np.interp(COUNTS / 1000, shares, factors), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(rates(shares * 1000, **options), 11.5 * factors, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize(("kind", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
 def test_the_rate_follows_the_global_batch(kind, factor):
     options = dict(lr_scaling=kind, lr_base_batch=16, batch_size=8, num_gpus=4, accumulate_steps=2)
@@ -71,6 +82,9 @@ def test_warm_up_rises_from_the_base_batchs_rate_to_the_scaled_one():
     [
         (dict(lr_schedule="piecewise"), "--lr_schedule=piecewise and --lr_boundaries=none"),
         (dict(lr_boundaries=(3, 4)), "--lr_schedule=exponential and --lr_boundaries=3,4"),
+        (dict(lr_schedule="points"), "--lr_schedule=points and --lr_points=none: points needs points"),
+        (dict(lr_points="0:1"), "--lr_schedule=exponential and --lr_points=0:1: points needs points"),
+        (dict(lr_schedule="points", lr_points="0:1", lr_boundaries=(3,)), "--lr_schedule=points and --lr_boundaries=3"),
         (dict(nesterov=True), "--nesterov is for --optimizer=momentum, not for sgd"),
         (dict(sync_batch_norm=True, accumulate_steps=2), "--accumulate_steps=2 exclude each other"),
     ],

@@ -1,10 +1,12 @@
 """The learning rate as a function of examples seen, so that it does not change with the number of towers."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tower_train import points
 from tower_train.config import Config
 
 
@@ -29,8 +31,11 @@ def learning_rate(config: Config, num_examples: int, examples_seen: tf.Tensor) -
             config.learning_rate, config.learning_rate_decay_factor, config.lr_boundaries, num_examples, examples_seen
         )
     else:
-        total = config.last_step(num_examples) * config.global_batch
-        rate = annealing(config.lr_schedule, config.learning_rate, total, examples_seen)
+        done = share_done(config, num_examples, examples_seen)
+        if config.lr_schedule == "points":
+            rate = config.learning_rate * interpolation(points.parse(config.lr_points, "lr_points"), done)
+        else:
+            rate = annealing(config.lr_schedule, config.learning_rate, done)
     scale = scaling(config.lr_scaling, config.global_batch, config.lr_base_batch)
     if not config.warmup_epochs:
         return rate * scale
@@ -89,17 +94,38 @@ def piecewise_decay(
     return tf.constant(initial, tf.float64) * tf.constant(factor, tf.float64) ** decays
 
 
-def annealing(kind: str, initial: float, total_examples: int, examples_seen: tf.Tensor) -> tf.Tensor:
-    """From the initial rate down to 0 after total_examples.
+def share_done(config: Config, num_examples: int, examples_seen: tf.Tensor) -> tf.Tensor:
+    """The share of the whole training, up to its last step, that so many examples are; float64 scalar, at most 1."""
+    total = config.last_step(num_examples) * config.global_batch
+    return tf.minimum(tf.cast(examples_seen, tf.float64) / total, 1.0)
 
-    With t = examples_seen / total_examples: 'linear' is initial * (1 - t), 'cosine' initial * (1 + cos(pi * t)) / 2
-    (Loshchilov and Hutter 2017, "SGDR", equation 5).
+
+def annealing(kind: str, initial: float, done: tf.Tensor) -> tf.Tensor:
+    """From the initial rate down to 0 at the end.
+
+    With t the share of the training that is done, float64 scalar: 'linear' is initial * (1 - t), 'cosine'
+    initial * (1 + cos(pi * t)) / 2 (Loshchilov and Hutter 2017, "SGDR", equation 5).
 
     Returns:
       float64 scalar.
     """
-    done = tf.minimum(tf.cast(examples_seen, tf.float64) / total_examples, 1.0)
     return initial * (1 - done if kind == "linear" else (1 + tf.cos(math.pi * done)) / 2)
+
+
+def interpolation(course: Sequence[tuple[float, float]], done: tf.Tensor) -> tf.Tensor:
+    """The value at a share of the training, linear between points; before the first and after the last it stays.
+
+    Args:
+      course: over points, (share, value), the shares rising.
+      done: float64 scalar.
+
+    Returns:
+      float64 scalar.
+    """
+    value = tf.constant(course[0][1], tf.float64)
+    for (start, before), (end, after) in itertools.pairwise(course):
+        value += (after - before) * tf.clip_by_value((done - start) / (end - start), 0.0, 1.0)
+    return value
 
 
 def scaling(kind: str, global_batch: int, base_batch: int) -> float:
