@@ -264,6 +264,9 @@ class RunOptions(Options):
 
     train_dir: str | None = option(None, "directory of the run (required)", RUN)
     raw: bool = option(False, "take the weights themselves, not their moving averages", RUN)
+    single_view: bool = option(
+        False, "look at each example once, also where the workload averages over several views of it", RUN
+    )
     best: bool = option(False, "take the best checkpoint of a run with --keep_best, not its newest", RUN)
     workload: str | None = option(None, "import path of the workload (the run's own)", DATA)
     dataset: str | None = option(None, "which of the workload's data sets (the run's own)", DATA)

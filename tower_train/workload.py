@@ -1,6 +1,6 @@
 """What a user brings to the trainer: examples, inference, loss, metrics.
 
-A workload is one frozen record of functions. They are called once a tower while the graph is built, so they must
+A workload is one frozen record of functions. They are called for each tower while the graph is built, so they must
 create variables through `tf.compat.v1.get_variable` only (tower 0 creates them, later towers reuse them) and must not
 depend on which tower they are called for.
 
@@ -207,6 +207,8 @@ class Workload:
       metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples.
       distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
       prepare: features -> features, the preprocessing for evaluation, and for training where distort is None.
+      views: prepared features -> (weight, features) of several views of each example, such as mirror images; evaluation
+        and export take the weighted mean of the outputs over them. The weights sum to 1. None: one, as it is prepared.
       datasets: what --dataset may be for this workload, and so `DataRequest.dataset`.
       options: the values of its own options, a record of a subclass of Options; None where it has none.
       configure: options -> Workload, the same workload with other values of its options.
@@ -220,6 +222,7 @@ class Workload:
     metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] = classification_metrics
     distort: Callable[[Tensors, Draws], Tensors] | None = None
     prepare: Callable[[Tensors], Tensors] | None = None
+    views: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = None
     datasets: tuple[str, ...] = ("auto",)
     inference_for: Callable[[Examples], Callable[[Tensors, bool], Tensors]] | None = None
     options: Options | None = None

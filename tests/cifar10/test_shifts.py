@@ -71,3 +71,14 @@ def test_in_the_stream_half_are_flipped_at_first_and_each_in_every_other_epoch()
     assert 65 < flips[0].sum() < 135  # five standard deviations of a binomial of 200 and 1/2
     for epoch in (1, 2, 3):
         np.testing.assert_array_equal(flips[epoch], flips[epoch - 1] ^ True)
+
+
+def test_the_six_views_are_numpys(images):
+    with tf.Graph().as_default(), v1.Session() as session:
+        weights, views = zip(*shifts.views(crops.prepare(tf.constant(images))), strict=True)
+        plain, *found = session.run([crops.prepare(tf.constant(images)), *views])
+    padded = np.pad(plain, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
+    moved = [padded[:, first : first + 32, first : first + 32] for first in (1, 2, 0)]
+    assert weights == (1 / 4, 1 / 8, 1 / 8) * 2
+    for view, expected in zip(found, moved + [image[:, :, ::-1] for image in moved], strict=True):
+        np.testing.assert_array_equal(view, expected)

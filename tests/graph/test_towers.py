@@ -1,5 +1,7 @@
 """Towers are replicas on one set of variables, and how many there are shows nowhere else."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -187,6 +189,59 @@ class TestLoss:
         # The features are 0: the cross-entropy is log 2 and has no gradient.
         assert report.loss == pytest.approx(np.log(2) + 0.25 * np.sum(start**2) / 2)
         np.testing.assert_allclose(weights, start - 0.5 * 0.25 * start, rtol=1e-6)
+
+
+class TestViews:
+    def built(self, views, inference=two_layers, training=False, dtype=tf.float64):
+        """The outputs of two towers on float64 features [2, 4] that differ."""
+        batches = [(tf.reshape(tf.range(8.0, dtype=tf.float64), [2, 4]) + i, tf.zeros([2], tf.int32)) for i in (0, 9)]
+        workload = Workload("toy", None, inference, views=views)
+        return list(towers.build_towers(workload, batches, ("/cpu:0",) * 2, dtype, training=training))
+
+    def test_outputs_are_the_weighted_mean_over_them(self, graph):
+        """On the same variables, in every tower."""
+
+        def network(features, training):
+            return {"a": tf.square(features @ v1.get_variable("w", [4, 3], tf.float64)), "b": features[:, 0]}
+
+        built = self.built(lambda x: [(0.3, x), (0.6, -2 * x), (0.1, x + 1)], network)
+        assert len(v1.global_variables()) == 1
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            found, weights = session.run([[tower.outputs for tower in built], v1.global_variables()[0]])
+        for outputs, first in zip(found, (0, 9), strict=True):
+            x = np.arange(8.0).reshape(2, 4) + first
+            views = [(0.3, x), (0.6, -2 * x), (0.1, x + 1)]
+            np.testing.assert_allclose(outputs["a"], sum(w * (view @ weights) ** 2 for w, view in views), rtol=1e-12)
+            np.testing.assert_allclose(outputs["b"], sum(w * view[:, 0] for w, view in views), rtol=1e-12)
+
+    def test_training_has_none(self, graph):
+        one = Workload("toy", None, lambda features, training: features, loss=lambda outputs, labels: outputs[0, 0])
+        workload = dataclasses.replace(one, views=lambda features: [(1.0, 5 * features)])
+        for training, expected in ((True, 1.0), (False, 5.0)):
+            batch = (tf.ones([2, 4]), tf.zeros([2], tf.int32))
+            [tower] = towers.build_towers(workload, [batch], ("/cpu:0",), tf.float32, training=training)
+            with v1.Session() as session:
+                np.testing.assert_array_equal(session.run(tower.outputs), np.full([2, 4], expected))
+
+    def test_the_mean_over_them_is_in_full_precision(self, graph):
+        """Where the arithmetic is in bfloat16, whose eight bits would lose the second view."""
+        built = self.built(lambda x: [(255 / 256, 0 * x + 1), (1 / 256, 0 * x + 1.5)], lambda x, training: x,
+                           dtype=tf.bfloat16)  # fmt: skip
+        with v1.Session() as session:
+            outputs = session.run(built[0].outputs)
+        np.testing.assert_array_equal(outputs, np.full([2, 4], 1 + 0.5 / 256, np.float32))
+
+    @pytest.mark.parametrize(
+        ("views", "network", "message"),
+        [
+            (lambda x: [(0.5, x), (0.4, x)], two_layers, "the weights of its views are 0.5, 0.4, which sum to 0.9"),
+            (lambda x: [(1, x)], lambda x, training: tf.cast(x, tf.int32), "outputs of dtype int32 have no mean"),
+        ],
+    )
+    def test_those_that_cannot_be_averaged_are_refused(self, graph, views, network, message):
+        with pytest.raises(GraphError, match=f"^workload toy: .*{message}"):
+            self.built(views, lambda x, training: network(tf.cast(x, tf.float32), training))
 
 
 class TestDtype:

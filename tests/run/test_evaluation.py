@@ -13,7 +13,7 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config, EvaluateOptions, Examples, errors, evaluate_run, train
-from tower_train.run import checkpoint, evaluation
+from tower_train.run import checkpoint, evaluation, report
 from tower_train.workload import DataRequest
 
 
@@ -32,11 +32,15 @@ def test_examples():
 test_examples.__test__ = False
 
 
-def predictions(weights, features, suffix=""):
+def toy_logits(weights, features, suffix=""):
     """The toy workload's network in numpy."""
     hidden = features @ weights[f"hidden/weights{suffix}"] + weights[f"hidden/biases{suffix}"]
     logits = np.maximum(hidden, 0) @ weights[f"softmax_linear/weights{suffix}"]
-    return np.argmax(logits + weights[f"softmax_linear/biases{suffix}"], axis=1)
+    return logits + weights[f"softmax_linear/biases{suffix}"]
+
+
+def predictions(weights, features, suffix=""):
+    return np.argmax(toy_logits(weights, features, suffix), axis=1)
 
 
 def confusion(labels, predicted):
@@ -87,6 +91,37 @@ def test_evaluation_during_training_finds_what_evaluation_afterwards_finds(run, 
     result = runs.read_json(tmp_path / "run", "result.json")
     assert result["evaluation"] == runs.json_like(found.as_dict())
     assert (result["step"], result["stopped_by"]) == (12, "last step")  # what training wrote stays
+
+
+class TestViews:
+    """Of the toy workload's features as they are, at weight 1/4, and with their signs turned, at 3/4."""
+
+    @pytest.fixture(scope="class")
+    def workload(self):
+        return dataclasses.replace(toy_workload.WORKLOAD, views=lambda features: [(0.25, features), (0.75, -features)])
+
+    @pytest.fixture(scope="class")
+    def viewed_run(self, workload, tmp_path_factory):
+        directory = tmp_path_factory.mktemp("viewed")
+        runs.train_toy(directory, workload=workload, max_steps=12, eval_every_steps=12, learning_rate=0.05)
+        return directory, runs.read_json(directory, "result.json")["evaluation"]
+
+    @pytest.mark.parametrize("single_view", [False, True])
+    def test_evaluation_takes_the_mean_of_the_logits_unless_told_not_to(self, workload, viewed_run, single_view):
+        found = evaluate(viewed_run[0], workload, single_view=single_view, num_gpus=2, batch_size=7)
+        weights, (features, labels) = runs.variables(viewed_run[0]), test_examples()
+        logits = toy_logits(weights, features, "/ExponentialMovingAverage")
+        if not single_view:
+            logits = 0.25 * logits + 0.75 * toy_logits(weights, -features, "/ExponentialMovingAverage")
+        assert found.confusion == confusion(labels, np.argmax(logits, axis=1))
+        assert found.several_views is not single_view
+        assert report.evaluation_lines(found)[0].endswith(", several views of each") is not single_view
+
+    def test_so_does_evaluation_during_training(self, workload, viewed_run):
+        directory, during = viewed_run
+        found = evaluate(directory, workload)
+        assert during | {"seconds": 0} == runs.json_like(found.as_dict() | {"seconds": 0})
+        assert found.confusion != evaluate(directory, workload, single_view=True).confusion
 
 
 def test_evaluation_does_not_disturb_training(run, tmp_path):

@@ -82,10 +82,33 @@ def test_the_exported_network_predicts_what_evaluation_counts(run, exported, fil
     assert outputs["classes"].numpy()[0].tolist() == [name.encode() for name in ("left", "right", "zentral ü")]
 
 
+def mirrored(images):
+    """Views whose weights are no powers of two."""
+    return [(0.7, images), (0.2, tf.reverse(images, [2])), (0.1, images / 2)]
+
+
+def with_views(run):
+    """The run's workload with those views, whatever its options."""
+    workload, _, _ = trained.read_run(EvaluateOptions(train_dir=str(run)))
+    return dataclasses.replace(
+        workload, configure=lambda options: dataclasses.replace(workload.configure(options), views=mirrored)
+    )
+
+
+@pytest.fixture(scope="module")
+def exported_with_views(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("views") / "model"
+    serving.export(ExportOptions(train_dir=str(run)), folder, with_views(run))
+    return tf.saved_model.load(str(folder)).signatures
+
+
+@pytest.mark.parametrize("has_views", [False, True])
 @pytest.mark.parametrize("batch", [15, 4])
-def test_the_exported_network_gives_the_bits_of_evaluation(run, exported, files, batch):
-    """Every logit, at the same batches."""
-    workload, examples, config = trained.read_run(EvaluateOptions(train_dir=str(run)))
+def test_the_exported_network_gives_the_bits_of_evaluation(run, files, batch, has_views, request):
+    """Every logit, at the same batches, of one view and of several."""
+    exported = request.getfixturevalue("exported_with_views" if has_views else "exported")
+    workload = with_views(run) if has_views else None
+    workload, examples, config = trained.read_run(EvaluateOptions(train_dir=str(run)), workload)
     workload = dataclasses.replace(
         workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
     )
@@ -99,6 +122,16 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, exported, files,
     for i, step in enumerate(steps):
         own = exported["serving_default"](features=tf.constant(images[i * batch : (i + 1) * batch]))["logits"].numpy()
         assert np.stack([step[str(k)] for k in range(3)], axis=1).tobytes() == own.tobytes()
+
+
+def test_a_single_view_is_exported_where_asked_for(run, exported, exported_with_views, files, tmp_path):
+    images = tf.constant(pixels(files[0]))
+    plain, mean = (signatures["serving_default"](features=images)["logits"].numpy()
+                   for signatures in (exported, exported_with_views))  # fmt: skip
+    assert not np.allclose(plain, mean)
+    serving.export(ExportOptions(train_dir=str(run), single_view=True), tmp_path / "model", with_views(run))
+    single = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    assert single(features=images)["logits"].numpy().tobytes() == plain.tobytes()
 
 
 def test_files_and_pixels_give_the_same_bits(exported, files):

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
@@ -21,7 +21,7 @@ class Tower:
     Attributes:
       name: 'tower_0', ...: its name scope.
       device: where it computes.
-      outputs: what inference returned.
+      outputs: what inference returned, or its mean over views.
       labels: its labels [tower_batch, ...].
       loss: scalar, the mean over its own examples. None in a tower built without loss.
     """
@@ -49,14 +49,18 @@ def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf
       workload: inference and loss.
       features, labels: [tower_batch, ...]; floating-point features are cast to dtype.
       dtype: of the arithmetic; the outputs and the loss are in variable_dtype(dtype).
-      training: False leaves the loss out (None).
+      training: False leaves the loss out (None), and takes the mean over the workload's views.
 
     Raises:
-      GraphError: the loss is not a scalar.
+      GraphError: the loss is not a scalar, or the views cannot be averaged.
     """
-    outputs = _cast_floating(workload.inference(_cast_floating(features, dtype), training), variable_dtype(dtype))
+
+    def network(features: Tensors) -> Tensors:
+        return _cast_floating(workload.inference(_cast_floating(features, dtype), training), variable_dtype(dtype))
+
     if not training:
-        return outputs, None
+        return (_mean_over_views(workload, network, features) if workload.views else network(features)), None
+    outputs = network(features)
     loss = workload.loss(outputs, labels)
     if loss.shape.rank != 0:
         raise errors.GraphError(
@@ -64,6 +68,33 @@ def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf
             "the mean over the batch it was given. Reduce it with tf.reduce_mean."
         )
     return outputs, loss
+
+
+def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> Tensors:
+    """The weighted mean of what the network makes of each view.
+
+    Raises:
+      GraphError: the weights do not sum to 1, or the network's outputs are not floating point.
+    """
+    weights, views = zip(*workload.views(features), strict=True)
+    if abs(sum(weights) - 1) > 1e-6:
+        raise errors.GraphError(
+            f"workload {workload.name}: the weights of its views are {', '.join(f'{weight:g}' for weight in weights)}, "
+            f"which sum to {sum(weights):g}. They must sum to 1."
+        )
+
+    def mean(*outputs: tf.Tensor) -> tf.Tensor:
+        if not outputs[0].dtype.is_floating:
+            raise errors.GraphError(
+                f"workload {workload.name}: outputs of dtype {outputs[0].dtype.name} have no mean over views. Let "
+                "inference return floating-point outputs, or leave `views` out."
+            )
+        # One sum, and no chain of products and sums that TensorFlow rearranges otherwise in another graph.
+        factors = tf.reshape(tf.constant(weights, outputs[0].dtype), [-1] + [1] * outputs[0].shape.rank)
+        return tf.reduce_sum(tf.stack(outputs) * factors, axis=0)
+
+    with v1.name_scope("views"):
+        return tf.nest.map_structure(mean, *[network(view) for view in views])
 
 
 def build_towers(

@@ -39,6 +39,7 @@ class Evaluation:
       confusion: [true class][predicted class], counts; None where labels are not classes.
       class_names: of its rows and columns.
       seconds: the time it took.
+      several_views: whether outputs are means over several views of each example.
     """
 
     step: int
@@ -49,6 +50,7 @@ class Evaluation:
     confusion: list[list[int]] | None
     class_names: tuple[str, ...]
     seconds: float
+    several_views: bool = False
 
     def as_dict(self) -> dict:
         """For result.json."""
@@ -78,7 +80,7 @@ class Evaluator:
         self, workload: Workload, examples: Examples, tower_batch: int, dtype: str, moving_average_decay: float,
         devices: Devices,
     ):  # fmt: skip
-        self._examples = examples
+        self._examples, self._several_views = examples, workload.views is not None
         self._weights = "moving averages" if moving_average_decay else "raw weights"
         self._built = build.evaluation_graph(workload, examples, tower_batch, dtype, moving_average_decay, devices)
         with self._built.graph.as_default():
@@ -110,6 +112,7 @@ class Evaluator:
             confusion=None if confusion is None else confusion.tolist(),
             class_names=self._examples.class_names,
             seconds=time.perf_counter() - start,
+            several_views=self._several_views,
         )
 
     def _count(self) -> tuple[dict, int, np.ndarray | None]:

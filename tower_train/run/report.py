@@ -113,7 +113,8 @@ def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: fl
 
 def evaluation_lines(evaluation) -> list[str]:
     """The metrics of an `evaluation.Evaluation`, each with its 95 % interval."""
-    lines = [f"step {evaluation.step}: {evaluation.num_examples} examples of {evaluation.data}, {evaluation.weights}"]
+    about = f"{evaluation.data}, {evaluation.weights}{', several views of each' if evaluation.several_views else ''}"
+    lines = [f"step {evaluation.step}: {evaluation.num_examples} examples of {about}"]
     for name, metric in evaluation.metrics.items():
         interval = "" if metric.low is None else f" (95 % interval {metric.low:.3f} to {metric.high:.3f})"
         lines.append(f"{name} = {metric.mean:.3f}{interval}")

@@ -1,5 +1,6 @@
 """A run as those find it who use what it trained: its workload, its test examples, and the checkpoint to take."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import TypeVar
@@ -20,7 +21,7 @@ def read_run(options: RunOptions, workload: Workload | None = None) -> tuple[Wor
       workload: the run's; None imports it by the path in options or in run.json.
 
     Returns:
-      The workload under the run's options, its test examples, and the config of run.json.
+      The workload under the run's options and the command's, its test examples, and the config of run.json.
 
     Raises:
       RunError: no run there, or one of another workload.
@@ -45,6 +46,8 @@ def read_run(options: RunOptions, workload: Workload | None = None) -> tuple[Wor
             "Give --workload=PATH of the one that was trained."
         )
     workload = workload.with_options(run_json.get("workload_options", {}))
+    if options.single_view:
+        workload = dataclasses.replace(workload, views=None)
     if options.dataset:
         workload.check_dataset(options.dataset)
     config = run_json["config"]
