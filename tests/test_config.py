@@ -37,7 +37,7 @@ def refusal(**options):
         ("learning_rate", float("nan"), "a number above 0"),
         ("learning_rate", float("inf"), "a number above 0"),
         ("moving_average_decay", 1.0, "a number at least 0 and below 1"),
-        ("dtype", "float16", "one of float32, float64, bfloat16"),
+        ("dtype", "float16", "one of float32, float64, bfloat16, auto"),
         ("save_every_steps", -1, "a whole number at least 0"),
         ("log_every_steps", 0, "a whole number at least 1"),
         ("on_nonfinite", "go on", "one of stop, skip"),

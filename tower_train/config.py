@@ -155,8 +155,9 @@ class Config(DeviceOptions):
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
     )
     dtype: str = option(
-        "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables", TRAINING,
-        choices=("float32", "float64", "bfloat16"), resume="same",
+        "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables; auto: bfloat16 where the "
+        "processor, or every GPU used, has instructions for it, else float32", TRAINING,
+        choices=("float32", "float64", "bfloat16", "auto"), resume="same",
     )  # fmt: skip
 
     train_dir: str | None = option(

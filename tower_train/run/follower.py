@@ -6,7 +6,18 @@ import tensorflow as tf
 
 from tower_train.config import Config
 from tower_train.graph import build
-from tower_train.run import hooks, input_stream, manifest, nonfinite, report, sessions, signals, watchdog
+from tower_train.run import (
+    directory,
+    dtypes,
+    hooks,
+    input_stream,
+    manifest,
+    nonfinite,
+    report,
+    sessions,
+    signals,
+    watchdog,
+)
 from tower_train.run.member import Member
 from tower_train.run.results import Result
 from tower_train.workload import DataRequest, Workload
@@ -27,6 +38,8 @@ def follow(path: str | None, workload: Workload, config: Config, session_hooks, 
       UserError: what the chief raises too, what makes this worker another than the chief, or WorkerError.
     """
     began = time.perf_counter()
+    before = directory.RunDirectory(config.train_dir).read(directory.RUN) if config.train_dir else {}
+    config, notes = dtypes.resolve(config, before)
     examples = workload.examples(DataRequest("train", config.dataset, config.data_dir, config.seed))
     built = build.training_graph(workload, examples, config, me.placed)
     now = manifest.describe(workload, path, examples, config, me.placed, built.num_parameters)
@@ -34,7 +47,7 @@ def follow(path: str | None, workload: Workload, config: Config, session_hooks, 
     place = me.place
     report.print_lines(
         [f"{place.name(place.index)} of {len(place.hosts)} trains along with {place.name(0)}, steps {first_step} to "
-         f"{last_step}, on {', '.join(me.placed.names)}"]
+         f"{last_step}, on {', '.join(me.placed.names)}", *notes]
     )  # fmt: skip
     last = hooks.LastValues(built, hooks.TrainingClock())
     most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None

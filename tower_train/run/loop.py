@@ -17,6 +17,7 @@ from tower_train.run import (
     cluster,
     data_check,
     directory,
+    dtypes,
     evaluate_run,
     follower,
     input_stream,
@@ -71,13 +72,16 @@ def _train(path: str | None, workload: Workload, config: Config, placed, session
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     with run_dir.locked(), signals.survived(signals.SAVING):
         before = run_dir.read(directory.RUN)
+        config, notes = dtypes.resolve(config, before)
         # What `auto` chose at the first start is what the run stays with.
         dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
         examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
         input_stream.check_options(examples, config)
         built = build.training_graph(workload, examples, config, me.placed if me else placed)
         now = manifest.describe(workload, path, examples, config, placed, built.num_parameters)
-        notes = run_dir.warnings() + manifest.check_resume(run_dir.path, before, now, config.override, workload.options)
+        notes += run_dir.warnings() + manifest.check_resume(
+            run_dir.path, before, now, config.override, workload.options
+        )
         dump = functools.partial(bad_batch.write, run_dir.path, workload, examples, config)
         run = _prepare(config, placed, built, run_dir, notes, bool(before), dump if config.dump_bad_batch else None)
         if config.check_data and not run.restored:

@@ -1,0 +1,95 @@
+"""--dtype=auto takes bfloat16 where there are instructions for it, says why, and stays with it."""
+
+import pytest
+import runs
+
+from tower_train import Config, EvaluateOptions, evaluate_run
+from tower_train.config import ExportOptions
+from tower_train.run import dtypes, serving
+
+PROCESSOR = (
+    "processor\t: {core}\nmodel name\t: Some avx512_bf16 processor\n{name}\t\t: fpu sse2 {flags}\nbugs\t\t: bf16\n\n"
+)
+NONE = "since this processor has no bfloat16 instructions"
+UNKNOWN = "since /proc/cpuinfo does not tell this processor's instructions"
+
+
+def cpuinfo(*flags_of_cores, name="flags"):
+    return "".join(PROCESSOR.format(core=i, name=name, flags=flags) for i, flags in enumerate(flags_of_cores))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (cpuinfo("avx2 avx512f avx512_bf16 fma") * 2,
+         ("bfloat16", "since this processor has instructions for it (avx512_bf16)")),
+        (cpuinfo("amx_bf16 avx512_bf16 amx_tile"),
+         ("bfloat16", "since this processor has instructions for it (amx_bf16, avx512_bf16)")),
+        (cpuinfo("asimd i8mm bf16 dgh", name="Features"),
+         ("bfloat16", "since this processor has instructions for it (bf16)")),
+        (cpuinfo("avx2 avx512f avx512_bf161 xbf16") * 2, ("float32", NONE)),
+        (cpuinfo("asimd", "asimd bf16", name="Features"), ("float32", NONE)),  # not every core
+        (cpuinfo("bf16", name="vmx flags"), ("float32", UNKNOWN)),
+        ("", ("float32", UNKNOWN)),
+    ],
+)  # fmt: skip
+def test_a_processor_is_known_by_its_flags(text, expected):
+    assert dtypes.of_processor(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ([("A100", (8, 0))], ("bfloat16", "since A100 has arithmetic for it")),
+        ([("H200", (9, 0)), ("A100", (8, 0))], ("bfloat16", "since every GPU used has arithmetic for it")),
+        ([("A100", (8, 0)), ("T4", (7, 5))],
+         ("float32", "since T4 has no bfloat16 arithmetic (compute capability 7.5, below 8.0)")),
+        ([("X", None)], ("float32", "since X has no bfloat16 arithmetic (compute capability unknown, below 8.0)")),
+    ],
+)  # fmt: skip
+def test_every_gpu_must_have_it(gpus, expected):
+    assert dtypes.of_gpus(gpus) == expected
+
+
+def test_only_the_gpus_that_are_used_are_looked_at(monkeypatch):
+    capabilities = {"a": (9, 0), "b": (7, 0), "c": (8, 6)}
+    monkeypatch.setattr(dtypes.tf.config, "list_physical_devices", lambda kind: list(capabilities))
+    monkeypatch.setattr(dtypes, "_about", lambda gpu: (gpu, capabilities[gpu]))
+    for options, expected in [(dict(num_gpus=1), "bfloat16"), (dict(num_gpus=2), "float32"),
+                              (dict(gpus=(0, 2)), "bfloat16"), (dict(gpus=(1,)), "float32")]:  # fmt: skip
+        assert dtypes.resolve(Config(dtype="auto", **options), {})[0].dtype == expected
+
+
+def test_where_there_is_no_proc_it_is_float32(monkeypatch, tmp_path):
+    monkeypatch.setattr(dtypes, "_CPUINFO", tmp_path / "none")
+    config, [line] = dtypes.resolve(Config(dtype="auto", device="cpu"), {})
+    assert (config.dtype, line) == (
+        "float32", f"dtype: float32, since there is no {tmp_path / 'none'} to tell this processor's instructions"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_one_that_is_asked_for_is_left_alone(dtype):
+    before = {"config": {"dtype": "bfloat16"}}
+    assert dtypes.resolve(Config(dtype=dtype), before) == (Config(dtype=dtype), [])
+
+
+def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(monkeypatch, tmp_path, capsys):
+    """run.json, evaluation and export have the resolved one."""
+    path, run = tmp_path / "cpuinfo", tmp_path / "run"
+    monkeypatch.setattr(dtypes, "_CPUINFO", path)
+    for flags, chosen, steps in [("avx512_bf16", "bfloat16", 5), ("avx2", "float32", 10)]:
+        path.write_text(cpuinfo(flags))
+        alone = tmp_path / chosen
+        runs.train_toy(alone, max_steps=5, dtype="auto")
+        output = capsys.readouterr().out
+        assert f"parameters, {chosen};" in output and f"\ndtype: {chosen}, since this processor has" in output
+        assert runs.read_json(alone, "run.json")["config"]["dtype"] == chosen
+        runs.train_toy(run, max_steps=steps, dtype="auto")
+        assert runs.read_json(run, "run.json")["config"]["dtype"] == "bfloat16"
+    output = capsys.readouterr().out
+    assert "\ndtype: bfloat16, as the run began" in output and "(resumed at step 5)" in output
+    assert "Changed since" not in output
+    [found] = evaluate_run(EvaluateOptions(train_dir=str(run)))
+    assert found.step == 10
+    assert serving.export(ExportOptions(train_dir=str(run)), run / "export") == ["serving_default"]
