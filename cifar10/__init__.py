@@ -35,6 +35,7 @@ def workload(options: Cifar10Options) -> Workload:
         datasets=source.DATASETS,
         options=options,
         configure=workload,
+        recipes={name: {"model": name} for name, model in _MODELS.items() if "recipe" in model},
     )
     return Workload(**(common | _MODELS[options.model]))
 

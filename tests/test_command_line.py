@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tower_train import command_line, errors
-from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions
+from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions, RecipeOptions
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 COMMANDS = [
@@ -50,7 +50,8 @@ def test_help_shows_every_option_with_its_default_and_does_not_import_tensorflow
     shown = without_tensorflow(module, "--help")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert f"python -m {module}" in shown.stdout
-    for field in dataclasses.fields(options_class):
+    others = dataclasses.fields(RecipeOptions) if options_class is Config else ()
+    for field in [*dataclasses.fields(options_class), *others]:
         [described] = re.findall(rf"^  --{field.name} +(\S.*(?:\n {{32}}\S.*)*)", shown.stdout, re.MULTILINE)
         described = " ".join(described.split())
         default = "" if field.default is None else f" [{field.default}]"

@@ -7,6 +7,7 @@ import pathlib
 import pytest
 import runs
 
+import cifar10
 import tower_train
 from tower_train import command_line, errors
 from tower_train.config import Config
@@ -33,7 +34,11 @@ def make(options):
     def network(features, training):
         return toy_workload.network(features + options.shift, training)
 
-    return Workload("optional", toy_workload.load, network, options=options, configure=make, recipe={recipe})
+    recipes = {"far": {"shift": 9.0}, "near": {"shift": 0.5}}
+    recipe = {recipe} | ({"learning_rate": 0.5, "batch_size": 2} if options.shift == 9 else {})
+    return Workload(
+        "optional", toy_workload.load, network, options=options, configure=make, recipe=recipe, recipes=recipes
+    )
 
 
 WORKLOAD = make(ToyOptions())
@@ -83,6 +88,54 @@ def test_mistakes_are_told_as_those_in_the_trainers_options(parse, words, text):
     with pytest.raises(errors.ConfigError) as raised:
         parse(*words)
     assert str(raised.value).startswith(text)
+
+
+class TestRecipes:
+    def test_one_is_the_options_it_names_with_all_that_suits_them(self, parse):
+        assert parse("--recipe=far", "--num_gpus=2") == parse("--shift=9", "--num_gpus=2")
+        config, options = parse("--recipe=far")
+        assert options == {"shift": 9.0}
+        assert (config.learning_rate, config.batch_size, config.epochs) == (0.5, 2, 3.0)
+
+    def test_what_the_command_line_gives_wins(self, parse):
+        config, options = parse("--batch_size=6", "--recipe=far", "--loud", "--max_steps=7", "--shift=9")
+        assert (config.learning_rate, config.batch_size, config.max_steps, config.epochs) == (0.5, 6, 7, None)
+        assert options == {"shift": 9.0, "loud": True}
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            (["--recipe=fra"], "--recipe=fra: workload optional has the recipes far, near. Choose one of them."),
+            (["--recipe=far", "--shift=1"],
+             "--recipe=far and --shift=1.0 exclude each other: the recipe has --shift=9.0. Give one of them."),
+            (["--workload=toy_workload", "--recipe=far"],
+             "--recipe=far: workload toy has no recipes. Leave the option out."),
+        ],
+    )  # fmt: skip
+    def test_those_that_cannot_be_are_refused(self, parse, words, text):
+        with pytest.raises(errors.ConfigError) as raised:
+            parse(*words)
+        assert str(raised.value) == text
+
+    def test_help_with_a_workload_lists_them(self, parse, capsys):
+        with pytest.raises(SystemExit):
+            parse("--help")
+        shown = capsys.readouterr().out
+        assert "\n  --recipe " in shown and shown.endswith("Recipes: far, near.\n")
+
+    def test_those_of_cifar10_are_its_models_with_a_recipe(self):
+        own = ["minigooglenet", "resnet20", "resnet56"]
+        assert set(own) <= set(cifar10.WORKLOAD.recipes) and "convnet" not in cifar10.WORKLOAD.recipes
+        for name in own:
+            by_recipe, by_model = (
+                command_line.parse_with_workload(["program", f"--{option}={name}", "--num_gpus=2"], "usage")
+                for option in ("recipe", "model")
+            )
+            assert by_recipe == by_model and by_recipe[0].optimizer == "momentum"
+
+    def test_in_python_they_are_options_by_name(self):
+        options = cifar10.WORKLOAD.recipes["resnet20"]
+        assert cifar10.WORKLOAD.with_options(options).config(num_gpus=2).epochs == 164
 
 
 def test_an_option_that_the_trainer_has_is_refused(parse):

@@ -52,17 +52,18 @@ def parse_with_workload(argv: Sequence[str], usage: str) -> tuple[config.Config,
 
     Returns:
       The Config, in which the workload's recipe fills in what the command line does not give, and {name: value} of the
-      workload's own options.
+      workload's own options, those of --recipe among them.
 
     Raises:
-      ConfigError: as for `parse`; or no such workload, or one with an option that the trainer has already.
+      ConfigError: as for `parse`; or no such workload or recipe, or a workload with an option that the trainer has
+        already.
     """
-    trainers = _fields(config.Config)
+    trainers = _fields(config.Config) | _fields(config.RecipeOptions)
     first = _given(argv, trainers, known_only=True)
     if _asks_for_help(argv) and "workload" not in first:
         print(help_text(trainers, usage))
         sys.exit(0)
-    first = config.Config(**first)
+    first = config.Config(**_without_recipe(first))
     import_tensorflow(talkative=first.log_device_placement)
     from tower_train import workload as workloads
 
@@ -74,11 +75,17 @@ def parse_with_workload(argv: Sequence[str], usage: str) -> tuple[config.Config,
         )
     if _asks_for_help(argv):
         print(help_text(trainers | own, usage))
+        print(f"Recipes: {', '.join(workload.recipes) or 'none'}.")
         sys.exit(0)
     given = _given(argv, trainers | own)
-    chosen = {name: value for name, value in given.items() if name in own}
-    workload = workload.with_options(chosen)
-    return workload.config(**{name: value for name, value in given.items() if name in trainers}), chosen
+    chosen = {name: given.pop(name) for name in own if name in given}
+    if "recipe" in given:
+        chosen = workload.recipe_options(given["recipe"], chosen)
+    return workload.with_options(chosen).config(**_without_recipe(given)), chosen
+
+
+def _without_recipe(given: dict) -> dict:
+    return {name: value for name, value in given.items() if name != "recipe"}
 
 
 def _fields(options_class: type) -> dict[str, dataclasses.Field]:

@@ -260,6 +260,16 @@ class Config(DeviceOptions):
 
 
 @dataclasses.dataclass(frozen=True)
+class RecipeOptions(Options):
+    """What the trainer's command line chooses a Config by."""
+
+    recipe: str | None = option(
+        None, "one of the workload's recipes: a network and all options that suit it, where the command line gives "
+        "none; --workload=NAME --help lists them", DATA,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
 class RunOptions(Options):
     """Which run a command is about, and which of its weights."""
 

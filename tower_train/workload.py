@@ -213,6 +213,7 @@ class Workload:
       options: the values of its own options, a record of a subclass of Options; None where it has none.
       configure: options -> Workload, the same workload with other values of its options.
       recipe: the values of the trainer's options that suit it, where the user gives none.
+      recipes: {name: values of its own options}, for --recipe=NAME; each makes a workload with a `recipe` of its own.
     """
 
     name: str
@@ -228,6 +229,7 @@ class Workload:
     options: Options | None = None
     configure: Callable[[Any], "Workload"] | None = None
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    recipes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
 
     def for_examples(self, examples: Examples) -> "Workload":
         """This workload with the network for these examples."""
@@ -246,6 +248,24 @@ class Workload:
                     f"workload {self.name} has no option {name!r}. Its options are: {', '.join(there) or 'none'}."
                 )
         return self.configure(dataclasses.replace(self.options, **values)) if values else self
+
+    def recipe_options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """{name: value} of its own options under one of `recipes`, beside those that are given.
+
+        Raises:
+          ConfigError: no such recipe, or one of another value than a given one.
+        """
+        if name not in self.recipes:
+            there = f"has the recipes {', '.join(self.recipes)}" if self.recipes else "has no recipes"
+            advice = "Choose one of them." if self.recipes else "Leave the option out."
+            raise errors.ConfigError(f"--recipe={name}: workload {self.name} {there}. {advice}")
+        for option, value in self.recipes[name].items():
+            if given.get(option, value) != value:
+                raise errors.ConfigError(
+                    f"--recipe={name} and --{option}={given[option]} exclude each other: the recipe has "
+                    f"--{option}={value}. Give one of them."
+                )
+        return {**self.recipes[name], **given}
 
     def check_dataset(self, dataset: str) -> None:
         """Raises ConfigError for a --dataset that it does not have."""
