@@ -148,6 +148,17 @@ class Config(DeviceOptions):
     accumulate_steps: int = option(
         1, "batches of --batch_size that each tower takes one after the other for one step", TRAINING, minimum=1
     )
+    lookahead_every_steps: int = option(
+        0, "steps between updates of slow weights, to which the weights are then set; 0: none", TRAINING, minimum=0,
+        resume="note",
+    )  # fmt: skip
+    lookahead_decay: float = option(
+        0.5, "share of the slow weights that such an update keeps", TRAINING, minimum=0, below=1, resume="note"
+    )
+    lookahead_ramp: float = option(
+        0.0, "multiply this share with the done share of the training to this power; 0: constant", TRAINING, minimum=0,
+        resume="note",
+    )  # fmt: skip
     moving_average_decay: float = option(
         0.9999, "decay of the moving averages of the weights; 0: none", TRAINING, minimum=0, below=1, resume="note"
     )
@@ -211,6 +222,11 @@ class Config(DeviceOptions):
         self._check_workers()
         if self.nesterov and self.optimizer != "momentum":
             raise errors.ConfigError(f"--nesterov is for --optimizer=momentum, not for {self.optimizer}.")
+        for name in ("lookahead_decay", "lookahead_ramp"):
+            if not self.lookahead_every_steps and getattr(self, name) != getattr(type(self), name):
+                raise errors.ConfigError(
+                    f"--{name}={getattr(self, name):g} is for --lookahead_every_steps. Say how often there."
+                )
         if self.sync_batch_norm and self.accumulate_steps > 1:
             raise errors.ConfigError(
                 f"--sync_batch_norm and --accumulate_steps={self.accumulate_steps} exclude each other: one tower's "

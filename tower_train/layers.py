@@ -67,7 +67,8 @@ def learning(rate_factor: float = 1.0, until_epoch: float = math.inf):
     examples_seen / num_examples before the step is below until_epoch; after that their rate is 0.
 
     Blocks in blocks: the factors multiply, the earliest epoch holds. The weight decay is part of the gradient, and so
-    the factor is its too. --clip_gradients and LARS look at gradients before the factor. Moving averages go on.
+    the factor is its too. --clip_gradients and LARS look at gradients before the factor. Moving averages and
+    lookahead go on.
 
     Raises:
       GraphError: rate_factor or until_epoch is not above 0, or the factor is not finite.

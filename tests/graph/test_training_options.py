@@ -86,6 +86,8 @@ def test_warm_up_rises_from_the_base_batchs_rate_to_the_scaled_one():
         (dict(lr_points="0:1"), "--lr_schedule=exponential and --lr_points=0:1: points needs points"),
         (dict(lr_schedule="points", lr_points="0:1", lr_boundaries=(3,)), "--lr_schedule=points and --lr_boundaries=3"),
         (dict(nesterov=True), "--nesterov is for --optimizer=momentum, not for sgd"),
+        (dict(lookahead_decay=0.9), "--lookahead_decay=0.9 is for --lookahead_every_steps"),
+        (dict(lookahead_ramp=3.0), "--lookahead_ramp=3 is for --lookahead_every_steps"),
         (dict(sync_batch_norm=True, accumulate_steps=2), "--accumulate_steps=2 exclude each other"),
     ],
 )

@@ -12,7 +12,8 @@ import runs
 TIMEOUT_SECS = 6
 COMMON = dict(
     workload="norm_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, moving_average_decay=0.9,
-    clip_gradients=0.5, log_every_steps=1, summary_every_steps=0, keep_checkpoints=0, worker_timeout_secs=TIMEOUT_SECS,
+    clip_gradients=0.5, lookahead_every_steps=5, log_every_steps=1, summary_every_steps=0, keep_checkpoints=0,
+    worker_timeout_secs=TIMEOUT_SECS,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from tower_train import errors, layers
 from tower_train.config import Config
 from tower_train.graph import (
     gradients,
+    lookahead,
     mirrors,
     progress,
     schedule,
@@ -152,11 +153,13 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         group_rate = functools.partial(schedule.group_rate, learning_rate, examples.num_examples, examples_seen)
         updates = [strategy.Update(config, copies, i, own, group_rate, global_step) for i, own in enumerate(means)]
         loss, applied_grads = updates[0].loss, updates[0].gradients
-        counts = [(global_step, 1), (examples_seen, config.global_batch)]
+        counts, ahead = [(global_step, 1), (examples_seen, config.global_batch)], None
+        if config.lookahead_every_steps:
+            ahead = lookahead.Lookahead(config, examples.num_examples, global_step, examples_seen)
 
         def apply():
-            with tf.control_dependencies([own.apply() for own in updates]):
-                return update.count_step(counts)
+            with tf.control_dependencies([own.apply(ahead) for own in updates]):
+                return update.count_step(counts + (ahead.counts if ahead else []))
 
         with copies.updated(), tf.control_dependencies(all_reduce.operations):
             finite = gradients.update_if_finite(

@@ -9,6 +9,7 @@ from tower_train.config import Config
 from tower_train.graph import gradients, towers, update
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import Devices
+from tower_train.graph.lookahead import Lookahead
 from tower_train.graph.mirrors import Copies
 
 v1 = tf.compat.v1
@@ -114,9 +115,9 @@ class Update:
         self._groups = update.optimizers(applied, learning, make)
         self._averages = update.moving_averages(config.moving_average_decay, global_step)
 
-    def apply(self) -> tf.Operation:
+    def apply(self, lookahead: Lookahead | None) -> tf.Operation:
         """Makes the ops; to be called once, in the order of the copies."""
         self._copies.update(self._index)
         weights = self._copies.of(self._index, v1.trainable_variables())
         with tf.device(self._copies.devices[self._index]):
-            return update.apply_update(self._groups, weights, self._averages, self._means.statistics)
+            return update.apply_update(self._groups, weights, self._averages, self._means.statistics, lookahead)

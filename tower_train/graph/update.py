@@ -1,4 +1,4 @@
-"""The one update of a copy of the variables: optimizer, then moving averages; and the counters."""
+"""The one update of a copy of the variables: optimizer, lookahead, then moving averages; and the counters."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tower_train.graph import statistics
 from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.lookahead import Lookahead
 from tower_train.layers import Learning, Statistic
 
 v1 = tf.compat.v1
@@ -91,22 +92,29 @@ def apply_update(
     weights: Sequence[tf.Variable],
     averages: tf.train.ExponentialMovingAverage | None,
     moving: Sequence[Statistic] = (),
+    lookahead: Lookahead | None = None,
 ) -> tf.Operation:
-    """One step of one copy, in this order: the variables, the moving statistics, the moving averages of both.
+    """One step of one copy, in this order: the variables, the moving statistics, the lookahead of both, the moving
+    averages of both.
 
     Args:
       groups: what to apply, and by what; from `optimizers`.
       weights: the trained variables, also those that have no gradient.
       averages: from `moving_averages`, or None.
       moving: from `statistics.average_statistics`.
+      lookahead: or None.
     """
+    followed = [*weights, *(statistic.moving for statistic in moving if statistic.followed)]
     updated = [optimizer.apply_gradients(gradients) for optimizer, gradients in groups]
     with tf.control_dependencies(updated):
         moved = statistics.update_moving(moving)
+    if lookahead:
+        with tf.control_dependencies([moved]):
+            moved = lookahead.apply(followed)
     with tf.control_dependencies([moved]):
-        return averages.apply([*weights, *(s.moving for s in moving if s.followed)]) if averages else tf.no_op()
+        return averages.apply(followed) if averages else tf.no_op()
 
 
-def count_step(counts: list[tuple[tf.Variable, int]]) -> tf.Operation:
+def count_step(counts: Sequence[tuple[tf.Variable, int | tf.Tensor]]) -> tf.Operation:
     """Moves the counters on by one step."""
     return tf.group(*[counter.assign_add(amount) for counter, amount in counts])

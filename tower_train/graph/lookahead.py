@@ -1,0 +1,64 @@
+"""Lookahead: slow weights that follow the trained ones every few steps, and to which those are then set back."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tower_train.config import Config
+from tower_train.graph import schedule
+
+v1 = tf.compat.v1
+
+
+class Lookahead:
+    """Zhang et al. 2019, "Lookahead optimizer: k steps forward, 1 step back", algorithm 1, with 1 - alpha = d:
+
+        slow = d * slow + (1 - d) * fast
+        fast = slow
+
+    after every --lookahead_every_steps steps, with d = --lookahead_decay * progress ** --lookahead_ramp, progress being
+    the share of the training that is done after the step (a rising d is that of Jordan 2024, arXiv 2404.00498). After
+    the training's last step the fast weights become the slow ones.
+
+    The slow weights begin as what the fast ones are at the first of these updates, and not as the initial values, of
+    which nothing is worth keeping. They are variables (NAME/Lookahead), and so is the number of updates. A run that is
+    given more steps goes on from its slow weights, which are its weights then. A step that is skipped as not finite has
+    no update.
+
+    Attributes:
+      counts: (counter, int64 scalar to add) of a step that was not skipped.
+    """
+
+    def __init__(self, config: Config, num_examples: int, global_step: tf.Variable, examples_seen: tf.Variable):
+        """Args: the options; examples an epoch; the counters, which this step has yet to move."""
+        updates = v1.get_variable("lookahead/updates", [], tf.int64, v1.zeros_initializer(), trainable=False)
+        with v1.name_scope("lookahead"):
+            step = global_step.read_value() + 1
+            is_due = tf.equal(step % config.lookahead_every_steps, 0)
+            self._is_now = tf.logical_or(is_due, tf.equal(step, config.last_step(num_examples)))
+            done = schedule.share_done(config, num_examples, examples_seen + config.global_batch)
+            decay = tf.where(is_due, config.lookahead_decay * done**config.lookahead_ramp, tf.ones_like(done))
+            self._decay = tf.where(updates.read_value() > 0, decay, tf.zeros_like(done))
+            self.counts = [(updates, tf.cast(self._is_now, tf.int64))]
+
+    def apply(self, variables: Sequence[tf.Variable]) -> tf.Operation:
+        """What a step does to the variables of one copy, in floating point, after the rest of its update.
+
+        Steps without an update pass over no weight.
+        """
+        with tf.init_scope():  # out of the conditional that the step is in
+            slow = [
+                v1.get_variable(f"{v.op.name}/Lookahead", v.shape, v.dtype, v1.zeros_initializer(), trainable=False)
+                for v in variables
+            ]
+
+        def update():
+            assigned = []
+            for kept, moved in zip(slow, variables, strict=True):
+                decay, share = (tf.cast(value, moved.dtype) for value in (self._decay, 1 - self._decay))
+                value = decay * kept.read_value() + share * moved.read_value()
+                assigned += [v.assign(value, read_value=False) for v in (kept, moved)]
+            with tf.control_dependencies(assigned):
+                return tf.constant(True)
+
+        return tf.cond(self._is_now, update, lambda: tf.constant(False), name="lookahead").op
