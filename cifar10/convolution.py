@@ -1,142 +1,172 @@
-"""A convolution with fewer multiplications: filtering becomes a product, point by point, of transformed sequences.
+"""A convolution with fewer multiplications: by the convolution theorem it is a product, frequency by frequency.
 
-A filter of five taps on twelve rows takes 60 products of a row and a tap. Seen as polynomials that are multiplied, the
-two sequences can be evaluated at some points, multiplied there, and interpolated: 20 products in all. In two dimensions
-that is 400 in place of 3600, each of them between all channels and all filters, which is one batched matrix product.
-The transforms are products with small constant matrices.
+Filtering an image of h x w pixels with 3 x 3 taps takes 9 h w products for each channel and filter. Of a real image's
+two-dimensional spectrum half of the frequencies tell the rest, and a product of two complex numbers takes three of real
+ones: with 8 x 8 frequencies, enough for 7 x 7 pixels, that is 94 products in place of 441. All of them are products
+between all channels and all filters, and so the frequencies make one batched matrix product. The transforms are
+products with small constant matrices, since sequences as short as these gain nothing by a fast Fourier transform.
 
-The mathematics is the same. `toom_cook` rounds more than the direct sum: its results err by 2e-5 in float32, where the
-direct sum's err by 5e-7 (TensorFloat-32, in which GPUs convolve by default, rounds each factor to 5e-4). `fourier`
-rounds no more than the direct sum, and needs more products; it is for bfloat16, which has no digits to lose.
+The mathematics is the same, and so is the rounding: to 2e-7 in float32.
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-_POINTS = 0, 1, -1, 3 / 8, -3 / 8, 5 / 4, -5 / 4, 5 / 2, -5 / 2  # and infinity; found by search: they round least
 
+class Axes(NamedTuple):
+    """Real matrices for what happens along the two axes of an image, one axis after the other.
 
-class Filtering(NamedTuple):
-    """y[i] = sum_k x[i + k - taps // 2] g[k], with zeros beyond the ends of x, in products of transforms.
-
-    With sums over tile and x's index: y = to_y @ ((of_x @ x) * (of_g @ g)), g's transform being the same in each tile.
+    Along the first axis all is real, and frequencies 0 and length / 2 of its spectrum are; these two are called the
+    ends. The others, of which there are pairs of conjugates, are kept as real and imaginary part in turn. Along the
+    second axis come therefore real sequences, of which the same holds, and complex ones, which have `length`
+    frequencies that are all complex.
 
     Attributes:
-      of_x: float64 [products, tiles, size].
-      of_g: float64 [products, taps].
-      to_y: float64 [size, products, tiles].
+      first: of the first axis, [length, size]; in the inverse [size, length].
+      ends: of the real sequences, [2 + 3 (length / 2 - 1), size]: the ends, then three numbers a complex frequency.
+      inner: of the complex ones, [3 length, 2 size]: three numbers a frequency, of real and imaginary parts.
     """
 
-    of_x: np.ndarray
-    of_g: np.ndarray
-    to_y: np.ndarray
+    first: np.ndarray
+    ends: np.ndarray
+    inner: np.ndarray
 
 
-def convolution(inputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+def convolution(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = False) -> tf.Tensor:
     """Equals `tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")`, in less time on a CPU.
 
-    It pays where there are many channels and filters, and the filters are not much smaller than the image. On a GPU it
-    is that function, since cuDNN chooses among algorithms by itself.
+    It pays where there are many channels and filters. On a GPU it is that function, since cuDNN chooses among
+    algorithms by itself.
 
     Args:
       inputs: floating point [batch, height, width, channels]; all but the batch is static.
-      weights: [taps, taps, channels, filters]; odd numbers of taps, at most 9.
+      weights: [taps, taps, channels, filters]; odd numbers of taps.
+      pixels_first: inputs and outputs are [height, width, batch, ...], in which no order need be changed here.
 
     Returns:
-      [batch, height, width, filters].
+      [batch, height, width, filters], or [height, width, batch, filters].
     """
     if "GPU" in inputs.device:
-        return tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")
-    method = fourier if inputs.dtype.size < 4 else toom_cook
-    height, width, channels = inputs.shape[1:]
-    along_height, along_width = method(height, weights.shape[0]), method(width, weights.shape[1])
-
-    # Points and tiles come first: then all transforms, and the products, are products of matrices as they lie.
-    maps = tf.transpose(inputs, [1, 2, 0, 3])
-    maps = _along_both([_flat(filtering.of_x, 2) for filtering in (along_height, along_width)], maps)
-    kernels = _along_both([along_height.of_g, along_width.of_g], weights)
-    points, tiles = zip(*(filtering.of_x.shape[:2] for filtering in (along_height, along_width)), strict=True)
-    # The tiles along the width count as examples, those along the height share a kernel: nothing is moved for either.
-    maps = tf.reshape(maps, [points[0], tiles[0], points[1], -1, channels])
-    maps = tf.matmul(maps, tf.expand_dims(kernels, 1))
-    maps = tf.reshape(maps, [points[0] * tiles[0], points[1] * tiles[1], -1, weights.shape[-1]])
-    maps = _along_both([_flat(filtering.to_y, 1) for filtering in (along_height, along_width)], maps)
-    return tf.transpose(maps, [2, 0, 1, 3])
+        inputs = tf.transpose(inputs, [2, 0, 1, 3]) if pixels_first else inputs
+        outputs = tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")
+        return tf.transpose(outputs, [1, 2, 0, 3]) if pixels_first else outputs
+    maps = inputs if pixels_first else tf.transpose(inputs, [1, 2, 0, 3])
+    of_maps, of_kernels, to_outputs = transforms(tuple(maps.shape[:2]), tuple(weights.shape[:2]))
+    products = [
+        tf.matmul(_joined(of_x), _joined(of_g))
+        for of_x, of_g in zip(_spectrum(maps, of_maps), _spectrum(weights, of_kernels), strict=True)
+    ]
+    outputs = _image(products, to_outputs)
+    return outputs if pixels_first else tf.transpose(outputs, [2, 0, 1, 3])
 
 
-def toom_cook(size: int, taps: int) -> Filtering:
-    """Filtering tile by tile, each by evaluation at ten points.
+@functools.lru_cache
+def transforms(sizes: tuple[int, int], taps: tuple[int, int]) -> tuple[Axes, Axes, Axes]:
+    """Of the maps, of the kernels, and of the products back to the outputs.
 
-    From Winograd 1980, "Arithmetic complexity of computations", and Lavin and Gray 2015, "Fast algorithms for
-    convolutional neural networks". The product of polynomials with r and m coefficients has the coefficients
-    V(n)^-1 ((V(r) g) * (V(m) h)), V(k) being the powers below k of n = r + m - 1 points. As a map of h it has the
-    transpose y = V(m)^T ((V(r) g) * (V(n)^-T x)), which is what filters n values of x into m of y.
+    An image of `size` pixels that is filtered has size + taps - 1, the outermost of which are not wanted. A shorter
+    transform folds the end of it onto its beginning: from size + taps // 2 on that is only what is not wanted.
+    """
+    first, second = (_Fourier(size, count) for size, count in zip(sizes, taps, strict=True))
+    return (
+        Axes(_real_spectrum(first.of_x), *_along_second(second.of_x, lambda a, b: (a + b, a, b))),
+        Axes(_real_spectrum(first.of_g), *_along_second(second.of_g, lambda c, d: (c, d - c, c + d))),
+        Axes(_from_real_spectrum(first.to_y), *_back_along_second(second.to_y)),
+    )
+
+
+class _Fourier:
+    """The discrete Fourier transforms of one axis: y = to_y @ ((of_x @ x) * (of_g @ g)), all of them complex."""
+
+    def __init__(self, size: int, taps: int):
+        length = max(4, 2 * -(-(size + taps // 2) // 2))  # even, so that the highest frequency is real
+        frequencies = 2 * np.pi / length * np.arange(length)
+        self.of_x = np.exp(-1j * np.outer(frequencies, np.arange(size)))
+        self.of_g = np.exp(1j * np.outer(frequencies, np.arange(taps) - taps // 2))
+        self.to_y = np.exp(1j * np.outer(np.arange(size), frequencies)) / length
+
+
+def _ends_and_inner(spectrum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of frequencies as rows: 0 and the highest, and those between them; the others are conjugates of these."""
+    half = len(spectrum) // 2
+    return spectrum[[0, half]].real, spectrum[1:half]
+
+
+def _real_spectrum(transform: np.ndarray) -> np.ndarray:
+    """The ends, then each inner frequency's real and imaginary part."""
+    ends, inner = _ends_and_inner(transform)
+    return np.concatenate([ends, np.stack([inner.real, inner.imag], axis=1).reshape(2 * len(inner), -1)])
+
+
+def _from_real_spectrum(inverse: np.ndarray) -> np.ndarray:
+    ends, inner = _ends_and_inner(inverse.T)
+    # Twice, for their conjugates.
+    return np.concatenate([ends, 2 * np.stack([inner.real, -inner.imag], axis=1).reshape(2 * len(inner), -1)]).T
+
+
+def _along_second(transform: np.ndarray, factors: Callable) -> tuple[np.ndarray, np.ndarray]:
+    """Axes.ends and Axes.inner, of what three products are made of (Gauss).
+
+    The product of a + bi and c + di is (r - t) + (r + s) i, with r = (a + b) c, s = a (d - c) and t = b (c + d).
 
     Args:
-      size: how many numbers are filtered.
-      taps: of the filter, an odd number below 10.
+      transform: complex [length, size].
+      factors: from real and imaginary part to the three factors of its side.
     """
-    tile = len(_POINTS) + 2 - taps
-    powers = np.vander([*_POINTS, 0], len(_POINTS) + 1, increasing=True)
-    powers[-1] = 0  # at infinity only the highest coefficient counts
-
-    def evaluation(coefficients):
-        matrix = powers[:, :coefficients].copy()
-        matrix[-1, -1] = 1
-        return matrix
-
-    of_window = np.linalg.inv(evaluation(len(powers))).T
-    tiles = -(-size // tile)
-    of_x, to_y = np.zeros([len(powers), tiles, size]), np.zeros([size, len(powers), tiles])
-    for i in range(tiles):
-        first = i * tile - taps // 2
-        inside = range(max(first, 0), min(first + len(powers), size))
-        of_x[:, i, inside] = of_window[:, np.subtract(inside, first)]
-        outputs = range(i * tile, min((i + 1) * tile, size))
-        to_y[outputs, :, i] = evaluation(tile).T[: len(outputs)]
-    return Filtering(of_x, evaluation(taps), to_y)
+    ends, inner = _ends_and_inner(transform)
+    real, imaginary = np.hstack([transform.real, -transform.imag]), np.hstack([transform.imag, transform.real])
+    return np.concatenate([ends, *factors(inner.real, inner.imag)]), np.concatenate(factors(real, imaginary))
 
 
-def fourier(size: int, taps: int) -> Filtering:
-    """Filtering in one tile by discrete Fourier transform, in real numbers.
+def _back_along_second(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Axes.ends and Axes.inner of the inverse, from those three products."""
 
-    The sequence is filtered without wrapping round if the transform has at least size + taps - 1 values. With X and G
-    the transforms of x and of g reversed, that of y is X G. Both are of real sequences, so half of the frequencies tell
-    the other half. The product of X = a + bi and G = c + di takes three real products (Gauss): with r = (a + b) c,
-    s = a (d - c) and t = b (c + d) it is (r - t) + (r + s) i. Frequency 0 and the highest are real and take one.
+    def of_products(of_real, of_imaginary):
+        return of_real + of_imaginary, of_imaginary, -of_real
 
-    Args:
-      size: how many numbers are filtered.
-      taps: of the filter, an odd number.
-    """
-    length = 2 * -(-(size + taps - 1) // 2)  # even, so that the highest frequency is real
-    frequencies = 2 * np.pi / length * np.arange(length // 2 + 1)
-    x = np.exp(-1j * np.outer(frequencies, np.arange(size)))
-    g = np.exp(1j * np.outer(frequencies, np.arange(taps) - taps // 2))
-    shares = np.where(np.sin(frequencies) > 1e-9, 2, 1) / length  # complex ones stand for their conjugates, too
-    y = shares * np.exp(1j * np.outer(np.arange(size), frequencies))
-    ends, inner = [0, -1], slice(1, -1)
-
-    def rows(transform, *combinations):
-        return np.concatenate([transform.real[ends], *(combination[inner] for combination in combinations)])
-
-    of_x = rows(x, x.real + x.imag, x.real, x.imag)
-    of_g = rows(g, g.real, g.imag - g.real, g.real + g.imag)
-    to_y = rows(y.T, *(combination.T for combination in (y.real - y.imag, -y.imag, -y.real))).T
-    return Filtering(of_x[:, np.newaxis], of_g, to_y[:, :, np.newaxis])
+    ends, inner = _ends_and_inner(inverse.T)
+    real, imaginary = np.vstack([inverse.real, inverse.imag]), np.vstack([-inverse.imag, inverse.real])
+    return (
+        np.concatenate([ends, *of_products(2 * inner.real, -2 * inner.imag)]).T,
+        np.hstack(of_products(real, imaginary)),
+    )
 
 
-def _along_both(matrices: list[np.ndarray], values: tf.Tensor) -> tf.Tensor:
-    """Multiplies [a, height] and [b, width] with [height, width, c, d] along its first two dimensions: [a, b, c, d]."""
-    first, second = (matrix.astype(values.dtype.as_numpy_dtype) for matrix in matrices)
-    height, width, _, last = values.shape
-    values = tf.matmul(first, tf.reshape(values, [height, -1]))
-    values = tf.matmul(second, tf.reshape(values, [len(first), width, -1]))
-    return tf.reshape(values, [len(first), len(second), -1, last])
+def _spectrum(values: tf.Tensor, axes: Axes) -> tuple[tf.Tensor, tf.Tensor]:
+    """From [height, width, c, d] to what is to be multiplied: [2, points, c, d] and [sequences, points, c, d]."""
+    height, width, *_ = values.shape
+    first, at_ends, at_inner = _constants(axes, values.dtype)
+    last = _shape(values)[2:]
+    ends, inner = tf.split(tf.matmul(first, tf.reshape(values, [height, -1])), [2, len(axes.first) - 2])
+    ends = tf.matmul(at_ends, tf.reshape(ends, [2, width, -1]))
+    inner = tf.matmul(at_inner, tf.reshape(inner, [len(axes.first) // 2 - 1, 2 * width, -1]))
+    return tuple(tf.reshape(part, [*part.shape[:2], *last]) for part in (ends, inner))
 
 
-def _flat(matrix: np.ndarray, rank_of_rows: int) -> np.ndarray:
-    """As a matrix: the first dimensions are its rows, the others its columns."""
-    return matrix.reshape(int(np.prod(matrix.shape[:rank_of_rows])), -1)
+def _image(products: list[tf.Tensor], axes: Axes) -> tf.Tensor:
+    """From the products of both parts, [2 * points, batch, filters] and so on, to [height, width, batch, filters]."""
+    first, at_ends, at_inner = _constants(axes, products[0].dtype)
+    (height, length), width, filters = axes.first.shape, len(axes.ends), products[0].shape[-1]
+    ends = tf.matmul(at_ends, tf.reshape(products[0], [2, axes.ends.shape[1], -1]))
+    inner = tf.matmul(at_inner, tf.reshape(products[1], [length // 2 - 1, axes.inner.shape[1], -1]))
+    rows = tf.concat([tf.reshape(ends, [2, -1]), tf.reshape(inner, [length - 2, -1])], axis=0)
+    return tf.reshape(tf.matmul(first, rows), [height, width, -1, filters])
+
+
+def _joined(part: tf.Tensor) -> tf.Tensor:
+    """From [sequences, points, c, d] to [sequences * points, c, d]."""
+    sequences, points, *last = _shape(part)
+    return tf.reshape(part, [sequences * points, *last])
+
+
+def _constants(axes: Axes, dtype: tf.DType) -> list[tf.Tensor]:
+    return [tf.constant(matrix, dtype) for matrix in axes]
+
+
+def _shape(values: tf.Tensor) -> list[int]:
+    """With -1 for what is not known before the step, of which there is one dimension at most."""
+    return [-1 if size is None else size for size in values.shape]

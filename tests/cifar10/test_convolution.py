@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.convolution import convolution, fourier, toom_cook
+from cifar10.convolution import convolution, transforms
 
 v1 = tf.compat.v1
 
@@ -29,28 +29,22 @@ def draw(batch, height, width, channels, filters, taps, dtype=np.float64):
     return [rng.normal(size=shape).astype(dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("method", [fourier, toom_cook])
-@pytest.mark.parametrize("taps", [1, 3, 5, 7, 9])
-@pytest.mark.parametrize("size", [1, 2, 7, 12, 25])
-def test_three_matrices_filter_a_sequence(method, size, taps):
-    rng = np.random.default_rng(0)
-    x, g = rng.normal(size=size), rng.normal(size=taps)
-    of_x, of_g, to_y = method(size, taps)
-    expected = np.correlate(np.pad(x, taps // 2), g, "valid")
-    products = (of_x @ x) * (of_g @ g)[:, np.newaxis]
-    np.testing.assert_allclose(np.tensordot(to_y, products), expected, atol=1e-11)
-
-
-@pytest.mark.parametrize("method, products", [(fourier, 23), (toom_cook, 20)])
-def test_products_of_twelve_rows_and_five_taps(method, products):
-    of_x, of_g, _ = method(12, 5)
-    assert of_x.shape[0] * of_x.shape[1] == products
-    assert len(of_g) == len(of_x)
+@pytest.mark.parametrize("sizes, taps, products", [((7, 7), (3, 3), 94), ((12, 12), (5, 5), 292), ((1, 2), (1, 3), 22)])
+def test_products_of_an_image(sizes, taps, products):
+    of_maps, of_kernels, to_outputs = transforms(sizes, taps)
+    sequences = len(of_maps.first) // 2 - 1
+    assert 2 * len(of_maps.ends) + sequences * len(of_maps.inner) == products
+    assert [len(of_kernels.ends), len(of_kernels.inner)] == [len(of_maps.ends), len(of_maps.inner)]
+    assert to_outputs.first.shape[0] == sizes[0]
 
 
 @pytest.mark.parametrize(
-    "shape", [(3, 12, 12, 8, 6, (5, 5)), (2, 7, 4, 3, 2, (3, 5)), (1, 1, 3, 2, 2, (5, 1)), (2, 25, 9, 2, 3, (9, 7))]
-)
+    "shape",
+    [
+        (3, 12, 12, 8, 6, (5, 5)), (2, 7, 4, 3, 2, (3, 5)), (1, 1, 3, 2, 2, (5, 1)), (2, 25, 9, 2, 3, (9, 7)),
+        (2, 3, 3, 2, 2, (3, 3)), (2, 2, 1, 2, 2, (1, 1)), (1, 2, 3, 2, 2, (7, 9)),
+    ],
+)  # fmt: skip
 def test_values_and_gradients_equal_the_direct_convolution(shape):
     tensors = draw(*shape)
     for result, expected in zip(run(convolution, *tensors), run(direct, *tensors), strict=True):
@@ -63,10 +57,21 @@ def error(results, exact):
     return np.sqrt(errors)
 
 
-def test_float32_errs_far_less_than_what_a_gpu_uses_by_default():
+def test_pixels_may_come_first():
+    x, w, gradients = draw(3, 7, 6, 4, 5, (3, 3))
+    results = run(direct, x, w, gradients)
+
+    def convolve(x, w):
+        return tf.transpose(convolution(tf.transpose(x, [1, 2, 0, 3]), w, pixels_first=True), [2, 0, 1, 3])
+
+    for result, expected in zip(run(convolve, x, w, gradients), results, strict=True):
+        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-9)
+
+
+def test_float32_errs_as_little_as_the_direct_sum():
     tensors = draw(4, 12, 12, 64, 64, (5, 5), np.float32)
     exact = run(direct, *(tensor.astype(float) for tensor in tensors))
-    assert (error(run(convolution, *tensors), exact) < 5e-5).all()
+    assert (error(run(convolution, *tensors), exact) < 1e-6).all()
 
 
 def test_bfloat16_errs_by_about_one_rounding():
