@@ -200,7 +200,7 @@ class Config(DeviceOptions):
     log_every_steps: int = option(10, "steps between log lines", REPORTS, minimum=1)
     summary_every_steps: int = option(100, "steps between TensorBoard summaries; 0: none", REPORTS, minimum=0)
     eval_every_steps: int = option(0, "steps between evaluations on the test examples; 0: none", REPORTS, minimum=0)
-
+    eval_at_end: bool = option(False, "evaluate on the test examples after the last step", REPORTS)
     train_eval_examples: int = option(
         1000, "training examples that each of these evaluations also looks at, to compare; 0: none", REPORTS, minimum=0
     )

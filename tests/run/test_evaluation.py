@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import shutil
 import signal
 
@@ -122,6 +123,55 @@ class TestViews:
         found = evaluate(directory, workload)
         assert during | {"seconds": 0} == runs.json_like(found.as_dict() | {"seconds": 0})
         assert found.confusion != evaluate(directory, workload, single_view=True).confusion
+
+
+class TestAtTheEnd:
+    OPTIONS = dict(max_steps=7, eval_every_steps=5, train_eval_examples=0)
+
+    def test_the_last_step_is_evaluated_where_that_is_asked_for(self, tmp_path, capsys):
+        runs.train_toy(tmp_path / "no", **self.OPTIONS)
+        assert runs.read_json(tmp_path / "no", "result.json")["evaluation"]["step"] == 5
+        assert "Result:" not in capsys.readouterr().out
+        runs.train_toy(tmp_path / "yes", **self.OPTIONS, eval_at_end=True)
+        result = runs.read_json(tmp_path / "yes", "result.json")
+        precision = result["evaluation"]["metrics"]["precision @ 1"]["mean"]
+        assert (result["evaluation"]["step"], precision) == (
+            7,
+            evaluate(tmp_path / "yes").metrics["precision @ 1"].mean,
+        )
+        assert re.search(
+            rf"\nResult:   precision @ 1 = {precision:.3f} .*, after {result['training_secs']:.1f} s of training\n",
+            capsys.readouterr().out,
+        )
+        assert 0 < result["training_secs"] < result["seconds"]
+
+    def test_once_only_where_both_ask_for_it(self, tmp_path):
+        runs.train_toy(tmp_path, **self.OPTIONS | dict(max_steps=10), eval_at_end=True)
+        points = runs.events(tmp_path / "eval").Scalars("precision @ 1")
+        assert [point.step for point in points] == [5, 10]
+
+    def test_a_run_that_is_stopped_early_is_not_evaluated(self, tmp_path):
+        class Stop(tf.compat.v1.train.SessionRunHook):
+            def after_run(self, run_context, run_values):
+                run_context.request_stop()
+
+        assert runs.train_toy(tmp_path, [Stop()], max_steps=7, eval_at_end=True).step == 1
+        assert "evaluation" not in runs.read_json(tmp_path, "result.json")
+
+    def test_one_that_was_killed_is_made_up_for_once(self, tmp_path, monkeypatch, capsys):
+        def killed(self, path):
+            raise KeyboardInterrupt
+
+        options = dict(max_steps=7, eval_at_end=True, train_eval_examples=0)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(evaluation.Evaluator, "evaluate", killed)
+            runs.train_toy(tmp_path, **options)
+        assert runs.train_toy(tmp_path, **options).step == 7
+        assert runs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 7
+        assert "nothing to do" in (shown := capsys.readouterr().out) and "\nResult:   precision @ 1 = " in shown
+        with monkeypatch.context() as patch:
+            patch.setattr(evaluation.Evaluator, "evaluate", killed)
+            runs.train_toy(tmp_path, **options)
 
 
 def test_evaluation_does_not_disturb_training(run, tmp_path):

@@ -61,13 +61,18 @@ def test_a_run_opens_with_what_it_is_about_to_do(cifar10_run):
 def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     directory, process = cifar10_run
     result = runs.read_json(directory, "result.json")
-    closing = process.stdout.splitlines()[-4:]
+    closing = process.stdout.splitlines()[-5:]
     assert closing[0] == (
         f"Stopped by last step at step 24 of 24 after {result['seconds']:.1f} s: loss {result['loss']:.2f}, "
         f"{result['examples_per_sec']:.1f} examples/sec."
     )
     assert closing[1] == f"Saved:    {directory}/model.ckpt-24"
-    commands = dict(line.split(":", 1) for line in closing[2:])
+    precision = result["evaluation"]["metrics"]["precision @ 1"]
+    assert closing[2] == (
+        f"Result:   precision @ 1 = {precision['mean']:.3f} (95 % interval {precision['low']:.3f} to "
+        f"{precision['high']:.3f}), after {result['training_secs']:.1f} s of training"
+    )
+    commands = dict(line.split(":", 1) for line in closing[3:])
     assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", f"--logdir={directory}"]
 
     evaluate = subprocess.run(
@@ -138,6 +143,7 @@ def test_the_time_of_an_evaluation_does_not_count_as_training(tmp_path, monkeypa
     assert clock.seconds >= 3000
     assert [record["examples_per_sec"] for record in runs.metrics(tmp_path)] == [32.0, 32.0, 32.0]
     assert result.examples_per_sec == pytest.approx(32.0)
+    assert result.training_secs == pytest.approx(12 * 0.5)
 
 
 @contextlib.contextmanager

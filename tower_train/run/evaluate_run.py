@@ -84,6 +84,18 @@ class DuringTraining:
         self._has_warned = False
         self.best = best.Best(run_dir, config, examples.num_examples)
 
+    def begin(self, step: int, last_step: int) -> bool:
+        """Begins at a step to go on from, up to a last one; returns whether its evaluation was due when the run
+        was killed and is still to be done."""
+        done = self._run_dir.read(directory.RESULT).get("evaluation", {}).get("step")
+        missing = self._config.eval_at_end and step >= last_step and done != step
+        return self.best.begin(step) or bool(missing)
+
+    def is_due(self, step: int, last_step: int) -> bool:
+        """Whether there is an evaluation after a step."""
+        every = self._config.eval_every_steps
+        return bool(every and step % every == 0) or (self._config.eval_at_end and step == last_step)
+
     def evaluate(self, path: str) -> list[str]:
         """Evaluates one checkpoint on the test examples and on some training examples, writes the events, keeps the
         results as `last` and `last_on_training_examples`; returns lines that tell of them."""

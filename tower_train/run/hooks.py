@@ -162,7 +162,11 @@ class LastValues(StepHook):
         self._clock = clock
         self.step = self.loss = None
         self.steps = 0
-        self._first = self._last = 0.0
+        self._began = self._first = self._last = 0.0
+
+    def before_run(self, run_context):
+        self._began = self._began or self._clock.now()
+        return super().before_run(run_context)
 
     def after_step(self, run_context, report):
         self._last = self._clock.now()
@@ -170,6 +174,11 @@ class LastValues(StepHook):
         self.step, self.steps = int(report.step), self.steps + 1
         # Of a step without an update the loss tells nothing, even where it is a number.
         self.loss = float(report.loss) if report.finite.all() else self.loss
+
+    @property
+    def training_secs(self) -> float | None:
+        """From the beginning of the first step to the end of the last."""
+        return self._last - self._began if self.steps else None
 
     @property
     def steps_per_sec(self) -> float | None:

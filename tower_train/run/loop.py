@@ -99,14 +99,15 @@ def _train(path: str | None, workload: Workload, config: Config, placed, session
             # A start that did no step leaves the result of the one that did.
             if result.loss is not None or run_dir.read(directory.RESULT).get("step") != result.step:
                 run_dir.update(directory.RESULT, dataclasses.asdict(result) | evaluations.results())
-            elif failure:
-                run_dir.update(directory.RESULT, {"stopped_by": result.stopped_by})
+            elif changed := evaluations.results() | ({"stopped_by": result.stopped_by} if failure else {}):
+                run_dir.update(directory.RESULT, changed)
         except errors.RunError as error:
             failure = failure or errors.SaveError(
                 f"training ended at step {result.step}, but {str(error).rstrip('.')}. The same command goes on."
             )
         if not failure or isinstance(failure, errors.SaveError):
-            report.print_lines(report.closing_lines(result, run.last_step, path is not None))
+            lines = report.closing_lines(result, run.last_step, path is not None, evaluations.last)
+            report.print_lines(lines)
         if failure:
             raise failure
         return result

@@ -83,8 +83,14 @@ def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: in
     return lines
 
 
-def closing_lines(result, last_step: int, importable: bool) -> list[str]:
-    """What came out, from a `results.Result`, and what to do next; importable: whether run.json names the workload."""
+def closing_lines(result, last_step: int, importable: bool, evaluation=None) -> list[str]:
+    """What came out, from a `results.Result`, and what to do next.
+
+    Args:
+      last_step: the one to stop at.
+      importable: whether run.json names the workload.
+      evaluation: the last `evaluation.Evaluation`, or None.
+    """
     has_no_gain = result.stopped_by.startswith("no gain")
     if result.loss is None:
         option = "greater --stop_after_no_gain_epochs" if has_no_gain else "higher --max_steps"
@@ -96,6 +102,10 @@ def closing_lines(result, last_step: int, importable: bool) -> list[str]:
             f"loss {result.loss:.2f}{rate}.",
             f"Saved:    {result.checkpoint}",
         ]
+    if evaluation and evaluation.step == result.step:
+        name, metric = next(iter(evaluation.metrics.items()))
+        trained = f", after {result.training_secs:.1f} s of training" if result.training_secs else ""
+        lines.append(f"Result:   {_with_interval(name, metric)}{trained}")
     if result.notice:
         lines.append(f"*** {result.notice}")
     if result.step < last_step and not has_no_gain:
@@ -115,10 +125,12 @@ def evaluation_lines(evaluation) -> list[str]:
     """The metrics of an `evaluation.Evaluation`, each with its 95 % interval."""
     about = f"{evaluation.data}, {evaluation.weights}{', several views of each' if evaluation.several_views else ''}"
     lines = [f"step {evaluation.step}: {evaluation.num_examples} examples of {about}"]
-    for name, metric in evaluation.metrics.items():
-        interval = "" if metric.low is None else f" (95 % interval {metric.low:.3f} to {metric.high:.3f})"
-        lines.append(f"{name} = {metric.mean:.3f}{interval}")
-    return lines
+    return lines + [_with_interval(name, metric) for name, metric in evaluation.metrics.items()]
+
+
+def _with_interval(name: str, metric) -> str:
+    interval = "" if metric.low is None else f" (95 % interval {metric.low:.3f} to {metric.high:.3f})"
+    return f"{name} = {metric.mean:.3f}{interval}"
 
 
 def comparison_lines(on_training, evaluation) -> list[str]:

@@ -13,6 +13,8 @@ class Result:
       loss: at that step; None where this start did no step.
       examples_per_sec: over this start's steps after its first; None where there were none.
       seconds: this start took, from opening the session to the last save.
+      training_secs: of these, from the beginning of this start's first step to the end of its last, less evaluations;
+        None where there were no steps.
       stopped_by: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook'; in result.json also
         the message of a NonFiniteError.
       checkpoint: path of the newest checkpoint.
@@ -33,3 +35,4 @@ class Result:
     notice: str | None = None
     failed_saves: int = 0
     skipped_steps: int = 0
+    training_secs: float | None = None

@@ -20,15 +20,15 @@ class CheckpointHook(hooks.StepHook):
     """
 
     def __init__(
-        self, graph: TrainingGraph, save: Callable[[Any, int], str], every: int, evaluate_every: int,
+        self, graph: TrainingGraph, save: Callable[[Any, int], str], every: int, is_evaluated: Callable[[int], bool],
         evaluate: Callable[[str], None], save_requested: Callable[[], bool], warn: Callable[[str], None],
     ):  # fmt: skip
         """Args: the graph; what saves (session, step) and returns the checkpoint's path; steps between saves, 0 for
-        none; steps between evaluations, 0 for none; what evaluates a checkpoint; whether a save is asked for now; what
-        prints a line."""
+        none; whether there is an evaluation after a step; what evaluates a checkpoint; whether a save is asked for now;
+        what prints a line."""
         super().__init__(graph)
         self._save_to_disk, self._every = save, every
-        self._evaluate_every, self.evaluate = evaluate_every, evaluate
+        self._is_evaluated, self.evaluate = is_evaluated, evaluate
         self._save_requested, self._warn = save_requested, warn
         self._saved_step = None
         self.failures, self.error = 0, None
@@ -40,7 +40,7 @@ class CheckpointHook(hooks.StepHook):
     def after_step(self, run_context, report):
         step = int(report.step)
         requested = self._save_requested()
-        evaluating = self._evaluate_every and step % self._evaluate_every == 0
+        evaluating = self._is_evaluated(step)
         if requested or evaluating or (self._every and step % self._every == 0):
             path = self._save(run_context.session, step)
             if requested and path:

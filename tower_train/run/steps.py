@@ -77,7 +77,7 @@ def do_steps(
                 sessions.opened(run.built, run.placed.session_config, hooks_in_order, restore, me) as session,
                 input_stream.failures_named(run.built.data),
             ):
-                if evaluations.best.begin(run.first_step):
+                if evaluations.begin(run.first_step, run.last_step):
                     saving.evaluate(run.restored)
                 # Several workers end after the same step, and so see to it in a hook.
                 best = evaluations.best
@@ -92,6 +92,7 @@ def do_steps(
         loss=last.loss,
         examples_per_sec=last.steps_per_sec and last.steps_per_sec * run.built.global_batch,
         seconds=time.perf_counter() - began,
+        training_secs=last.training_secs,
         stopped_by=str(failure) if failure else signal_received.name if signal_received
         else "last step" if step >= run.last_step
         else evaluations.best.why if evaluations.best.is_over else "another worker" if me else "a session hook",
@@ -129,8 +130,8 @@ def _hooks(run: Start, console, clock: hooks.TrainingClock, writer, dog: watchdo
     most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
     guard = nonfinite.BatchGuard(built, most_in_a_row, run.dump, console.line)
     saving_hook = saving.CheckpointHook(
-        built, save, config.save_every_steps, config.eval_every_steps, evaluate, received.take_save_request,
-        console.line,
+        built, save, config.save_every_steps, lambda step: evaluations.is_due(step, run.last_step), evaluate,
+        received.take_save_request, console.line,
     )  # fmt: skip
     others = [input_stream.StateHook(built, run.last_step)] if built.stream_state else []
     others += [hooks.LogHook(built, config.log_every_steps, clock, console, metrics, writer)]
