@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from tower_train import errors, points
+from tower_train import errors, rules
 from tower_train.options import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option
 
 
@@ -207,56 +207,7 @@ class Config(DeviceOptions):
 
     def check(self):
         super().check()
-        for name in ("keep_best", "stop_after_no_gain_epochs"):
-            if getattr(self, name) and not self.eval_every_steps:
-                raise errors.ConfigError(
-                    f"--{name} needs evaluations during training. Say how often with --eval_every_steps."
-                )
-        if self.max_steps and self.epochs:
-            raise errors.ConfigError(
-                f"--max_steps={self.max_steps} and --epochs={self.epochs:g} both say when to stop. Give one of them."
-            )
-        self._check_schedule()
-        if self.variable_update == "cpu" and self.all_reduce:
-            raise errors.ConfigError(f"--all_reduce={self.all_reduce} is for --variable_update=mirrored.")
-        self._check_workers()
-        if self.nesterov and self.optimizer != "momentum":
-            raise errors.ConfigError(f"--nesterov is for --optimizer=momentum, not for {self.optimizer}.")
-        for name in ("lookahead_decay", "lookahead_ramp"):
-            if not self.lookahead_every_steps and getattr(self, name) != getattr(type(self), name):
-                raise errors.ConfigError(
-                    f"--{name}={getattr(self, name):g} is for --lookahead_every_steps. Say how often there."
-                )
-        if self.sync_batch_norm and self.accumulate_steps > 1:
-            raise errors.ConfigError(
-                f"--sync_batch_norm and --accumulate_steps={self.accumulate_steps} exclude each other: one tower's "
-                "batches come after each other, so they cannot share statistics."
-            )
-
-    def _check_schedule(self):
-        for schedule, name, needed in (("piecewise", "lr_boundaries", "boundaries"), ("points", "lr_points", "points")):
-            given = getattr(self, name)
-            if (self.lr_schedule == schedule) != (given is not None):
-                raise errors.ConfigError(
-                    f"--lr_schedule={self.lr_schedule} and --{name}={'none' if given is None else as_text(given)}: "
-                    f"{schedule} needs {needed}, and nothing else has them."
-                )
-        if self.lr_points is not None:
-            points.parse(self.lr_points, "lr_points")
-
-    def _check_workers(self):
-        hosts = self.worker_hosts.split(",") if self.worker_hosts is not None else []
-        if bool(hosts) != (self.task_index is not None) or (hosts and self.task_index >= len(hosts)):
-            raise errors.ConfigError(
-                f"--worker_hosts={self.worker_hosts} and --task_index={self.task_index}: give both, the index from 0 "
-                "to the number of hosts less one."
-            )
-        if not all(host.rpartition(":")[0] and host.rpartition(":")[2].isdigit() for host in hosts):
-            raise errors.ConfigError(f"--worker_hosts={self.worker_hosts}: each must be host:port.")
-        if len(set(hosts)) != len(hosts):
-            raise errors.ConfigError(f"--worker_hosts={self.worker_hosts} names a worker twice. Name each once.")
-        if self.wait_for_workers and not self.train_dir:
-            raise errors.ConfigError("--wait_for_workers needs --train_dir, to go on in.")
+        rules.check(self)
 
     @property
     def num_workers(self) -> int:

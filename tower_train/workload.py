@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tower_train import config, errors
+from tower_train import config, errors, rules
 from tower_train.options import Options
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension counts examples
@@ -280,11 +280,9 @@ class Workload:
         )
 
     def config(self, **given) -> config.Config:
-        """A Config of what is given, else of this workload's recipe, else of the trainer's defaults."""
-        recipe = dict(self.recipe)
-        if given.get("max_steps") or given.get("epochs"):  # either says when to stop
-            recipe = {name: value for name, value in recipe.items() if name not in ("max_steps", "epochs")}
-        return config.Config(**(recipe | given))
+        """A Config of what is given, else of this workload's recipe where it is of use beside that, else of the
+        trainer's defaults."""
+        return config.Config(**(rules.without_useless(self.recipe, given) | given))
 
 
 def load(path: str) -> Workload:
