@@ -54,27 +54,6 @@ def toy_arrays():
     return examples, element_workloads.arrays("train")
 
 
-class TestFirst:
-    @pytest.mark.parametrize("count", [1, 20, 96, 1000])
-    def test_examples_by_index(self, count):
-        examples, arrays = toy_arrays()
-        for found, expected in zip(examples.first(count), arrays, strict=True):
-            np.testing.assert_array_equal(found, expected[:count])
-
-    @pytest.mark.parametrize("make", [element_workloads.in_order, element_workloads.ending_uncounted])
-    def test_examples_in_an_order_of_their_own(self, make):
-        examples = element_workloads.workload(make).examples(DataRequest("train"))
-        for count in (20, 1000):
-            for found, expected in zip(examples.first(count), element_workloads.arrays("train"), strict=True):
-                np.testing.assert_array_equal(found, expected[:count])
-
-    def test_the_graph_around_it_stays_as_it_was(self):
-        examples, _ = toy_arrays()
-        with tf.Graph().as_default() as graph:
-            examples.first(3)
-            assert not graph.get_operations()
-
-
 @pytest.mark.parametrize(
     "options",
     [

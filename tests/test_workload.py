@@ -1,4 +1,4 @@
-"""What a user brings: finding a workload, examples from arrays, the metrics and the loss that are there already."""
+"""What a user brings: finding a workload, the metrics and the loss that are there already."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,7 @@ import tensorflow as tf
 
 import cifar10
 from tower_train import workload
-from tower_train.errors import ConfigError, DataError
-from tower_train.workload import Examples
+from tower_train.errors import ConfigError
 
 
 def evaluate(build):
@@ -63,42 +62,6 @@ class TestLoad:
             workload.load("needs_more")
         with pytest.raises(ValueError, match="of its own"):
             workload.load("broken_one")
-
-
-class TestFromArrays:
-    FEATURES, LABELS = np.arange(12.0).reshape(6, 2), np.arange(6) * 10
-
-    def test_examples_are_fetched_by_index(self):
-        examples = Examples.from_arrays("mine", self.FEATURES, self.LABELS, ["no", "yes"])
-        assert (examples.name, examples.num_examples, examples.class_names) == ("mine", 6, ("no", "yes"))
-        features, labels = evaluate(lambda: examples.open()(tf.constant([5, 0, 5], tf.int64)))
-        np.testing.assert_array_equal(features, self.FEATURES[[5, 0, 5]])
-        np.testing.assert_array_equal(labels, [50, 0, 50])
-
-    def test_shapes_are_static_and_the_arrays_are_not_in_the_graph(self):
-        with tf.Graph().as_default() as graph:
-            features, labels = Examples.from_arrays("big", np.zeros([10_000, 20]), np.zeros(10_000)).open()(tf.range(3))
-            assert (features.shape, labels.shape) == ((3, 20), (3,))
-            assert len(graph.as_graph_def().SerializeToString()) < 10_000
-
-    def test_the_fingerprint_is_that_of_the_content(self):
-        features, labels = self.FEATURES, self.LABELS
-
-        def fingerprint(features, labels):
-            return Examples.from_arrays("mine", features, labels).fingerprint
-
-        nearly = features.copy()
-        nearly[3, 1] += 1e-9
-        assert fingerprint(features, labels) == fingerprint(np.asfortranarray(features), list(labels))
-        different = [(features, labels), (nearly, labels), (features, labels[::-1])]
-        different += [(features.astype(np.float32), labels), (features.reshape(6, 1, 2), labels)]
-        assert len({fingerprint(*arrays) for arrays in different}) == 5
-
-    @pytest.mark.parametrize(("features", "labels"), [((3, 2), (4,)), ((0, 2), (0,)), ((), ()), ((3,), ())])
-    def test_arrays_of_different_or_no_length_are_refused_with_their_shapes(self, features, labels):
-        with pytest.raises(DataError) as error:
-            Examples.from_arrays("mine", np.zeros(features), np.zeros(labels))
-        assert str(error.value).startswith(f"mine: got features of shape {features} and labels of shape {labels};")
 
 
 def classification_metrics(logits, labels):

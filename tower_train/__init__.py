@@ -12,9 +12,9 @@ from tower_train.version import __version__
 # Loaded when first used, so that `python -m tower_train --help` need not wait for TensorFlow.
 _HOMES = {
     "Config": "tower_train.config",
-    "DataRequest": "tower_train.workload",
+    "DataRequest": "tower_train.examples",
     "Evaluation": "tower_train.run.evaluation",
-    "Examples": "tower_train.workload",
+    "Examples": "tower_train.examples",
     "Result": "tower_train.run.results",
     "UserError": "tower_train.errors",
     "Workload": "tower_train.workload",

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.workload import Examples, Tensors
+from tower_train.examples import Examples, Tensors
 
 
 class FromExamples:

@@ -8,19 +8,16 @@ depend on which tower they are called for.
 """
 
 import dataclasses
-import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from tower_train import config, errors, rules
+from tower_train.examples import DataRequest, Examples, Tensors
 from tower_train.options import Options
-
-Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension counts examples
 
 
 class Draws(Protocol):
@@ -39,125 +36,6 @@ class Draws(Protocol):
         Raises:
           GraphError: the examples come in an order of their own, in which none has an index.
         """
-
-
-@dataclasses.dataclass(frozen=True)
-class DataRequest:
-    """Which examples the trainer asks a workload for."""
-
-    split: str  # 'train' or 'test'
-    dataset: str = "auto"
-    data_dir: str | None = None  # None: the user named none
-    seed: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """A data set: its examples are fetched by index, or come in an order of their own.
-
-    Attributes:
-      name: what the data is, for logs and for run.json.
-      num_examples: how many there are; indices run from 0 to num_examples - 1.
-      open: called inside a graph; may create tensors (evaluated once, when the stream starts) and returns
-        `fetch(indices)`, which maps int64 [batch] to (features, labels), tensors whose first dimension is batch.
-        None where there is `elements`.
-      fingerprint: changes when the data changes; a run is resumed only on the data it was started on.
-      class_names: what label i means; empty where labels are not classes.
-      notice: what the user must be told about this data, and what is done with it, at every start, or None.
-      dataset: the --dataset that names exactly this data, where 'auto' chose it.
-      parallel_steps: how many steps' examples are fetched at the same time.
-      elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see
-        data/tf_data.py.
-      labels: integers [num_examples], the classes of all examples, where they are at hand; only looked at for mistakes.
-    """
-
-    name: str
-    num_examples: int
-    open: Callable[[], Callable[[tf.Tensor], tuple[Tensors, Tensors]]] | None
-    fingerprint: str = ""
-    class_names: tuple[str, ...] = ()
-    notice: str | None = None
-    dataset: str = "auto"
-    parallel_steps: int = 2
-    elements: Callable[[], tf.data.Dataset] | None = None
-    labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
-
-    def symbolic_batch(self) -> tuple[Tensors, Tensors]:
-        """(features, labels) of one example in the current graph, to read shapes and dtypes from."""
-        if self.open:
-            return self.open()(tf.zeros([1], tf.int64))
-        return tf.nest.map_structure(
-            lambda spec: tf.compat.v1.placeholder(spec.dtype, tf.TensorShape([1]).concatenate(spec.shape)),
-            self.elements().element_spec,
-        )
-
-    def first(self, count: int) -> tuple[Tensors, Tensors]:
-        """(features, labels) of the first examples, by index or in the order they come in, as arrays [count, ...];
-        of all where there are fewer. Reads them in a graph and a session of its own."""
-        count = min(count, self.num_examples)
-        with tf.Graph().as_default(), tf.device("/cpu:0"):
-            if self.elements:
-                options = tf.data.Options()
-                options.deterministic = True
-                batches = self.elements().take(count).batch(count).with_options(options)
-                iterator = tf.compat.v1.data.make_initializable_iterator(batches)
-                prepare, fetches = iterator.initializer, iterator.get_next()
-            else:
-                prepare, fetches = tf.no_op(), self.open()(tf.range(count, dtype=tf.int64))
-            # Threads of its own: another session's may all wait for this one.
-            session_config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, use_per_session_threads=True)
-            with tf.compat.v1.Session(config=session_config) as session:
-                session.run([prepare, tf.compat.v1.tables_initializer()])
-                return session.run(fetches)
-
-    def sample(self, count: int) -> "Examples":
-        """Some of these examples, the same ones each time: chosen at random, or the first where they come in an order
-        of their own. All where there are no more than count."""
-        count = min(count, self.num_examples)
-        if self.elements:
-
-            def first():
-                return self.elements().take(count)
-
-            return dataclasses.replace(self, num_examples=count, elements=first, labels=None)
-        chosen = np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False))
-
-        def open_sample():
-            fetch = self.open()
-            return lambda indices: fetch(tf.gather(tf.constant(chosen, tf.int64), indices))
-
-        return dataclasses.replace(self, num_examples=count, open=open_sample, labels=None)
-
-    @classmethod
-    def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):
-        """Examples from two numpy arrays of equal length: features [n, ...] and labels [n, ...].
-
-        Raises:
-          DataError: the lengths differ or are 0.
-        """
-        features, labels = np.asarray(features), np.asarray(labels)
-        if not features.ndim or not labels.ndim or not len(features) or len(features) != len(labels):
-            raise errors.DataError(
-                f"{name}: got features of shape {features.shape} and labels of shape {labels.shape}; "
-                "both need the same first dimension, at least 1."
-            )
-
-        def open_arrays():
-            tensors = [_once(features), _once(labels)]
-            return lambda indices: tuple(tf.gather(tensor, indices) for tensor in tensors)
-
-        digest = hashlib.sha256()
-        for array in (features, labels):
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array))
-        classes = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else None
-        return cls(name, len(features), open_arrays, digest.hexdigest()[:16], tuple(class_names), labels=classes)
-
-
-def _once(array: np.ndarray) -> tf.Tensor:
-    """The array as a tensor that is not stored in the graph (graphs are limited to 2 GiB)."""
-    tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
-    return tf.ensure_shape(tensor, array.shape)
 
 
 def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:

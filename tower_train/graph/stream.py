@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.examples import Examples, Tensors, in_fixed_order
 from tower_train.graph import iterator_state
-from tower_train.workload import Examples, Tensors, Workload
+from tower_train.workload import Workload
 
 _PHILOX = 1  # the algorithm's number in tf.random.Algorithm
 _OUTPUTS = 4  # 32-bit numbers that one step of Philox's counter gives (Salmon et al. 2011, "Philox4x32")
@@ -185,7 +186,7 @@ def _training_stream_of_elements(
         draws = PositionDraws(first, step_size, examples.num_examples, seed, by_index=False)
         return _with_batch_size((_preprocessed(workload, features, draws), labels), step_size)
 
-    batches = _in_fixed_order(elements).batch(step_size, drop_remainder=True)
+    batches = in_fixed_order(elements).batch(step_size, drop_remainder=True)
     iterator = _iterator(tf.data.Dataset.zip(firsts, batches), step, examples)
     whole = iterator.get_next()
     towers = [
@@ -209,7 +210,7 @@ def evaluation_stream(
     """
     step_size = tower_batch * num_towers
     if examples.elements:
-        steps = _in_fixed_order(examples.elements()).batch(step_size).map(lambda *batch: (batch, _size(batch)))
+        steps = in_fixed_order(examples.elements()).batch(step_size).map(lambda *batch: (batch, _size(batch)))
     else:
         steps = tf.data.Dataset.range(0, examples.num_examples, step_size)
         fetch = examples.open()
@@ -244,13 +245,6 @@ def _preprocessed(workload: Workload, features: Tensors, draws: PositionDraws) -
     if workload.distort:
         return workload.distort(features, draws)
     return workload.prepare(features) if workload.prepare else features
-
-
-def _in_fixed_order(elements: tf.data.Dataset) -> tf.data.Dataset:
-    """Parallel parts of it give their elements in order, unless they are told not to in so many words."""
-    options = tf.data.Options()
-    options.deterministic = True
-    return elements.with_options(options)
 
 
 def _size(batch: tuple[Tensors, Tensors]) -> tf.Tensor:
