@@ -8,6 +8,7 @@ also here. The moving statistics for evaluation are updated once a step, with th
 import contextlib
 import hashlib
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -124,6 +125,7 @@ def batch_normalization(
     epsilon: float = 1e-5,
     name: str = "batch_normalization",
     scale: bool = True,
+    regularizer: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Normalises each channel (Ioffe and Szegedy 2015, algorithms 1 and 2).
 
@@ -139,6 +141,7 @@ def batch_normalization(
       epsilon: added to the variance.
       name: variable scope.
       scale: False creates no gamma, which is 1 then.
+      regularizer: of gamma and beta; None for the variable scope's.
 
     Returns:
       A tensor of the shape and dtype of inputs.
@@ -147,11 +150,13 @@ def batch_normalization(
     dtype = tf.float32 if inputs.dtype == tf.bfloat16 else inputs.dtype
     with v1.variable_scope(name):
         ones = v1.ones_initializer()
-        gamma = v1.get_variable("gamma", [channels], dtype, ones) if scale else ones([channels], dtype)
-        beta = v1.get_variable("beta", [channels], dtype, v1.zeros_initializer())
+        gamma = v1.get_variable("gamma", [channels], dtype, ones, regularizer) if scale else ones([channels], dtype)
+        beta = v1.get_variable("beta", [channels], dtype, v1.zeros_initializer(), regularizer)
         collections = moving_collections(followed=not is_frozen())
         moving_mean, moving_variance = (
-            v1.get_variable(name, [channels], dtype, initializer(), trainable=False, collections=collections)
+            v1.get_variable(
+                name, [channels], dtype, initializer(), v1.no_regularizer, trainable=False, collections=collections
+            )
             for name, initializer in (("moving_mean", v1.zeros_initializer), ("moving_variance", v1.ones_initializer))
         )
         training = training and not is_frozen()

@@ -151,6 +151,30 @@ def test_the_bias_alone_can_have_a_rate_of_its_own(open_training):
     np.testing.assert_array_equal(own["kernel"], usual["kernel"])
 
 
+@pytest.mark.parametrize("variable_update", ["cpu", "mirrored"])
+@pytest.mark.parametrize("of_scope", [False, True])
+def test_its_weight_decay_is_that_of_gamma_and_beta_alone(open_training, variable_update, of_scope):
+    """0.25 |w|^2 of both layers' values, of which gamma is 1 and beta 0 at first; after one step."""
+
+    def decay(weights):
+        return 0.25 * tf.reduce_sum(weights**2)
+
+    def decayed(*args, **kwargs):
+        if not of_scope:
+            return layers.batch_normalization(*args, **kwargs, regularizer=decay)
+        with v1.variable_scope(v1.get_variable_scope(), regularizer=decay):
+            return layers.batch_normalization(*args, **kwargs)
+
+    options = dict(steps=1, sync_batch_norm=True, variable_update=variable_update)
+    [plain_loss], plain = train(open_training, 2, **options)
+    [loss], ended = train(open_training, 2, layer=decayed, **options)
+    assert loss == pytest.approx(plain_loss + 0.25 * 6, rel=1e-12)
+    for name, value in plain.items():
+        change = TRAIN["learning_rate"] * 0.5 if name.endswith("/gamma") else 0
+        if not name.endswith("/ExponentialMovingAverage"):
+            np.testing.assert_allclose(ended[name], value - change, rtol=1e-12, err_msg=name)
+
+
 def test_frozen_without_scale(open_training):
     def frozen(*args, **kwargs):
         with layers.frozen():

@@ -58,7 +58,8 @@ class Copies:
             self._copies[index][name] = (original, copy)
             if regularizer:
                 with tf.device(self.devices[index]), v1.name_scope(f"{copy.op.name}/Regularizer/"):
-                    self._decays[index].append(regularizer(copy))
+                    decay = regularizer(copy)
+                self._decays[index] += [] if decay is None else [decay]  # None: tf.compat.v1.no_regularizer's
 
     def getter(self, tower: int):
         """A custom getter: a tower that asks for a variable gets its copy of it."""
