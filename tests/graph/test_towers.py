@@ -215,6 +215,20 @@ class TestViews:
             np.testing.assert_allclose(outputs["a"], sum(w * (view @ weights) ** 2 for w, view in views), rtol=1e-12)
             np.testing.assert_allclose(outputs["b"], sum(w * view[:, 0] for w, view in views), rtol=1e-12)
 
+    def test_they_are_computed_one_after_the_other(self, graph):
+        seen, outputs = [], []
+
+        def network(features, training):
+            seen.append(features)
+            outputs.append(2 * features)
+            return outputs[-1]
+
+        self.built(lambda x: [(0.5, x), (0.25, -x), (0.25, x + 1)], network)
+        for tower in (0, 3):
+            assert seen[tower].op.control_inputs == []
+            for i in (1, 2):
+                assert seen[tower + i].op.control_inputs == [outputs[tower + i - 1].op]
+
     def test_training_has_none(self, graph):
         one = Workload("toy", None, lambda features, training: features, loss=lambda outputs, labels: outputs[0, 0])
         workload = dataclasses.replace(one, views=lambda features: [(1.0, 5 * features)])

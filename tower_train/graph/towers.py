@@ -93,8 +93,14 @@ def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], 
         factors = tf.reshape(tf.constant(weights, outputs[0].dtype), [-1] + [1] * outputs[0].shape.rank)
         return tf.reduce_sum(tf.stack(outputs) * factors, axis=0)
 
+    outputs = []
     with v1.name_scope("views"):
-        return tf.nest.map_structure(mean, *[network(view) for view in views])
+        for view in views:
+            # One after the other: together they take twice the time on a CPU, and the memory of all their activations.
+            with tf.control_dependencies([tensor.op for tensor in tf.nest.flatten(outputs[-1:])]):
+                view = tf.nest.map_structure(tf.identity, view)
+            outputs.append(network(view))
+        return tf.nest.map_structure(mean, *outputs)
 
 
 def build_towers(
