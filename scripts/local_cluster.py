@@ -5,10 +5,11 @@ Each worker's lines begin with its name. Ctrl-C reaches all of them. The exit st
 
 import argparse
 import signal
-import socket
 import subprocess
 import sys
 import threading
+
+from tower_train.run import ports
 
 _LINGER_SECS = 60  # for the others to end when the chief has
 
@@ -19,7 +20,7 @@ def main(argv: list[str]) -> int:
     own, flags = parser.parse_known_args(argv)
     if own.workers < 1:
         parser.error(f"--workers={own.workers}: it must be at least 1.")
-    hosts = ",".join(f"localhost:{port}" for port in _free_ports(own.workers))
+    hosts = ",".join(f"localhost:{port}" for port in ports.free_ports(own.workers))
     # In sessions of their own: the terminal's Ctrl-C would reach them twice, and the second leaves at once.
     workers = [
         subprocess.Popen(
@@ -42,17 +43,6 @@ def main(argv: list[str]) -> int:
     for reader in readers:
         reader.join()
     return status if status >= 0 else 128 - status
-
-
-def _free_ports(count: int) -> list[int]:
-    """Held all at once while they are looked for, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _pass_on(index: int, lines) -> None:

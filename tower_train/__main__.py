@@ -11,7 +11,7 @@ Trains a network with one replica (tower) per GPU: python -m tower_train --num_g
 A workload may have options of its own: --workload=NAME --help lists them too.
 Without GPUs the towers live on logical CPU devices. A run can be stopped with Ctrl-C and resumed with --train_dir.
 Exit status: 0 done, 2 an option or a file is wrong, 3 a loss or gradient was not finite, 4 the last save failed,
-5 copies of a variable differ, 130 SIGINT, 143 SIGTERM (to this or to another worker), 138 a worker is missing: start
+5 copies of a variable differ, 130 SIGINT and 143 SIGTERM to this or to another worker, 138 a worker is missing: start
 all again.
 """
 
@@ -27,8 +27,6 @@ def main(argv) -> int:
             raise
         print(f"tower_train: {error}\nStarting again, to wait for it.", file=sys.stderr)
         command_line.start_again()
-    if result.stopped_by == "another worker":
-        return 128 + signal.SIGTERM
     return 128 + signal.Signals[result.stopped_by] if result.stopped_by in signal.Signals.__members__ else 0
 
 

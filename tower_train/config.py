@@ -75,7 +75,7 @@ class Config(DeviceOptions):
     )
     wait_for_workers: bool = option(
         False, "wait for a missing worker, and go on from the last checkpoint when it is back, in place of leaving "
-        "with status 138", MACHINES,
+        "with status 138; for python -m tower_train, as a program that calls train() must be started again", MACHINES,
     )  # fmt: skip
 
     workload: str = option("cifar10", "what is trained: an import path, module or module:NAME", DATA)

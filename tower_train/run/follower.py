@@ -12,20 +12,20 @@ from tower_train.run import (
     hooks,
     input_stream,
     manifest,
+    member,
     nonfinite,
     report,
     sessions,
     signals,
     watchdog,
 )
-from tower_train.run.member import Member
 from tower_train.run.results import Result
 from tower_train.workload import DataRequest, Workload
 
 v1 = tf.compat.v1
 
 
-def follow(path: str | None, workload: Workload, config: Config, session_hooks, me: Member) -> Result:
+def follow(path: str | None, workload: Workload, config: Config, session_hooks, me: member.Member) -> Result:
     """Trains along with the chief, from its values to its last step.
 
     Args:
@@ -43,13 +43,14 @@ def follow(path: str | None, workload: Workload, config: Config, session_hooks, 
     examples = workload.examples(DataRequest("train", config.dataset, config.data_dir, config.seed))
     built = build.training_graph(workload, examples, config, me.placed)
     now = manifest.describe(workload, path, examples, config, me.placed, built.num_parameters)
-    first_step, last_step = me.meet(manifest.same_everywhere(now, workload)), config.last_step(built.num_examples)
+    first_step, last_step = me.meet(manifest.same_everywhere(now, workload))
     place = me.place
     report.print_lines(
         [f"{place.name(place.index)} of {len(place.hosts)} trains along with {place.name(0)}, steps {first_step} to "
          f"{last_step}, on {', '.join(me.placed.names)}", *notes]
     )  # fmt: skip
     last = hooks.LastValues(built, hooks.TrainingClock())
+    heeded = [hooks.Heeded(hook) for hook in session_hooks]
     most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
     guard = nonfinite.BatchGuard(built, most_in_a_row, None, _print)
     with built.graph.as_default(), signals.noted() as received:
@@ -57,7 +58,7 @@ def follow(path: str | None, workload: Workload, config: Config, session_hooks, 
             every_hook = [dog, last, guard]
             if config.check_mirrors_every_steps:
                 every_hook.append(hooks.MirrorCheck(built, config.check_mirrors_every_steps))
-            every_hook += [hooks.StopHook(built, last_step, lambda: received.stopping), *session_hooks]
+            every_hook += [*heeded, hooks.StopHook(built, last_step, lambda: received.stopping or _ask(heeded))]
             with (
                 me.failures_named(),
                 sessions.opened(built, me.placed.session_config, every_hook, me=me) as session,
@@ -66,13 +67,21 @@ def follow(path: str | None, workload: Workload, config: Config, session_hooks, 
                 while first_step < last_step and not session.should_stop():
                     session.run(built.train_op)
     step = last.step or first_step
-    stopped_by = received.stopping.name if received.stopping else "last step" if step >= last_step else "another worker"
+    stopped_by = (
+        received.stopping.name if received.stopping
+        else "last step" if step >= last_step
+        else "a session hook" if _ask(heeded) else member.ANOTHER
+    )  # fmt: skip
     return Result(
         train_dir="", step=step, loss=last.loss,
         examples_per_sec=last.steps_per_sec and last.steps_per_sec * built.global_batch,
         seconds=time.perf_counter() - began, stopped_by=stopped_by, checkpoint=None, data=examples.name,
         notice=examples.notice, skipped_steps=guard.skipped,
     )  # fmt: skip
+
+
+def _ask(heeded: list[hooks.Heeded]) -> bool:
+    return any(hook.has_asked for hook in heeded)
 
 
 def _print(line: str) -> None:

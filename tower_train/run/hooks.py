@@ -154,6 +154,30 @@ class StopHook(StepHook):
             run_context.request_stop()
 
 
+class Heeded(v1.train.SessionRunHook):
+    """A user's hook in one of several workers: where it asks for the end, all of them end after the same step.
+
+    Attributes:
+      has_asked: whether it has.
+    """
+
+    def __init__(self, hook: v1.train.SessionRunHook):
+        self._hook, self.has_asked = hook, False
+        self.begin, self.after_create_session, self.end = hook.begin, hook.after_create_session, hook.end
+
+    def before_run(self, run_context):
+        return self._ask(self._hook.before_run, run_context)
+
+    def after_run(self, run_context, run_values):
+        self._ask(self._hook.after_run, run_context, run_values)
+
+    def _ask(self, method, run_context, *values):
+        own = v1.train.SessionRunContext(run_context.original_args, run_context.session)
+        answer = method(own, *values)
+        self.has_asked |= own.stop_requested
+        return answer
+
+
 class LastValues(StepHook):
     """Keeps the last step's values and the time of the steps, for the result."""
 

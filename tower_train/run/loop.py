@@ -49,7 +49,8 @@ def train(
       workload_options: values of the workload's own options, by name.
 
     Raises:
-      UserError: something the user can mend; the message says how.
+      WorkerError: a worker is missing; with wait_for_workers too, as only `python -m tower_train` starts itself again.
+      UserError: something else that the user can mend; the message says how.
     """
     path, workload = (workload, load(workload)) if isinstance(workload, str) else (None, workload)
     workload = workload.with_options(workload_options or {})
@@ -63,8 +64,7 @@ def train(
             result = _train(path, workload, config, placed, session_hooks, me)
         else:
             result = follower.follow(path, workload, config, session_hooks, me)
-        me.leave()
-        return result
+        return dataclasses.replace(result, stopped_by=me.leave(result.stopped_by))
 
 
 def _train(path: str | None, workload: Workload, config: Config, placed, session_hooks, me=None) -> Result:
@@ -86,13 +86,15 @@ def _train(path: str | None, workload: Workload, config: Config, placed, session
         run = _prepare(config, placed, built, run_dir, notes, bool(before), dump if config.dump_bad_batch else None)
         if config.check_data and not run.restored:
             notes += data_check.warnings(workload, examples)
+        evaluations = evaluate_run.DuringTraining(workload, config, placed, examples, run_dir)
+        evaluations.best.begin(run.first_step)
         if me:
-            me.meet(manifest.same_everywhere(now, workload), run.first_step)
+            last_step = run.first_step if evaluations.best.is_over else run.last_step
+            me.meet(manifest.same_everywhere(now, workload), run.first_step, last_step)
         recovery.remove_leftovers(run_dir.path)
         run_dir.cut_metrics(run.first_step)
         run_dir.write(directory.RUN, now)
         report.print_lines(report.opening_lines(now, str(run_dir.path), run.first_step, run.last_step) + notes)
-        evaluations = evaluate_run.DuringTraining(workload, config, placed, examples, run_dir)
         result, failure = do_steps(run, evaluations, session_hooks, me)
         result = dataclasses.replace(result, data=examples.name, notice=examples.notice)
         try:

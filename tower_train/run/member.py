@@ -25,8 +25,18 @@ from tower_train.run.cluster import Place
 
 v1 = tf.compat.v1
 
-STARTING, READY, TRAINING, DONE, FAILED = "starting", "ready", "training", "done", "failed"
+STARTING, READY, TRAINING, DONE, GONE, FAILED = "starting", "ready", "training", "done", "gone", "failed"
 _GRACE_SECS = 5  # for the step under way to end once its session is closed
+_WAITING_SECS = 0.1  # between looks at the board while nothing is trained
+ANOTHER = "another worker"
+_NEXT = (
+    "The same command on every machine, or the return of the missing one with --wait_for_workers, goes on from the "
+    "last checkpoint."
+)
+_WAITED = (
+    "--wait_for_workers: python -m tower_train starts itself again; a program that calls train() must be started "
+    "again. Both then go on from the last checkpoint."
+)
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError,
          tf.errors.InternalError, tf.errors.FailedPreconditionError, RuntimeError)  # fmt: skip
 
@@ -49,6 +59,7 @@ class Member(v1.train.SessionRunHook):
           RunError: the server cannot be started.
         """
         self.place, self._timeout, self._wait = place, timeout_secs, wait
+        self._next = f"The step under way is not saved. {_WAITED if wait else _NEXT}"
         self._interval = min(1.0, timeout_secs / 10)
         self._lock = threading.Lock()
         self._row = {"id": uuid.uuid4().hex, "beat": 0, "state": STARTING, "step": 0}
@@ -56,7 +67,7 @@ class Member(v1.train.SessionRunHook):
         self._heard = [time.monotonic()] * len(place.hosts)
         self._told = self._heard[0]
         self.step, self._trouble, self._session = 0, None, None
-        self._ended, self._freed = threading.Event(), threading.Event()
+        self._news, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
         self.placed = _among_workers(placed, place)
         config = self.placed.session_config
         try:
@@ -84,7 +95,11 @@ class Member(v1.train.SessionRunHook):
         if error is not None:
             time.sleep(3 * self._interval)  # for the others to read why
         self._freed.set()
+        self._end_watch()
+
+    def _end_watch(self) -> None:
         self._ended.set()
+        self._news.set()
         self._thread.join(_GRACE_SECS)
 
     def after_run(self, run_context, run_values):
@@ -95,15 +110,15 @@ class Member(v1.train.SessionRunHook):
         """To be told of the session as soon as it is there, so that a step which waits for a missing worker ends."""
         self._session = session
 
-    def meet(self, about: dict, first_step: int = 0) -> int:
-        """Waits until all are ready to train the same, from the same step on.
+    def meet(self, about: dict, first_step: int = 0, last_step: int = 0) -> tuple[int, int]:
+        """Waits until all are ready to train the same, from the same step to the same step.
 
         Args:
           about: what must be the same in all workers, by name.
-          first_step: the chief's.
+          first_step, last_step: the chief's.
 
         Returns:
-          The chief's first_step.
+          The chief's first_step and last_step.
 
         Raises:
           ConfigError: this worker, or another, is not about the same as the chief.
@@ -111,11 +126,11 @@ class Member(v1.train.SessionRunHook):
         """
         self.step = self._row["step"] = first_step
         if self.place.is_chief:
-            self._say(about=about, first_step=first_step)
+            self._say(about=about, steps=[first_step, last_step])
             while not all(row.get("state") == READY for row in self._rows[1:]):
                 self._pause()
             self._say(state=TRAINING)
-            return first_step
+            return first_step, last_step
         while "about" not in self._rows[0]:
             self._pause()
         there, here = self._rows[0]["about"], json.loads(json.dumps(about))
@@ -130,8 +145,9 @@ class Member(v1.train.SessionRunHook):
         while self._rows[0].get("state") != TRAINING:
             self._pause()
         self._say(state=TRAINING)
-        self.step = self._row["step"] = self._rows[0]["first_step"]
-        return self.step
+        first_step, last_step = self._rows[0]["steps"]
+        self.step = self._row["step"] = first_step
+        return first_step, last_step
 
     @contextlib.contextmanager
     def failures_named(self) -> Iterator[None]:
@@ -151,43 +167,60 @@ class Member(v1.train.SessionRunHook):
                 raise self._trouble from error
             raise
 
-    def leave(self) -> None:
+    def leave(self, stopped_by: str) -> str:
         """Waits until all have come to their end, so that nobody misses what another still has to send.
+
+        Args:
+          stopped_by: what ended this worker's steps; ANOTHER where another worker knows.
+
+        Returns:
+          What ended the run, the same in all workers.
 
         Raises:
           WorkerError: the chief is missing, which had yet to save.
         """
-        self._say(state=DONE)
+        self._say(state=DONE, stopped_by=stopped_by)
         if self.place.is_chief:
-            missing = set()
-            while waited := [i for i, row in enumerate(self._rows) if i and row.get("state") != DONE]:
-                missing = {i for i in waited if time.monotonic() - self._heard[i] > self._timeout}
-                if missing == set(waited):
-                    break
-                time.sleep(self._interval / 5)
-            self._say(over=True)
-            time.sleep(3 * self._interval)
-        else:
-            while not self._rows[0].get("over"):
-                self._pause()
+            self._wait_for_others(DONE, GONE)
+            reasons = [stopped_by, *(row.get("stopped_by") for row in self._rows[1:])]
+            stopped_by = next((reason for reason in reasons if reason not in (None, ANOTHER)), stopped_by)
+            self._say(over=stopped_by)
+            self._wait_for_others(GONE)
+            return stopped_by
+        while "over" not in self._rows[0]:
+            self._pause()
+        self._end_watch()
+        self._say(state=GONE)
+        self._beat()
+        return self._rows[0]["over"]
+
+    def _wait_for_others(self, *states: str) -> None:
+        """For the chief: until all others are in one of these states, or missing."""
+        while waited := [i for i, row in enumerate(self._rows) if i and row.get("state") not in states]:
+            if all(time.monotonic() - self._heard[i] > self._timeout for i in waited):
+                break
+            time.sleep(_WAITING_SECS)
 
     def _say(self, **what) -> None:
         with self._lock:
             self._row |= what
+        self._news.set()
 
     def _pause(self) -> None:
-        time.sleep(self._interval / 5)
+        time.sleep(_WAITING_SECS)
         if self._trouble:
             self._freed.set()
             raise self._trouble
 
     def _watch(self) -> None:
-        while not self._ended.wait(self._interval):
+        while not self._ended.is_set():
+            self._news.wait(self._interval if self._row["state"] == TRAINING else _WAITING_SECS)
+            self._news.clear()
             try:
                 self._beat()
                 found = None if self._trouble else self._what_is_wrong()
             except Exception as error:  # nobody may be left waiting for a thread that has died
-                found = errors.WorkerError(f"The watch over the workers has failed: {error!r}. {_NEXT}")
+                found = errors.WorkerError(f"The watch over the workers has failed: {error!r}. {self._next}")
             if found and not self._trouble:
                 self._trouble = found
                 self._release()
@@ -230,14 +263,14 @@ class Member(v1.train.SessionRunHook):
         if row.get("state") == FAILED:
             return (row["text"] if name in row["text"] else f"{name}: {row['text']}"), row["status"]
         if row.get("restarted"):
-            return f"{name} was started again at step {self.step}. {_NEXT}", errors.WorkerError.exit_status
+            return f"{name} was started again at step {self.step}. {self._next}", errors.WorkerError.exit_status
         if silent <= self._timeout:
             return None
         if "step" in row:
-            text = f"{name} is missing: no sign of life for {silent:.0f} s, last seen at step {row['step']}. {_NEXT}"
-            return text, errors.WorkerError.exit_status
+            text = f"{name} is missing: no sign of life for {silent:.0f} s, last seen at step {row['step']}."
+            return f"{text} {self._next}", errors.WorkerError.exit_status
         if not self._wait:
-            return f"{name} has not started for {silent:.0f} s. {_NEXT}", errors.WorkerError.exit_status
+            return f"{name} has not started for {silent:.0f} s. {self._next}", errors.WorkerError.exit_status
         if time.monotonic() - self._told > self._timeout:
             self._told = time.monotonic()
             report.print_lines([f"*** Waiting for {name}."])
@@ -262,12 +295,6 @@ def _among_workers(placed: Devices, place: Place) -> Devices:
     # A session sees this worker's devices only, so that it need not wait for the others.
     config.device_filters.append(f"/job:worker/task:{place.index}")
     return dataclasses.replace(placed, session_config=config, num_workers=len(place.hosts), worker=place.index)
-
-
-_NEXT = (
-    "The step under way is not saved. The same command on every machine, or the return of the missing one with "
-    "--wait_for_workers, goes on from the last checkpoint."
-)
 
 
 def _failure(text: str, status: int) -> errors.UserError:

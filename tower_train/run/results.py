@@ -15,8 +15,8 @@ class Result:
       seconds: this start took, from opening the session to the last save.
       training_secs: of these, from the beginning of this start's first step to the end of its last, less evaluations;
         None where there were no steps.
-      stopped_by: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook'; in result.json also
-        the message of a NonFiniteError.
+      stopped_by: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook', of whichever worker; in
+        result.json also 'another worker', or the message of a NonFiniteError.
       checkpoint: path of the newest checkpoint.
       data: what was trained on.
       notice: what the user must know of the data, or None.

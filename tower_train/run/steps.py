@@ -18,6 +18,7 @@ from tower_train.run import (
     events,
     hooks,
     input_stream,
+    member,
     nonfinite,
     report,
     saving,
@@ -70,18 +71,25 @@ def do_steps(
         writer.add_session_log(v1.SessionLog(status=v1.SessionLog.START), run.first_step + 1)
         guard, saving, others = _hooks(run, console, clock, writer, dog, evaluations, received)
         restore = functools.partial(run.checkpoints.restore, path=run.restored) if run.restored else None
-        hooks_in_order, failure = [dog, last, guard, *others, *session_hooks], None
+        heeded = [hooks.Heeded(hook) for hook in session_hooks] if me else []
+        best, failure = evaluations.best, None
+
+        def is_over():
+            return received.stopping or best.is_over or any(hook.has_asked for hook in heeded)
+
+        hooks_in_order = [dog, last, guard, *others, *(heeded or session_hooks),
+                          hooks.StopHook(run.built, run.last_step, is_over)]  # fmt: skip
         try:
             with (
                 me.failures_named() if me else contextlib.nullcontext(),
                 sessions.opened(run.built, run.placed.session_config, hooks_in_order, restore, me) as session,
                 input_stream.failures_named(run.built.data),
             ):
+                has_steps = run.first_step < run.last_step and not best.is_over
                 if evaluations.begin(run.first_step, run.last_step):
                     saving.evaluate(run.restored)
                 # Several workers end after the same step, and so see to it in a hook.
-                best = evaluations.best
-                while run.first_step < run.last_step and (me or not best.is_over) and not session.should_stop():
+                while has_steps and (me or not best.is_over) and not session.should_stop():
                     session.run(run.built.train_op)
         except (errors.NonFiniteError, errors.MirrorError) as error:
             failure = error
@@ -95,7 +103,8 @@ def do_steps(
         training_secs=last.training_secs,
         stopped_by=str(failure) if failure else signal_received.name if signal_received
         else "last step" if step >= run.last_step
-        else evaluations.best.why if evaluations.best.is_over else "another worker" if me else "a session hook",
+        else best.why if best.is_over
+        else "a session hook" if not me or any(hook.has_asked for hook in heeded) else member.ANOTHER,
         checkpoint=next(reversed(checkpoint.existing(run.run_dir.path)), None),
         failed_saves=saving.failures,
         skipped_steps=guard.skipped,
@@ -140,5 +149,5 @@ def _hooks(run: Start, console, clock: hooks.TrainingClock, writer, dog: watchdo
     # After the log line, before the save.
     if config.check_mirrors_every_steps:
         others.append(hooks.MirrorCheck(built, config.check_mirrors_every_steps))
-    others += [saving_hook, hooks.StopHook(built, run.last_step, lambda: received.stopping or evaluations.best.is_over)]
+    others.append(saving_hook)
     return guard, saving_hook, others

@@ -1,0 +1,67 @@
+"""Several workers on loopback: as threads of this process, or as processes of their own."""
+
+import concurrent.futures
+import contextlib
+
+import runs
+
+from tower_train import Config, train
+from tower_train.run import ports
+
+
+def hosts(count):
+    return [f"localhost:{port}" for port in ports.free_ports(count)]
+
+
+def train_together(train_dir, count, workload, session_hooks=None, **options):
+    """Trains with `count` workers, each in a thread of its own and with a server of its own.
+
+    Args:
+      train_dir: of all of them.
+      session_hooks: {worker: hooks}.
+      options: of Config.
+
+    Returns:
+      Their results, or the errors that they ended with.
+    """
+    there = ",".join(hosts(count))
+
+    def work(index):
+        config = Config(train_dir=str(train_dir), worker_hosts=there, task_index=index, **options)
+        try:
+            return train(workload, config, (session_hooks or {}).get(index, ()))
+        except Exception as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, range(count)))
+
+
+class Cluster:
+    """Workers in processes of their own; `changes` are options of single workers, by index."""
+
+    def __init__(self, train_dir, count, changes=None, absent=(), **options):
+        self.hosts = hosts(count)
+        self._options = dict(worker_hosts=",".join(self.hosts), train_dir=train_dir) | options
+        self._changes, self._stack = changes or {}, contextlib.ExitStack()
+        self.workers = {index: self.start(index) for index in range(count) if index not in absent}
+
+    def start(self, index):
+        words = runs.flags(**(self._options | {"task_index": index} | self._changes.get(index, {})))
+        return self._stack.enter_context(runs.Trainer(*words))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()
+
+    def end(self, *indices):
+        """Waits for workers' ends; returns their exit statuses."""
+        return [self.workers[index].process.wait(runs.WAIT_SECS) for index in indices]
+
+    def outputs(self):
+        return [worker.output() for worker in self.workers.values()]
+
+    def wait_for_step(self, train_dir, step):
+        self.workers[0].wait_until(lambda: runs.logged_step(train_dir) >= step)
