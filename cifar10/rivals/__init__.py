@@ -18,15 +18,17 @@ class Rival:
     Attributes:
       name: its row in the table.
       num_devices: how many GPUs, or logical CPU devices, it trains on.
-      is_telling: whether a quick benchmark has it.
+      forms: which forms of the benchmark have it: 'quick', 'full', 'growing'.
       train: (request, batch_size, after_step): trains on the examples of a `DataRequest`, batch_size of them a step
         over all devices, until `after_step(loss)`, called after every step, returns True.
+      num_processes: how many call `train` together, each of them with its place in TF_CONFIG.
     """
 
     name: str
     num_devices: int
-    is_telling: bool
+    forms: tuple[str, ...]
     train: Callable[[workload.DataRequest, int, Callable[[float], bool]], None]
+    num_processes: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,12 @@ def _keras(request, batch_size, after_step, model, num_replicas=1, num_towers=0)
     keras_fit.train(request, batch_size, after_step, model, num_replicas, num_towers)
 
 
+def _multi_worker(request, batch_size, after_step):
+    from cifar10.rivals import multi_worker
+
+    multi_worker.train(request, batch_size, after_step)
+
+
 def _plain_inference(images):
     from cifar10.rivals import port
 
@@ -68,15 +76,17 @@ def of(options) -> Rivals:
     """The rivals of a model: the published script trains the tutorial's only."""
     fit = functools.partial(_keras, model=options.model)
     keras = (
-        Rival("keras/fit", 1, True, fit),
-        Rival("keras/MirroredStrategy 2", 2, True, functools.partial(fit, num_replicas=2)),
-        Rival("keras/multi_gpu_model 1", 1, False, functools.partial(fit, num_towers=1)),
-        Rival("keras/multi_gpu_model 2", 2, False, functools.partial(fit, num_towers=2)),
+        Rival("keras/fit", 1, ("quick", "full"), fit),
+        Rival("keras/MirroredStrategy 2", 2, ("quick", "full", "growing"), functools.partial(fit, num_replicas=2)),
+        Rival("keras/MirroredStrategy 4", 4, ("growing",), functools.partial(fit, num_replicas=4)),
+        Rival("keras/multi_gpu_model 1", 1, ("full",), functools.partial(fit, num_towers=1)),
+        Rival("keras/multi_gpu_model 2", 2, ("full",), functools.partial(fit, num_towers=2)),
     )
     if options.model != "convnet":
         return Rivals("keras/fit", keras)
     port = (
-        Rival("port", 1, True, functools.partial(_port, num_towers=1)),
-        Rival("port/2 towers", 2, False, functools.partial(_port, num_towers=2)),
+        Rival("port", 1, ("quick", "full"), functools.partial(_port, num_towers=1)),
+        Rival("port/2 towers", 2, ("full",), functools.partial(_port, num_towers=2)),
     )
-    return Rivals("port", port + keras, _plain_inference)
+    several = Rival("keras/MultiWorkerMirroredStrategy 2", 1, ("growing",), _multi_worker, num_processes=2)
+    return Rivals("port", (*port, *keras, several), _plain_inference)

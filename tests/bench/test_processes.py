@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tower_train import errors
-from tower_train.bench import processes, systems
+from tower_train.bench import processes, systems, usage
 
 TESTS = pathlib.Path(__file__).parents[1]
 BROKEN = """
@@ -28,11 +28,11 @@ SCRIPTS = {  # what stands for Python in some of the processes
 }
 
 
-def start(name, place, timeout_secs=100, workload="toy_workload", data_dir=None, kind="trainer"):
-    settings = systems.trainer("1 tower", 1, 8).settings
+def start(name, place, timeout_secs=100, workload="toy_workload", data_dir=None, kind="trainer", **more_settings):
+    settings = systems.trainer("1 tower", 1, 8).settings | more_settings
     spec = {
         "name": name, "kind": kind, "workload": workload, "model": None, "dataset": "auto", "data_dir": data_dir,
-        "device": "cpu", "batch_size": 8, "scratch": str(place / name), "fixed_path": str(place / "fixed"),
+        "device": "cpu", "batch_size": 6, "scratch": str(place / name), "fixed_path": str(place / "fixed"),
     }  # fmt: skip
     return processes.Worker(name, settings | spec, place / name, timeout_secs)
 
@@ -99,6 +99,35 @@ def test_errors_are_one_line_and_end_the_command_with_a_status(outcomes):
         assert "\n" not in str(error)
         assert isinstance(error, errors.UserError)
         assert error.exit_status == 1
+
+
+def children_of(parent):
+    """Process numbers, from /proc."""
+    stats = [path.read_text() for path in pathlib.Path("/proc").glob("[0-9]*/stat")]
+    return [int(stat.split()[0]) for stat in stats if int(stat.rpartition(")")[2].split()[1]) == parent]
+
+
+def wait_for_the_end_of(process):
+    deadline = time.monotonic() + 60
+    while pathlib.Path(f"/proc/{process}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tmp_path, monkeypatch):
+    """When one of them is killed, the first ends and says so, and with it all others."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
+    with start("three", tmp_path, num_processes=3) as worker:
+        worker.wait_for("first_step")
+        ready = worker.wait_for("ready")
+        others = children_of(worker._process.pid)
+        assert len(others) == 2
+        assert ready["peak_bytes"] > 2.5 * usage.resident_bytes("VmHWM", others) / 3
+        assert worker.measure(steps=20)["steps"] >= 20
+        os.kill(others[0], signal.SIGKILL)
+        with pytest.raises(processes.SideError, match="three: its process ended with status 1. Its last words: "):
+            worker.measure(steps=20)
+        wait_for_the_end_of(others[1])
 
 
 def test_no_process_is_left(outcomes):

@@ -10,8 +10,8 @@ ABOUT = {
     "gpus": [],
     "reference": "port",
     "rivals": [
-        {"name": "port", "num_devices": 1, "is_telling": True},
-        {"name": "port/2 towers", "num_devices": 2, "is_telling": False},
+        {"name": "port", "num_devices": 1, "num_processes": 1, "forms": ["quick", "full"]},
+        {"name": "port/2 towers", "num_devices": 2, "num_processes": 1, "forms": ["full"]},
     ],
 }
 
@@ -58,6 +58,40 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_lists_what_there_is():
         names(systems="horovod")
 
 
+GROWING = ABOUT | {
+    "rivals": [
+        *ABOUT["rivals"],
+        {"name": "strategy 2", "num_devices": 2, "num_processes": 1, "forms": ["full", "growing"]},
+        {"name": "strategy of workers", "num_devices": 1, "num_processes": 2, "forms": ["growing"]},
+    ]
+}
+
+
+def test_growing_has_copies_workers_and_what_does_the_same():
+    sides = systems.comparison(BenchmarkOptions(growing=True), GROWING)
+    assert [side.name for side in sides] == [
+        "tower_train/2 towers/float32/real", "tower_train/2 towers/mirrored/collective",
+        "tower_train/2 towers/mirrored/add_n", "tower_train/4 towers/float32/real",
+        "tower_train/4 towers/mirrored/collective", "tower_train/4 towers/mirrored/add_n", "tower_train/2 workers",
+        "strategy 2", "strategy of workers",
+    ]  # fmt: skip
+    assert [side.name for side in sides if side.is_anchor] == ["tower_train/2 towers/float32/real"]
+    assert {side.batch_size for side in sides} == {128}
+
+
+def test_what_only_growing_has_can_be_chosen_and_is_not_there_else():
+    pattern = "tower_train/2 workers,*mirrored/add_n,strategy of*"
+    chosen = names(GROWING, systems=pattern, towers=(1, 2))
+    assert chosen == ["strategy of workers", "tower_train/2 towers/mirrored/add_n", "tower_train/2 workers"]
+    assert not set(chosen) & set(names(GROWING)) and "strategy 2" in names(GROWING)
+
+
+def test_processes_do_not_share_gpus():
+    assert names(GROWING | {"gpus": ["A", "B"]}, growing=True)[-1] == "strategy 2"
+    with pytest.raises(errors.ConfigError, match="--growing is about several towers, which this machine has no GPUs"):
+        names(GROWING | {"gpus": ["A"]}, growing=True)
+
+
 def test_with_gpus_there_are_only_sides_that_have_a_gpu_for_each_tower():
     one_gpu = names(ABOUT | {"gpus": ["A"]})
     assert "tower_train/1 tower/float32/real" in one_gpu
@@ -69,6 +103,7 @@ def test_with_gpus_there_are_only_sides_that_have_a_gpu_for_each_tower():
     [
         (dict(batch_size=12), "--batch_size=12 cannot be shared out evenly among 8 towers"),
         (dict(sweep=True, breakdown=True), "--sweep and --breakdown exclude each other"),
+        (dict(growing=True, systems="port"), "--systems and --growing both choose"),
         (dict(quick=True, systems="port"), "--systems and --quick both choose"),
         (dict(towers=(0,)), "--towers=0"),
         (dict(rounds=0), "--rounds=0"),

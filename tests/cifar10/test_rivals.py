@@ -1,6 +1,7 @@
 """The rivals train the same network on the same images: what differs is how, not what."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tensorflow as tf
 import cifar10
 from cifar10 import records, rivals
 from cifar10.rivals import folders, keras_networks, port
+from tower_train.run import ports
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -110,6 +112,7 @@ def test_the_port_has_the_reference_network():
     np.testing.assert_allclose(logits[0], logits[1], rtol=1e-3, atol=1e-4)
 
 
+KERAS_SIDES = ["keras/fit", "keras/MirroredStrategy 2", "keras/multi_gpu_model 2"]
 KERAS = """
 import functools, json, sys
 import numpy as np
@@ -125,7 +128,7 @@ def after_step(name, loss):
     return len(losses[name]) == 60
 found = rivals.of(cifar10.WORKLOAD.options).rivals
 for rival in sorted(found, key=lambda rival: "Mirrored" not in rival.name):  # which sets up devices, once and first
-    if rival.name.startswith("keras"):
+    if rival.name in sys.argv[2:]:
         train = functools.partial(rival.train, DataRequest("train", "cifar10", sys.argv[1]), 16)
         train(functools.partial(after_step, rival.name))
 
@@ -152,18 +155,48 @@ print(json.dumps({"losses": losses, "error": error, "decay": [decay, halved]}))
 def keras_outcome(request_for):
     """What KERAS found, in a process of its own, whose devices nobody has used yet."""
     root = str(pathlib.Path(cifar10.__file__).parents[1])
-    command = [sys.executable, "-c", KERAS, request_for.data_dir]
+    command = [sys.executable, "-c", KERAS, request_for.data_dir, *KERAS_SIDES]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", ["keras/fit", "keras/MirroredStrategy 2", "keras/multi_gpu_model 2"])
+@pytest.mark.parametrize("name", KERAS_SIDES)
 def test_keras_learns(keras_outcome, name):
     """Keras tells the mean of the losses so far, from which the last ones follow."""
     means = np.array(keras_outcome["losses"][name])
     losses = np.diff(means * np.arange(1, len(means) + 1), prepend=0)
     assert_falls(losses)
+
+
+WORKER = """
+import sys
+from cifar10.rivals import multi_worker
+from tower_train.workload import DataRequest
+
+losses = []
+def after_step(loss):
+    losses.append(loss)
+    return len(losses) == 60
+multi_worker.train(DataRequest("train", "cifar10", sys.argv[1]), 16, after_step)
+print(*losses)
+"""
+
+
+def test_workers_under_keras_strategy_learn(request_for):
+    hosts = [f"localhost:{port}" for port in ports.free_ports(2)]
+    places = [{"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}} for index in range(2)]
+    root = str(pathlib.Path(cifar10.__file__).parents[1])
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, request_for.data_dir], cwd=root, text=True, stdout=subprocess.PIPE,
+            env=os.environ | {"TF_CONFIG": json.dumps(place)},
+        )
+        for place in places
+    ]  # fmt: skip
+    for worker in workers:
+        printed, _ = worker.communicate(timeout=120)
+        assert_falls([float(loss) for loss in printed.splitlines()[-1].split()])
 
 
 def test_keras_has_the_same_network_and_weight_decay(keras_outcome):

@@ -23,12 +23,18 @@ class BenchmarkOptions(Options):
         False, "instead: where a step's time goes, with Chrome trace files, of tower_train alone", FORMS
     )
 
+    growing: bool = option(
+        False, "instead: towers with copies of the variables, and two processes on this machine, against towers that "
+        "share the variables and against TensorFlow's strategies", FORMS,
+    )  # fmt: skip
+
     systems: str | None = option(
         None, "only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/real (all)", SIDES
     )
     towers: tuple[int, ...] | None = option(
-        None, "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16)", SIDES, minimum=1
-    )
+        None, "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16; with --growing 2,4)",
+        SIDES, minimum=1,
+    )  # fmt: skip
     batch_size: int = option(128, "examples a step over all towers or replicas of a side", SIDES, minimum=1)
     device: str = option("auto", "gpu, cpu, or auto: GPUs where there are any", SIDES, choices=("auto", "gpu", "cpu"))
     workload: str = option("cifar10", "what is trained: an import path; its rivals are in MODULE.rivals", SIDES)
@@ -49,7 +55,7 @@ class BenchmarkOptions(Options):
     out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
 
     def check(self):
-        forms = [name for name in ("sweep", "overhead", "breakdown") if getattr(self, name)]
+        forms = [name for name in ("sweep", "overhead", "breakdown", "growing") if getattr(self, name)]
         if len(forms) > 1:
             raise errors.ConfigError(
                 f"--{forms[0]} and --{forms[1]} exclude each other. Run the command once for each."
@@ -68,6 +74,8 @@ class BenchmarkOptions(Options):
     def tower_counts(self) -> tuple[int, ...]:
         if self.towers:
             return self.towers
+        if self.growing:
+            return (2, 4)
         return (1, 2) if self.quick else (1, 2, 4, 8, 16) if self.sweep else (1, 2, 4, 8)
 
     @property

@@ -19,6 +19,7 @@ from tower_train.run import loop
 v1 = tf.compat.v1
 
 _NO_END = 10**12  # steps
+_PATIENCE_SECS = 3600.0  # the benchmark itself sees to it that all processes of a side live
 _MATRIX_SIZES = (512, 1024, 2048, 4096, 8192)
 _MATRIX_TRIALS, _LONGEST_TRIAL_SECS = 5, 0.05
 
@@ -47,7 +48,12 @@ def describe(spec: dict) -> dict:
         "flops_per_example": _flops_per_example(workload.for_examples(examples), rivals, batch),
         "reference": rivals and rivals.reference,
         "rivals": [
-            {"name": rival.name, "num_devices": rival.num_devices, "is_telling": rival.is_telling}
+            {
+                "name": rival.name,
+                "num_devices": rival.num_devices,
+                "num_processes": rival.num_processes,
+                "forms": rival.forms,
+            }
             for rival in (rivals.rivals if rivals else ())
         ],
     }
@@ -85,7 +91,8 @@ def _run_trainer(spec: dict, pacer) -> None:
     }  # fmt: skip
     config = workload.config(
         dataset=spec["dataset"], data_dir=spec["data_dir"], device=spec["device"], dtype=spec["dtype"],
-        num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"],
+        num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"] // spec["num_processes"],
+        variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
         train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, **often[spec["reports"]],
     )  # fmt: skip
     with _unguarded() if spec["reports"] == systems.UNGUARDED else contextlib.nullcontext():

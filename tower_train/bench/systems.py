@@ -47,13 +47,20 @@ def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
       about: what `sides.describe` found out.
 
     Raises:
-      ConfigError: --systems matches none.
+      ConfigError: --systems or --growing has none.
     """
-    sides = rivals(options, about) + trainers(options, about) + ceilings()
-    if options.quick:
-        return [side for side in sides if _is_telling(side, options)]
-    if not options.systems:
+    theirs, ours = rivals(options, about), trainers(options, about) + ceilings()
+    if options.growing:
+        sides = growing(options, about) + [side for side in theirs if "growing" in side.settings["forms"]]
+        if not sides:
+            raise errors.ConfigError("--growing is about several towers, which this machine has no GPUs for.")
         return sides
+    if not options.systems:
+        form = "quick" if options.quick else "full"
+        ours = [side for side in ours if _is_telling(side, options)] if options.quick else ours
+        return [side for side in theirs if form in side.settings["forms"]] + ours
+    sides = theirs + ours
+    sides += [side for side in growing(options, about) if side.name not in {other.name for other in sides}]
     patterns = options.systems.split(",")
     chosen = [side for side in sides if any(fnmatch.fnmatchcase(side.name, pattern) for pattern in patterns)]
     if not chosen:
@@ -68,7 +75,8 @@ def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
     return [
         System(rival["name"], "rival", rival, options.batch_size, is_anchor=rival["name"] == about["reference"])
         for rival in about["rivals"]
-        if _has_devices(about, rival["num_devices"]) and options.batch_size % rival["num_devices"] == 0
+        if _has_devices(about, rival["num_devices"], rival["num_processes"])
+        and options.batch_size % (rival["num_devices"] * rival["num_processes"]) == 0
     ]
 
 
@@ -81,6 +89,25 @@ def trainers(options: BenchmarkOptions, about: dict) -> list[System]:
         for towers in options.tower_counts
         if _has_devices(about, towers)
     ]
+
+
+def growing(options: BenchmarkOptions, about: dict) -> list[System]:
+    """Towers that share the variables on the CPU, towers with copies of their own, and two processes; all others are
+    compared with the first of them."""
+    sides = []
+    for shared in trainers(options, about):
+        towers = shared.settings["towers"]
+        if towers == 1 or shared.dtype != "float32" or shared.settings["is_fixed"]:
+            continue
+        sides.append(dataclasses.replace(shared, is_anchor=not sides))
+        for kind in ("collective", "add_n"):
+            name = f"{TRAINER}/{count_of(towers, 'tower')}/mirrored/{kind}"
+            settings = shared.settings | {"variable_update": "mirrored", "all_reduce": kind}
+            sides.append(dataclasses.replace(shared, name=name, settings=settings))
+    if _has_devices(about, 1, processes=2) and options.batch_size % 2 == 0:
+        one = trainer("2 workers", 1, options.batch_size)
+        sides.append(dataclasses.replace(one, settings=one.settings | {"num_processes": 2}))
+    return sides
 
 
 def trainer(
@@ -104,7 +131,8 @@ def trainer(
         for silence without the check of each step that it is finite.
       warm_up_steps: done before it is measured; None for the usual few.
     """
-    settings = dict(towers=towers, dtype=dtype, is_fixed=is_fixed, reports=reports)
+    settings = dict(towers=towers, dtype=dtype, is_fixed=is_fixed, reports=reports, num_processes=1,
+                    variable_update="cpu", all_reduce=None)  # fmt: skip
     if warm_up_steps is not None:
         settings["warm_up_steps"] = warm_up_steps
     return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype)
@@ -122,14 +150,13 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _has_devices(about: dict, count: int) -> bool:
-    """Any number of logical CPU devices can be had; GPUs are as many as there are."""
-    return not about["gpus"] or count <= len(about["gpus"])
+def _has_devices(about: dict, count: int, processes: int = 1) -> bool:
+    """Any number of logical CPU devices can be had; GPUs are as many as there are, and for one process."""
+    return not about["gpus"] or (count <= len(about["gpus"]) and processes == 1)
 
 
 def _is_telling(side: System, options: BenchmarkOptions) -> bool:
-    if side.kind == "rival":
-        return side.settings["is_telling"]
+    """Whether a quick benchmark has it, of those that are no rivals."""
     if side.kind == "trainer":  # real images with all towers, and with the fewest of them all dtypes and inputs but one
         plain, real = side.dtype == "float32", not side.settings["is_fixed"]
         return plain and real or (plain or real) and side.settings["towers"] == options.tower_counts[0]

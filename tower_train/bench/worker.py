@@ -16,12 +16,12 @@ time from the side that is measured.
 
 import json
 import os
-import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tower_train import command_line, errors
+from tower_train.bench import peers, usage
 
 WARM_UP_STEPS, WARM_UP_SECS = 10, 1.0
 SIGN_OF_LIFE_STEPS = 1000  # a long warm-up is not taken for a process that hangs
@@ -37,10 +37,14 @@ class Pacer:
       work_per_step: what a step is worth in the side's unit, for the benchmark: examples, or floating-point operations.
     """
 
-    def __init__(self, channel, requests, import_secs: float, work_per_step: int | None, warm_up_steps: int):
-        """Args: where lines go and come from, what importing TensorFlow took, the attribute, steps before ready."""
+    def __init__(
+        self, channel, requests, import_secs: float, work_per_step: int | None, warm_up_steps: int,
+        others: Sequence[int] = (),
+    ):  # fmt: skip
+        """Args: where lines go and come from, what importing TensorFlow took, the attribute, steps before ready, the
+        numbers of the side's other processes."""
         self.work_per_step = work_per_step
-        self._channel, self._requests = channel, requests
+        self._channel, self._requests, self._others = channel, requests, others
         self._import_secs, self._warm_up_steps = import_secs, warm_up_steps
         self._steps = self._pace()
         next(self._steps)
@@ -58,11 +62,11 @@ class Pacer:
             yield from self._do(0, SIGN_OF_LIFE_STEPS)
             self._tell("warming_up")
         yield from self._do(WARM_UP_SECS, self._warm_up_steps % SIGN_OF_LIFE_STEPS)
-        self._tell("ready", work_per_step=self.work_per_step, peak_bytes=_status_bytes("VmHWM"))
+        self._tell("ready", work_per_step=self.work_per_step, peak_bytes=self._bytes("VmHWM"))
         while True:
-            idle = -time.perf_counter(), -time.process_time()
+            idle = -time.perf_counter(), -usage.processor_secs(self._others)
             request = json.loads(self._requests.readline() or "{}")
-            idle = idle[0] + time.perf_counter(), idle[1] + time.process_time()
+            idle = idle[0] + time.perf_counter(), idle[1] + usage.processor_secs(self._others)
             if not request:
                 break
             yield from self._do(0, LEAD_IN_STEPS)
@@ -70,8 +74,8 @@ class Pacer:
             steps = yield from self._do(request.get("seconds", 0), request.get("steps", 1))
             seconds = time.perf_counter() - start
             self._tell("measured", steps=steps, seconds=seconds, idle_secs=idle[0], idle_cpu_secs=idle[1],
-                       resident_bytes=_status_bytes("VmRSS"))  # fmt: skip
-        self._tell("stopped", peak_bytes=_status_bytes("VmHWM"))
+                       resident_bytes=self._bytes("VmRSS"))  # fmt: skip
+        self._tell("stopped", peak_bytes=self._bytes("VmHWM"))
 
     def _do(self, seconds: float, steps: int) -> Iterator[bool]:
         """Lets the side do at least so many steps, for at least so long; returns how many it did."""
@@ -81,23 +85,12 @@ class Pacer:
             done += 1
         return done
 
+    def _bytes(self, name: str) -> int:
+        return usage.resident_bytes(name, self._others)
+
     def _tell(self, event: str, **content) -> None:
         self._channel.write(json.dumps({"event": event, **content}) + "\n")
         self._channel.flush()
-
-
-def _status_bytes(name: str) -> int:
-    """Resident memory of this process now (VmRSS) or at most (VmHWM).
-
-    Without Linux's /proc it is the peak in both cases. Not ru_maxrss where it can be helped: on Linux that begins at
-    the peak of the process that started this one.
-    """
-    try:
-        with open("/proc/self/status") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-    except (OSError, StopIteration):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def main(argv: list[str]) -> int:
@@ -114,8 +107,9 @@ def main(argv: list[str]) -> int:
             channel.write(json.dumps({"event": "described", **sides.describe(spec)}) + "\n")
         else:
             warm_up_steps = spec.get("warm_up_steps", WARM_UP_STEPS)
-            pacer = Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps)
-            sides.run(spec, pacer)
+            with peers.started(spec) as others:
+                pacer = Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps, others)
+                sides.run(spec, pacer)
     except errors.UserError as error:
         channel.write(json.dumps({"event": "refused", "message": str(error)}) + "\n")
     channel.close()

@@ -1,0 +1,59 @@
+"""The Keras network under MultiWorkerMirroredStrategy, in a loop of its own.
+
+Keras 3.15's `fit` does not train under that strategy on TensorFlow 2.21: before its first step it averages a batch over
+the replicas to learn its shape, which fails with "Attempt to convert a value (PerReplica:...) with an unsupported type"
+(keras#20585). What is left is what TensorFlow's guide shows for loops of one's own: `strategy.run` of a step that takes
+gradients and applies them with the Keras optimizer, which averages them between the workers, inside one tf.function.
+
+Otherwise it is what keras_fit trains: the same network, images, optimizer, weight decay and moving averages. The loss
+that it tells is this worker's own, which needs no traffic.
+"""
+
+import json
+import os
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from cifar10 import distort
+from cifar10.rivals import keras_fit
+from tower_train import workload
+
+
+def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool]) -> None:
+    """Trains until after_step(loss) returns True, as one of the workers that TF_CONFIG names.
+
+    Args:
+      request: which images.
+      batch_size: examples a step, over all workers.
+      after_step: called with the mean loss of this worker's examples.
+    """
+    num_workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras_fit.network()
+        optimizer = keras.optimizers.SGD(
+            keras_fit.LEARNING_RATE, use_ema=True, ema_momentum=keras_fit.MOVING_AVERAGE_DECAY
+        )
+        optimizer.build(model.trainable_variables)
+
+    def replica_step(images, labels):
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(labels, model(images, training=True), True)
+            loss = tf.reduce_mean(losses) + tf.add_n(model.losses)
+            shared = loss / num_workers  # the optimizer adds the gradients of all replicas
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(shared, weights), weights, strict=True))
+        return loss
+
+    @tf.function
+    def step(batches):
+        return strategy.run(replica_step, next(batches))
+
+    def own_batches(_):
+        return keras_fit.distorted_images(request, batch_size // num_workers, distort.distort)
+
+    batches = iter(strategy.distribute_datasets_from_function(own_batches))
+    while not after_step(float(strategy.experimental_local_results(step(batches))[0])):
+        pass
