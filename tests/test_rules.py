@@ -3,6 +3,7 @@
 import pytest
 
 from tower_train import errors, rules
+from tower_train.config import Config, EvaluateOptions
 from tower_train.workload import Workload
 
 RECIPE = dict(epochs=9.9, optimizer="momentum", momentum=0.85, nesterov=True, lr_schedule="points",
@@ -13,7 +14,7 @@ RECIPE = dict(epochs=9.9, optimizer="momentum", momentum=0.85, nesterov=True, lr
     ("given", "gone"),
     [
         (dict(max_steps=5), {"epochs"}),
-        (dict(optimizer="adam"), {"nesterov"}),
+        (dict(optimizer="adam"), {"nesterov", "momentum"}),
         (dict(lr_schedule="cosine"), {"lr_points"}),
         (dict(lookahead_every_steps=0), {"lookahead_decay", "lookahead_ramp"}),
         (dict(lookahead_every_steps=3, lr_schedule="points", optimizer="momentum", epochs=2.0), set()),
@@ -35,3 +36,30 @@ def test_boundaries_go_with_their_schedule():
 def test_what_is_given_stays_and_is_refused():
     with pytest.raises(errors.ConfigError, match="--lookahead_decay=0.9 is for --lookahead_every_steps"):
         Workload("recipe", None, None, recipe=RECIPE).config(lookahead_every_steps=0, lookahead_decay=0.9)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (dict(momentum=0.8), "--momentum=0.8 is for --optimizer=momentum or lars, not for sgd."),
+        (dict(momentum=0.8, optimizer="adam"), "--momentum=0.8 is for --optimizer=momentum or lars, not for adam."),
+        (dict(lr_base_batch=64), "--lr_base_batch=64 is for --lr_scaling=linear or sqrt."),
+        (dict(max_nonfinite_in_a_row=3), "--max_nonfinite_in_a_row=3 is for --on_nonfinite=skip."),
+        (dict(train_eval_examples=50), "--train_eval_examples=50 is for evaluations during training. Say when with"),
+    ],
+)
+def test_an_option_without_the_one_that_it_is_for_is_refused(given, text):
+    with pytest.raises(errors.ConfigError) as error:
+        Config(**given)
+    assert str(error.value).startswith(text)
+
+
+def test_what_is_as_by_default_is_no_mistake():
+    Config(momentum=0.9, lr_base_batch=128, max_nonfinite_in_a_row=10, train_eval_examples=1000, nesterov=False)
+    Config(train_eval_examples=0)
+    Config(train_eval_examples=50, eval_at_end=True)
+
+
+def test_how_often_to_look_needs_that_somebody_looks():
+    with pytest.raises(errors.ConfigError, match=r"^--watch_secs=1 is for --watch\. Give that too\.$"):
+        EvaluateOptions(train_dir="runs/x", watch_secs=1.0)

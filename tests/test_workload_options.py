@@ -74,9 +74,15 @@ def test_the_recipe_fills_in_what_is_not_given(parse):
     assert (config.max_steps, config.epochs) == (5, None)
 
 
+def test_what_goes_with_the_recipe_only_may_be_given(parse):
+    config, _ = parse("--workload=cifar10", "--model=resnet20", "--momentum=0.8", "--nesterov")
+    assert (config.optimizer, config.momentum, config.nesterov) == ("momentum", 0.8, True)
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (["--momentum=0.8"], "--momentum=0.8 is for --optimizer=momentum or lars, not for sgd."),
         (["--shift=-1"], "--shift=-1.0: it must be a number at least 0."),
         (["--shift=x"], "--shift=x: it must be a number at least 0."),
         (["--shft=1"], "There is no option --shft. Did you mean --shift?"),

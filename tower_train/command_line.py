@@ -63,15 +63,16 @@ def parse_with_workload(argv: Sequence[str], usage: str) -> tuple[config.Config,
     if _asks_for_help(argv) and "workload" not in first:
         print(help_text(trainers, usage))
         sys.exit(0)
-    first = config.Config(**_without_recipe(first))
-    import_tensorflow(talkative=first.log_device_placement)
+    # Not yet a Config: which options go together is known with the workload's recipe.
+    path = first.get("workload", config.Config.workload)
+    import_tensorflow(talkative=first.get("log_device_placement", False))
     from tower_train import workload as workloads
 
-    workload = workloads.load(first.workload)
+    workload = workloads.load(path)
     own = _fields(type(workload.options)) if workload.options else {}
     if taken := sorted(set(own) & set(trainers)):
         raise errors.ConfigError(
-            f"--workload={first.workload} has an option --{taken[0]}, as the trainer has. Give it another name."
+            f"--workload={path} has an option --{taken[0]}, as the trainer has. Give it another name."
         )
     if _asks_for_help(argv):
         print(help_text(trainers | own, usage))

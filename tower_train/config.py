@@ -266,6 +266,8 @@ class EvaluateOptions(RunOptions, DeviceOptions):
 
     def check(self):
         super().check()
+        if rules.is_given(self, "watch_secs") and not self.watch:
+            raise errors.ConfigError(f"--watch_secs={self.watch_secs:g} is for --watch. Give that too.")
         if self.best and self.watch:
             raise errors.ConfigError("--best and --watch exclude each other: one checkpoint, or each new one.")
 

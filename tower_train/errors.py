@@ -38,7 +38,8 @@ class MirrorError(UserError):
 class WorkerError(UserError):
     """A worker of the cluster that is missing or has failed; another start goes on from the last checkpoint."""
 
-    # To be started again: the training operator's ExitCode policy restarts from 128 on, its predecessor at 138 too.
+    # To be started again: with restartPolicy ExitCode Kubeflow's training operator does so from 128 on, its predecessor
+    # at 138 too, which is the one left to users (IsRetryableExitCode in their pkg/util/train/train_util.go).
     exit_status = 138
 
 

@@ -13,6 +13,10 @@ _OF_USE = (
     ("lr_schedule", lambda value: value == "piecewise", ("lr_boundaries",)),
     ("lr_schedule", lambda value: value == "points", ("lr_points",)),
     ("optimizer", lambda value: value == "momentum", ("nesterov",)),
+    ("optimizer", lambda value: value in ("momentum", "lars"), ("momentum",)),
+    ("lr_scaling", lambda value: value != "none", ("lr_base_batch",)),
+    ("on_nonfinite", lambda value: value == "skip", ("max_nonfinite_in_a_row",)),
+    ("variable_update", lambda value: value == "mirrored", ("all_reduce",)),
     ("lookahead_every_steps", bool, ("lookahead_decay", "lookahead_ramp")),
 )
 
@@ -23,6 +27,11 @@ def without_useless(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict
         other for name, is_of_use, others in _OF_USE if name in given and not is_of_use(given[name]) for other in others
     }
     return {name: value for name, value in recipe.items() if name not in useless}
+
+
+def is_given(options: Options, name: str) -> bool:
+    """Whether an option is not as by default; one that is may be given too, which is no mistake."""
+    return getattr(options, name) != getattr(type(options), name)
 
 
 def check(config: Options) -> None:
@@ -43,6 +52,12 @@ def _check_length(config: Options) -> None:
             raise errors.ConfigError(
                 f"--{name} needs evaluations during training. Say how often with --eval_every_steps."
             )
+    evaluates = config.eval_every_steps or config.eval_at_end
+    if config.train_eval_examples and is_given(config, "train_eval_examples") and not evaluates:
+        raise errors.ConfigError(
+            f"--train_eval_examples={config.train_eval_examples} is for evaluations during training. Say when with "
+            "--eval_every_steps or --eval_at_end."
+        )
     if config.max_steps and config.epochs:
         raise errors.ConfigError(
             f"--max_steps={config.max_steps} and --epochs={config.epochs:g} both say when to stop. Give one of them."
@@ -57,6 +72,8 @@ def _check_schedule(config: Options) -> None:
                 f"--lr_schedule={config.lr_schedule} and --{name}={'none' if given is None else as_text(given)}: "
                 f"{schedule} needs {needed}, and nothing else has them."
             )
+    if config.lr_scaling == "none" and is_given(config, "lr_base_batch"):
+        raise errors.ConfigError(f"--lr_base_batch={config.lr_base_batch} is for --lr_scaling=linear or sqrt.")
     if config.lr_points is not None:
         points.parse(config.lr_points, "lr_points")
 
@@ -66,8 +83,16 @@ def _check_update(config: Options) -> None:
         raise errors.ConfigError(f"--all_reduce={config.all_reduce} is for --variable_update=mirrored.")
     if config.nesterov and config.optimizer != "momentum":
         raise errors.ConfigError(f"--nesterov is for --optimizer=momentum, not for {config.optimizer}.")
+    if config.optimizer not in ("momentum", "lars") and is_given(config, "momentum"):
+        raise errors.ConfigError(
+            f"--momentum={config.momentum:g} is for --optimizer=momentum or lars, not for {config.optimizer}."
+        )
+    if config.on_nonfinite != "skip" and is_given(config, "max_nonfinite_in_a_row"):
+        raise errors.ConfigError(
+            f"--max_nonfinite_in_a_row={config.max_nonfinite_in_a_row} is for --on_nonfinite=skip."
+        )
     for name in ("lookahead_decay", "lookahead_ramp"):
-        if not config.lookahead_every_steps and getattr(config, name) != getattr(type(config), name):
+        if not config.lookahead_every_steps and is_given(config, name):
             raise errors.ConfigError(
                 f"--{name}={getattr(config, name):g} is for --lookahead_every_steps. Say how often there."
             )

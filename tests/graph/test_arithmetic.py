@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tower_train.config import Config
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -42,7 +43,8 @@ def test_training_is_the_arithmetic_of_numpy(open_training, optimizer, num_tower
     features, labels = data()
     with open_training(
         WORKLOAD, Examples.from_arrays("random", features, labels), dtype="float64", optimizer=optimizer,
-        num_gpus=num_towers, batch_size=NUM_EXAMPLES // num_towers, momentum=MOMENTUM,
+        num_gpus=num_towers, batch_size=NUM_EXAMPLES // num_towers,
+        momentum=MOMENTUM if optimizer == "momentum" else Config.momentum,
         learning_rate=LEARNING_RATE, learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,
         moving_average_decay=AVERAGE_DECAY,
     ) as (built, session):  # fmt: skip
