@@ -1,8 +1,8 @@
 """One process of a cluster, from its start to the end that all come to together; who is missing, and since when.
 
-The training itself needs nobody to lead: its collective operations wait for each other. Beside it every process says a
-few times a second on the chief's board that it is alive and where it is. The chief decides who is missing; the others
-read that from the board, or miss the chief.
+The training itself needs nobody to lead: its collective operations wait for each other. Beside it every process says on
+the chief's board, every second and more often while nothing is trained, that it is alive and where it is. The chief
+decides who is missing; the others read that from the board, or miss the chief.
 """
 
 import contextlib
@@ -195,8 +195,8 @@ class Member(v1.train.SessionRunHook):
         return self._rows[0]["over"]
 
     def _wait_for_others(self, *states: str) -> None:
-        """For the chief: until all others are in one of these states, or missing."""
-        while waited := [i for i, row in enumerate(self._rows) if i and row.get("state") not in states]:
+        """For the chief: until all others are in one of these states, have failed, or are missing."""
+        while waited := [i for i, row in enumerate(self._rows) if i and row.get("state") not in (*states, FAILED)]:
             if all(time.monotonic() - self._heard[i] > self._timeout for i in waited):
                 break
             time.sleep(_WAITING_SECS)
