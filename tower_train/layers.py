@@ -31,13 +31,13 @@ def frozen():
     optimizer slots. Batch normalisation uses its moving statistics and leaves them as they are.
     """
 
-    def getter(create, *args, **kwargs):
-        return create(*args, **(kwargs | {"trainable": False, "regularizer": None}))
+    def custom_getter(getter, *args, **kwargs):  # TensorFlow gives it the getter by that name, or as the first
+        return getter(*args, **(kwargs | {"trainable": False, "regularizer": None}))
 
     marks = v1.get_collection_ref(_FROZEN)
     marks.append(True)
     try:
-        with v1.variable_scope(v1.get_variable_scope(), custom_getter=getter):
+        with v1.variable_scope(v1.get_variable_scope(), custom_getter=custom_getter):
             yield
     finally:
         marks.pop()

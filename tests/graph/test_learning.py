@@ -172,6 +172,15 @@ def test_a_network_with_marks_is_exported(tmp_path, caplog):
     assert served(features=tf.ones([2, 4]))["logits"].shape == (2, 3)
 
 
+def test_variables_are_frozen_in_any_graph():
+    with tf.Graph().as_default():
+        with layers.frozen():
+            v1.get_variable("frozen", [2], regularizer=tf.nn.l2_loss)
+        v1.get_variable("trained", [2])
+        assert [variable.op.name for variable in v1.trainable_variables()] == ["trained"]
+        assert not v1.losses.get_regularization_losses()
+
+
 def test_frozen_variables_stay_frozen_in_it():
     def inference(features, training):
         with layers.learning(rate_factor=3.0), layers.frozen():
