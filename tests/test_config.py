@@ -83,7 +83,7 @@ def test_the_bounds_themselves_are_allowed(name, value):
         ("batch_size", "64"),
         ("batch_size", 64.0),
         ("batch_size", True),
-        ("batch_size", None),
+        ("seed", None),
         ("learning_rate", "0.1"),
         ("learning_rate", True),
         ("override", 1),

@@ -88,8 +88,12 @@ class Config(DeviceOptions):
         True, "look at labels and 500 examples before a new run and warn of what is likely to be a mistake", DATA
     )
 
-    batch_size: int = option(128, "examples per tower and step; the global batch is this times the towers",
-                             TRAINING, minimum=1)  # fmt: skip
+    batch_size: int | None = option(
+        None, "examples per tower and step; the global batch is this times the towers (128)", TRAINING, minimum=1
+    )
+    global_batch_size: int | None = option(
+        None, "examples a step over all towers of all workers, in place of --batch_size", TRAINING, minimum=1
+    )
     max_steps: int | None = option(
         None, "stop after this many steps, counted over all starts (1000)", TRAINING, minimum=1
     )
@@ -215,9 +219,19 @@ class Config(DeviceOptions):
         return len(self.worker_hosts.split(",")) if self.worker_hosts else 1
 
     @property
+    def batches_per_step(self) -> int:
+        """How many towers of all workers take how many batches each for one step, in all."""
+        return self.accumulate_steps * self.num_towers * self.num_workers
+
+    @property
+    def tower_batch(self) -> int:
+        """Examples that a tower takes at a time."""
+        return self.global_batch_size // self.batches_per_step if self.global_batch_size else self.batch_size or 128
+
+    @property
     def global_batch(self) -> int:
         """Examples a step, over all towers of all workers."""
-        return self.batch_size * self.accumulate_steps * self.num_towers * self.num_workers
+        return self.tower_batch * self.batches_per_step
 
     def last_step(self, num_examples: int) -> int:
         """The step to stop at, given the size of one epoch."""

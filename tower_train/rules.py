@@ -10,6 +10,8 @@ from tower_train.options import Options, as_text
 _OF_USE = (
     ("max_steps", lambda value: not value, ("epochs",)),
     ("epochs", lambda value: not value, ("max_steps",)),
+    ("batch_size", lambda value: not value, ("global_batch_size",)),
+    ("global_batch_size", lambda value: not value, ("batch_size",)),
     ("lr_schedule", lambda value: value == "piecewise", ("lr_boundaries",)),
     ("lr_schedule", lambda value: value == "points", ("lr_points",)),
     ("optimizer", lambda value: value == "momentum", ("nesterov",)),
@@ -41,6 +43,7 @@ def check(config: Options) -> None:
       ConfigError: options that exclude or need each other.
     """
     _check_length(config)
+    _check_batch(config)
     _check_schedule(config)
     _check_update(config)
     _check_workers(config)
@@ -61,6 +64,22 @@ def _check_length(config: Options) -> None:
     if config.max_steps and config.epochs:
         raise errors.ConfigError(
             f"--max_steps={config.max_steps} and --epochs={config.epochs:g} both say when to stop. Give one of them."
+        )
+
+
+def _check_batch(config: Options) -> None:
+    if not config.global_batch_size:
+        return
+    if config.batch_size:
+        raise errors.ConfigError(
+            f"--batch_size={config.batch_size} and --global_batch_size={config.global_batch_size} both say how many "
+            "examples a step has. Give one of them."
+        )
+    if config.global_batch_size % config.batches_per_step:
+        raise errors.ConfigError(
+            f"--global_batch_size={config.global_batch_size} cannot be shared out evenly among {config.num_workers} "
+            f"workers x {config.num_towers} towers x {config.accumulate_steps} batches each. Choose a multiple of "
+            f"{config.batches_per_step}."
         )
 
 

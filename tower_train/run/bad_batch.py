@@ -25,7 +25,7 @@ def write(
 
     Args:
       train_dir: where to.
-      workload, examples, config: the run's; config.batch_size and seed say which examples.
+      workload, examples, config: the run's; config.tower_batch and seed say which examples.
       step: names the file.
       first: the batch's first position.
     """
@@ -42,7 +42,7 @@ def write(
 
 
 def _arrays(workload: Workload, examples: Examples, config: Config, first: int) -> dict[str, np.ndarray]:
-    count, tower_batch = config.global_batch, config.batch_size
+    count, tower_batch = config.global_batch, config.tower_batch
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         again = stream.training_stream(
             workload, examples, config.seed, tf.constant(first, tf.int64), tower_batch, count // tower_batch

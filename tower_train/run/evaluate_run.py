@@ -125,7 +125,7 @@ class DuringTraining:
             chosen_examples["train"] = self._examples.sample(config.train_eval_examples)
         for name, examples in chosen_examples.items():
             self._evaluators[name] = evaluation.Evaluator(
-                self._workload, examples, config.batch_size, config.dtype, config.moving_average_decay, self._placed
+                self._workload, examples, config.tower_batch, config.dtype, config.moving_average_decay, self._placed
             )
         self._writer = _curves(self._run_dir)
 

@@ -71,7 +71,7 @@ def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: in
         f"tower_train {versions['tower_train']} on TensorFlow {versions['tensorflow']}",
         f"data:     {data['name']}, {data['num_examples']} examples",
         f"towers:   {towers}, on {', '.join(devices)}" + (" (no GPU is used)" if on_cpu else ""),
-        f"batch:    {batch} examples a step ({towers} x {config['batch_size']}"
+        f"batch:    {batch} examples a step ({towers} x {batch // towers // workers}"
         + (f" on each of {workers} workers)" if workers > 1 else ")"),
         f"network:  {run_json['num_parameters']:,} parameters, {config['dtype']}; {config['optimizer']}, "
         f"learning rate {config['learning_rate']:g}",
