@@ -21,6 +21,7 @@ STATISTICS = "tower_train/statistics"  # collection of Statistic, one a tower, m
 SYNCHRONIZED = "tower_train/synchronized"  # collection of the number of towers that share statistics; else empty
 _FROZEN = "tower_train/frozen"  # collection that is empty but within `frozen`
 TOWERS_BEFORE = "tower_train/towers_before"  # collection of the number of towers in the workers before this one
+EPOCHS_SEEN = "tower_train/epochs_seen"  # collection of examples_seen / num_examples before the step; else empty
 LEARNING = "tower_train/learning"  # collection of Learning, one a block and variable created in it
 _GROUP_KEY = 1  # of the devices of all towers, of all workers
 
@@ -97,6 +98,39 @@ def learning_of(name: str) -> Learning:
     return Learning(name, factor, min((block.until_epoch for block in blocks), default=math.inf))
 
 
+def gradient_until(
+    epoch: float, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], early: tf.Tensor, late: tf.Tensor
+) -> tf.Tensor:
+    """function(early, late), whose gradient for `early` is 0 from when `epoch` epochs have been seen, and not computed.
+
+    For `early` weights of a block `learning(until_epoch=epoch)`: their rate is 0 then, but to
+    compute their gradient, back through all layers that are trained further, would take as long as before.
+
+    Args:
+      epoch: when to stop.
+      function: the layers from `early` to the first that is trained to the end, with weights `late`.
+      early, late: floating point, of any shape.
+    """
+    epochs_seen = v1.get_collection(EPOCHS_SEEN)
+    if not epochs_seen:  # not in training
+        return function(early, late)
+
+    @tf.custom_gradient
+    def apply(early, late):
+        outputs = function(early, late)
+
+        def gradient(upstream):
+            return tf.cond(
+                epochs_seen[0] < epoch,
+                lambda: v1.gradients(outputs, early, upstream)[0],
+                lambda: tf.zeros_like(early),
+            ), v1.gradients(outputs, late, upstream)[0]
+
+        return outputs, gradient
+
+    return apply(early, late)
+
+
 class Statistic(NamedTuple):
     """What one tower found of its batch.
 
@@ -124,7 +158,7 @@ def batch_normalization(
     momentum: float = 0.9,
     epsilon: float = 1e-5,
     name: str = "batch_normalization",
-    scale: bool = True,
+    scale: bool | float = True,
     regularizer: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Normalises each channel (Ioffe and Szegedy 2015, algorithms 1 and 2).
@@ -140,7 +174,7 @@ def batch_normalization(
       momentum: of the moving mean and variance.
       epsilon: added to the variance.
       name: variable scope.
-      scale: False creates no gamma, which is 1 then.
+      scale: True for gamma; False for no gamma, which is 1 then; a number that all outputs are multiplied with instead.
       regularizer: of gamma and beta; None for the variable scope's.
 
     Returns:
@@ -149,9 +183,13 @@ def batch_normalization(
     channels = inputs.shape[-1]
     dtype = tf.float32 if inputs.dtype == tf.bfloat16 else inputs.dtype
     with v1.variable_scope(name):
-        ones = v1.ones_initializer()
-        gamma = v1.get_variable("gamma", [channels], dtype, ones, regularizer) if scale else ones([channels], dtype)
+        if scale is True:
+            gamma = v1.get_variable("gamma", [channels], dtype, v1.ones_initializer(), regularizer)
+        else:
+            gamma = tf.fill([channels], tf.constant(scale or 1, dtype))
         beta = v1.get_variable("beta", [channels], dtype, v1.zeros_initializer(), regularizer)
+        if scale not in (True, False):
+            beta = scale * beta
         collections = moving_collections(followed=not is_frozen())
         moving_mean, moving_variance = (
             v1.get_variable(

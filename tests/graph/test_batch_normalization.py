@@ -57,16 +57,17 @@ def test_evaluation_uses_the_moving_statistics_and_notes_none():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-4)])
 @pytest.mark.parametrize("shape", [(6, 3), (4, 5, 2, 3)])
 @pytest.mark.parametrize("training", [False, True])
-def test_without_scale_there_is_no_gamma(dtype, tolerance, shape, training):
+@pytest.mark.parametrize("scale", [False, 0.75])
+def test_without_scale_there_is_no_gamma_but_maybe_a_constant(dtype, tolerance, shape, training, scale):
     x = np.random.default_rng(0).normal(2, 3, shape)
     mean, variance = np.arange(3.0), np.array([1.0, 4.0, 0.5])
     values = [("beta", BETA), ("moving_mean", mean), ("moving_variance", variance)]
-    outputs, noted = run(x.astype(dtype), training, [(n, v.astype(dtype)) for n, v in values], scale=False)
+    outputs, noted = run(x.astype(dtype), training, [(n, v.astype(dtype)) for n, v in values], scale=scale)
     expected = normalize(x, 1, BETA) if training else (x - mean) / np.sqrt(variance + EPSILON) + BETA
-    np.testing.assert_allclose(outputs, expected, atol=tolerance)
+    np.testing.assert_allclose(outputs, (scale or 1) * expected, atol=tolerance)
     assert len(noted) == 2 * training and outputs.dtype == dtype
     with pytest.raises(KeyError, match="norm/gamma"):
-        run(x, assign=[("gamma", GAMMA)], scale=False)
+        run(x, assign=[("gamma", GAMMA)], scale=scale)
 
 
 @pytest.mark.parametrize("scale", [True, False])

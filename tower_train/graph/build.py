@@ -120,10 +120,11 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         places = tuple(device for device in devices.towers for _ in range(config.accumulate_steps))
         copies, all_reduce = strategy.choose(config, devices)
         input_stream = stream.training_stream(
-            workload, examples, config.seed, examples_seen, config.batch_size, len(places), devices.num_workers,
+            workload, examples, config.seed, examples_seen, config.tower_batch, len(places), devices.num_workers,
             devices.worker,
         )  # fmt: skip
         learning_rate = schedule.learning_rate(config, examples.num_examples, examples_seen)
+        v1.add_to_collection(layers.EPOCHS_SEEN, tf.cast(examples_seen, tf.float64) / examples.num_examples)
         if config.sync_batch_norm:
             v1.add_to_collection(layers.SYNCHRONIZED, len(devices.towers) * devices.num_workers)
         v1.add_to_collection(layers.TOWERS_BEFORE, devices.worker * len(places))
