@@ -1,0 +1,152 @@
+"""The recipe for 94 %: its network against TensorFlow's plain operations, its beginning, its batch, and its towers."""
+
+import functools
+import signal
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+import trainings
+
+import cifar10
+from cifar10 import crops
+from tower_train import errors
+from tower_train.workload import DataRequest
+
+v1 = tf.compat.v1
+
+WORKLOAD = cifar10.WORKLOAD.with_options({"model": "cifar10_94"})
+
+
+@pytest.fixture(scope="module")
+def examples(cifar10_dir):
+    return WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
+
+
+def plain_network(images, weights):
+    """The network of Jordan 2024 in training: images before channels, one operation a layer."""
+
+    def gelu(x):
+        return x * tf.sigmoid(1.702 * x)
+
+    def convolved(x, layer):
+        return tf.nn.conv2d(x, weights[f"{layer}/weights"], 1, "SAME")
+
+    def normalized(x, layer):
+        mean, variance = tf.nn.moments(x, [0, 1, 2])
+        beta = weights[f"{layer}/batch_normalization/beta"]
+        return tf.nn.batch_normalization(x, mean, variance, beta, None, 1e-5)
+
+    x = (
+        tf.nn.conv2d(images, weights["block1/conv1/whitening/weights"], 1, "VALID")
+        + weights["block1/conv1/whitening/biases"]
+    )
+    x = gelu(x)
+    for block in ("block1", "block2", "block3"):
+        x = tf.nn.max_pool2d(convolved(x, f"{block}/conv1"), 2, 2, "VALID")
+        x = gelu(normalized(x, f"{block}/conv1"))
+        x = gelu(normalized(convolved(x, f"{block}/conv2"), f"{block}/conv2"))
+    x = tf.reduce_max(x, [1, 2])
+    return tf.matmul(x, weights["linear/weights"]) / 9
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-9), ("float32", 1e-3)])
+def test_the_network_equals_its_plain_formulation(examples, dtype, tolerance):
+    images = np.random.default_rng(0).normal(size=[6, 32, 32, 3]).astype(dtype)
+    labels = np.arange(6)
+    with tf.Graph().as_default(), v1.Session() as session:
+        logits = WORKLOAD.for_examples(examples).inference(tf.constant(images), True)
+        trained = v1.trainable_variables()
+        everything = {variable.op.name: variable for variable in v1.global_variables()}
+        results = []
+        for outputs in (logits, plain_network(tf.constant(images), everything)):
+            loss = WORKLOAD.loss(outputs, tf.constant(labels))
+            results.append([outputs, *tf.gradients(loss, trained)])
+        session.run(v1.global_variables_initializer())
+        for variable in trained:  # biases begin at 0, which would hide them
+            if variable.shape.rank == 1:
+                variable.load(np.random.default_rng(1).normal(size=variable.shape, scale=0.1), session)
+        found, expected = session.run(results)
+    assert sum(np.prod(variable.shape) for variable in trained) == 1_971_352
+    for ours, plain in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=0, atol=tolerance * np.abs(plain).max())
+
+
+def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_dir):
+    _, variables = trainings.train(WORKLOAD, examples, 0, dtype="float32", global_batch_size=4)
+    records = np.concatenate([np.fromfile(path, np.uint8) for path in sorted(cifar10_dir.glob("data_batch_*.bin"))])
+    pixels = records.reshape(-1, 3073)[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    images = (pixels - crops.MEAN.astype(np.float64)) / crops.DEVIATION
+    patches = np.stack(
+        [images[:, i : i + 31, j : j + 31] for i in (0, 1) for j in (0, 1)], axis=3
+    ).reshape(-1, 12)  # fmt: skip
+    whitened = patches @ variables["block1/conv1/whitening/weights"].reshape(12, 24)
+    np.testing.assert_allclose(np.cov(whitened[:, :12], rowvar=False), np.eye(12), atol=2e-3)
+    np.testing.assert_allclose(whitened[:, 12:], -whitened[:, :12], atol=1e-4)
+    for layer, channels, filters in (("block1/conv1", 24, 64), ("block3/conv2", 256, 256)):
+        kernels = variables[f"{layer}/weights"]
+        expected = np.zeros([3, 3, channels, channels])
+        expected[1, 1] = np.eye(channels)
+        np.testing.assert_array_equal(kernels[..., :channels], expected)
+        if filters > channels:
+            others = kernels[..., channels:]
+            assert (
+                0.9 < others.std() * np.sqrt(3 * 9 * channels) < 1.1 and np.abs(others).max() <= (9 * channels) ** -0.5
+            )
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 4])
+def test_the_global_batch_does_not_depend_on_the_towers(num_gpus):
+    config = WORKLOAD.config(num_gpus=num_gpus)
+    assert (config.global_batch, config.tower_batch) == (1024, 1024 // num_gpus)
+    assert config.last_step(50_000) == 484
+
+
+def test_a_batch_of_the_users_own_takes_the_place_of_the_recipes():
+    assert WORKLOAD.config(num_gpus=2, batch_size=8).global_batch == 16
+    assert WORKLOAD.config(num_gpus=2, global_batch_size=8).global_batch == 8
+
+
+def test_a_batch_that_cannot_be_shared_out_is_refused():
+    with pytest.raises(errors.ConfigError, match="1024 cannot be shared out evenly among 1 workers x 3 towers"):
+        WORKLOAD.config(num_gpus=3)
+    with pytest.raises(errors.ConfigError, match="--batch_size=8 and --global_batch_size=16 both say"):
+        WORKLOAD.config(batch_size=8, global_batch_size=16)
+
+
+def test_synchronized_towers_match_one_tower_step_by_step(examples):
+    """Over the end of the first epoch, the whitening biases' last one, and two looks ahead."""
+    options = dict(dtype="float64", sync_batch_norm=True, global_batch_size=4, learning_rate=0.05, steps=11)
+    examples = examples.sample(14)
+    one = trainings.train(WORKLOAD, examples, num_gpus=1, **options)
+    two = trainings.train(WORKLOAD, examples, num_gpus=2, **options)
+    trainings.assert_same(two, one)
+
+
+def test_the_whitening_layer_and_later_its_biases_stay(examples):
+    few = examples.sample(4)
+    train = functools.partial(trainings.train, WORKLOAD, few, dtype="float32", global_batch_size=4, num_gpus=1)
+    three, four = (train(steps=steps, max_steps=100)[1] for steps in (3, 4))  # a step is an epoch
+    names = "block1/conv1/whitening/weights", "block1/conv1/whitening/biases", "block1/conv1/weights"
+    assert [np.array_equal(three[name], four[name]) for name in names] == [True, True, False]
+    assert three[names[1]].all()
+
+
+def test_a_killed_run_ends_as_one_that_was_not(cifar10_dir, tmp_path):
+    def words(name):
+        return runs.flags(
+            recipe="cifar10_94", data_dir=cifar10_dir, dataset="cifar10", num_gpus=2, batch_size=1, max_steps=9,
+            train_dir=tmp_path / name, save_every_steps=3, check_data=False, summary_every_steps=0, device="cpu",
+            eval_at_end=False,
+        )  # fmt: skip
+
+    whole = runs.command("tower_train", *words("whole"))
+    assert whole.returncode == 0, whole.stderr
+    with runs.Trainer(*words("killed")) as trainer:
+        trainer.wait_until(lambda: runs.saved_step(tmp_path / "killed") >= 3)
+        trainer.end_by(signal.SIGKILL)
+    assert runs.saved_step(tmp_path / "killed") < 9
+    resumed = runs.command("tower_train", *words("killed"))
+    assert resumed.returncode == 0 and "resumed at step" in resumed.stdout, resumed.stdout + resumed.stderr
+    runs.assert_identical(runs.variables(tmp_path / "killed"), runs.variables(tmp_path / "whole"))
