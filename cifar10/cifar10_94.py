@@ -33,14 +33,14 @@ MOMENTUM = 0.85
 RATE, DECAY = 11.5, 0.0153  # per 1024 examples
 WEIGHT_DECAY = DECAY / RATE
 
-RECIPE = {
+RECIPE = {  # from the script, where no section is named
     "global_batch_size": 1024,
     "epochs": 9.9,
     "optimizer": "momentum",
     "momentum": MOMENTUM,
     "nesterov": True,
     "learning_rate": RATE / (1 + 1 / (1 - MOMENTUM)),
-    "lr_schedule": "points",  # script: a triangle
+    "lr_schedule": "points",  # a triangle
     "lr_points": "0:0.2,0.23:1,1:0.07",
     "label_smoothing": 0.2,
     "lookahead_every_steps": 5,  # section 3.4
