@@ -40,7 +40,8 @@ def follow(path: str | None, workload: Workload, config: Config, session_hooks, 
     began = time.perf_counter()
     before = directory.RunDirectory(config.train_dir).read(directory.RUN) if config.train_dir else {}
     config, notes = dtypes.resolve(config, before)
-    examples = workload.examples(DataRequest("train", config.dataset, config.data_dir, config.seed))
+    dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset  # as the chief
+    examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     built = build.training_graph(workload, examples, config, me.placed)
     now = manifest.describe(workload, path, examples, config, me.placed, built.num_parameters)
     first_step, last_step = me.meet(manifest.same_everywhere(now, workload))
