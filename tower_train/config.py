@@ -89,7 +89,7 @@ class Config(DeviceOptions):
     )
 
     batch_size: int | None = option(
-        None, "examples per tower and step; the global batch is this times the towers (128)", TRAINING, minimum=1
+        None, "examples a tower takes at a time; a step has this times all towers (128)", TRAINING, minimum=1
     )
     global_batch_size: int | None = option(
         None, "examples a step over all towers of all workers, in place of --batch_size", TRAINING, minimum=1
@@ -150,7 +150,7 @@ class Config(DeviceOptions):
         0.0, "greatest norm of all gradients together; 0: no limit", TRAINING, minimum=0, resume="note"
     )
     accumulate_steps: int = option(
-        1, "batches of --batch_size that each tower takes one after the other for one step", TRAINING, minimum=1
+        1, "batches that each tower takes one after the other for one step", TRAINING, minimum=1
     )
     lookahead_every_steps: int = option(
         0, "steps between updates of slow weights, to which the weights are then set; 0: none", TRAINING, minimum=0,

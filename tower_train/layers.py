@@ -1,5 +1,5 @@
-"""Layers that have to know of the towers: batch normalisation. And `frozen` and `learning`, for those that are not
-trained, or in a way of their own.
+"""Layers that have to know of the towers: batch normalisation. And `frozen`, `learning` and `gradient_until`, for those
+that are not trained, or in a way of their own.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
 also here. The moving statistics for evaluation are updated once a step, with the mean over all towers.
@@ -135,7 +135,7 @@ class Statistic(NamedTuple):
     """What one tower found of its batch.
 
     Attributes:
-      moving: the variable that follows it, on the CPU.
+      moving: the variable that follows it, or this copy of it.
       value: of this step; the shape and dtype of `moving`.
       momentum: moving = momentum * moving + (1 - momentum) * mean of the towers' values.
       followed: whether `moving` has a moving average, as the weights have; it must be of moving_collections(followed).
@@ -186,9 +186,9 @@ def batch_normalization(
         if scale is True:
             gamma = v1.get_variable("gamma", [channels], dtype, v1.ones_initializer(), regularizer)
         else:
-            gamma = tf.fill([channels], tf.constant(scale or 1, dtype))
+            gamma = tf.fill([channels], tf.constant(1 if scale is False else scale, dtype))
         beta = v1.get_variable("beta", [channels], dtype, v1.zeros_initializer(), regularizer)
-        if scale not in (True, False):
+        if not isinstance(scale, bool):
             beta = scale * beta
         collections = moving_collections(followed=not is_frozen())
         moving_mean, moving_variance = (

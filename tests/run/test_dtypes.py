@@ -44,7 +44,7 @@ def test_a_processor_is_known_by_its_flags(text, expected):
         ([("H200", (9, 0)), ("A100", (8, 0))], ("bfloat16", "since every GPU used has arithmetic for it")),
         ([("A100", (8, 0)), ("T4", (7, 5))],
          ("float32", "since T4 has no bfloat16 arithmetic (compute capability 7.5, below 8.0)")),
-        ([("X", None)], ("float32", "since X has no bfloat16 arithmetic (compute capability unknown, below 8.0)")),
+        ([("X", None)], ("float32", "since the compute capability of X is not known")),
     ],
 )  # fmt: skip
 def test_every_gpu_must_have_it(gpus, expected):

@@ -47,8 +47,10 @@ def of_processor(cpuinfo: str) -> tuple[str, str]:
 def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
     """(dtype, why) for GPUs, from the name and the compute capability of each, None where it is not known."""
     for name, capability in gpus:
-        if capability is None or capability < _LEAST_CAPABILITY:
-            known = "unknown" if capability is None else ".".join(map(str, capability))
+        if capability is None:
+            return "float32", f"since the compute capability of {name} is not known"
+        if capability < _LEAST_CAPABILITY:
+            known = ".".join(map(str, capability))
             return "float32", f"since {name} has no bfloat16 arithmetic (compute capability {known}, below 8.0)"
     return "bfloat16", f"since {gpus[0][0] if len(gpus) == 1 else 'every GPU used'} has arithmetic for it"
 

@@ -93,8 +93,8 @@ def closing_lines(result, last_step: int, importable: bool, evaluation=None) -> 
     """
     has_no_gain = result.stopped_by.startswith("no gain")
     if result.loss is None:
-        option = "greater --stop_after_no_gain_epochs" if has_no_gain else "higher --max_steps"
-        lines = [f"Step {result.step} was reached before; nothing to do. A {option} trains on."]
+        option = "--stop_after_no_gain_epochs" if has_no_gain else "--max_steps or --epochs"
+        lines = [f"Step {result.step} was reached before; nothing to do. A greater {option} trains on."]
     else:
         rate = f", {result.examples_per_sec:.1f} examples/sec" if result.examples_per_sec else ""
         lines = [
