@@ -6,10 +6,12 @@ A layer's name is the variable scope of the network that it repeats, with dots f
 import keras
 from keras import layers
 
-from cifar10 import resnet
+from cifar10 import cifar10_94 as original
+from cifar10 import resnet, whitening
 from cifar10.minigooglenet import WEIGHT_DECAY as MINIGOOGLENET_DECAY
 
 _INPUT = (32, 32, 3)
+WHITENING = "block1.conv1.whitening"  # name of the layer of cifar10_94 that awaits its kernels
 
 
 def resnet20() -> keras.Model:
@@ -74,6 +76,56 @@ def minigooglenet() -> keras.Model:
             maps = layers.Concatenate()([halved, layers.MaxPooling2D(3, 2)(maps)])
     features = layers.GlobalAveragePooling2D()(maps)
     return keras.Model(inputs, layers.Dense(10, name="softmax_linear", **initial)(features))
+
+
+def cifar10_94() -> keras.Model:
+    """The network of cifar10.cifar10_94; its layer WHITENING waits for kernels from the images."""
+    decay = keras.regularizers.L2(original.WEIGHT_DECAY / 2)
+    beta_decay = keras.regularizers.L2(original.WEIGHT_DECAY / original.BIAS_RATE / 2)
+
+    def initial(inputs):
+        return keras.initializers.RandomUniform(-(inputs**-0.5), inputs**-0.5)
+
+    maps = inputs = keras.Input(_INPUT)
+    maps = _gelu(Whitening(decay, name=WHITENING)(maps))
+    for block, width in enumerate(original.WIDTHS, start=1):
+        for number in (1, 2):
+            name = f"block{block}.conv{number}"
+            maps = layers.Conv2D(
+                width, 3, padding="same", use_bias=False, kernel_regularizer=decay, name=name,
+                kernel_initializer=initial(9 * maps.shape[-1]),
+            )(maps)  # fmt: skip
+            maps = layers.MaxPooling2D(2)(maps) if number == 1 else maps
+            maps = layers.BatchNormalization(
+                momentum=original.MOVING_MOMENTUM, epsilon=1e-5, scale=False, beta_regularizer=beta_decay,
+                name=f"{name}.batch_normalization",
+            )(maps)  # fmt: skip
+            maps = _gelu(maps)
+    features = layers.Flatten()(layers.MaxPooling2D(3)(maps))
+    kernels = dict(kernel_regularizer=decay, kernel_initializer=initial(features.shape[-1]))
+    logits = layers.Dense(10, use_bias=False, name="linear", **kernels)(features)
+    return keras.Model(inputs, layers.Rescaling(original.LOGIT_SCALE, dtype="float32")(logits))
+
+
+class Whitening(layers.Layer):
+    """A convolution whose kernels are not trained, while its biases are."""
+
+    def __init__(self, decay: keras.regularizers.Regularizer, **kwargs):
+        super().__init__(**kwargs)
+        self._decay = decay
+
+    def build(self, input_shape):
+        shape = [whitening.SIZE, whitening.SIZE, input_shape[-1], whitening.NUM_KERNELS]
+        self.kernel = self.add_weight(shape, name="kernel", trainable=False)
+        self.bias = self.add_weight(shape[-1:], "zeros", name="bias", regularizer=self._decay)
+
+    def call(self, inputs):
+        return keras.ops.conv(inputs, self.kernel, padding="valid") + self.bias
+
+
+def _gelu(maps):
+    """GELU's sigmoid approximation, x * sigmoid(1.702 x)."""
+    return layers.Activation(lambda x: x * keras.ops.sigmoid(1.702 * x))(maps)
 
 
 def _normalization(name: str) -> layers.Layer:

@@ -10,8 +10,8 @@ ABOUT = {
     "gpus": [],
     "reference": "port",
     "rivals": [
-        {"name": "port", "num_devices": 1, "num_processes": 1, "forms": ["quick", "full"]},
-        {"name": "port/2 towers", "num_devices": 2, "num_processes": 1, "forms": ["full"]},
+        {"name": "port", "num_devices": 1, "num_processes": 1, "dtype": "float32", "forms": ["quick", "full"]},
+        {"name": "port/2 towers", "num_devices": 2, "num_processes": 1, "dtype": "float32", "forms": ["full"]},
     ],
 }
 
@@ -61,8 +61,8 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_lists_what_there_is():
 GROWING = ABOUT | {
     "rivals": [
         *ABOUT["rivals"],
-        {"name": "strategy 2", "num_devices": 2, "num_processes": 1, "forms": ["full", "growing"]},
-        {"name": "strategy of workers", "num_devices": 1, "num_processes": 2, "forms": ["growing"]},
+        {"name": "strategy 2", "num_devices": 2, "num_processes": 1, "dtype": "float32", "forms": ["full", "growing"]},
+        {"name": "strategy of workers", "num_devices": 1, "num_processes": 2, "dtype": "float32", "forms": ["growing"]},
     ]
 }
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 import cifar10
 from cifar10 import records, rivals
 from cifar10.rivals import folders, keras_networks, port
+from tower_train.bench import flops
 from tower_train.run import ports
 from tower_train.workload import DataRequest
 
@@ -205,7 +206,7 @@ def test_keras_has_the_same_network_and_weight_decay(keras_outcome):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("model", ["convnet", "resnet20", "resnet56", "minigooglenet"])
+@pytest.mark.parametrize("model", ["convnet", "cifar10_94", "resnet20", "resnet56", "minigooglenet"])
 def test_the_rivals_have_what_the_benchmark_asks_for(model):
     found = rivals.of(cifar10.WORKLOAD.with_options({"model": model}).options)
     names = [rival.name for rival in found.rivals]
@@ -216,26 +217,65 @@ def test_the_rivals_have_what_the_benchmark_asks_for(model):
             assert found.plain_inference(v1.placeholder(tf.float32, [4, 24, 24, 3])).shape == [4, 10]
 
 
-@pytest.mark.parametrize("model", ["resnet20", "resnet56", "minigooglenet"])
-def test_keras_has_the_deeper_networks_layer_for_layer(model):
-    """The same variables in the same layers, and so the same outputs and weight decay."""
+def weights_and_outputs(model, images, request_for):
+    """What our network has for these images in evaluation, with random biases and statistics.
+
+    Returns:
+      {variable name: value}, logits, weight decay.
+    """
+    workload = cifar10.WORKLOAD.with_options({"model": model})
+    rng = np.random.default_rng(1)
+    with tf.Graph().as_default(), v1.Session() as session:
+        network = workload.for_examples(workload.examples(request_for)).inference
+        logits = network(tf.constant(images), False)
+        decay = tf.add_n(v1.losses.get_regularization_losses())
+        variables = {variable.op.name: variable for variable in v1.global_variables()}
+        session.run(v1.global_variables_initializer())
+        for variable in variables.values():
+            if variable.shape.rank == 1:  # they begin at 0 or 1, which would hide them
+                variable.load(rng.uniform(0.5, 1.5, variable.shape), session)
+        return session.run((variables, logits, decay))
+
+
+@pytest.mark.parametrize("model", ["cifar10_94", "resnet20", "resnet56", "minigooglenet"])
+def test_keras_has_the_deeper_networks_layer_for_layer(request_for, model):
+    """The same variables in the same layers, trained or not, and so the same outputs and weight decay."""
     theirs = getattr(keras_networks, model)()
     images = np.random.default_rng(0).normal(size=[2, 32, 32, 3]).astype(np.float32)
-    with tf.Graph().as_default(), v1.Session() as session:
-        logits = cifar10.WORKLOAD.with_options({"model": model}).inference(tf.constant(images), False)
-        decay = tf.add_n(v1.losses.get_regularization_losses())
-        session.run(v1.global_variables_initializer())
-        values = session.run({v.op.name: v for v in v1.global_variables()} | {"logits": logits, "decay": decay})
+    values, logits, decay = weights_and_outputs(model, images, request_for)
     names = {"kernel": "weights", "bias": "biases"}
     for variable in theirs.variables:
         scope, _, name = variable.path.rpartition("/")
         variable.assign(values.pop(f"{scope.replace('.', '/')}/{names.get(name, name)}"))
-    assert values.keys() == {"logits", "decay"}
-    np.testing.assert_allclose(theirs(images), values["logits"], rtol=1e-3, atol=1e-3)
-    assert float(sum(theirs.losses)) == pytest.approx(values["decay"], rel=1e-4)
+    assert not values
+    np.testing.assert_allclose(theirs(images), logits, rtol=1e-3, atol=1e-3)
+    assert float(sum(theirs.losses)) == pytest.approx(decay, rel=1e-4)
 
 
 def test_drawn_images_are_found_too(tmp_path, monkeypatch):
     monkeypatch.setattr(folders.generated, "generate", lambda directory: pathlib.Path(directory, "generated-0"))
     request = DataRequest("train", "generated", str(tmp_path))
     assert folders.find(request) == tmp_path / "generated-0"
+
+
+def test_keras_does_not_train_the_whitening_kernels():
+    """1,971,352 is what test_cifar10_94 counts."""
+    trained = keras_networks.cifar10_94().trainable_variables
+    assert sum(np.prod(variable.shape) for variable in trained) == 1_971_352
+
+
+def test_the_arithmetic_of_cifar10_94_is_that_of_its_plain_layers():
+    whitening, conv1 = 31 * 31 * 24 * 2 * 2 * 3, 31 * 31 * 64 * 9 * 24
+    others = 15 * 15 * 64 * 9 * 64 + 15 * 15 * 256 * 9 * 64 + (7 * 7 * 2 + 3 * 3) * 256 * 9 * 256 + 256 * 10
+    found = rivals.of(cifar10.WORKLOAD.with_options({"model": "cifar10_94"}).options)
+    with tf.Graph().as_default():
+        logits = found.plain_inference(v1.placeholder(tf.float32, [4, 32, 32, 3]))
+        assert flops.training_flops(tf.reduce_sum(logits)) == 4 * 2 * (whitening + 3 * (conv1 + others))
+
+
+def test_keras_learns_cifar10_94_in_bfloat16(request_for):
+    """Keras tells the mean of the losses so far."""
+    found = rivals.of(cifar10.WORKLOAD.with_options({"model": "cifar10_94"}).options).rivals
+    (rival,) = (rival for rival in found if rival.dtype == "bfloat16" and rival.name.startswith("keras"))
+    losses = losses_of(rival.train, request_for, steps=20)
+    assert losses[-1] < losses[0] - 0.3

@@ -60,7 +60,7 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, list[Ope
         config = workload.config(
             dataset=options.dataset, data_dir=options.data_dir, device=options.device, num_gpus=towers,
             batch_size=options.batch_size // towers, train_dir=train_dir, max_steps=10**12, summary_every_steps=0,
-            save_every_steps=0,
+            save_every_steps=0, eval_at_end=False,
         )  # fmt: skip
         result = loop.train(workload, config, [tracer])
     steps = [operations_of(step_stats) for step_stats in tracer.traces]

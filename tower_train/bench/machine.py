@@ -5,6 +5,8 @@ import os
 import platform
 import re
 
+_PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # those of them that are installed
+
 
 def describe() -> dict:
     """Processor, usable cores, memory, operating system and versions."""
@@ -14,7 +16,7 @@ def describe() -> dict:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "platform": platform.platform(),
         "load_at_start": os.getloadavg(),
-        "versions": {"python": platform.python_version()} | _versions("tower_train", "tensorflow", "keras", "numpy"),
+        "versions": {"python": platform.python_version()} | _versions(*_PACKAGES),
     }
 
 

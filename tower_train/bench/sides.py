@@ -48,12 +48,7 @@ def describe(spec: dict) -> dict:
         "flops_per_example": _flops_per_example(workload.for_examples(examples), rivals, batch),
         "reference": rivals and rivals.reference,
         "rivals": [
-            {
-                "name": rival.name,
-                "num_devices": rival.num_devices,
-                "num_processes": rival.num_processes,
-                "forms": rival.forms,
-            }
+            {name: getattr(rival, name) for name in ("name", "num_devices", "num_processes", "forms", "dtype")}
             for rival in (rivals.rivals if rivals else ())
         ],
     }
@@ -83,7 +78,7 @@ def _run_trainer(spec: dict, pacer) -> None:
     """What `python -m tower_train` runs, its hooks included, with one hook more."""
     workload = workload_of(spec["workload"], spec["model"])
     if spec["is_fixed"]:
-        workload = fixed_workload(workload, spec["fixed_path"])
+        workload = fixed_workload(workload, spec["fixed_path"], _request(spec))
     never = {"summary_every_steps": 0, "save_every_steps": 0}
     silence = never | {"log_every_steps": _NO_END}
     often = {
@@ -93,7 +88,7 @@ def _run_trainer(spec: dict, pacer) -> None:
         dataset=spec["dataset"], data_dir=spec["data_dir"], device=spec["device"], dtype=spec["dtype"],
         num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"] // spec["num_processes"],
         variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
-        train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, **often[spec["reports"]],
+        train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **often[spec["reports"]],
     )  # fmt: skip
     with _unguarded() if spec["reports"] == systems.UNGUARDED else contextlib.nullcontext():
         loop.train(workload, config, [_AfterStep(pacer.after_step)])
@@ -120,8 +115,11 @@ class _AfterStep(v1.train.SessionRunHook):
             run_context.request_stop()
 
 
-def fixed_workload(workload: workloads.Workload, path: str) -> workloads.Workload:
-    """The workload with one batch, which is part of the graph, in place of its examples and their preprocessing."""
+def fixed_workload(workload: workloads.Workload, path: str, request: workloads.DataRequest) -> workloads.Workload:
+    """The workload with one batch, which is part of the graph, in place of its examples and their preprocessing.
+
+    A network that begins with values made from examples gets those of the request, before any preprocessing.
+    """
     batch = _load(path)
 
     def fetch(indices):
@@ -133,7 +131,8 @@ def fixed_workload(workload: workloads.Workload, path: str) -> workloads.Workloa
     def examples(request):
         return dataclasses.replace(workload.examples(request), open=lambda: fetch)
 
-    return dataclasses.replace(workload, examples=examples, distort=None, prepare=None)
+    inference_for = workload.inference_for and (lambda _: workload.inference_for(workload.examples(request)))
+    return dataclasses.replace(workload, examples=examples, inference_for=inference_for, distort=None, prepare=None)
 
 
 def _run_rival(spec: dict, pacer) -> None:

@@ -73,7 +73,7 @@ def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
 def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
     """The workload's rivals that this machine has the devices for."""
     return [
-        System(rival["name"], "rival", rival, options.batch_size, is_anchor=rival["name"] == about["reference"])
+        System(rival["name"], "rival", rival, options.batch_size, rival["dtype"], rival["name"] == about["reference"])
         for rival in about["rivals"]
         if _has_devices(about, rival["num_devices"], rival["num_processes"])
         and options.batch_size % (rival["num_devices"] * rival["num_processes"]) == 0

@@ -1,0 +1,152 @@
+"""The network of cifar10.cifar10_94 in PyTorch, trained as its users do: eager, channels last, bfloat16 by autocast.
+
+As tower_train does it, on images in memory, shifted and flipped at random batch by batch, with SGD with Nesterov
+momentum, weight decay and smooth labels; at the rate that its recipe begins with, and without what optimizer and
+schedule leave out of the speed: rates of single variables, and slow weights.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+import torch
+from torch import nn
+from torch.nn import functional
+
+from cifar10 import cifar10_94, crops, records, shifts, whitening
+from cifar10.rivals import folders
+from tower_train import workload
+
+
+def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], dtype: str) -> None:
+    """Trains until after_step(loss) returns True, on the GPU where TensorFlow sees one.
+
+    Args:
+      request: which images.
+      batch_size: examples a step.
+      after_step: called with the loss.
+      dtype: of convolutions and matrix products, 'float32' or 'bfloat16'.
+    """
+    device = torch.device("cuda" if tf.config.list_physical_devices("GPU") else "cpu")
+    data = records.read_split(folders.find(request), "train")
+    network = Network(whitening.kernels(data.images[: cifar10_94.WHITENED_IMAGES]))
+    network = network.to(device, memory_format=torch.channels_last)
+    rate, momentum = 0.2 * cifar10_94.RECIPE["learning_rate"], cifar10_94.MOMENTUM
+    optimizer = torch.optim.SGD(network.groups(), rate, momentum, nesterov=True)
+    cross_entropy = nn.CrossEntropyLoss(label_smoothing=cifar10_94.RECIPE["label_smoothing"])
+    for images, labels in distorted_batches(data, batch_size, device):
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+            logits = network(images)
+        loss = cross_entropy(logits.float(), labels)
+        loss.backward()
+        optimizer.step()
+        if after_step(loss.item()):
+            return
+
+
+class Network(nn.Module):
+    """float32 images [batch, 3, 32, 32] to logits [batch, 10].
+
+    Args:
+      whitening_kernels: float32 [2, 2, 3, 24].
+    """
+
+    def __init__(self, whitening_kernels: np.ndarray):
+        super().__init__()
+        self.whitening = nn.Conv2d(3, whitening.NUM_KERNELS, whitening.SIZE)
+        self.convolutions, self.normalizations = nn.ModuleList(), nn.ModuleList()
+        channels = whitening.NUM_KERNELS
+        for width in cifar10_94.WIDTHS:
+            for _ in range(2):
+                self.convolutions.append(nn.Conv2d(channels, width, 3, padding="same", bias=False))
+                self.normalizations.append(nn.BatchNorm2d(width, momentum=1 - cifar10_94.MOVING_MOMENTUM))
+                channels = width
+        self.linear = nn.Linear(channels, 10, bias=False)
+        with torch.no_grad():
+            self.whitening.weight.copy_(torch.from_numpy(whitening_kernels).permute(3, 2, 0, 1))
+            self.whitening.bias.zero_()
+        self.whitening.weight.requires_grad = False
+        for normalization in self.normalizations:
+            normalization.weight.requires_grad = False
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        maps = _gelu(self.whitening(images))
+        for i, (convolution, normalization) in enumerate(zip(self.convolutions, self.normalizations, strict=True)):
+            maps = convolution(maps)
+            if i % 2 == 0:
+                maps = functional.max_pool2d(maps, 2)
+            maps = _gelu(normalization(maps))
+        return self.linear(functional.max_pool2d(maps, 3).flatten(1)) * cifar10_94.LOGIT_SCALE
+
+    def groups(self) -> list[dict]:
+        """Trained parameters with their weight decay, for an optimizer."""
+        betas = [normalization.bias for normalization in self.normalizations]
+        kernels = [convolution.weight for convolution in self.convolutions]
+        others = [self.whitening.bias, *kernels, self.linear.weight]
+        return [
+            {"params": others, "weight_decay": cifar10_94.WEIGHT_DECAY},
+            {"params": betas, "weight_decay": cifar10_94.WEIGHT_DECAY / cifar10_94.BIAS_RATE},
+        ]
+
+    def load(self, variables: Mapping[str, np.ndarray]) -> None:
+        """Takes the weights of cifar10.cifar10_94, by name."""
+        state = {
+            "whitening.weight": _kernels(variables["block1/conv1/whitening/weights"]),
+            "whitening.bias": variables["block1/conv1/whitening/biases"],
+            "linear.weight": variables["linear/weights"].T,
+        }
+        for i in range(len(self.convolutions)):
+            layer = f"block{i // 2 + 1}/conv{i % 2 + 1}"
+            state[f"convolutions.{i}.weight"] = _kernels(variables[f"{layer}/weights"])
+            for ours, theirs in (("beta", "bias"), ("moving_mean", "running_mean"), ("moving_variance", "running_var")):
+                state[f"normalizations.{i}.{theirs}"] = variables[f"{layer}/batch_normalization/{ours}"]
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in state.items()}
+        self.load_state_dict(self.state_dict() | tensors)
+
+
+def distorted_batches(
+    data: records.Records, batch_size: int, device: torch.device
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless (float32 images [batch, 3, 32, 32], channels last, int64 labels [batch]), epoch after epoch shuffled."""
+    images, labels = torch.from_numpy(data.images).to(device), torch.from_numpy(data.labels).long().to(device)
+    order = torch.empty(0, dtype=torch.int64, device=device)
+    while True:
+        while len(order) < batch_size:
+            order = torch.cat([order, torch.randperm(len(labels), device=device)])
+        chosen, order = order[:batch_size], order[batch_size:]
+        yield distorted(images[chosen]), labels[chosen]
+
+
+def distorted(images: torch.Tensor) -> torch.Tensor:
+    """A random shift by up to two pixels each way, reflected at the edge, a random flip, and `crops.prepare`.
+
+    Args:
+      images: uint8 [batch, 32, 32, 3].
+
+    Returns:
+      float32 [batch, 3, 32, 32], channels last.
+    """
+    device, size = images.device, images.shape[1]
+
+    def places():  # int64 [batch, size]: where each row or column comes from
+        shift = torch.randint(-shifts.MOST, shifts.MOST + 1, [len(images), 1], device=device)
+        beyond = (torch.arange(size, device=device) + shift).abs()
+        return torch.where(beyond < size, beyond, 2 * (size - 1) - beyond)
+
+    rows, columns = places(), places()
+    columns = torch.where(torch.rand([len(images), 1], device=device) < 0.5, columns.flip(1), columns)
+    batch = torch.arange(len(images), device=device)[:, None, None]
+    shifted = images[batch, rows[:, :, None], columns[:, None, :]].float()
+    mean, deviation = (torch.from_numpy(values).to(device) for values in (crops.MEAN, crops.DEVIATION))
+    return ((shifted - mean) / deviation).permute(0, 3, 1, 2)
+
+
+def _gelu(maps: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(1.702 x), in what is PyTorch's fastest form of it."""
+    return functional.silu(1.702 * maps) / 1.702
+
+
+def _kernels(weights: np.ndarray) -> np.ndarray:
+    """From [rows, columns, channels, filters] to PyTorch's [filters, channels, rows, columns]."""
+    return weights.transpose(3, 2, 0, 1)
