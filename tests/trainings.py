@@ -1,5 +1,7 @@
 """Training a few steps without a train_dir, and comparing two such trainings."""
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
@@ -24,6 +26,21 @@ def train(workload, examples, steps, **options):
         session.run(built.stream_initializer)
         losses = [float(session.run(built.report).loss) for _ in range(steps)]
         return losses, session.run({variable.op.name: variable for variable in built.variables})
+
+
+def noting(workload):
+    """The workload, and a list that its towers' features and labels join, in turn, when they are built."""
+    seen = []
+
+    def inference(features, training):
+        seen.append(features)
+        return workload.inference(features, training)
+
+    def loss(outputs, labels):
+        seen.append(labels)
+        return workload.loss(outputs, labels)
+
+    return dataclasses.replace(workload, inference=inference, loss=loss), seen
 
 
 def assert_same(found, expected, tolerance=1e-9):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import trainings
 
 from tower_train import errors, layers
 from tower_train.graph import mirrors, statistics
@@ -214,13 +215,7 @@ def test_moving_statistics_follow_the_mean_over_towers(open_training, num_towers
 def test_the_gradient_is_that_of_one_big_batch_in_numpy(open_training):
     """Of the kernel, by central differences of the loss in numpy, against the step that 4 towers take."""
     workload, examples = make()
-    seen = []
-
-    def noting(features, training):
-        seen.append(features)
-        return make()[0].inference(features, training)
-
-    noted = Workload("norm", workload.examples, noting, lambda o, y: (seen.append(y), workload.loss(o, y))[1])
+    noted, seen = trainings.noting(workload)
     options = TRAIN | dict(num_gpus=4, batch_size=2, dtype="float64", sync_batch_norm=True, moving_average_decay=0.0)
     with open_training(noted, examples, **options) as (built, session):
         values, _ = session.run((seen, built.report))

@@ -107,19 +107,10 @@ def test_every_variable_moves_at_its_own_rate(open_training, optimizer, towers):
     make, options = OPTIMIZERS[optimizer]
     options = options | towers | dict(batch_size=BATCH // towers["num_gpus"] // towers.get("accumulate_steps", 1))
     options |= dict(momentum=0.75) if options["optimizer"] in ("momentum", "lars") else {}
-    seen = []
-
-    def noting(features, training):
-        seen.append(features)
-        return network(features, training)
-
-    def loss(outputs, labels):
-        seen.append(labels)
-        return squared_error(outputs, labels)
-
+    workload, seen = trainings.noting(WORKLOAD)
     rule, expected = make(), None
     with open_training(
-        Workload("noting", load, noting, loss), load(DataRequest("train")), dtype="float64", learning_rate=RATE,
+        workload, load(DataRequest("train")), dtype="float64", learning_rate=RATE,
         moving_average_decay=0.0, **options,
     ) as (built, session):  # fmt: skip
         variables = {name: next(v for v in built.variables if v.op.name == name) for name in FACTORS}

@@ -76,19 +76,8 @@ class Oracle:
 @pytest.mark.parametrize("max_steps", [9, 11])
 def test_each_step_is_that_of_the_formula(open_training, max_steps):
     """Ending with an update and between two; afterwards there is none out of turn."""
-    seen = []
-
-    def noting(features, training):
-        seen.append(features)
-        return network(features, training)
-
-    def loss(outputs, labels):
-        seen.append(labels)
-        return squared_error(outputs, labels)
-
-    with open_training(
-        Workload("noting", load, noting, loss), load(), batch_size=BATCH, max_steps=max_steps, **OPTIONS
-    ) as (built, session):
+    workload, seen = trainings.noting(WORKLOAD)
+    with open_training(workload, load(), batch_size=BATCH, max_steps=max_steps, **OPTIONS) as (built, session):
         variables = {variable.op.name: variable for variable in built.variables}
         oracle = Oracle(session.run(variables), max_steps)
         for step in range(1, max_steps + 1):
