@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 
-from tower_train.run import ports
+from tower_train.cluster import ports
 
 _LINGER_SECS = 60  # for the others to end when the chief has
 

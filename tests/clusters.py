@@ -3,10 +3,10 @@
 import concurrent.futures
 import contextlib
 
-import runs
+import jobs
 
 from tower_train import Config, train
-from tower_train.run import ports
+from tower_train.cluster import ports
 
 
 def hosts(count):
@@ -47,8 +47,8 @@ class Cluster:
         self.workers = {index: self.start(index) for index in range(count) if index not in absent}
 
     def start(self, index):
-        words = runs.flags(**(self._options | {"task_index": index} | self._changes.get(index, {})))
-        return self._stack.enter_context(runs.Trainer(*words))
+        words = jobs.flags(**(self._options | {"task_index": index} | self._changes.get(index, {})))
+        return self._stack.enter_context(jobs.Trainer(*words))
 
     def __enter__(self):
         return self
@@ -58,10 +58,10 @@ class Cluster:
 
     def end(self, *indices):
         """Waits for workers' ends; returns their exit statuses."""
-        return [self.workers[index].process.wait(runs.WAIT_SECS) for index in indices]
+        return [self.workers[index].process.wait(jobs.WAIT_SECS) for index in indices]
 
     def outputs(self):
         return [worker.output() for worker in self.workers.values()]
 
     def wait_for_step(self, train_dir, step):
-        self.workers[0].wait_until(lambda: runs.logged_step(train_dir) >= step)
+        self.workers[0].wait_until(lambda: jobs.logged_step(train_dir) >= step)

@@ -4,7 +4,7 @@ import gc
 import os
 import statistics
 
-import runs
+import jobs
 import tensorflow as tf
 
 _SAMPLES = 100
@@ -38,7 +38,7 @@ def endure(steps, train_dir):
     """Returns (figures in one line, whether neither memory nor open files grew)."""
     options = dict(summary_every_steps=100, save_every_steps=250, eval_every_steps=1000, log_every_steps=10)
     samples = Samples(steps)
-    result = runs.train_toy(train_dir, [samples], max_steps=steps, **options)
+    result = jobs.train_toy(train_dir, [samples], max_steps=steps, **options)
     early, late = slice(int(_SETTLED * _SAMPLES), int(2 * _SETTLED * _SAMPLES)), slice(-int(_SETTLED * _SAMPLES), None)
     before, after = (statistics.median(samples.resident[part]) for part in (early, late))
     files_before, files_after = (max(samples.descriptors[part]) for part in (early, late))

@@ -24,15 +24,15 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import endurance  # noqa: E402
+import jobs  # noqa: E402
 import numpy as np  # noqa: E402
-import runs  # noqa: E402
 import small_disk  # noqa: E402
 import soak_workload  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tower_train import train  # noqa: E402
 
-OPTIONS = runs.TOY | dict(save_every_steps=10, keep_checkpoints=4, eval_every_steps=70)
+OPTIONS = jobs.TOY | dict(save_every_steps=10, keep_checkpoints=4, eval_every_steps=70)
 GLOBAL_BATCH = OPTIONS["num_gpus"] * OPTIONS["batch_size"]
 DISK_MEGABYTES = 64
 KILLS = {signal.SIGKILL: 8, signal.SIGTERM: 1, signal.SIGINT: 1}  # and how often, in proportion
@@ -47,7 +47,7 @@ class LogStart(tf.compat.v1.train.SessionRunHook):
         soak_workload.write_line(f"start {session.run(tf.compat.v1.train.get_global_step(session.graph))}")
 
 
-def start(train_dir, max_steps=runs.ENDLESS):
+def start(train_dir, max_steps=jobs.ENDLESS):
     """A trainer in a forked process, which need not import TensorFlow again; returns its id."""
     process = os.fork()
     if process:
@@ -58,7 +58,7 @@ def start(train_dir, max_steps=runs.ENDLESS):
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         options = OPTIONS | dict(train_dir=str(train_dir), max_steps=max_steps)
-        train(soak_workload.WORKLOAD, runs.Config(**options), [LogStart()])
+        train(soak_workload.WORKLOAD, jobs.Config(**options), [LogStart()])
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -121,7 +121,7 @@ class Faults:
         if kind == "list" and indices:
             (self._train_dir / "checkpoint").write_bytes(self._draw.randbytes(self._draw.randrange(60)))
         elif kind == "leftovers":
-            (self._train_dir / f"model.ckpt-{runs.ENDLESS}.data-00000-of-00001").write_bytes(b"half")
+            (self._train_dir / f"model.ckpt-{jobs.ENDLESS}.data-00000-of-00001").write_bytes(b"half")
         elif len(indices) < 3:
             return
         else:
@@ -199,10 +199,10 @@ def let_train(draw, process, began, log, faults):
 
 def mismatches(folder, other, steps):
     """How many variables and metrics of two runs differ in any bit."""
-    one, two = runs.variables(folder, steps), runs.variables(other, steps)
+    one, two = jobs.variables(folder, steps), jobs.variables(other, steps)
     differing = [name for name in one.keys() | two.keys() if not np.array_equal(one.get(name), two.get(name))]
-    logged = {record["step"]: record for record in runs.metrics_but_times(other)}
-    records = runs.metrics_but_times(folder)
+    logged = {record["step"]: record for record in jobs.metrics_but_times(other)}
+    records = jobs.metrics_but_times(folder)
     doubled = len(records) - len({record["step"] for record in records})
     return len(differing) + doubled + sum(record != logged.get(record["step"]) for record in records)
 

@@ -6,22 +6,22 @@ import signal
 import subprocess
 import sys
 
+import jobs
 import pytest
-import runs
 import yaml
 
-from tower_train import command_line
 from tower_train.config import Config
+from tower_train.options import command_line
 
-LOCAL_CLUSTER = runs.ROOT / "scripts" / "local_cluster.py"
-TFJOB = runs.ROOT / "scripts" / "k8s" / "tfjob.yaml"
-SBATCH = runs.ROOT / "scripts" / "slurm" / "tower_train.sbatch"
+LOCAL_CLUSTER = jobs.ROOT / "scripts" / "local_cluster.py"
+TFJOB = jobs.ROOT / "scripts" / "k8s" / "tfjob.yaml"
+SBATCH = jobs.ROOT / "scripts" / "slurm" / "tower_train.sbatch"
 
 
 def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path):
-    words = runs.flags(workload="norm_workload", train_dir=tmp_path, max_steps=runs.ENDLESS, batch_size=4, num_gpus=2)
+    words = jobs.flags(workload="norm_workload", train_dir=tmp_path, max_steps=jobs.ENDLESS, batch_size=4, num_gpus=2)
     with subprocess.Popen(
-        [sys.executable, LOCAL_CLUSTER, "--workers=2", *words], env=runs.environment(runs.TESTS), text=True,
+        [sys.executable, LOCAL_CLUSTER, "--workers=2", *words], env=jobs.environment(jobs.TESTS), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         lines = []
@@ -29,7 +29,7 @@ def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path)
             lines.append(line)
             if ": step 20, loss" in line:
                 process.send_signal(signal.SIGINT)
-        assert process.wait(runs.WAIT_SECS) == 130, lines
+        assert process.wait(jobs.WAIT_SECS) == 130, lines
     assert all(re.match(r"\[worker [01]\] ", line) for line in lines)
     assert any("batch:    16 examples a step (2 x 4 on each of 2 workers)" in line for line in lines)
     assert any(line.startswith("[worker 1] worker 1 (localhost:") for line in lines)

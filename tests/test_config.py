@@ -5,9 +5,9 @@ import pathlib
 
 import pytest
 
-from tower_train import options
 from tower_train.config import Config, EvaluateOptions
 from tower_train.errors import ConfigError
+from tower_train.options import declare
 
 OPTIONS = {field.name: field for field in [*dataclasses.fields(Config), *dataclasses.fields(EvaluateOptions)]}
 
@@ -160,10 +160,10 @@ def test_every_option_is_described_and_its_default_is_allowed(name):
     field = OPTIONS[name]
     assert field.metadata["help"] and field.metadata["group"]
     assert field.metadata["resume"] in ("same", "note", "free")
-    assert options.kind_of(field) in (bool, int, float, str, tuple)
+    assert declare.kind_of(field) in (bool, int, float, str, tuple)
     if field.default is not None:
         text = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
-        assert options.parse(field, text) == field.default
+        assert declare.parse(field, text) == field.default
 
 
 def test_options_cannot_be_changed_afterwards():
@@ -187,7 +187,7 @@ def test_options_cannot_be_changed_afterwards():
     ],
 )
 def test_text_becomes_a_value(name, text, value):
-    parsed = options.parse(OPTIONS[name], text)
+    parsed = declare.parse(OPTIONS[name], text)
     assert parsed == value and type(parsed) is type(value)
 
 
@@ -198,5 +198,5 @@ def test_text_becomes_a_value(name, text, value):
 )  # fmt: skip
 def test_text_that_is_no_value_is_refused_as_it_was_given(name, text):
     with pytest.raises(ConfigError) as error:
-        options.parse(OPTIONS[name], text)
-    assert str(error.value) == f"--{name}={text}: it must be {options.allowed(OPTIONS[name])}."
+        declare.parse(OPTIONS[name], text)
+    assert str(error.value) == f"--{name}={text}: it must be {declare.allowed(OPTIONS[name])}."

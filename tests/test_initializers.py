@@ -6,9 +6,9 @@ import sys
 import types
 
 import element_workloads
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import toy_workload
 import trainings
@@ -16,7 +16,8 @@ import trainings
 import tower_train
 from tower_train import Config, Examples, Workload, initializers
 from tower_train.config import EvaluateOptions, ExportOptions
-from tower_train.run import serving, sessions
+from tower_train.inference import serving
+from tower_train.run import sessions
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -93,8 +94,8 @@ one_thread = dict(num_gpus=1, intra_op_threads=1, inter_op_threads=1)
 print(*trainings.train(Workload("one", None, None, inference_for=inference_for), examples, 1, **one_thread))
 """
     found = subprocess.run(
-        [sys.executable, "-c", program], env=runs.environment(runs.TESTS), capture_output=True, text=True,
-        timeout=runs.WAIT_SECS,
+        [sys.executable, "-c", program], env=jobs.environment(jobs.TESTS), capture_output=True, text=True,
+        timeout=jobs.WAIT_SECS,
     )  # fmt: skip
     assert found.returncode == 0 and "center" in found.stdout, found.stderr
 
@@ -109,7 +110,7 @@ def test_two_towers_match_one(workload):
 
 def test_nothing_is_computed_to_evaluate_export_or_resume(workload, calls, tmp_path):
     """And the SavedModel holds no Python function."""
-    options = runs.TOY | dict(save_every_steps=5, eval_every_steps=5, train_dir=str(tmp_path / "run"))
+    options = jobs.TOY | dict(save_every_steps=5, eval_every_steps=5, train_dir=str(tmp_path / "run"))
     tower_train.train(workload, Config(max_steps=5, **options))
     assert len(calls) == 1
     tower_train.train(workload, Config(max_steps=10, **options))
@@ -119,19 +120,19 @@ def test_nothing_is_computed_to_evaluate_export_or_resume(workload, calls, tmp_p
     assert len(calls) == 1
     assert b"PyFunc" not in (tmp_path / "model" / "saved_model.pb").read_bytes()
     tower_train.train(workload, Config(max_steps=10, **(options | dict(train_dir=str(tmp_path / "whole")))))
-    runs.assert_identical(runs.variables(tmp_path / "run"), runs.variables(tmp_path / "whole"))
+    jobs.assert_identical(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "whole"))
 
 
 def test_what_a_checkpoint_lacks_begins_with_it(workload, calls, tmp_path):
     """Only that: the rest is restored."""
-    options = runs.TOY | dict(train_dir=str(tmp_path), override=True, learning_rate=1e-30)
+    options = jobs.TOY | dict(train_dir=str(tmp_path), override=True, learning_rate=1e-30)
     plain = dataclasses.replace(toy_workload.WORKLOAD, name="centred")
     tower_train.train(plain, Config(max_steps=5, **options))
-    before = runs.variables(tmp_path)
+    before = jobs.variables(tmp_path)
     assert not calls
     tower_train.train(workload, Config(max_steps=6, **options))
     assert len(calls) == 1
-    after, (_, (features, _)) = runs.variables(tmp_path), toy_arrays()
+    after, (_, (features, _)) = jobs.variables(tmp_path), toy_arrays()
     np.testing.assert_array_equal(after["center"], features[:COUNT].mean(axis=0))
     np.testing.assert_array_equal(after["hidden/weights"], before["hidden/weights"])
 

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 
+import jobs
 import pytest
-import runs
 import toy_workload
 
 from cifar10 import generated
-from tower_train import Config, EvaluateOptions, __main__, command_line, evaluate_run, train
+from tower_train import Config, EvaluateOptions, __main__, evaluate_run, train
+from tower_train.options import command_line
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def assert_one_line(status, stdout, stderr, *parts):
 def test_a_mistake_is_one_line_that_names_it_and_leaves_nothing_behind(word, parts, main, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert_one_line(*main(word), *parts)
-    assert runs.contents(tmp_path) == {}
+    assert jobs.contents(tmp_path) == {}
 
 
 def test_a_data_set_that_the_workload_does_not_have_is_refused(main, tmp_path):
@@ -105,23 +106,23 @@ def mislabel(path):
 )
 def test_a_damaged_data_file_is_one_line_and_stays_as_it_is(damage, parts, main, data_dir, tmp_path):
     damage(data_dir / "data_batch_2.bin")
-    before = runs.contents(data_dir)
+    before = jobs.contents(data_dir)
     assert_one_line(*main(f"--data_dir={data_dir}", f"--train_dir={tmp_path / 'run'}"), *parts)
-    assert runs.contents(data_dir) == before
-    assert runs.contents(tmp_path / "run") == {}
+    assert jobs.contents(data_dir) == before
+    assert jobs.contents(tmp_path / "run") == {}
 
 
 def test_damaged_test_data_is_one_line_where_it_is_first_needed(main, data_dir, tmp_path):
     cut(data_dir / "test_batch.bin")
-    words = runs.flags(data_dir=data_dir, train_dir=tmp_path / "run", max_steps=2, batch_size=8, eval_every_steps=1)
+    words = jobs.flags(data_dir=data_dir, train_dir=tmp_path / "run", max_steps=2, batch_size=8, eval_every_steps=1)
     status, _, stderr = main(*words)
     assert status == 2
     assert re.fullmatch(r"tower_train: error: \S*test_batch.bin: record 3 .+\n", stderr), stderr
-    assert runs.saved_steps(tmp_path / "run") == [1]
+    assert jobs.saved_steps(tmp_path / "run") == [1]
 
 
 def test_a_loss_that_is_not_finite_is_one_line_and_status_3(main, tmp_path):
-    status, _, stderr = main(*runs.toy_flags(tmp_path, learning_rate=1e30))
+    status, _, stderr = main(*jobs.toy_flags(tmp_path, learning_rate=1e30))
     assert status == 3
     assert re.fullmatch(r"tower_train: error: not finite at step \d+: tower_0: .+\n", stderr), stderr
 
@@ -140,11 +141,11 @@ def test_a_module_in_the_current_directory_trains_by_its_name_and_is_evaluated_b
     source = inspect.getsource(toy_workload)
     assert source.count("\n") < 40
     (tmp_path / "my_workload.py").write_text(source)
-    environment = runs.environment()  # which does not name tests/
+    environment = jobs.environment()  # which does not name tests/
 
     def run(words, shell=False):
         return subprocess.run(
-            words, shell=shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=runs.WAIT_SECS
+            words, shell=shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=jobs.WAIT_SECS
         )
 
     words = ["--workload=my_workload", "--num_gpus=2", "--batch_size=16", "--max_steps=200", "--learning_rate=0.05"]
@@ -160,7 +161,7 @@ def test_a_module_in_the_current_directory_trains_by_its_name_and_is_evaluated_b
     lines = evaluated.stdout.splitlines()
     assert lines[0] == "step 200: 50 examples of toy test, moving averages"
     precision = float(re.match(r"precision @ 1 = (0\.\d{3}) \(95 % interval 0\.\d{3} to \d\.\d{3}\)$", lines[1])[1])
-    assert precision == runs.read_json(train_dir, "result.json")["evaluation"]["metrics"]["precision @ 1"]["mean"]
+    assert precision == jobs.read_json(train_dir, "result.json")["evaluation"]["metrics"]["precision @ 1"]["mean"]
     assert "steps:    0 to 200 (66.7 epochs)" in trained.stdout
 
 
@@ -171,7 +172,7 @@ def test_drawn_images_are_told_apart_from_cifar10_and_stay_with_the_run(tmp_path
     )
     result = train("cifar10", Config(dataset="generated", max_steps=2, **options))
     assert "NOT CIFAR-10" in result.notice
-    assert runs.read_json(tmp_path / "run", "result.json")["notice"] == result.notice
+    assert jobs.read_json(tmp_path / "run", "result.json")["notice"] == result.notice
     assert capsys.readouterr().out.count(result.notice) == 2  # among the first lines and among the last
     # Neither a resume nor an evaluation needs to be told again which images they are.
     assert train("cifar10", Config(max_steps=4, **options)).step == 4

@@ -1,7 +1,7 @@
 """The plan's numbers against its formulas by hand."""
 
+import jobs
 import pytest
-import runs
 
 from tower_train import plan
 
@@ -31,7 +31,7 @@ def test_a_step_takes_what_its_messages_take(mode, towers, workers, local_secs, 
 
 
 def test_the_command_tabulates_up_to_1024_towers_and_names_the_better_mode():
-    process = runs.command("tower_train.plan", "--params=25.6e6", "--flops=12e9", "--towers=8", "--workers=128")
+    process = jobs.command("tower_train.plan", "--params=25.6e6", "--flops=12e9", "--towers=8", "--workers=128")
     assert process.returncode == 0, process.stderr
     rows = [line.split() for line in process.stdout.splitlines()[2:]]
     assert [(int(row[0]), int(row[1])) for row in rows] == [(2**i, max(1, 2**i // 8)) for i in range(11)]

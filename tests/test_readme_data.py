@@ -3,14 +3,14 @@
 import re
 import types
 
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 
 from tower_train import Config, EvaluateOptions, Workload, evaluate_run, train
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (runs.ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", (jobs.ROOT / "README.md").read_text(), re.DOTALL)
 WAYS = {"arrays": "Examples.from_arrays", "by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_data"}
 CONFIG = dict(num_gpus=2, batch_size=16, optimizer="adam", learning_rate=0.01, summary_every_steps=0)
 
@@ -51,10 +51,10 @@ def test_the_readmes_example_trains_resumes_and_is_evaluated(marker, files, tmp_
         for max_steps in steps:
             train(workload, Config(train_dir=str(tmp_path / name), max_steps=max_steps, **CONFIG))
     whole, resumed = [
-        {name: value for name, value in runs.variables(tmp_path / run).items() if not name.startswith("iterator")}
+        {name: value for name, value in jobs.variables(tmp_path / run).items() if not name.startswith("iterator")}
         for run in ("whole", "resumed")
     ]
-    runs.assert_identical(resumed, whole)
+    jobs.assert_identical(resumed, whole)
     [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path / "whole")), workload)
     assert found.num_examples == (3000 if marker == "Examples.from_arrays" else 300)
     assert found.metrics["precision @ 1"].mean > 0.4

@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import sys
 
+import jobs
 import pytest
-import runs
 
-FILES = [path for folder in (".ci", "scripts") for path in (runs.ROOT / folder).iterdir() if path.is_file()]
+FILES = [path for folder in (".ci", "scripts") for path in (jobs.ROOT / folder).iterdir() if path.is_file()]
 SCRIPTS = [path for path in FILES if path.suffix in ("", ".sh")]
 
 # Stands in for pip, which would need a network: notes its arguments and does what an editable install does.
@@ -47,8 +47,8 @@ def tree(tmp_path):
     """A copy of what the scripts need of this repository, in a directory whose name has spaces."""
     root = tmp_path / "my copy of it"
     for folder in ("scripts", "tower_train", "cifar10"):
-        shutil.copytree(runs.ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(runs.ROOT / "setup.py", root)
+        shutil.copytree(jobs.ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(jobs.ROOT / "setup.py", root)
     return root
 
 
@@ -56,7 +56,7 @@ def run_script(tree, *words, script="train", **variables):
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHON")}
     return subprocess.run(
         [shutil.which("bash"), str(tree / "scripts" / script), *words], cwd=tree.parent, env=kept | variables,
-        capture_output=True, text=True, timeout=runs.WAIT_SECS,
+        capture_output=True, text=True, timeout=jobs.WAIT_SECS,
     )  # fmt: skip
 
 
@@ -132,8 +132,8 @@ def test_a_machine_without_a_python_that_fits_is_told_so(too_old, tree, tmp_path
 
 def test_the_checks_of_the_code_pass_where_there_are_runs(tree):
     """Training makes a folder whose name is that of a module of the tests."""
-    shutil.copy(runs.ROOT / "pyproject.toml", tree)
-    shutil.copytree(runs.TESTS, tree / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(jobs.ROOT / "pyproject.toml", tree)
+    shutil.copytree(jobs.TESTS, tree / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     (tree / "runs").mkdir()
     checked = subprocess.run([sys.executable, "-m", "ruff", "check", "."], cwd=tree, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout[-500:] + checked.stderr

@@ -4,14 +4,14 @@ import dataclasses
 import json
 import pathlib
 
+import jobs
 import pytest
-import runs
 
 import cifar10
 import tower_train
-from tower_train import command_line, errors
+from tower_train import errors
 from tower_train.config import Config
-from tower_train.options import DATA, Options, option
+from tower_train.options import DATA, Options, command_line, option
 from tower_train.workload import Workload
 
 MODULE = '''
@@ -180,10 +180,10 @@ def test_options_by_name_in_python():
 def run(modules, tmp_path_factory):
     """A run with --shift=2 that was stopped at step 10, and what its command printed."""
     directory = tmp_path_factory.mktemp("run") / "run"
-    words = runs.flags(workload="optional_toy", train_dir=directory, num_gpus=2, max_steps=10, shift=2.0)
+    words = jobs.flags(workload="optional_toy", train_dir=directory, num_gpus=2, max_steps=10, shift=2.0)
     environment = pytest.MonkeyPatch()
     environment.setenv("PYTHONPATH", str(modules))
-    done = runs.command("tower_train", *words)
+    done = jobs.command("tower_train", *words)
     environment.undo()
     assert done.returncode == 0, done.stderr
     return pathlib.Path(directory)

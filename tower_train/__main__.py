@@ -3,7 +3,8 @@
 import signal
 import sys
 
-from tower_train import command_line, errors
+from tower_train import errors
+from tower_train.options import command_line
 
 USAGE = """
 Trains a network with one replica (tower) per GPU: python -m tower_train --num_gpus=N [options]

@@ -1,7 +1,7 @@
 """python -m tower_train.benchmark: this trainer, what could be used instead, and what the machine can do."""
 
-from tower_train import command_line
 from tower_train.bench.options import BenchmarkOptions
+from tower_train.options import command_line
 
 USAGE = """
 Measures tower_train side by side with its rivals and with this machine's rate of matrix products, each in a process of

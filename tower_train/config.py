@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
-from tower_train import errors, rules
-from tower_train.options import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option
+from tower_train import errors
+from tower_train.options import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option, rules
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """python -m tower_train.evaluate: the precision of a run's checkpoints on the test examples."""
 
-from tower_train import command_line
 from tower_train.config import EvaluateOptions
+from tower_train.options import command_line
 
 USAGE = """
 Counts every test example once, on a run's newest checkpoint: python -m tower_train.evaluate --train_dir=DIR [options]
@@ -14,7 +14,8 @@ Exit status: 0 done, 2 an option or a file is wrong.
 def main(argv) -> int:
     options = command_line.parse(argv, EvaluateOptions, USAGE)
     command_line.import_tensorflow(talkative=options.log_device_placement)
-    from tower_train.run import evaluate_run, report
+    from tower_train.inference import evaluate_run
+    from tower_train.run import report
 
     for found in evaluate_run.evaluate_run(options):
         lines = report.evaluation_lines(found)

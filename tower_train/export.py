@@ -2,8 +2,8 @@
 
 import pathlib
 
-from tower_train import command_line
 from tower_train.config import ExportOptions
+from tower_train.options import command_line
 
 USAGE = """
 Writes a run's newest network as a SavedModel: python -m tower_train.export --train_dir=DIR [options]
@@ -19,7 +19,7 @@ def main(argv) -> int:
     command_line.import_tensorflow()
     import tensorflow as tf
 
-    from tower_train.run import serving
+    from tower_train.inference import serving
 
     tf.get_logger().setLevel("ERROR")  # its own functions for writing a SavedModel from a graph warn of each other
     folder = pathlib.Path(options.export_dir or pathlib.Path(options.train_dir) / "export")

@@ -4,8 +4,8 @@ import dataclasses
 import keyword
 import pathlib
 
-from tower_train import command_line, errors
-from tower_train.options import Options
+from tower_train import errors
+from tower_train.options import Options, command_line
 
 USAGE = """
 Writes NAME.py, a workload that trains at once, to be changed: python -m tower_train.new_workload NAME

@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from tower_train import command_line
-from tower_train.options import MACHINES, TOWERS, TRAINING, Options, option
+from tower_train.options import MACHINES, TOWERS, TRAINING, Options, command_line, option
 
 USAGE = """
 Predicts how well a training uses more towers: python -m tower_train.plan --params=25.6e6 --flops=12e9 [options]

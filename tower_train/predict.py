@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from tower_train import command_line, errors
+from tower_train import errors
 from tower_train.config import PredictOptions
+from tower_train.options import command_line
 
 USAGE = """
 Prints the most probable classes of images: python -m tower_train.predict --train_dir=DIR [options] image.jpg ...
@@ -18,7 +19,7 @@ def main(argv) -> int:
         raise errors.ConfigError("No image is named. Give JPEG or PNG files after the options.")
     contents = [_read(path) for path in paths]
     command_line.import_tensorflow()
-    from tower_train.run import serving
+    from tower_train.inference import serving
 
     built, session = serving.open_run(options)
     if built.files is None:

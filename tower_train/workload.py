@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tower_train import config, errors, rules
+from tower_train import config, errors
 from tower_train.examples import DataRequest, Examples, Tensors
-from tower_train.options import Options
+from tower_train.options import Options, rules
 
 
 class Draws(Protocol):

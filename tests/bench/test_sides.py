@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
+import jobs
 import pytest
-import runs
 import tensorflow as tf
 import toy_workload
 
@@ -14,9 +14,9 @@ from tower_train.bench import sides
 
 def test_an_unguarded_run_is_the_same_as_long_as_all_is_finite(tmp_path):
     with sides._unguarded():
-        runs.train_toy(tmp_path / "unguarded", max_steps=3)
-    runs.train_toy(tmp_path / "guarded", max_steps=3)
-    runs.assert_identical(runs.variables(tmp_path / "unguarded"), runs.variables(tmp_path / "guarded"))
+        jobs.train_toy(tmp_path / "unguarded", max_steps=3)
+    jobs.train_toy(tmp_path / "guarded", max_steps=3)
+    jobs.assert_identical(jobs.variables(tmp_path / "unguarded"), jobs.variables(tmp_path / "guarded"))
 
 
 def test_an_unguarded_run_takes_what_is_not_finite(tmp_path):
@@ -27,4 +27,4 @@ def test_an_unguarded_run_takes_what_is_not_finite(tmp_path):
         sides._unguarded(),
         pytest.raises(errors.NonFiniteError, match="not finite after step 1: .* in hidden/weights"),
     ):
-        runs.train_toy(tmp_path, workload=workload, max_steps=1, summary_every_steps=0)
+        jobs.train_toy(tmp_path, workload=workload, max_steps=1, summary_every_steps=0)

@@ -3,9 +3,9 @@
 import functools
 import signal
 
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import trainings
 
@@ -137,18 +137,18 @@ def test_the_whitening_layer_and_later_its_biases_stay(examples):
 
 def test_a_killed_run_ends_as_one_that_was_not(cifar10_dir, tmp_path):
     def words(name):
-        return runs.flags(
+        return jobs.flags(
             recipe="cifar10_94", data_dir=cifar10_dir, dataset="cifar10", num_gpus=2, batch_size=1, max_steps=9,
             train_dir=tmp_path / name, save_every_steps=3, check_data=False, summary_every_steps=0, device="cpu",
             eval_at_end=False,
         )  # fmt: skip
 
-    whole = runs.command("tower_train", *words("whole"))
+    whole = jobs.command("tower_train", *words("whole"))
     assert whole.returncode == 0, whole.stderr
-    with runs.Trainer(*words("killed")) as trainer:
-        trainer.wait_until(lambda: runs.saved_step(tmp_path / "killed") >= 3)
+    with jobs.Trainer(*words("killed")) as trainer:
+        trainer.wait_until(lambda: jobs.saved_step(tmp_path / "killed") >= 3)
         trainer.end_by(signal.SIGKILL)
-    assert runs.saved_step(tmp_path / "killed") < 9
-    resumed = runs.command("tower_train", *words("killed"))
+    assert jobs.saved_step(tmp_path / "killed") < 9
+    resumed = jobs.command("tower_train", *words("killed"))
     assert resumed.returncode == 0 and "resumed at step" in resumed.stdout, resumed.stdout + resumed.stderr
-    runs.assert_identical(runs.variables(tmp_path / "killed"), runs.variables(tmp_path / "whole"))
+    jobs.assert_identical(jobs.variables(tmp_path / "killed"), jobs.variables(tmp_path / "whole"))

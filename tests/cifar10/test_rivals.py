@@ -14,7 +14,7 @@ import cifar10
 from cifar10 import records, rivals
 from cifar10.rivals import folders, keras_networks, port
 from tower_train.bench import flops
-from tower_train.run import ports
+from tower_train.cluster import ports
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1

@@ -3,9 +3,9 @@
 import dataclasses
 
 import element_workloads
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import toy_workload
 
@@ -154,11 +154,11 @@ def workload(folder):
 
 def test_a_run_on_records_is_the_run_on_their_arrays_also_when_resumed_with_other_towers(workload, tmp_path):
     options = dict(dtype="float64", seed=3, learning_rate=0.001)
-    runs.train_toy(tmp_path / "arrays", max_steps=30, **options)
-    runs.train_toy(tmp_path / "run", workload=workload, max_steps=17, **options)
-    runs.train_toy(tmp_path / "run", workload=workload, max_steps=30, num_gpus=4, batch_size=4, **options)
-    expected = runs.variables(tmp_path / "arrays")
-    found = runs.variables(tmp_path / "run")
+    jobs.train_toy(tmp_path / "arrays", max_steps=30, **options)
+    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=17, **options)
+    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=30, num_gpus=4, batch_size=4, **options)
+    expected = jobs.variables(tmp_path / "arrays")
+    found = jobs.variables(tmp_path / "run")
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
@@ -179,7 +179,7 @@ def test_a_file_that_changes_during_a_run_is_named_in_one_line(change, workload,
         return found
 
     with pytest.raises(errors.DataError) as error:
-        runs.train_toy(tmp_path / "run", workload=dataclasses.replace(workload, examples=examples), max_steps=50)
+        jobs.train_toy(tmp_path / "run", workload=dataclasses.replace(workload, examples=examples), max_steps=50)
     message = str(error.value)
     assert "\n" not in message and message.startswith(f"records: the input failed: {path}: ")
     if change == "gone":

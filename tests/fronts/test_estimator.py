@@ -3,9 +3,9 @@
 import os
 import pathlib
 
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 
 from tower_train import errors, layers
@@ -140,9 +140,9 @@ class TestTraining:
 
     def test_the_reported_loss_is_the_mean_over_towers(self, tmp_path):
         make(tmp_path, 3, save_summary_steps=1).train(input_fn, steps=1)
-        [event] = runs.events(tmp_path).Scalars("loss")
+        [event] = jobs.events(tmp_path).Scalars("loss")
         assert event.value == pytest.approx(np.mean(Y[: 3 * BATCH] ** 2))
-        assert runs.events(tmp_path).Tags()["scalars"] == ["loss"]
+        assert jobs.events(tmp_path).Tags()["scalars"] == ["loss"]
 
     def test_large_arrays_of_the_input_do_not_get_into_the_files(self, tmp_path):
         large = np.tile(X, [1000, 1])  # 1.1 MB
@@ -156,7 +156,7 @@ class TestTraining:
 
     def test_checkpoints_are_kept_as_configured(self, tmp_path):
         make(tmp_path, save_checkpoints_steps=2, keep_checkpoint_max=3).train(input_fn)
-        assert runs.saved_steps(tmp_path) == [8, 10, 12]
+        assert jobs.saved_steps(tmp_path) == [8, 10, 12]
 
     def test_params_and_config_reach_model_fn_and_input_fn(self, tmp_path):
         def with_config(features, labels, mode, params, config):
@@ -278,7 +278,7 @@ class TestEvaluateAndPredict:
         assert found["mae"] == pytest.approx(np.abs(self.errors_of()).mean(), abs=1e-6)
         assert found["loss"] == pytest.approx(np.mean([batch.mean() for batch in by_batch]), abs=1e-6)
         assert found["global_step"] == 6
-        [event] = runs.events(pathlib.Path(trained.model_dir, "eval_test")).Scalars("mae")
+        [event] = jobs.events(pathlib.Path(trained.model_dir, "eval_test")).Scalars("mae")
         assert (event.step, event.value) == (6, pytest.approx(found["mae"]))
 
     def test_steps_bound_an_evaluation(self, trained):
@@ -336,7 +336,7 @@ class TestTrainAndEvaluate:
             tf_estimator.EvalSpec(input_fn, steps=None, exporters=exporters, throttle_secs=0),
         )
         assert result["global_step"] == 8
-        assert [event.step for event in runs.events(tmp_path / "eval").Scalars("mae")] == [4, 8]
+        assert [event.step for event in jobs.events(tmp_path / "eval").Scalars("mae")] == [4, 8]
         assert [len(list((tmp_path / "export" / name).iterdir())) for name in ("latest", "final")] == [1, 1]
         assert exported[1].decode() == str(next((tmp_path / "export" / "final").iterdir()))
         assert len(better) == 1 and (exported[2] is not None) == (better[0][1] < better[0][0])

@@ -7,10 +7,10 @@ import sys
 import textwrap
 import zipfile
 
+import jobs
 import keras
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 
 import tower_train
@@ -309,7 +309,7 @@ class TestUse:
         assert history.history["learning_rate"] == pytest.approx(rates[:2])
         rows = list(csv.DictReader(open(tmp_path / "log.csv")))
         assert [float(row["val_loss"]) for row in rows] == pytest.approx(history.history["val_loss"])
-        assert runs.events(tmp_path / "events" / "train").Tags()["tensors"]
+        assert jobs.events(tmp_path / "events" / "train").Tags()["tensors"]
         for epoch, weights in enumerate(seen, start=1):
             saved = keras.models.load_model(tmp_path / f"{epoch}.keras")
             for found, expected in zip(saved.get_weights(), weights, strict=True):
@@ -383,8 +383,8 @@ def test_towers_compute_on_their_devices_and_weights_stay_on_the_cpu():
         print({variable.value.device for variable in model.variables + parallel.optimizer.variables})
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env=runs.environment(), capture_output=True, text=True,
-        timeout=runs.WAIT_SECS,
+        [sys.executable, "-c", textwrap.dedent(program)], env=jobs.environment(), capture_output=True, text=True,
+        timeout=jobs.WAIT_SECS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     *products, variables = done.stdout.splitlines()

@@ -1,15 +1,15 @@
 """layers.learning: rates of single variables, for every optimizer and way to update, against numpy."""
 
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import toy_workload
 import trainings
 
 from tower_train import errors, layers
 from tower_train.config import ExportOptions
-from tower_train.run import serving
+from tower_train.inference import serving
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -143,10 +143,10 @@ def test_all_that_optimizers_keep_is_named_as_without_marks():
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     options = dict(workload=WORKLOAD, num_gpus=2, batch_size=4, dtype="float64", optimizer="adam")
-    runs.train_toy(tmp_path / "whole", max_steps=STEPS, **options)
+    jobs.train_toy(tmp_path / "whole", max_steps=STEPS, **options)
     for max_steps in (4, STEPS):
-        runs.train_toy(tmp_path / "parts", max_steps=max_steps, **options)
-    runs.assert_identical(runs.variables(tmp_path / "parts"), runs.variables(tmp_path / "whole"))
+        jobs.train_toy(tmp_path / "parts", max_steps=max_steps, **options)
+    jobs.assert_identical(jobs.variables(tmp_path / "parts"), jobs.variables(tmp_path / "whole"))
 
 
 def test_a_network_with_marks_is_exported(tmp_path, caplog):
@@ -155,7 +155,7 @@ def test_a_network_with_marks_is_exported(tmp_path, caplog):
             return toy_workload.network(features, training)
 
     workload, options = Workload("marked", toy_workload.load, inference), ExportOptions(train_dir=str(tmp_path / "run"))
-    runs.train_toy(options.train_dir, workload=workload, max_steps=2)
+    jobs.train_toy(options.train_dir, workload=workload, max_steps=2)
     with caplog.at_level("WARNING"):
         serving.export(options, tmp_path / "export", workload)
     assert not [record for record in caplog.records if "serializing" in record.getMessage()]

@@ -1,8 +1,8 @@
 """Lookahead against numpy, through restarts, on several towers and with mirrored variables."""
 
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import trainings
 
@@ -131,34 +131,34 @@ class StopAfter(v1.train.SessionRunHook):
 
 
 def run(train_dir, hooks=(), **options):
-    return runs.train_toy(train_dir, hooks, WORKLOAD, **(OPTIONS | dict(num_gpus=1, batch_size=BATCH) | options))
+    return jobs.train_toy(train_dir, hooks, WORKLOAD, **(OPTIONS | dict(num_gpus=1, batch_size=BATCH) | options))
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     run(tmp_path / "whole", max_steps=11)
     for steps in (2, 3, 99):  # ends before the first update, and between two
         run(tmp_path / "parts", [StopAfter(steps)], max_steps=11)
-    whole, parts = (runs.variables(tmp_path / name) for name in ("whole", "parts"))
+    whole, parts = (jobs.variables(tmp_path / name) for name in ("whole", "parts"))
     assert whole["lookahead/updates"] == 4
-    runs.assert_identical(parts, whole)
+    jobs.assert_identical(parts, whole)
 
 
 def test_a_run_that_is_given_more_steps_goes_on_from_its_slow_weights(tmp_path):
     run(tmp_path, max_steps=4)
-    ended = runs.variables(tmp_path)
+    ended = jobs.variables(tmp_path)
     run(tmp_path, max_steps=5)  # not one of the regular updates: the new last step ends at the slow weights again
-    longer = runs.variables(tmp_path)
+    longer = jobs.variables(tmp_path)
     for name in AHEAD:
-        runs.assert_identical({"": longer[name]}, {"": ended[name]})
+        jobs.assert_identical({"": longer[name]}, {"": ended[name]})
     assert not np.array_equal(longer["kernel/Momentum"], ended["kernel/Momentum"])
 
 
 def test_a_run_that_begins_with_it_later_has_no_slow_weights_from_before(tmp_path):
     """Variables that are initialised afresh are no slow weights to go back to."""
     run(tmp_path, max_steps=4, lookahead_every_steps=0, lookahead_decay=0.5, lookahead_ramp=0.0)
-    before = runs.variables(tmp_path)
+    before = jobs.variables(tmp_path)
     run(tmp_path, max_steps=9, override=True, learning_rate=1e-12)
-    after = runs.variables(tmp_path)
+    after = jobs.variables(tmp_path)
     assert "lookahead/updates" not in before and after["lookahead/updates"] == 2
     np.testing.assert_allclose(after["kernel"], before["kernel"], atol=1e-9)
 

@@ -3,9 +3,9 @@
 import dataclasses
 
 import element_workloads
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import toy_workload
 
@@ -108,16 +108,16 @@ def test_a_new_run_tells_and_a_resumed_one_does_not(tmp_path, capsys):
         toy_workload.WORKLOAD, examples=lambda request: arrays(labels=LABELS % 2, names=toy_workload.CLASSES)
     )
     for max_steps, told in ((5, 1), (10, 0)):
-        runs.train_toy(tmp_path / "run", workload=workload, max_steps=max_steps, check_data=True)
+        jobs.train_toy(tmp_path / "run", workload=workload, max_steps=max_steps, check_data=True)
         assert capsys.readouterr().out.count("*** mine: no example is of class three") == told
-    runs.train_toy(tmp_path / "another", workload=workload, max_steps=5, check_data=False)
+    jobs.train_toy(tmp_path / "another", workload=workload, max_steps=5, check_data=False)
     assert "no example" not in capsys.readouterr().out
 
 
 def test_what_fails_at_the_look_is_one_line(tmp_path):
     workload = element_workloads.workload(element_workloads.failing)
     with pytest.raises(errors.DataError, match="failing train: the input failed: assertion failed: .*no such row"):
-        runs.train_toy(tmp_path, workload=workload, max_steps=2, check_data=True)
+        jobs.train_toy(tmp_path, workload=workload, max_steps=2, check_data=True)
     nothing = tf_data.examples("none", lambda: tf.data.Dataset.from_tensor_slices(([1.0], [0])).skip(1), 1, NAMES)
     with pytest.raises(errors.DataError, match="none: its dataset gives no examples"):
         data_check.warnings(toy_workload.WORKLOAD, nothing)

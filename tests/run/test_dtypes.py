@@ -1,11 +1,12 @@
 """--dtype=auto takes bfloat16 where there are instructions for it, says why, and stays with it."""
 
+import jobs
 import pytest
-import runs
 
 from tower_train import Config, EvaluateOptions, evaluate_run
 from tower_train.config import ExportOptions
-from tower_train.run import dtypes, serving
+from tower_train.inference import serving
+from tower_train.run import dtypes
 
 PROCESSOR = (
     "processor\t: {core}\nmodel name\t: Some avx512_bf16 processor\n{name}\t\t: fpu sse2 {flags}\nbugs\t\t: bf16\n\n"
@@ -81,12 +82,12 @@ def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(monkeypatch,
     for flags, chosen, steps in [("avx512_bf16", "bfloat16", 5), ("avx2", "float32", 10)]:
         path.write_text(cpuinfo(flags))
         alone = tmp_path / chosen
-        runs.train_toy(alone, max_steps=5, dtype="auto")
+        jobs.train_toy(alone, max_steps=5, dtype="auto")
         output = capsys.readouterr().out
         assert f"parameters, {chosen};" in output and f"\ndtype: {chosen}, since this processor has" in output
-        assert runs.read_json(alone, "run.json")["config"]["dtype"] == chosen
-        runs.train_toy(run, max_steps=steps, dtype="auto")
-        assert runs.read_json(run, "run.json")["config"]["dtype"] == "bfloat16"
+        assert jobs.read_json(alone, "run.json")["config"]["dtype"] == chosen
+        jobs.train_toy(run, max_steps=steps, dtype="auto")
+        assert jobs.read_json(run, "run.json")["config"]["dtype"] == "bfloat16"
     output = capsys.readouterr().out
     assert "\ndtype: bfloat16, as the run began" in output and "(resumed at step 5)" in output
     assert "Changed since" not in output

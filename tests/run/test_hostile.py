@@ -8,13 +8,14 @@ import re
 import sys
 
 import hypothesis
+import jobs
 import pytest
-import runs
 from hypothesis import strategies
 
 from cifar10 import records
-from tower_train import command_line, config, errors, options
-from tower_train.run import directory
+from tower_train import config, errors
+from tower_train.options import command_line, declare
+from tower_train.run_dir import directory
 
 FIELDS = list(dataclasses.fields(config.Config))
 few = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
@@ -25,7 +26,7 @@ many = hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
 @hypothesis.given(field=strategies.sampled_from(FIELDS), text=strategies.text(max_size=30))
 def test_any_text_is_a_value_or_a_config_error(field, text):
     try:
-        options.parse(field, text)
+        declare.parse(field, text)
     except errors.ConfigError as error:
         assert field.name in str(error)
 
@@ -92,7 +93,7 @@ def test_rubbish_in_the_metrics_is_dropped_and_the_steps_stay(junk, tmp_path_fac
     lines = [b'{"step": 5}', *junk, b'{"step": 10}', b'{"step": "x"}', b'{"step": 15}']
     (folder / "metrics.jsonl").write_bytes(b"\n".join(lines))
     directory.RunDirectory(folder).cut_metrics(10)
-    steps = [record["step"] for record in runs.metrics(folder)]
+    steps = [record["step"] for record in jobs.metrics(folder)]
     assert [step for step in steps if step in (5, 10, 15)] == [5, 10]
 
 
@@ -134,7 +135,7 @@ def test_a_train_dir_of_any_name_is_used_or_refused_in_one_line(name, tmp_path):
     """Nothing is written but below it."""
     path = os.fsdecode(bytes(tmp_path) + b"/" + name)
     try:
-        runs.train_toy(path, max_steps=2, summary_every_steps=0)
+        jobs.train_toy(path, max_steps=2, summary_every_steps=0)
     except errors.RunError as error:
         assert str(error).isprintable()
         assert os.listdir(bytes(tmp_path)) == []
@@ -153,7 +154,7 @@ def test_a_train_dir_that_everybody_may_write_to_is_told(tmp_path, capsys):
 
 def test_no_module_unpickles():
     """Checkpoints, arrays and JSON are read by formats that hold data only."""
-    sources = [path for folder in ("tower_train", "cifar10") for path in (runs.ROOT / folder).rglob("*.py")]
+    sources = [path for folder in ("tower_train", "cifar10") for path in (jobs.ROOT / folder).rglob("*.py")]
     assert len(sources) > 30
     for path in sources:
         assert not re.search(r"import (pickle|marshal|shelve)|allow_pickle=True|\beval\(", path.read_text()), path
@@ -165,4 +166,4 @@ def test_stdout_that_takes_nothing_does_not_end_a_run(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys, "stdout", Full())
-    assert runs.train_toy(tmp_path, max_steps=5).step == 5
+    assert jobs.train_toy(tmp_path, max_steps=5).step == 5

@@ -5,9 +5,9 @@ import shutil
 import signal
 
 import element_workloads
+import jobs
 import numpy as np
 import pytest
-import runs
 
 from tower_train import EvaluateOptions, errors, evaluate_run
 from tower_train.data import tf_data
@@ -18,13 +18,13 @@ LAST_STEP = 60
 
 def weights(train_dir, step=None):
     """All variables but the iterator's state, which also tells of buffers that are filled at their own pace."""
-    return {name: value for name, value in runs.variables(train_dir, step).items() if not name.startswith("iterator/")}
+    return {name: value for name, value in jobs.variables(train_dir, step).items() if not name.startswith("iterator/")}
 
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("whole") / "run"
-    runs.train_toy(directory, max_steps=LAST_STEP, **OPTIONS)
+    jobs.train_toy(directory, max_steps=LAST_STEP, **OPTIONS)
     return directory
 
 
@@ -32,10 +32,10 @@ def whole_run(tmp_path_factory):
 def killed_run(tmp_path_factory):
     """Killed between two saves, in the middle of the third epoch or later."""
     directory = tmp_path_factory.mktemp("killed") / "run"
-    options = OPTIONS | dict(max_steps=runs.ENDLESS, save_every_steps=15, keep_checkpoints=0)
-    words = runs.toy_flags(directory, **options)
-    with runs.Trainer(*words) as trainer:
-        trainer.wait_until(lambda: runs.saved_step(directory) >= 15)
+    options = OPTIONS | dict(max_steps=jobs.ENDLESS, save_every_steps=15, keep_checkpoints=0)
+    words = jobs.toy_flags(directory, **options)
+    with jobs.Trainer(*words) as trainer:
+        trainer.wait_until(lambda: jobs.saved_step(directory) >= 15)
         assert trainer.end_by(signal.SIGKILL) == -signal.SIGKILL
     for path in directory.glob("model.ckpt-*"):
         if not path.name.startswith("model.ckpt-15."):
@@ -52,12 +52,12 @@ TOWERS = [
 @pytest.mark.parametrize("towers", TOWERS)
 def test_a_killed_run_goes_on_as_if_nobody_had_killed_it(towers, killed_run, whole_run, tmp_path, capsys):
     shutil.copytree(killed_run, tmp_path / "run")
-    runs.train_toy(tmp_path / "run", max_steps=LAST_STEP, keep_checkpoints=0, **(OPTIONS | towers))
+    jobs.train_toy(tmp_path / "run", max_steps=LAST_STEP, keep_checkpoints=0, **(OPTIONS | towers))
     assert "(resumed at step " in capsys.readouterr().out
     found, expected = weights(tmp_path / "run"), weights(whole_run)
     assert found["global_step"] == LAST_STEP
     if towers == dict(num_gpus=2):
-        runs.assert_identical(found, expected)
+        jobs.assert_identical(found, expected)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
@@ -67,8 +67,8 @@ def test_another_global_batch_begins_the_dataset_anew_and_says_so(whole_run, tmp
     shutil.copytree(whole_run, tmp_path / "run")
     options = OPTIONS | dict(batch_size=4, max_steps=LAST_STEP + 5)
     with pytest.raises(errors.RunError, match="global batch was 16, now 8"):
-        runs.train_toy(tmp_path / "run", **options)
-    runs.train_toy(tmp_path / "run", override=True, **options)
+        jobs.train_toy(tmp_path / "run", **options)
+    jobs.train_toy(tmp_path / "run", override=True, **options)
     assert "initialised afresh: iterator/batches_of_8." in capsys.readouterr().out
 
 
@@ -95,7 +95,7 @@ def claiming(count):
 def test_evaluation_refuses_another_number_of_examples_than_claimed(count, given, tmp_path):
     """In steps of 16, of which there is one more than should be needed."""
     with pytest.raises(errors.DataError) as error:
-        runs.train_toy(tmp_path, workload=claiming(count), max_steps=10, eval_every_steps=10)
+        jobs.train_toy(tmp_path, workload=claiming(count), max_steps=10, eval_every_steps=10)
     assert str(error.value).startswith(f"test: gave {given} examples or more, where there should be {count}.")
 
 
@@ -112,13 +112,13 @@ def test_evaluation_refuses_another_number_of_examples_than_claimed(count, given
 def test_a_dataset_that_will_not_do_is_one_line(make, error_type, text, tmp_path):
     workload = element_workloads.workload(getattr(element_workloads, make))
     with pytest.raises(error_type, match=text) as error:
-        runs.train_toy(tmp_path, workload=workload, max_steps=20)
+        jobs.train_toy(tmp_path, workload=workload, max_steps=20)
     assert "\n" not in str(error.value)
 
 
 def test_a_dataset_that_is_long_enough_may_end(tmp_path):
     workload = element_workloads.workload(element_workloads.ending)
-    assert runs.train_toy(tmp_path, workload=workload, max_steps=6).stopped_by == "last step"
+    assert jobs.train_toy(tmp_path, workload=workload, max_steps=6).stopped_by == "last step"
 
 
 def test_a_dataset_made_by_other_steps_is_refused(whole_run, tmp_path):
@@ -126,9 +126,9 @@ def test_a_dataset_made_by_other_steps_is_refused(whole_run, tmp_path):
     renamed = dataclasses.replace(element_workloads.IN_ORDER, examples=lambda request: dataclasses.replace(
         element_workloads.IN_ORDER.examples(request), name=f"pipeline {request.split}"))  # fmt: skip
     with pytest.raises(errors.RunError, match="pipeline train: its dataset cannot be put where the checkpoint says"):
-        runs.train_toy(tmp_path / "run", max_steps=LAST_STEP + 5, **(OPTIONS | {"workload": renamed}))
+        jobs.train_toy(tmp_path / "run", max_steps=LAST_STEP + 5, **(OPTIONS | {"workload": renamed}))
 
 
 def test_no_batch_can_be_made_again_of_a_dataset(tmp_path):
     with pytest.raises(errors.ConfigError, match="--dump_bad_batch: in_order train comes in an order of its own"):
-        runs.train_toy(tmp_path, workload=element_workloads.IN_ORDER, max_steps=5, dump_bad_batch=True)
+        jobs.train_toy(tmp_path, workload=element_workloads.IN_ORDER, max_steps=5, dump_bad_batch=True)

@@ -4,9 +4,9 @@ import dataclasses
 import math
 import re
 
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import toy_workload
 
@@ -14,41 +14,41 @@ from tower_train import Config, Examples, Workload, errors, train
 
 
 def test_the_same_command_gives_the_same_run_to_the_last_bit(cifar10_run, cifar10_command, tmp_path):
-    process = runs.command("tower_train", *cifar10_command, f"--train_dir={tmp_path / 'again'}")
+    process = jobs.command("tower_train", *cifar10_command, f"--train_dir={tmp_path / 'again'}")
     assert process.returncode == 0, process.stderr
     first, again = cifar10_run[0], tmp_path / "again"
-    assert runs.metrics_but_times(again) == runs.metrics_but_times(first)
+    assert jobs.metrics_but_times(again) == jobs.metrics_but_times(first)
     for step in (12, 24):
-        runs.assert_identical(runs.variables(again, step), runs.variables(first, step))
-    evaluations = [runs.read_json(directory, "result.json")["evaluation"] for directory in (first, again)]
+        jobs.assert_identical(jobs.variables(again, step), jobs.variables(first, step))
+    evaluations = [jobs.read_json(directory, "result.json")["evaluation"] for directory in (first, again)]
     assert evaluations[0] | {"seconds": 0} == evaluations[1] | {"seconds": 0}
 
 
 def test_another_seed_gives_another_run(toy_run, tmp_path):
-    runs.train_toy(tmp_path, max_steps=40, seed=1)
-    losses = [[record["loss"] for record in runs.metrics(directory)] for directory in (toy_run, tmp_path)]
+    jobs.train_toy(tmp_path, max_steps=40, seed=1)
+    losses = [[record["loss"] for record in jobs.metrics(directory)] for directory in (toy_run, tmp_path)]
     assert not set(losses[0]) & set(losses[1])
 
 
 def test_the_result_is_returned_and_written(tmp_path):
-    result = runs.train_toy(tmp_path / "run", max_steps=12, log_every_steps=4)
+    result = jobs.train_toy(tmp_path / "run", max_steps=12, log_every_steps=4)
     assert result == dataclasses.replace(
         result, train_dir=str(tmp_path / "run"), step=12, stopped_by="last step", data="toy train", notice=None,
-        checkpoint=str(tmp_path / "run" / "model.ckpt-12"), loss=runs.metrics(tmp_path / "run")[-1]["loss"],
+        checkpoint=str(tmp_path / "run" / "model.ckpt-12"), loss=jobs.metrics(tmp_path / "run")[-1]["loss"],
     )  # fmt: skip
     assert 0 < result.examples_per_sec < math.inf and result.seconds > 0
-    assert runs.read_json(tmp_path / "run", "result.json") == dataclasses.asdict(result)
+    assert jobs.read_json(tmp_path / "run", "result.json") == dataclasses.asdict(result)
 
 
 @pytest.mark.parametrize(("epochs", "last_step"), [(1.0, 6), (2.5, 15), (1.01, 7), (0.01, 1)])
 def test_epochs_count_passes_over_the_data(epochs, last_step, tmp_path):
-    assert runs.train_toy(tmp_path, epochs=epochs).step == last_step  # 96 examples, 16 a step
+    assert jobs.train_toy(tmp_path, epochs=epochs).step == last_step  # 96 examples, 16 a step
 
 
 def test_fewer_examples_than_one_global_batch_are_taken_round_and_round(tmp_path, capsys):
     """96 examples, 200 a step: each step ends in another epoch than it begins in."""
-    runs.train_toy(tmp_path, max_steps=3, batch_size=100)
-    assert runs.variables(tmp_path)["examples_seen"] == 600
+    jobs.train_toy(tmp_path, max_steps=3, batch_size=100)
+    assert jobs.variables(tmp_path)["examples_seen"] == 600
     assert "steps:    0 to 3 (6.2 epochs)" in capsys.readouterr().out
 
 
@@ -56,9 +56,9 @@ def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = train(toy_workload.WORKLOAD, Config(max_steps=2, batch_size=4))
     assert re.fullmatch(r"runs/toy-\d{8}-\d{6}", result.train_dir)
-    assert runs.saved_steps(tmp_path / result.train_dir) == [2]
+    assert jobs.saved_steps(tmp_path / result.train_dir) == [2]
     train(toy_workload.WORKLOAD, Config(max_steps=3, batch_size=4, train_dir=result.train_dir))
-    assert runs.saved_steps(tmp_path / result.train_dir) == [2, 3]
+    assert jobs.saved_steps(tmp_path / result.train_dir) == [2, 3]
 
 
 class Counting(tf.compat.v1.train.SessionRunHook):
@@ -85,15 +85,15 @@ class Counting(tf.compat.v1.train.SessionRunHook):
 
 def test_hooks_of_the_user_see_every_step(tmp_path):
     hook = Counting()
-    runs.train_toy(tmp_path, [hook], max_steps=12)
+    jobs.train_toy(tmp_path, [hook], max_steps=12)
     assert len(hook.steps) == 12
     assert hook.ended == 12
 
 
 def test_a_hook_of_the_user_may_end_the_run(tmp_path):
-    result = runs.train_toy(tmp_path, [Counting(stop_at=7)], max_steps=12)
+    result = jobs.train_toy(tmp_path, [Counting(stop_at=7)], max_steps=12)
     assert (result.step, result.stopped_by) == (7, "a session hook")
-    assert runs.saved_steps(tmp_path) == [7]
+    assert jobs.saved_steps(tmp_path) == [7]
 
 
 def poisoned(position, value):
@@ -110,7 +110,7 @@ def poisoned(position, value):
 def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, tmp_path):
     assert (position // 16 + 1, position % 16 // 8) == (step, tower)
     with pytest.raises(errors.NonFiniteError) as error:
-        runs.train_toy(tmp_path, max_steps=40, workload=poisoned(position, value), save_every_steps=5)
+        jobs.train_toy(tmp_path, max_steps=40, workload=poisoned(position, value), save_every_steps=5)
     assert error.value.exit_status == 3
     message = str(error.value)
     # The network's relu turns a NaN into 0, so that the loss stays finite; the gradient does not.
@@ -119,28 +119,28 @@ def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, to
     assert "the gradient of hidden/weights" in message
     assert f"tower_{1 - tower}" not in message and "\n" not in message
     # What was saved, and only that, stays; it is finite.
-    assert runs.saved_steps(tmp_path) == [saved for saved in (5, 10) if saved < step]
-    for saved in runs.saved_steps(tmp_path):
-        assert all(np.isfinite(variable).all() for variable in runs.variables(tmp_path, saved).values())
-    assert runs.read_json(tmp_path, "result.json")["stopped_by"] == message
+    assert jobs.saved_steps(tmp_path) == [saved for saved in (5, 10) if saved < step]
+    for saved in jobs.saved_steps(tmp_path):
+        assert all(np.isfinite(variable).all() for variable in jobs.variables(tmp_path, saved).values())
+    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == message
     if (tmp_path / "metrics.jsonl").exists():
-        assert all(record["step"] < step and math.isfinite(record["loss"]) for record in runs.metrics(tmp_path))
+        assert all(record["step"] < step and math.isfinite(record["loss"]) for record in jobs.metrics(tmp_path))
 
 
 def test_after_what_was_not_finite_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     with pytest.raises(errors.NonFiniteError, match="step 11: tower_0"):
-        runs.train_toy(tmp_path / "run", max_steps=40, workload=poisoned(160, math.nan), save_every_steps=5)
-    runs.train_toy(tmp_path / "run", max_steps=20, workload=poisoned(-1, math.nan))
-    runs.train_toy(tmp_path / "whole", max_steps=20, workload=poisoned(-1, math.nan))
-    runs.assert_identical(runs.variables(tmp_path / "run", 20), runs.variables(tmp_path / "whole", 20))
-    assert runs.metrics_but_times(tmp_path / "run") == runs.metrics_but_times(tmp_path / "whole")
+        jobs.train_toy(tmp_path / "run", max_steps=40, workload=poisoned(160, math.nan), save_every_steps=5)
+    jobs.train_toy(tmp_path / "run", max_steps=20, workload=poisoned(-1, math.nan))
+    jobs.train_toy(tmp_path / "whole", max_steps=20, workload=poisoned(-1, math.nan))
+    jobs.assert_identical(jobs.variables(tmp_path / "run", 20), jobs.variables(tmp_path / "whole", 20))
+    assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")
 
 
 def test_a_learning_rate_that_blows_up_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path):
     with pytest.raises(errors.NonFiniteError, match=r"not finite at step \d+: tower_0: .*Try a lower --learning_rate"):
-        runs.train_toy(tmp_path, max_steps=40, learning_rate=1e30, save_every_steps=1)
-    assert all(np.isfinite(variable).all() for variable in runs.variables(tmp_path).values())
-    assert runs.variables(tmp_path)["global_step"] == runs.saved_step(tmp_path) > 0
+        jobs.train_toy(tmp_path, max_steps=40, learning_rate=1e30, save_every_steps=1)
+    assert all(np.isfinite(variable).all() for variable in jobs.variables(tmp_path).values())
+    assert jobs.variables(tmp_path)["global_step"] == jobs.saved_step(tmp_path) > 0
 
 
 def test_arrays_and_a_function_are_a_workload(tmp_path):
@@ -161,8 +161,8 @@ def test_arrays_and_a_function_are_a_workload(tmp_path):
     )  # fmt: skip
     train(workload, config)
     slopes, *_ = np.linalg.lstsq(features, targets, rcond=None)
-    np.testing.assert_allclose(runs.variables(tmp_path)["slopes"], slopes, rtol=1e-9)
-    evaluation = runs.read_json(tmp_path, "result.json")["evaluation"]
+    np.testing.assert_allclose(jobs.variables(tmp_path)["slopes"], slopes, rtol=1e-9)
+    evaluation = jobs.read_json(tmp_path, "result.json")["evaluation"]
     error = np.abs(features @ slopes - targets).mean()
     assert evaluation["metrics"] == {"error": {"mean": pytest.approx(error, rel=1e-6), "low": None, "high": None}}
     assert evaluation["confusion"] is None

@@ -2,9 +2,9 @@
 
 import math
 
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import test_nonfinite
 
@@ -18,12 +18,12 @@ MIRRORED = dict(variable_update="mirrored")
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory):
     directory = tmp_path_factory.mktemp("cpu")
-    runs.train_toy(directory, max_steps=30, **OPTIONS)
+    jobs.train_toy(directory, max_steps=30, **OPTIONS)
     return directory
 
 
 def assert_close(directory, expected):
-    found, wanted = runs.variables(directory, 30), runs.variables(expected, 30)
+    found, wanted = jobs.variables(directory, 30), jobs.variables(expected, 30)
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
@@ -37,9 +37,9 @@ def test_a_run_moves_between_modes_and_tower_counts(on_cpu, tmp_path):
         dict(MIRRORED, num_gpus=4, batch_size=4, check_mirrors_every_steps=3, eval_every_steps=30),
     ]
     for i, start in enumerate(starts):
-        runs.train_toy(tmp_path, max_steps=10 * (i + 1), **(OPTIONS | start))
+        jobs.train_toy(tmp_path, max_steps=10 * (i + 1), **(OPTIONS | start))
     assert_close(tmp_path, on_cpu)
-    losses = [[record["loss"] for record in runs.metrics(directory)] for directory in (tmp_path, on_cpu)]
+    losses = [[record["loss"] for record in jobs.metrics(directory)] for directory in (tmp_path, on_cpu)]
     np.testing.assert_allclose(*losses, rtol=1e-9)
 
 
@@ -62,9 +62,9 @@ class Disturb(v1.train.SessionRunHook):
 def test_copies_that_differ_by_a_bit_end_the_run_before_it_saves(tmp_path, monkeypatch):
     options = OPTIONS | MIRRORED | dict(check_mirrors_every_steps=3, save_every_steps=3)
     with pytest.raises(errors.MirrorError, match=r"after step 6 copy 1 of (hidden|softmax_linear)/.* copy 0 is"):
-        runs.train_toy(tmp_path, [Disturb()], max_steps=9, **options)
-    assert runs.saved_steps(tmp_path) == [3]
-    assert "after step 6" in runs.read_json(tmp_path, "result.json")["stopped_by"]
+        jobs.train_toy(tmp_path, [Disturb()], max_steps=9, **options)
+    assert jobs.saved_steps(tmp_path) == [3]
+    assert "after step 6" in jobs.read_json(tmp_path, "result.json")["stopped_by"]
 
 
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
@@ -73,12 +73,12 @@ def test_a_step_that_is_not_finite_changes_no_copy(on_nonfinite, tmp_path):
     options = test_nonfinite.EVERY_STEP | MIRRORED | dict(check_mirrors_every_steps=1, on_nonfinite=on_nonfinite)
     if on_nonfinite == "stop":
         with pytest.raises(errors.NonFiniteError, match="not finite at step 6: tower_1: "):
-            runs.train_toy(tmp_path, max_steps=8, workload=workload, **options)
+            jobs.train_toy(tmp_path, max_steps=8, workload=workload, **options)
         return
     options |= dict(save_every_steps=1, keep_checkpoints=0)
-    assert runs.train_toy(tmp_path, max_steps=8, workload=workload, **options).skipped_steps == 1
-    before, after = runs.variables(tmp_path, 5), runs.variables(tmp_path, 6)
+    assert jobs.train_toy(tmp_path, max_steps=8, workload=workload, **options).skipped_steps == 1
+    before, after = jobs.variables(tmp_path, 5), jobs.variables(tmp_path, 6)
     for values in (before, after):
         del values["global_step"], values["examples_seen"]
-    runs.assert_identical(after, before)
-    assert not np.array_equal(runs.variables(tmp_path, 7)["hidden/weights"], after["hidden/weights"])
+    jobs.assert_identical(after, before)
+    assert not np.array_equal(jobs.variables(tmp_path, 7)["hidden/weights"], after["hidden/weights"])

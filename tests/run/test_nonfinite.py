@@ -3,9 +3,9 @@
 import dataclasses
 import math
 
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import toy_workload
 
@@ -27,16 +27,16 @@ def poisoned(first, end, value=math.nan):
 def test_a_skipped_step_counts_and_changes_no_variable(tmp_path, capsys):
     """Step 6 is skipped (positions 80 to 95): steps 5 and 6 leave the same variables, and step 7 takes position 96."""
     saving = EVERY_STEP | dict(save_every_steps=1)
-    result = runs.train_toy(
+    result = jobs.train_toy(
         tmp_path, max_steps=8, workload=poisoned(90, 91), on_nonfinite="skip", keep_checkpoints=0, **saving
     )
     assert (result.step, result.skipped_steps) == (8, 1)
-    before, after = runs.variables(tmp_path, 5), runs.variables(tmp_path, 6)
+    before, after = jobs.variables(tmp_path, 5), jobs.variables(tmp_path, 6)
     assert (after.pop("global_step"), after.pop("examples_seen")) == (6, 96)
     assert (before.pop("global_step"), before.pop("examples_seen")) == (5, 80)
-    runs.assert_identical(after, before)
-    assert not np.array_equal(runs.variables(tmp_path, 7)["hidden/weights"], after["hidden/weights"])
-    assert [record["step"] for record in runs.metrics(tmp_path)] == list(range(1, 9))
+    jobs.assert_identical(after, before)
+    assert not np.array_equal(jobs.variables(tmp_path, 7)["hidden/weights"], after["hidden/weights"])
+    assert [record["step"] for record in jobs.metrics(tmp_path)] == list(range(1, 9))
     output = capsys.readouterr().out
     assert "*** not finite at step 6: tower_1: " in output
     assert "positions 80 to 95 of the stream" in output and "1 skipped since this start" in output
@@ -45,11 +45,11 @@ def test_a_skipped_step_counts_and_changes_no_variable(tmp_path, capsys):
 def test_a_run_that_skips_is_the_same_whether_or_not_it_is_resumed(tmp_path):
     workload = poisoned(90, 120, math.inf)
     for max_steps in (6, 7, 12):
-        runs.train_toy(tmp_path / "parts", max_steps=max_steps, workload=workload, on_nonfinite="skip", **EVERY_STEP)
-    runs.train_toy(tmp_path / "whole", max_steps=12, workload=workload, on_nonfinite="skip", **EVERY_STEP)
-    runs.assert_identical(runs.variables(tmp_path / "parts", 12), runs.variables(tmp_path / "whole", 12))
-    assert runs.metrics_but_times(tmp_path / "parts") == runs.metrics_but_times(tmp_path / "whole")
-    assert [record["loss"] is None for record in runs.metrics(tmp_path / "whole")] == [5 <= i < 8 for i in range(12)]
+        jobs.train_toy(tmp_path / "parts", max_steps=max_steps, workload=workload, on_nonfinite="skip", **EVERY_STEP)
+    jobs.train_toy(tmp_path / "whole", max_steps=12, workload=workload, on_nonfinite="skip", **EVERY_STEP)
+    jobs.assert_identical(jobs.variables(tmp_path / "parts", 12), jobs.variables(tmp_path / "whole", 12))
+    assert jobs.metrics_but_times(tmp_path / "parts") == jobs.metrics_but_times(tmp_path / "whole")
+    assert [record["loss"] is None for record in jobs.metrics(tmp_path / "whole")] == [5 <= i < 8 for i in range(12)]
 
 
 @pytest.mark.parametrize(("bad_steps", "ends"), [(2, False), (3, True)])
@@ -57,23 +57,23 @@ def test_as_many_in_a_row_as_allowed_end_the_run(bad_steps, ends, tmp_path):
     options = dict(on_nonfinite="skip", max_nonfinite_in_a_row=3, max_steps=10, **EVERY_STEP)
     workload = poisoned(32, 32 + 16 * bad_steps)
     if not ends:
-        assert runs.train_toy(tmp_path, workload=workload, **options).skipped_steps == bad_steps
+        assert jobs.train_toy(tmp_path, workload=workload, **options).skipped_steps == bad_steps
         return
     with pytest.raises(errors.NonFiniteError, match="not finite at step 5: .*It is number 3 in a row"):
-        runs.train_toy(tmp_path, workload=workload, **options)
+        jobs.train_toy(tmp_path, workload=workload, **options)
 
 
 def test_the_result_is_that_of_the_last_step_before(tmp_path):
-    runs.train_toy(tmp_path, max_steps=2)
+    jobs.train_toy(tmp_path, max_steps=2)
     with pytest.raises(errors.NonFiniteError) as error:
-        runs.train_toy(tmp_path, workload=poisoned(90, 91), max_steps=10, **EVERY_STEP)
-    result = runs.read_json(tmp_path, "result.json")
+        jobs.train_toy(tmp_path, workload=poisoned(90, 91), max_steps=10, **EVERY_STEP)
+    result = jobs.read_json(tmp_path, "result.json")
     assert (result["step"], result["stopped_by"]) == (5, str(error.value))
-    assert result["loss"] == runs.metrics(tmp_path)[-1]["loss"]
+    assert result["loss"] == jobs.metrics(tmp_path)[-1]["loss"]
     assert result["checkpoint"] == f"{tmp_path}/model.ckpt-5"
     with pytest.raises(errors.NonFiniteError):
-        runs.train_toy(tmp_path, workload=poisoned(90, 91), max_steps=10, **EVERY_STEP)
-    assert runs.read_json(tmp_path, "result.json") == result  # a start without a step leaves what the others wrote
+        jobs.train_toy(tmp_path, workload=poisoned(90, 91), max_steps=10, **EVERY_STEP)
+    assert jobs.read_json(tmp_path, "result.json") == result  # a start without a step leaves what the others wrote
 
 
 def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):
@@ -82,11 +82,11 @@ def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):
     def loss(logits, labels):
         return 1e30 * toy_workload.WORKLOAD.loss(logits, labels)
 
-    runs.train_toy(tmp_path, max_steps=2)
+    jobs.train_toy(tmp_path, max_steps=2)
     workload = dataclasses.replace(toy_workload.WORKLOAD, loss=loss)
     with pytest.raises(errors.NonFiniteError, match="not finite after step 3: the update overflowed in hidden/.* more"):
-        runs.train_toy(tmp_path, workload=workload, max_steps=3, learning_rate=1e30)
-    assert runs.saved_steps(tmp_path) == [2]
+        jobs.train_toy(tmp_path, workload=workload, max_steps=3, learning_rate=1e30)
+    assert jobs.saved_steps(tmp_path) == [2]
 
 
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
@@ -94,7 +94,7 @@ def test_the_batch_is_written_down_as_the_towers_got_it(on_nonfinite, tmp_path):
     options = dict(on_nonfinite=on_nonfinite, dump_bad_batch=True, max_steps=10)
     options |= dict(max_nonfinite_in_a_row=1) if on_nonfinite == "skip" else {}
     with pytest.raises(errors.NonFiniteError, match=f"written to {tmp_path}/bad_batch-6.npz"):
-        runs.train_toy(tmp_path, workload=poisoned(90, 91, math.inf), **options)
+        jobs.train_toy(tmp_path, workload=poisoned(90, 91, math.inf), **options)
     with np.load(tmp_path / "bad_batch-6.npz", allow_pickle=False) as batch:
         arrays = dict(batch)
     assert arrays["positions"].tolist() == list(range(80, 96))
@@ -112,9 +112,9 @@ def test_the_batch_is_written_down_as_the_towers_got_it(on_nonfinite, tmp_path):
 def test_an_overflow_in_bfloat16_is_noticed_before_the_variables_change(summary_every_steps, tmp_path):
     """Finite features whose products overflow bfloat16, whose greatest number is 3.39e38."""
     with pytest.raises(errors.NonFiniteError, match="not finite at step 6: tower_1: "):
-        runs.train_toy(
+        jobs.train_toy(
             tmp_path, max_steps=10, workload=poisoned(90, 91, 3e38), dtype="bfloat16", save_every_steps=5,
             summary_every_steps=summary_every_steps,
         )  # fmt: skip
-    assert runs.saved_steps(tmp_path) == [5]
-    assert all(np.isfinite(value).all() for value in runs.variables(tmp_path).values())
+    assert jobs.saved_steps(tmp_path) == [5]
+    assert all(np.isfinite(value).all() for value in jobs.variables(tmp_path).values())

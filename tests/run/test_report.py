@@ -10,11 +10,12 @@ import threading
 import time
 import types
 
+import jobs
 import pytest
-import runs
 import tensorflow as tf
 
-from tower_train.run import evaluation, hooks, report
+from tower_train.inference import evaluation
+from tower_train.run import hooks, report
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)'
 LOG_LINE = re.compile(
@@ -29,7 +30,7 @@ def log_lines(output):
 
 def test_log_lines_have_the_originals_form_and_agree_with_metrics_jsonl(cifar10_run):
     directory, process = cifar10_run
-    records, lines = runs.metrics(directory), log_lines(process.stdout)
+    records, lines = jobs.metrics(directory), log_lines(process.stdout)
     assert [int(line["step"]) for line in lines] == [record["step"] for record in records] == [4, 8, 12, 16, 20, 24]
     for line, record in zip(lines, records, strict=True):
         assert line["loss"] == f"{record['loss']:.2f}"
@@ -40,7 +41,7 @@ def test_log_lines_have_the_originals_form_and_agree_with_metrics_jsonl(cifar10_
         # A tower batch is 8 examples.
         assert record["examples_per_sec"] * record["sec_per_batch"] == pytest.approx(8)
     training_secs = sum(4 * 16 / record["examples_per_sec"] for record in records)
-    assert 0 < training_secs < runs.read_json(directory, "result.json")["seconds"]
+    assert 0 < training_secs < jobs.read_json(directory, "result.json")["seconds"]
 
 
 def test_a_run_opens_with_what_it_is_about_to_do(cifar10_run):
@@ -48,7 +49,7 @@ def test_a_run_opens_with_what_it_is_about_to_do(cifar10_run):
     opening = process.stdout.partition(LOG_LINE.search(process.stdout)[0])[0].splitlines()
     assert re.fullmatch(r"tower_train \d+\.\d+\.\d+ on TensorFlow 2\.\d+\.\d+.*", opening[0])
     assert dict(line.split(":", 1) for line in opening[1:]) == {
-        "data": f"     {runs.read_json(directory, 'run.json')['data']['name']}, 200 examples",
+        "data": f"     {jobs.read_json(directory, 'run.json')['data']['name']}, 200 examples",
         "towers": "   2, on logical CPU device 0, logical CPU device 1 (no GPU is used)",
         "batch": "    16 examples a step (2 x 8)",
         "network": "  1,068,298 parameters, float32; sgd, learning rate 0.01",
@@ -60,7 +61,7 @@ def test_a_run_opens_with_what_it_is_about_to_do(cifar10_run):
 
 def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     directory, process = cifar10_run
-    result = runs.read_json(directory, "result.json")
+    result = jobs.read_json(directory, "result.json")
     closing = process.stdout.splitlines()[-5:]
     assert closing[0] == (
         f"Stopped by last step at step 24 of 24 after {result['seconds']:.1f} s: loss {result['loss']:.2f}, "
@@ -76,7 +77,12 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", f"--logdir={directory}"]
 
     evaluate = subprocess.run(
-        commands["Evaluate"], shell=True, env=runs.environment(), capture_output=True, text=True, timeout=runs.WAIT_SECS
+        commands["Evaluate"],
+        shell=True,
+        env=jobs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=jobs.WAIT_SECS,
     )
     assert evaluate.returncode == 0, evaluate.stderr
     # The last evaluation during training was of the same checkpoint.
@@ -99,7 +105,7 @@ class Clock:
 
     def hook(self, secs_of_step):
         """A session hook: step i takes secs_of_step(i) seconds."""
-        steps = iter(range(1, runs.ENDLESS))
+        steps = iter(range(1, jobs.ENDLESS))
 
         class Passing(tf.compat.v1.train.SessionRunHook):
             def before_run(_, run_context):
@@ -112,8 +118,8 @@ def test_examples_per_sec_covers_all_of_the_interval_and_all_towers(tmp_path, mo
     clock = Clock(monkeypatch)
     # Steps 1 to 4 take 1/4 s, then 1/2 s, then 1 s: 4 + 8 + 16 steps of 16 examples.
     hook = clock.hook(lambda step: 0.25 if step <= 4 else 0.5 if step <= 8 else 1.0)
-    result = runs.train_toy(tmp_path, [hook], max_steps=14, log_every_steps=4)
-    records = runs.metrics(tmp_path)
+    result = jobs.train_toy(tmp_path, [hook], max_steps=14, log_every_steps=4)
+    records = jobs.metrics(tmp_path)
     assert [record["examples_per_sec"] for record in records] == [64.0, 32.0, 16.0]
     assert [record["sec_per_batch"] for record in records] == [0.125, 0.25, 0.5]
     # The first step, which also prepares the graph, does not count: 13 steps in 3/4 + 2 + 6 seconds.
@@ -121,11 +127,11 @@ def test_examples_per_sec_covers_all_of_the_interval_and_all_towers(tmp_path, mo
 
 
 def test_the_first_interval_after_a_resume_counts_its_own_steps(tmp_path, monkeypatch):
-    runs.train_toy(tmp_path, max_steps=7, log_every_steps=5)
+    jobs.train_toy(tmp_path, max_steps=7, log_every_steps=5)
     clock = Clock(monkeypatch)
-    runs.train_toy(tmp_path, [clock.hook(lambda step: 0.5)], max_steps=15, log_every_steps=5)
-    assert [record["step"] for record in runs.metrics(tmp_path)] == [5, 10, 15]
-    assert [record["examples_per_sec"] for record in runs.metrics(tmp_path)[1:]] == [32.0, 32.0]
+    jobs.train_toy(tmp_path, [clock.hook(lambda step: 0.5)], max_steps=15, log_every_steps=5)
+    assert [record["step"] for record in jobs.metrics(tmp_path)] == [5, 10, 15]
+    assert [record["examples_per_sec"] for record in jobs.metrics(tmp_path)[1:]] == [32.0, 32.0]
 
 
 def test_the_time_of_an_evaluation_does_not_count_as_training(tmp_path, monkeypatch):
@@ -137,11 +143,11 @@ def test_the_time_of_an_evaluation_does_not_count_as_training(tmp_path, monkeypa
         return evaluate(self, path)
 
     monkeypatch.setattr(evaluation.Evaluator, "evaluate", slow)
-    result = runs.train_toy(
+    result = jobs.train_toy(
         tmp_path, [clock.hook(lambda step: 0.5)], max_steps=12, log_every_steps=4, eval_every_steps=6
     )
     assert clock.seconds >= 3000
-    assert [record["examples_per_sec"] for record in runs.metrics(tmp_path)] == [32.0, 32.0, 32.0]
+    assert [record["examples_per_sec"] for record in jobs.metrics(tmp_path)] == [32.0, 32.0, 32.0]
     assert result.examples_per_sec == pytest.approx(32.0)
     assert result.training_secs == pytest.approx(12 * 0.5)
 
@@ -173,7 +179,7 @@ def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path):
             time.sleep(0.02)  # the bar is drawn ten times a second
 
     with terminal_as_stdout() as written:
-        runs.train_toy(tmp_path, [Unhurried()], max_steps=40)
+        jobs.train_toy(tmp_path, [Unhurried()], max_steps=40)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode())
     lines = "\n".join(line.strip() for line in re.split(r"[\r\n]+", plain))
     assert [int(line["step"]) for line in log_lines(lines)] == list(range(5, 41, 5))
@@ -183,7 +189,7 @@ def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path):
 
 
 def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
-    result = runs.train_toy(tmp_path, max_steps=1)
+    result = jobs.train_toy(tmp_path, max_steps=1)
     assert result.examples_per_sec is None
     assert re.search(r"Stopped by last step at step 1 of 1 after \d+\.\d s: loss \d\.\d\d\.\n", capsys.readouterr().out)
 

@@ -3,9 +3,9 @@
 import shutil
 import signal
 
+import jobs
 import numpy as np
 import pytest
-import runs
 
 OPTIONS = dict(dtype="float64", seed=3, learning_rate=0.001)
 MORE_STEPS = 25
@@ -16,30 +16,30 @@ def killed_run(tmp_path_factory):
     """A run killed three times: before its first checkpoint, between two, and while it does little else than save."""
     directory = tmp_path_factory.mktemp("killed") / "run"
     for save_every_steps, steps_after_saving in ((0, 10), (200, 30), (1, 0)):
-        saved = runs.saved_step(directory)
+        saved = jobs.saved_step(directory)
 
         def is_the_moment(saved=saved, save_every_steps=save_every_steps, steps_after_saving=steps_after_saving):
-            has_saved = not save_every_steps or runs.saved_step(directory) > saved
-            return has_saved and runs.logged_step(directory) >= runs.saved_step(directory) + steps_after_saving
+            has_saved = not save_every_steps or jobs.saved_step(directory) > saved
+            return has_saved and jobs.logged_step(directory) >= jobs.saved_step(directory) + steps_after_saving
 
-        words = runs.toy_flags(directory, max_steps=runs.ENDLESS, **(OPTIONS | {"save_every_steps": save_every_steps}))
-        with runs.Trainer(*words) as trainer:
+        words = jobs.toy_flags(directory, max_steps=jobs.ENDLESS, **(OPTIONS | {"save_every_steps": save_every_steps}))
+        with jobs.Trainer(*words) as trainer:
             trainer.wait_until(is_the_moment)
             assert trainer.end_by(signal.SIGKILL) == -signal.SIGKILL
         if not save_every_steps:
-            assert runs.saved_step(directory) == 0 and runs.logged_step(directory) >= 10
+            assert jobs.saved_step(directory) == 0 and jobs.logged_step(directory) >= 10
     return directory
 
 
 @pytest.fixture(scope="module")
 def last_step(killed_run):
-    return runs.saved_step(killed_run) + MORE_STEPS
+    return jobs.saved_step(killed_run) + MORE_STEPS
 
 
 @pytest.fixture(scope="module")
 def uninterrupted_run(last_step, tmp_path_factory):
     directory = tmp_path_factory.mktemp("uninterrupted") / "run"
-    runs.train_toy(directory, max_steps=last_step, **OPTIONS)
+    jobs.train_toy(directory, max_steps=last_step, **OPTIONS)
     return directory
 
 
@@ -47,29 +47,29 @@ def uninterrupted_run(last_step, tmp_path_factory):
 def resumed_run(killed_run, last_step, tmp_path_factory):
     directory = tmp_path_factory.mktemp("resumed") / "run"
     shutil.copytree(killed_run, directory)
-    assert runs.train_toy(directory, max_steps=last_step, **OPTIONS).step == last_step
+    assert jobs.train_toy(directory, max_steps=last_step, **OPTIONS).step == last_step
     return directory
 
 
 def test_a_killed_run_ends_with_the_variables_of_an_uninterrupted_one(resumed_run, uninterrupted_run, last_step):
-    variables = runs.variables(resumed_run, last_step)
-    runs.assert_identical(variables, runs.variables(uninterrupted_run, last_step))
+    variables = jobs.variables(resumed_run, last_step)
+    jobs.assert_identical(variables, jobs.variables(uninterrupted_run, last_step))
     assert variables["global_step"] == last_step
     assert variables["examples_seen"] == last_step * 16
 
 
 def test_a_killed_run_logs_every_step_once_and_as_an_uninterrupted_one(resumed_run, uninterrupted_run, last_step):
-    records = runs.metrics_but_times(resumed_run)
+    records = jobs.metrics_but_times(resumed_run)
     assert [record["step"] for record in records] == list(range(5, last_step + 1, 5))
-    assert records == runs.metrics_but_times(uninterrupted_run)
+    assert records == jobs.metrics_but_times(uninterrupted_run)
 
 
 def test_a_killed_run_has_every_step_once_in_its_curves(resumed_run, last_step):
-    curves = runs.events(resumed_run)
+    curves = jobs.events(resumed_run)
     assert [event.step for event in curves.Scalars("examples_per_sec")] == list(range(5, last_step + 1, 5))
     losses = curves.Scalars("total_loss")
     assert [event.step for event in losses] == list(range(10, last_step + 1, 10))
-    logged = {record["step"]: record["loss"] for record in runs.metrics(resumed_run)}
+    logged = {record["step"]: record["loss"] for record in jobs.metrics(resumed_run)}
     np.testing.assert_allclose([event.value for event in losses], [logged[event.step] for event in losses], rtol=1e-6)
 
 
@@ -79,22 +79,22 @@ def test_a_killed_run_goes_on_with_another_tower_count(
 ):
     shutil.copytree(killed_run, tmp_path / "run")
     options = OPTIONS | dict(num_gpus=num_gpus, batch_size=batch_size, max_steps=last_step)
-    runs.train_toy(tmp_path / "run", **options)
-    expected = runs.variables(uninterrupted_run, last_step)
-    variables = runs.variables(tmp_path / "run", last_step)
+    jobs.train_toy(tmp_path / "run", **options)
+    expected = jobs.variables(uninterrupted_run, last_step)
+    variables = jobs.variables(tmp_path / "run", last_step)
     assert variables.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(variables[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
-    assert [record["step"] for record in runs.metrics(tmp_path / "run")] == list(range(5, last_step + 1, 5))
+    assert [record["step"] for record in jobs.metrics(tmp_path / "run")] == list(range(5, last_step + 1, 5))
 
 
 def test_a_run_that_was_moved_is_resumed(tmp_path, capsys):
-    runs.train_toy(tmp_path / "here", max_steps=20)
+    jobs.train_toy(tmp_path / "here", max_steps=20)
     (tmp_path / "here").rename(tmp_path / "elsewhere")
-    result = runs.train_toy(tmp_path / "elsewhere", max_steps=25)
+    result = jobs.train_toy(tmp_path / "elsewhere", max_steps=25)
     assert "(resumed at step 20)" in capsys.readouterr().out
     assert result.checkpoint == str(tmp_path / "elsewhere" / "model.ckpt-25")
-    assert runs.saved_steps(tmp_path / "elsewhere") == [20, 25]
+    assert jobs.saved_steps(tmp_path / "elsewhere") == [20, 25]
     assert not (tmp_path / "here").exists()
 
 
@@ -102,16 +102,16 @@ def test_a_finished_run_started_again_is_left_as_it_is(toy_run, tmp_path, capsys
     directory = tmp_path / "run"
     shutil.copytree(toy_run, directory)
     (directory / "notes.txt").write_text("mine")
-    before = runs.contents(directory)
-    curves = [(event.step, event.value) for event in runs.events(directory).Scalars("total_loss")]
-    result = runs.train_toy(directory, max_steps=40)
+    before = jobs.contents(directory)
+    curves = [(event.step, event.value) for event in jobs.events(directory).Scalars("total_loss")]
+    result = jobs.train_toy(directory, max_steps=40)
     assert (result.step, result.loss) == (40, None)
     assert "Step 40 was reached before; nothing to do." in capsys.readouterr().out
-    after = runs.contents(directory)
+    after = jobs.contents(directory)
     assert {path: after[path] for path in before if path.name != "run.json"} == {
         path: content for path, content in before.items() if path.name != "run.json"
     }
-    assert [(event.step, event.value) for event in runs.events(directory).Scalars("total_loss")] == curves
+    assert [(event.step, event.value) for event in jobs.events(directory).Scalars("total_loss")] == curves
 
 
 def test_nothing_that_lies_in_a_train_dir_is_deleted(tmp_path):
@@ -120,5 +120,5 @@ def test_nothing_that_lies_in_a_train_dir_is_deleted(tmp_path):
     for path in mine:
         path.write_text("mine")
     for max_steps in (10, 20):
-        runs.train_toy(tmp_path, max_steps=max_steps, save_every_steps=5, keep_checkpoints=1, eval_every_steps=10)
+        jobs.train_toy(tmp_path, max_steps=max_steps, save_every_steps=5, keep_checkpoints=1, eval_every_steps=10)
     assert [path.read_text() for path in mine] == ["mine"] * 3

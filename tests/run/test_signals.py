@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 
+import jobs
 import pytest
-import runs
 import toy_workload
 
 from tower_train.run import signals
@@ -16,25 +16,25 @@ from tower_train.run import signals
 
 @pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(number, exit_status, tmp_path):
-    with runs.Trainer(*runs.toy_flags(tmp_path / "run", max_steps=runs.ENDLESS, save_every_steps=0)) as trainer:
-        trainer.wait_until(lambda: runs.logged_step(tmp_path / "run") >= 20)
-        assert runs.saved_steps(tmp_path / "run") == []
+    with jobs.Trainer(*jobs.toy_flags(tmp_path / "run", max_steps=jobs.ENDLESS, save_every_steps=0)) as trainer:
+        trainer.wait_until(lambda: jobs.logged_step(tmp_path / "run") >= 20)
+        assert jobs.saved_steps(tmp_path / "run") == []
         assert trainer.end_by(number) == exit_status
         output = trainer.output()
-    result = runs.read_json(tmp_path / "run", "result.json")
+    result = jobs.read_json(tmp_path / "run", "result.json")
     step = result["step"]
     assert result["stopped_by"] == number.name
-    assert runs.saved_steps(tmp_path / "run") == [step]
-    assert step >= 20 and runs.logged_step(tmp_path / "run") == step - step % 5
-    assert f"Stopped by {number.name} at step {step} of {runs.ENDLESS}" in output
+    assert jobs.saved_steps(tmp_path / "run") == [step]
+    assert step >= 20 and jobs.logged_step(tmp_path / "run") == step - step % 5
+    assert f"Stopped by {number.name} at step {step} of {jobs.ENDLESS}" in output
     assert f"Resume:   the same command with --train_dir={tmp_path / 'run'}" in output
     assert "Traceback" not in output
 
-    runs.train_toy(tmp_path / "run", max_steps=step + 15)
-    runs.train_toy(tmp_path / "whole", max_steps=step + 15)
-    runs.assert_identical(runs.variables(tmp_path / "run"), runs.variables(tmp_path / "whole"))
-    assert runs.metrics_but_times(tmp_path / "run") == runs.metrics_but_times(tmp_path / "whole")
-    assert runs.read_json(tmp_path / "run", "result.json")["stopped_by"] == "last step"
+    jobs.train_toy(tmp_path / "run", max_steps=step + 15)
+    jobs.train_toy(tmp_path / "whole", max_steps=step + 15)
+    jobs.assert_identical(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "whole"))
+    assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")
+    assert jobs.read_json(tmp_path / "run", "result.json")["stopped_by"] == "last step"
 
 
 def test_the_first_signal_counts_and_handlers_come_back():
@@ -57,13 +57,13 @@ def test_a_save_is_asked_for_once_however_many_signals_came_before_it():
 
 
 def test_a_request_saves_and_the_run_goes_on(tmp_path):
-    with runs.Trainer(*runs.toy_flags(tmp_path, max_steps=runs.ENDLESS, save_every_steps=0)) as trainer:
-        trainer.wait_until(lambda: runs.logged_step(tmp_path) >= 20)
-        assert runs.saved_steps(tmp_path) == []
+    with jobs.Trainer(*jobs.toy_flags(tmp_path, max_steps=jobs.ENDLESS, save_every_steps=0)) as trainer:
+        trainer.wait_until(lambda: jobs.logged_step(tmp_path) >= 20)
+        assert jobs.saved_steps(tmp_path) == []
         trainer.process.send_signal(signal.SIGUSR1)
-        trainer.wait_until(lambda: runs.saved_steps(tmp_path))
-        [step] = runs.saved_steps(tmp_path)
-        trainer.wait_until(lambda: runs.logged_step(tmp_path) > step + 10)
+        trainer.wait_until(lambda: jobs.saved_steps(tmp_path))
+        [step] = jobs.saved_steps(tmp_path)
+        trainer.wait_until(lambda: jobs.logged_step(tmp_path) > step + 10)
         assert f"Saved {tmp_path}/model.ckpt-{step}, as SIGUSR1 asks." in trainer.output()
 
 
@@ -74,7 +74,7 @@ def test_a_request_before_the_first_step_does_no_harm(tmp_path):
 
     before = signal.getsignal(signal.SIGUSR1)
     workload = dataclasses.replace(toy_workload.WORKLOAD, examples=examples)
-    assert runs.train_toy(tmp_path, workload=workload, max_steps=1).step == 1
+    assert jobs.train_toy(tmp_path, workload=workload, max_steps=1).step == 1
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
@@ -90,7 +90,11 @@ with signals.noted():
 
 def test_a_second_interrupt_leaves_at_once_also_inside_a_step_that_never_ends():
     process = subprocess.Popen(
-        [sys.executable, "-c", STUCK], env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", STUCK],
+        env=jobs.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     with process:
         try:
@@ -100,7 +104,7 @@ def test_a_second_interrupt_leaves_at_once_also_inside_a_step_that_never_ends():
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.5)
             process.send_signal(signal.SIGINT)
-            assert process.wait(runs.WAIT_SECS) == 130
+            assert process.wait(jobs.WAIT_SECS) == 130
             assert "left at once" in process.stderr.read()
         finally:
             process.kill()
@@ -115,7 +119,7 @@ def test_handlers_come_back_after_an_error():
 
 def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
     results = []
-    thread = threading.Thread(target=lambda: results.append(runs.train_toy(tmp_path, max_steps=5)))
+    thread = threading.Thread(target=lambda: results.append(jobs.train_toy(tmp_path, max_steps=5)))
     thread.start()
     thread.join()
     assert results[0].step == 5

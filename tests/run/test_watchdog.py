@@ -3,14 +3,14 @@
 import dataclasses
 import time
 
+import jobs
 import pytest
-import runs
 import tensorflow as tf
 import toy_workload
 
 from tower_train import Config
 from tower_train.graph import build, devices
-from tower_train.run import checkpoint
+from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 
 STALL = dict(stall_timeout_secs=0.4, max_steps=4, batch_size=8, summary_every_steps=0, save_every_steps=2)
@@ -53,7 +53,7 @@ def slow_second_tower(features, training):
 )
 def test_a_step_that_does_not_end_is_reported_with_what_it_waits_for(changes, waits_for, tmp_path, capsys):
     workload = dataclasses.replace(toy_workload.WORKLOAD, **changes)
-    result = runs.train_toy(tmp_path, workload=workload, **STALL)
+    result = jobs.train_toy(tmp_path, workload=workload, **STALL)
     output = capsys.readouterr().out
     assert result.step == 4
     assert f"s: waiting for {waits_for}.\n" in output
@@ -64,12 +64,12 @@ def test_a_step_that_does_not_end_is_reported_with_what_it_waits_for(changes, wa
 def test_a_save_that_does_not_end_is_reported(tmp_path, monkeypatch, capsys):
     save = checkpoint.Checkpoints.save
     monkeypatch.setattr(checkpoint.Checkpoints, "save", lambda *args: time.sleep(SECONDS) or save(*args))
-    runs.train_toy(tmp_path, **STALL)
+    jobs.train_toy(tmp_path, **STALL)
     assert "s: waiting for a save.\n" in capsys.readouterr().out
 
 
 def test_a_run_that_goes_on_is_not_reported(tmp_path, capsys):
-    runs.train_toy(tmp_path, **(STALL | dict(stall_timeout_secs=60.0)))
+    jobs.train_toy(tmp_path, **(STALL | dict(stall_timeout_secs=60.0)))
     assert "waiting for" not in capsys.readouterr().out
 
 

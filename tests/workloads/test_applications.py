@@ -1,16 +1,16 @@
 """Networks of keras.applications on image folders: weights, frozen layers, and what comes of them in every command."""
 
+import jobs
 import keras
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 from PIL import Image
 
 import tower_train
 from tower_train import errors
 from tower_train.config import ExportOptions, RunOptions
-from tower_train.run import serving
+from tower_train.inference import serving
 from tower_train.workload import DataRequest
 from tower_train.workloads import applications, image_folder
 
@@ -68,7 +68,7 @@ def run(data, weights, tmp_path_factory):
 
 
 def test_training_begins_with_the_files_weights_and_leaves_frozen_ones_alone(run, base):
-    ended = runs.variables(run / "whole")
+    ended = jobs.variables(run / "whole")
     names = [layer.name for layer in base.layers]
     frozen = set(names[: names.index(FROZEN) + 1])
     for variable in base.variables:
@@ -80,7 +80,7 @@ def test_training_begins_with_the_files_weights_and_leaves_frozen_ones_alone(run
 
 
 def test_a_run_resumes_exactly(run):
-    runs.assert_identical(runs.variables(run / "halves"), runs.variables(run / "whole"))
+    jobs.assert_identical(jobs.variables(run / "halves"), jobs.variables(run / "whole"))
 
 
 def test_evaluation_export_and_prediction_need_no_weights_file(run, data, weights, base, tmp_path):
@@ -99,7 +99,7 @@ def test_evaluation_export_and_prediction_need_no_weights_file(run, data, weight
     np.testing.assert_array_equal(exported(features=tf.constant(images))["logits"], logits)
 
     model = keras.models.clone_model(base)
-    ended = runs.variables(run / "whole")
+    ended = jobs.variables(run / "whole")
     for mine, theirs in zip(model.variables, base.variables, strict=True):
         mine.assign(ended[theirs.path])
     maps = model.predict(keras.applications.mobilenet.preprocess_input(images.astype(np.float32)), verbose=0)

@@ -1,8 +1,8 @@
 """The image-folder workload: options to network, flips that follow the stream, resuming, N towers of which are one."""
 
+import jobs
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 import trainings
 from PIL import Image
@@ -76,7 +76,7 @@ def test_a_run_learns_resumes_exactly_and_is_evaluated(data, tmp_path):
             optimizer="adam", moving_average_decay=0.5, learning_rate=0.01,
         )  # fmt: skip
         tower_train.train("tower_train.workloads.image_folder", config, workload_options=options)
-    runs.assert_identical(runs.variables(tmp_path / "halves"), runs.variables(tmp_path / "whole"))
+    jobs.assert_identical(jobs.variables(tmp_path / "halves"), jobs.variables(tmp_path / "whole"))
     [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path / "whole")))
     assert found.metrics["precision @ 1"].mean == 1 and found.class_names == ("left", "right")
 

@@ -3,11 +3,12 @@
 import re
 import sys
 
+import jobs
 import pytest
-import runs
 import trainings
 
-from tower_train import command_line, new_workload
+from tower_train import new_workload
+from tower_train.options import command_line
 from tower_train.workload import DataRequest, load
 from tower_train.workloads import template
 
@@ -32,10 +33,10 @@ def test_what_it_writes_trains_and_learns_by_the_command_it_prints(main, tmp_pat
     assert (status, stderr) == (0, "")
     [words] = re.findall(r"python -m tower_train (.*)\n", stdout)
     words = [*words.split(), "--train_dir=run", "--units=48", "--eval_every_steps=300"]
-    done = runs.command("tower_train", *words, cwd=tmp_path)
+    done = jobs.command("tower_train", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert runs.read_json(tmp_path / "run", "run.json")["workload"] == "my_spirals"
-    found = runs.read_json(tmp_path / "run", "result.json")["evaluation"]
+    assert jobs.read_json(tmp_path / "run", "run.json")["workload"] == "my_spirals"
+    found = jobs.read_json(tmp_path / "run", "result.json")["evaluation"]
     assert found["metrics"]["precision @ 1"]["mean"] > 0.9
     assert "MODULE" not in (tmp_path / "my_spirals.py").read_text()
 

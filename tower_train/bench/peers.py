@@ -12,8 +12,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from tower_train import command_line
-from tower_train.run import ports
+from tower_train.cluster import ports
+from tower_train.options import command_line
 
 
 @contextlib.contextmanager

@@ -20,8 +20,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from tower_train import command_line, errors
+from tower_train import errors
 from tower_train.bench import peers, usage
+from tower_train.options import command_line
 
 WARM_UP_STEPS, WARM_UP_SECS = 10, 1.0
 SIGN_OF_LIFE_STEPS = 1000  # a long warm-up is not taken for a process that hangs

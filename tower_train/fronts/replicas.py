@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tower_train import keras_state
+from tower_train.fronts import keras_state
 from tower_train.graph.devices import HOST
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tower_train import points
 from tower_train.config import Config
+from tower_train.options import points
 
 
 def learning_rate(config: Config, num_examples: int, examples_seen: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tower_train.config import Config
 from tower_train.graph import stream
-from tower_train.run import checkpoint
+from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1

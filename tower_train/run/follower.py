@@ -4,22 +4,12 @@ import time
 
 import tensorflow as tf
 
+from tower_train.cluster import member
 from tower_train.config import Config
 from tower_train.graph import build
-from tower_train.run import (
-    directory,
-    dtypes,
-    hooks,
-    input_stream,
-    manifest,
-    member,
-    nonfinite,
-    report,
-    sessions,
-    signals,
-    watchdog,
-)
+from tower_train.run import dtypes, hooks, input_stream, nonfinite, report, sessions, signals, watchdog
 from tower_train.run.results import Result
+from tower_train.run_dir import directory, manifest
 from tower_train.workload import DataRequest, Workload
 
 v1 = tf.compat.v1

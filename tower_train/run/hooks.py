@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph.build import StepReport, TrainingGraph
-from tower_train.run import events
 from tower_train.run import report as reporting
-from tower_train.run.metrics import MetricsFile
+from tower_train.run_dir import events
+from tower_train.run_dir.metrics import MetricsFile
 
 v1 = tf.compat.v1
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.graph.build import TrainingGraph
-from tower_train.run import checkpoint
+from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples
 
 v1 = tf.compat.v1

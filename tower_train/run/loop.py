@@ -9,26 +9,15 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster import member
+from tower_train.cluster import task as cluster
 from tower_train.config import Config
 from tower_train.graph import build, devices
-from tower_train.run import (
-    bad_batch,
-    checkpoint,
-    cluster,
-    data_check,
-    directory,
-    dtypes,
-    evaluate_run,
-    follower,
-    input_stream,
-    manifest,
-    member,
-    recovery,
-    report,
-    signals,
-)
+from tower_train.inference import evaluate_run
+from tower_train.run import bad_batch, data_check, dtypes, follower, input_stream, report, signals
 from tower_train.run.results import Result
 from tower_train.run.steps import Start, do_steps
+from tower_train.run_dir import checkpoint, directory, manifest, recovery
 from tower_train.workload import DataRequest, Workload, load
 
 v1 = tf.compat.v1

@@ -6,7 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train.graph.build import TrainingGraph
-from tower_train.run import checkpoint, hooks
+from tower_train.run import hooks
+from tower_train.run_dir import checkpoint
 
 
 class CheckpointHook(hooks.StepHook):

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tower_train.cluster.member import Member
 from tower_train.graph.build import TrainingGraph
-from tower_train.run.member import Member
 
 v1 = tf.compat.v1
 

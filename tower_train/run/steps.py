@@ -9,25 +9,14 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster import member
 from tower_train.config import Config
 from tower_train.graph import build, devices
-from tower_train.run import (
-    checkpoint,
-    directory,
-    evaluate_run,
-    events,
-    hooks,
-    input_stream,
-    member,
-    nonfinite,
-    report,
-    saving,
-    sessions,
-    signals,
-    watchdog,
-)
-from tower_train.run.metrics import MetricsFile
+from tower_train.inference import evaluate_run
+from tower_train.run import hooks, input_stream, nonfinite, report, saving, sessions, signals, watchdog
 from tower_train.run.results import Result
+from tower_train.run_dir import checkpoint, directory, events
+from tower_train.run_dir.metrics import MetricsFile
 
 v1 = tf.compat.v1
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import tensorflow as tf
 
 from tower_train.graph import progress
-from tower_train.run import checkpoint
+from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
 _ASK_SECS = 5  # for the session to tell how far it is; it may be stuck altogether

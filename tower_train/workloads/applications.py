@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.keras_towers import apart, freeze, keras_network
+from tower_train.fronts.keras_towers import apart, freeze, keras_network
 
 NAMES = tuple(
     name

@@ -18,7 +18,8 @@ from tower_train.fronts.estimator.run_config import RunConfig
 from tower_train.fronts.estimator.spec import ModeKeys
 from tower_train.graph import build
 from tower_train.graph.devices import HOST
-from tower_train.run import checkpoint, events, nonfinite
+from tower_train.run import nonfinite
+from tower_train.run_dir import checkpoint, events
 
 v1 = tf.compat.v1
 _GLOBAL_STEP, _LOSS = "global_step", "loss"

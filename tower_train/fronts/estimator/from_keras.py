@@ -5,7 +5,8 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tower_train import errors, keras_state
+from tower_train import errors
+from tower_train.fronts import keras_state
 from tower_train.fronts.estimator import captured, saved_model
 from tower_train.fronts.estimator.estimator import Estimator
 from tower_train.fronts.estimator.run_config import RunConfig

@@ -8,7 +8,7 @@ from tower_train import errors
 from tower_train.fronts.estimator.run_config import RunConfig
 from tower_train.fronts.estimator.spec import EstimatorSpec
 from tower_train.graph.devices import Devices
-from tower_train.run import checkpoint
+from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
 

@@ -1,0 +1,130 @@
+"""Several workers on loopback, real processes that die, hang or are not what they should be: who is missing is said."""
+
+import concurrent.futures
+import signal
+import socket
+import time
+
+import clusters
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tower_train import Config, errors, train
+from tower_train.cluster.member import Member
+from tower_train.cluster.task import Place
+from tower_train.graph import devices
+
+TIMEOUT_SECS = 8
+COMMON = dict(
+    workload="norm_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, moving_average_decay=0.9,
+    clip_gradients=0.5, lookahead_every_steps=5, log_every_steps=1, summary_every_steps=0, keep_checkpoints=0,
+    num_gpus=1,
+)  # fmt: skip
+FAULTY = COMMON | dict(max_steps=jobs.ENDLESS, batch_size=4, save_every_steps=5, worker_timeout_secs=TIMEOUT_SECS)
+
+
+def test_workers_that_lose_one_say_which_and_leave(tmp_path):
+    """Of three, so that one learns it from the chief; the lost one hangs."""
+    with clusters.Cluster(tmp_path, 3, **FAULTY) as cluster:
+        cluster.wait_for_step(tmp_path, 8)
+        lost, began = cluster.workers[2], time.monotonic()
+        lost.process.send_signal(signal.SIGSTOP)
+        assert cluster.end(0, 1) == [138, 138], cluster.outputs()
+        assert time.monotonic() - began < 2 * TIMEOUT_SECS + 20
+        for worker in (cluster.workers[0], cluster.workers[1]):
+            last_line = worker.output().splitlines()[-1]
+            assert f"error: worker 2 ({cluster.hosts[2]}) is missing: no sign of life" in last_line
+            assert "last seen at step" in last_line
+    assert jobs.saved_steps(tmp_path)[0] == 5
+    assert all(step % 5 == 0 for step in jobs.saved_steps(tmp_path))
+
+
+def test_a_run_whose_workers_are_killed_waits_and_goes_on_with_every_example_once(tmp_path):
+    """First the second worker dies, then the chief; each is started again by the same command. In the end SIGTERM to
+    the second worker ends both after the same step, saved."""
+    alone = tmp_path / "alone"
+    jobs.train_toy(alone, **(COMMON | dict(batch_size=12, max_steps=40)))
+    options = FAULTY | dict(workload="norm_workload:SLOW", batch_size=6, sync_batch_norm=True, wait_for_workers=True,
+                            worker_timeout_secs=5)  # fmt: skip
+    with clusters.Cluster(tmp_path, 2, **options) as cluster:
+        for lost, other, step in ((1, 0, 8), (0, 1, 24)):
+            cluster.wait_for_step(tmp_path, step)
+            cluster.workers[lost].process.kill()
+            cluster.end(lost)
+            missed = f"worker {lost} ({'the chief, ' if lost == 0 else ''}{cluster.hosts[lost]}) is missing"
+            cluster.workers[other].wait_until(lambda: missed in cluster.workers[other].output())  # noqa: B023
+            cluster.workers[lost] = cluster.start(lost)
+        cluster.wait_for_step(tmp_path, 40)
+        cluster.workers[1].process.send_signal(signal.SIGTERM)
+        assert cluster.end(0, 1) == [143, 143], cluster.outputs()
+    records = jobs.metrics(tmp_path)
+    assert [record["examples"] for record in records] == list(range(12, 12 * len(records) + 1, 12))
+    np.testing.assert_allclose(
+        [record["loss"] for record in records[:40]], [record["loss"] for record in jobs.metrics(alone)], rtol=1e-9
+    )
+    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == "another worker"
+    assert jobs.saved_steps(tmp_path)[-1] == len(records)
+
+
+def test_who_cannot_train_along_is_named(tmp_path):
+    """Two clusters at once: in one a worker has another seed, in the other one finds its port in use."""
+    other, short = tmp_path / "other", FAULTY | dict(worker_timeout_secs=2)
+    with (
+        clusters.Cluster(tmp_path, 2, {1: dict(seed=5)}, **(FAULTY | dict(worker_timeout_secs=30))) as differing,
+        clusters.Cluster(other, 2, absent=[0, 1], **short) as cluster,
+        socket.socket() as taken,
+    ):
+        taken.bind(("localhost", int(cluster.hosts[1].rpartition(":")[2])))
+        taken.listen()
+        cluster.workers = {index: cluster.start(index) for index in (0, 1)}
+        assert cluster.end(0, 1) == [138, 2], cluster.outputs()
+        never, refused = cluster.outputs()
+        assert f"error: worker 1 ({cluster.hosts[1]}) has not started for" in never
+        assert f"error: worker 1 ({cluster.hosts[1]}) cannot be started: its port is in use" in refused
+        assert differing.end(0, 1) == [2, 2], differing.outputs()
+        for output in differing.outputs():
+            expected = f"error: worker 1 ({differing.hosts[1]}) cannot train along: --seed is 5, the chief's 0. "
+            assert expected in output
+    assert not jobs.saved_steps(tmp_path) and not (tmp_path / "run.json").exists()
+
+
+class Stop(tf.compat.v1.train.SessionRunHook):
+    """Asks for the end after the fifth step that it sees."""
+
+    def before_run(self, run_context):
+        self._seen = getattr(self, "_seen", 0) + 1
+
+    def after_run(self, run_context, run_values):
+        if self._seen == 5:
+            run_context.request_stop()
+
+
+@pytest.mark.parametrize("asking", [0, 1])
+def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(asking, tmp_path):
+    options = COMMON | dict(batch_size=4, max_steps=jobs.ENDLESS)
+    results = clusters.train_together(tmp_path, 2, session_hooks={asking: [Stop()]}, **options)
+    assert [(result.step, result.stopped_by) for result in results] == [(6, "a session hook")] * 2
+    assert jobs.saved_steps(tmp_path) == [6]
+
+
+def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after_that(tmp_path):
+    options = COMMON | dict(batch_size=6, max_steps=jobs.ENDLESS, learning_rate=1e-30, eval_every_steps=5)
+    first, second = (clusters.train_together(tmp_path, 2, stop_after_no_gain_epochs=1.0, **options) for _ in range(2))
+    assert [result.stopped_by for result in first + second] == ["no gain for 1 epochs"] * 4
+    assert len({result.step for result in first + second}) == 1
+    assert [result.loss is None for result in first + second] == [False, False, True, True]
+
+
+def test_a_program_that_calls_train_is_told_that_it_must_be_started_again(tmp_path):
+    """The second worker has begun, and is heard of no more."""
+    hosts = clusters.hosts(2)
+    chief = Config(train_dir=str(tmp_path), worker_hosts=",".join(hosts), task_index=0, wait_for_workers=True,
+                   worker_timeout_secs=2)  # fmt: skip
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        trained = pool.submit(train, "norm_workload", chief)
+        with Member(Place(tuple(hosts), 1), devices.place(Config()), 30.0, wait=True):
+            time.sleep(5)
+        with pytest.raises(errors.WorkerError, match=r"worker 1 .* is missing: .* train\(\) must be started again"):
+            trained.result(jobs.WAIT_SECS)

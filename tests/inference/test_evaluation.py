@@ -1,0 +1,317 @@
+"""Evaluation counts every test example once, on the weights it says, whatever the batches and towers."""
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+import signal
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+
+from tower_train import Config, EvaluateOptions, Examples, errors, evaluate_run, train
+from tower_train.inference import evaluation
+from tower_train.run import report
+from tower_train.run_dir import checkpoint
+from tower_train.workload import DataRequest
+
+
+def evaluate(train_dir, workload=None, **options):
+    [found] = evaluate_run(EvaluateOptions(train_dir=str(train_dir), **options), workload)
+    return found
+
+
+def test_examples():
+    """Features [50, 4] and labels [50] of the toy workload's test examples."""
+    examples = toy_workload.load(DataRequest("test"))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return session.run(examples.open()(tf.range(50, dtype=tf.int64)))
+
+
+test_examples.__test__ = False
+
+
+def toy_logits(weights, features, suffix=""):
+    """The toy workload's network in numpy."""
+    hidden = features @ weights[f"hidden/weights{suffix}"] + weights[f"hidden/biases{suffix}"]
+    logits = np.maximum(hidden, 0) @ weights[f"softmax_linear/weights{suffix}"]
+    return logits + weights[f"softmax_linear/biases{suffix}"]
+
+
+def predictions(weights, features, suffix=""):
+    return np.argmax(toy_logits(weights, features, suffix), axis=1)
+
+
+def confusion(labels, predicted):
+    return [[int(np.sum((labels == i) & (predicted == j))) for j in range(3)] for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run so hasty that its weights and their moving averages classify differently."""
+    directory = tmp_path_factory.mktemp("hasty") / "run"
+    jobs.train_toy(directory, max_steps=12, moving_average_decay=0.99, learning_rate=0.05, eval_every_steps=6)
+    return directory
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(("num_gpus", "batch_size"), [(1, 50), (1, 1), (3, 7), (2, 16), (4, 64), (7, 3)])
+def test_every_example_counts_once_on_the_weights_asked_for(raw, num_gpus, batch_size, run):
+    found = evaluate(run, raw=raw, num_gpus=num_gpus, batch_size=batch_size)
+    features, labels = test_examples()
+    predicted = predictions(jobs.variables(run), features, "" if raw else "/ExponentialMovingAverage")
+    assert found.num_examples == 50
+    assert found.confusion == confusion(labels, predicted)
+    right = int(np.sum(predicted == labels))
+    assert found.metrics["precision @ 1"].mean == pytest.approx(right / 50, abs=1e-12)
+    assert (found.step, found.weights) == (12, "raw weights" if raw else "moving averages")
+    assert found.class_names == toy_workload.CLASSES
+
+
+def test_raw_weights_and_moving_averages_are_not_the_same(run):
+    assert evaluate(run, raw=True).confusion != evaluate(run).confusion
+
+
+def test_the_reference_workload_counts_the_labels_of_its_file(cifar10_run, cifar10_dir):
+    found = evaluate(cifar10_run[0], num_gpus=3, batch_size=7)
+    labels = np.fromfile(cifar10_dir / "test_batch.bin", np.uint8).reshape(-1, 3073)[:, 0]
+    assert np.sum(found.confusion, axis=1).tolist() == np.bincount(labels, minlength=10).tolist()
+    assert found.metrics["precision @ 1"].mean == pytest.approx(np.trace(found.confusion) / 40)
+    # During training two towers of 8 evaluated the same checkpoint.
+    during = jobs.read_json(cifar10_run[0], "result.json")["evaluation"]
+    assert during | {"seconds": 0} == jobs.json_like(found.as_dict() | {"seconds": 0})
+
+
+def test_evaluation_during_training_finds_what_evaluation_afterwards_finds(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    during = jobs.read_json(tmp_path / "run", "result.json")["evaluation"]
+    found = evaluate(tmp_path / "run")
+    assert during | {"seconds": 0} == jobs.json_like(found.as_dict() | {"seconds": 0})
+    result = jobs.read_json(tmp_path / "run", "result.json")
+    assert result["evaluation"] == jobs.json_like(found.as_dict())
+    assert (result["step"], result["stopped_by"]) == (12, "last step")  # what training wrote stays
+
+
+class TestViews:
+    """Of the toy workload's features as they are, at weight 1/4, and with their signs turned, at 3/4."""
+
+    @pytest.fixture(scope="class")
+    def workload(self):
+        return dataclasses.replace(toy_workload.WORKLOAD, views=lambda features: [(0.25, features), (0.75, -features)])
+
+    @pytest.fixture(scope="class")
+    def viewed_run(self, workload, tmp_path_factory):
+        directory = tmp_path_factory.mktemp("viewed")
+        jobs.train_toy(directory, workload=workload, max_steps=12, eval_every_steps=12, learning_rate=0.05)
+        return directory, jobs.read_json(directory, "result.json")["evaluation"]
+
+    @pytest.mark.parametrize("single_view", [False, True])
+    def test_evaluation_takes_the_mean_of_the_logits_unless_told_not_to(self, workload, viewed_run, single_view):
+        found = evaluate(viewed_run[0], workload, single_view=single_view, num_gpus=2, batch_size=7)
+        weights, (features, labels) = jobs.variables(viewed_run[0]), test_examples()
+        logits = toy_logits(weights, features, "/ExponentialMovingAverage")
+        if not single_view:
+            logits = 0.25 * logits + 0.75 * toy_logits(weights, -features, "/ExponentialMovingAverage")
+        assert found.confusion == confusion(labels, np.argmax(logits, axis=1))
+        assert found.several_views is not single_view
+        assert report.evaluation_lines(found)[0].endswith(", several views of each") is not single_view
+
+    def test_so_does_evaluation_during_training(self, workload, viewed_run):
+        directory, during = viewed_run
+        found = evaluate(directory, workload)
+        assert during | {"seconds": 0} == jobs.json_like(found.as_dict() | {"seconds": 0})
+        assert found.confusion != evaluate(directory, workload, single_view=True).confusion
+
+
+class TestAtTheEnd:
+    OPTIONS = dict(max_steps=7, eval_every_steps=5, train_eval_examples=0)
+
+    def test_the_last_step_is_evaluated_where_that_is_asked_for(self, tmp_path, capsys):
+        jobs.train_toy(tmp_path / "no", **self.OPTIONS)
+        assert jobs.read_json(tmp_path / "no", "result.json")["evaluation"]["step"] == 5
+        assert "Result:" not in capsys.readouterr().out
+        jobs.train_toy(tmp_path / "yes", **self.OPTIONS, eval_at_end=True)
+        result = jobs.read_json(tmp_path / "yes", "result.json")
+        precision = result["evaluation"]["metrics"]["precision @ 1"]["mean"]
+        assert (result["evaluation"]["step"], precision) == (
+            7,
+            evaluate(tmp_path / "yes").metrics["precision @ 1"].mean,
+        )
+        assert re.search(
+            rf"\nResult:   precision @ 1 = {precision:.3f} .*, after {result['training_secs']:.1f} s of training\n",
+            capsys.readouterr().out,
+        )
+        assert 0 < result["training_secs"] < result["seconds"]
+
+    def test_once_only_where_both_ask_for_it(self, tmp_path):
+        jobs.train_toy(tmp_path, **self.OPTIONS | dict(max_steps=10), eval_at_end=True)
+        points = jobs.events(tmp_path / "eval").Scalars("precision @ 1")
+        assert [point.step for point in points] == [5, 10]
+
+    def test_a_run_that_is_stopped_early_is_not_evaluated(self, tmp_path):
+        class Stop(tf.compat.v1.train.SessionRunHook):
+            def after_run(self, run_context, run_values):
+                run_context.request_stop()
+
+        assert jobs.train_toy(tmp_path, [Stop()], max_steps=7, eval_at_end=True).step == 1
+        assert "evaluation" not in jobs.read_json(tmp_path, "result.json")
+
+    def test_one_that_was_killed_is_made_up_for_once(self, tmp_path, monkeypatch, capsys):
+        def killed(self, path):
+            raise KeyboardInterrupt
+
+        options = dict(max_steps=7, eval_at_end=True, train_eval_examples=0)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(evaluation.Evaluator, "evaluate", killed)
+            jobs.train_toy(tmp_path, **options)
+        assert jobs.train_toy(tmp_path, **options).step == 7
+        assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 7
+        assert "nothing to do" in (shown := capsys.readouterr().out) and "\nResult:   precision @ 1 = " in shown
+        with monkeypatch.context() as patch:
+            patch.setattr(evaluation.Evaluator, "evaluate", killed)
+            jobs.train_toy(tmp_path, **options)
+
+
+def test_evaluation_does_not_disturb_training(run, tmp_path):
+    jobs.train_toy(tmp_path, max_steps=12, moving_average_decay=0.99, learning_rate=0.05)
+    jobs.assert_identical(jobs.variables(run), jobs.variables(tmp_path))
+
+
+def test_evaluations_are_drawn_at_the_steps_of_their_checkpoints(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    points = jobs.events(tmp_path / "run" / "eval").Scalars("precision @ 1")
+    assert [point.step for point in points][:2] == [6, 12]
+    found = evaluate(tmp_path / "run", raw=True)
+    points = jobs.events(tmp_path / "run" / "eval").Scalars("precision @ 1")
+    assert (points[-1].step, points[-1].value) == (12, pytest.approx(found.metrics["precision @ 1"].mean))
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(8, 10), (0, 10), (10, 10), (7733, 10000), (1, 1)])
+def test_the_wilson_interval_bounds_the_proportions_that_a_two_sided_test_accepts(successes, trials):
+    # They satisfy (p - share)^2 <= z^2 p (1 - p) / n: the bounds are the roots of a quadratic.
+    z, share = 1.959964, successes / trials
+    roots = sorted(np.roots([1 + z * z / trials, -2 * share - z * z / trials, share**2]).real)
+    assert evaluation.wilson_interval(successes, trials) == pytest.approx(roots, abs=1e-6)
+
+
+def test_the_wilson_interval_of_eight_in_ten_is_the_one_in_the_books():
+    # center = (0.8 + 3.8415 / 20) / 1.38415 = 0.71674, half = 1.95996 / 1.38415 * sqrt(0.016 + 0.0096037) = 0.22658
+    assert evaluation.wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=5e-5)
+
+
+def test_only_a_proportion_has_an_interval(run):
+    def metrics(outputs, labels):
+        hits = tf.cast(tf.equal(tf.argmax(outputs, axis=-1), labels), tf.float32)
+        return {"hit": hits, "half": hits / 2}
+
+    found = evaluate(run, dataclasses.replace(toy_workload.WORKLOAD, metrics=metrics), batch_size=8)
+    hit, half = found.metrics["hit"], found.metrics["half"]
+    assert (hit.low, hit.high) == evaluation.wilson_interval(hit.mean * 50, 50)
+    assert (half.mean, half.low, half.high) == (pytest.approx(hit.mean / 2), None, None)
+
+
+@pytest.mark.parametrize("factor", [0.0, math.nan])
+def test_a_network_that_gives_every_class_the_same_is_never_right(factor, tmp_path):
+    def undecided(features, training):
+        return toy_workload.network(features, training) * (1.0 if training else factor)
+
+    workload = dataclasses.replace(toy_workload.WORKLOAD, inference=undecided)
+    jobs.train_toy(tmp_path, max_steps=1, workload=workload)
+    assert evaluate(tmp_path, workload).metrics["precision @ 1"].mean == 0
+
+
+def test_a_run_from_python_is_evaluated_with_its_workload_named(tmp_path):
+    workload = dataclasses.replace(toy_workload.WORKLOAD, examples=_renamed)
+    train(workload, Config(max_steps=2, batch_size=8, train_dir=str(tmp_path)))
+    with pytest.raises(errors.RunError, match="trained from Python.*--workload=MODULE"):
+        evaluate(tmp_path)
+    assert evaluate(tmp_path, workload).data == "renamed test"
+    [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path), workload="toy_workload"))
+    assert found.data == "toy test"
+
+
+def _renamed(request):
+    return dataclasses.replace(toy_workload.load(request), name=f"renamed {request.split}")
+
+
+def test_labels_that_are_not_classes_have_no_confusion_matrix(tmp_path):
+    def nameless(request):
+        examples = toy_workload.load(request)
+        return Examples(examples.name, examples.num_examples, examples.open)
+
+    workload = dataclasses.replace(toy_workload.WORKLOAD, examples=nameless)
+    jobs.train_toy(tmp_path, max_steps=1, workload=workload)
+    found = evaluate(tmp_path, workload)
+    assert (found.confusion, found.class_names) == (None, ())
+
+
+def test_watching_sees_new_checkpoints_and_the_last_one_and_ends_with_the_trainer(tmp_path):
+    words = jobs.toy_flags(tmp_path, max_steps=jobs.ENDLESS, save_every_steps=50)
+    with jobs.Trainer(*words) as trainer:
+        trainer.wait_until((tmp_path / "run.json").exists)
+        steps = []
+        for found in evaluate_run(EvaluateOptions(train_dir=str(tmp_path), watch=True, watch_secs=0.05)):
+            steps.append(found.step)
+            if len(steps) == 3:  # the trainer saves once more and ends while this evaluation is looked at
+                assert trainer.end_by(signal.SIGTERM) == 143
+    last = jobs.saved_step(tmp_path)
+    assert len(steps) == 4 and steps == sorted(set(steps))
+    assert steps[-1] == last == jobs.read_json(tmp_path, "result.json")["step"]
+    assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == last
+    assert [point.step for point in jobs.events(tmp_path / "eval").Scalars("precision @ 1")] == steps
+
+
+def test_watching_a_run_that_has_ended_evaluates_its_last_checkpoint(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    assert evaluate(tmp_path / "run", watch=True).step == 12
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_checkpoint_that_the_trainer_replaces_meanwhile_gives_way_to_the_newer_one(watch, run, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "newer").mkdir()
+    for file in (tmp_path / "run").glob("model.ckpt-12.*"):
+        file.rename(tmp_path / "newer" / file.name)
+    restore, restored = checkpoint.restore, []
+
+    def restore_late(saver, session, path):
+        for file in (tmp_path / "newer").iterdir():
+            file.rename(tmp_path / "run" / file.name)
+        for file in (tmp_path / "run").glob("model.ckpt-6.*"):
+            file.unlink()
+        restored.append(checkpoint.step_of(path))
+        restore(saver, session, path)
+
+    monkeypatch.setattr(checkpoint, "restore", restore_late)
+    assert evaluate(tmp_path / "run", watch=watch).step == 12
+    assert restored == [6, 12]
+
+
+def test_a_damaged_checkpoint_is_an_error(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    for file in (tmp_path / "run").glob("model.ckpt-12.data*"):
+        file.write_bytes(b"")
+    with pytest.raises(errors.RunError, match="model.ckpt-12 cannot be restored"):
+        evaluate(tmp_path / "run")
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_run_without_a_checkpoint_is_an_error(watch, run, tmp_path):
+    shutil.copy(run / "run.json", tmp_path)
+    with pytest.raises(errors.RunError, match=f"--train_dir={tmp_path} holds no checkpoint yet"):
+        evaluate(tmp_path, watch=watch)
+
+
+def test_a_checkpoint_that_lacks_what_is_asked_for_is_an_error(tmp_path):
+    jobs.train_toy(tmp_path, max_steps=2, moving_average_decay=0)
+    run_json = jobs.read_json(tmp_path, "run.json")
+    run_json["config"]["moving_average_decay"] = 0.9
+    (tmp_path / "run.json").write_text(json.dumps(run_json))
+    with pytest.raises(errors.RunError, match="model.ckpt-2 .*hidden/biases/ExponentialMovingAverage") as error:
+        evaluate(tmp_path)
+    assert "\n" not in str(error.value)
+    assert evaluate(tmp_path, raw=True).step == 2

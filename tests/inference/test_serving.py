@@ -1,0 +1,247 @@
+"""Exported networks and predictions from files are what evaluation saw."""
+
+import dataclasses
+import errno
+import io
+import os
+import sys
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import tower_train
+from tower_train import export, predict
+from tower_train.config import Config, EvaluateOptions, ExportOptions
+from tower_train.graph import build, devices
+from tower_train.inference import serving, trained
+from tower_train.options import command_line
+
+v1 = tf.compat.v1
+SIZE = 16
+
+
+def draw(rng, label):
+    """A grey image that is brighter to the left, to the right or in the middle."""
+    image = rng.integers(0, 100, [SIZE, SIZE], np.uint8)
+    first = (0, 10, 5)[label]
+    image[:, first : first + 6] += 150
+    return image
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for split, count in (("train", 8), ("test", 5)):
+        for label, class_name in enumerate(("left", "right", "zentral ü")):
+            (root / split / class_name).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(draw(rng, label)).save(root / split / class_name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """A run of the image-folder workload."""
+    directory = tmp_path_factory.mktemp("served") / "run"
+    config = Config(
+        train_dir=str(directory), data_dir=str(data), num_gpus=2, batch_size=8, max_steps=30, optimizer="adam",
+        learning_rate=0.01, moving_average_decay=0.5,
+    )  # fmt: skip
+    options = dict(image_size=SIZE, color="grayscale", flip=False)
+    tower_train.train("tower_train.workloads.image_folder", config, workload_options=options)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def exported(run):
+    folder = run / "export"
+    assert serving.export(ExportOptions(train_dir=str(run)), folder) == ["serving_default", "files"]
+    return tf.saved_model.load(str(folder)).signatures
+
+
+@pytest.fixture(scope="module")
+def files(data):
+    """The test images' paths and labels, in the order of evaluation."""
+    paths = sorted((data / "test").glob("*/*.png"))
+    return paths, np.repeat([0, 1, 2], 5)
+
+
+def pixels(paths):
+    return np.stack([np.asarray(Image.open(path)) for path in paths])[..., np.newaxis]
+
+
+def test_the_exported_network_predicts_what_evaluation_counts(run, exported, files):
+    paths, labels = files
+    outputs = exported["serving_default"](features=tf.constant(pixels(paths)))
+    confusion = np.zeros([3, 3], int)
+    np.add.at(confusion, (labels, outputs["logits"].numpy().argmax(axis=1)), 1)
+    [found] = tower_train.evaluate_run(EvaluateOptions(train_dir=str(run)))
+    assert found.confusion == confusion.tolist()
+    assert outputs["classes"].numpy()[0].tolist() == [name.encode() for name in ("left", "right", "zentral ü")]
+
+
+def mirrored(images):
+    """Views whose weights are no powers of two."""
+    return [(0.7, images), (0.2, tf.reverse(images, [2])), (0.1, images / 2)]
+
+
+def with_views(run):
+    """The run's workload with those views, whatever its options."""
+    workload, _, _ = trained.read_run(EvaluateOptions(train_dir=str(run)))
+    return dataclasses.replace(
+        workload, configure=lambda options: dataclasses.replace(workload.configure(options), views=mirrored)
+    )
+
+
+@pytest.fixture(scope="module")
+def exported_with_views(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("views") / "model"
+    serving.export(ExportOptions(train_dir=str(run)), folder, with_views(run))
+    return tf.saved_model.load(str(folder)).signatures
+
+
+@pytest.mark.parametrize("has_views", [False, True])
+@pytest.mark.parametrize("batch", [15, 4])
+def test_the_exported_network_gives_the_bits_of_evaluation(run, files, batch, has_views, request):
+    """Every logit, at the same batches, of one view and of several."""
+    exported = request.getfixturevalue("exported_with_views" if has_views else "exported")
+    workload = with_views(run) if has_views else None
+    workload, examples, config = trained.read_run(EvaluateOptions(train_dir=str(run)), workload)
+    workload = dataclasses.replace(
+        workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
+    )
+    placed = devices.place(Config(device="cpu"))
+    built = build.evaluation_graph(workload, examples, batch, "float32", config["moving_average_decay"], placed)
+    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
+        v1.train.Saver(built.restored).restore(session, tf.train.latest_checkpoint(str(run)))
+        session.run(built.stream_initializer)
+        steps = [session.run(built.metrics) for _ in range(15 // batch)]
+    images = pixels(files[0])
+    for i, step in enumerate(steps):
+        own = exported["serving_default"](features=tf.constant(images[i * batch : (i + 1) * batch]))["logits"].numpy()
+        assert np.stack([step[str(k)] for k in range(3)], axis=1).tobytes() == own.tobytes()
+
+
+def test_a_single_view_is_exported_where_asked_for(run, exported, exported_with_views, files, tmp_path):
+    images = tf.constant(pixels(files[0]))
+    plain, mean = (signatures["serving_default"](features=images)["logits"].numpy()
+                   for signatures in (exported, exported_with_views))  # fmt: skip
+    assert not np.allclose(plain, mean)
+    serving.export(ExportOptions(train_dir=str(run), single_view=True), tmp_path / "model", with_views(run))
+    single = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    assert single(features=images)["logits"].numpy().tobytes() == plain.tobytes()
+
+
+def test_files_and_pixels_give_the_same_bits(exported, files):
+    """Files hold what the pixels are: PNG loses nothing."""
+    paths, _ = files
+    of_pixels = exported["serving_default"](features=tf.constant(pixels(paths)))
+    of_files = exported["files"](files=tf.constant([path.read_bytes() for path in paths]))
+    for name in ("logits", "probabilities"):
+        assert of_files[name].numpy().tobytes() == of_pixels[name].numpy().tobytes(), name
+    exponents = np.exp(of_pixels["logits"].numpy().astype(np.float64))
+    np.testing.assert_allclose(
+        of_pixels["probabilities"], exponents / exponents.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-30
+    )
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_the_export_holds_the_averaged_weights_or_with_raw_the_plain_ones(run, tmp_path, raw):
+    serving.export(ExportOptions(train_dir=str(run), raw=raw), tmp_path / "model")
+    model = tf.saved_model.load(str(tmp_path / "model"))
+    saved = jobs.variables(run)
+    name = "softmax_linear/weights" + ("" if raw else "/ExponentialMovingAverage")
+    assert not np.array_equal(saved["softmax_linear/weights"], saved["softmax_linear/weights/ExponentialMovingAverage"])
+    assert any(np.array_equal(variable, saved[name]) for variable in model.variables)
+
+
+@pytest.fixture
+def main(monkeypatch, capsys):
+    """Runs a command in this process: (module, words) -> (exit status, stdout, stderr)."""
+
+    def call(module, *words):
+        monkeypatch.setattr(sys, "argv", ["command", *words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            command_line.run(module.main)
+        return left.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_predict_prints_the_top_classes_of_each_file(main, run, exported, files, tmp_path):
+    paths, labels = files
+    odd = tmp_path / "a photo ü.jpg"
+    Image.fromarray(pixels(paths)[7, ..., 0]).resize((40, 30)).save(odd)
+    status, stdout, stderr = main(predict, f"--train_dir={run}", "--top=2", str(paths[6]), str(odd))
+    assert (status, stderr) == (0, "")
+    first, second = stdout.splitlines()
+    probabilities = exported["files"](files=tf.constant([paths[6].read_bytes()]))["probabilities"].numpy()[0]
+    order = np.argsort(-probabilities)
+    names = ("left", "right", "zentral ü")
+    assert first == f"{paths[6]}: {names[order[0]]} {probabilities[order[0]]:.3f}, " + (
+        f"{names[order[1]]} {probabilities[order[1]]:.3f}"
+    )
+    assert labels[6] == order[0] == 1, "the network has learned enough for the order to be its own"
+    assert second.startswith(f"{odd}: right ")
+
+
+def test_export_writes_into_the_train_dir_and_never_over_a_folder(main, run, exported, tmp_path):
+    status, stdout, stderr = main(export, f"--train_dir={run}")
+    assert (status, stdout) == (2, "") and f"{run}/export is there already" in stderr
+    status, stdout, stderr = main(export, f"--train_dir={run}", f"--export_dir={tmp_path / 'new'}")
+    assert (status, stderr) == (0, "")
+    assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, files)\n"
+
+
+def test_an_export_that_fails_leaves_nothing_in_the_way(toy_run, tmp_path, monkeypatch):
+    def full(builder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = ExportOptions(train_dir=str(toy_run))
+    with monkeypatch.context() as patch, pytest.raises(tower_train.UserError, match="cannot be written .No space left"):
+        patch.setattr(v1.saved_model.Builder, "save", full)
+        serving.export(options, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+    serving.export(options, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "No image is named"),
+        (["none.jpg"], "none.jpg: cannot be read: No such file"),
+        (["--tpo=1", "x.jpg"], "There is no option --tpo. Did you mean --top?"),
+    ],
+)
+def test_predict_refuses_what_it_cannot_do_in_one_line(main, run, words, text):
+    status, stdout, stderr = main(predict, f"--train_dir={run}", *words)
+    assert (status, stdout) == (2, "") and text in stderr and stderr.count("\n") == 1
+
+
+def test_predict_names_a_file_that_is_no_image(main, run, tmp_path):
+    (tmp_path / "text.jpg").write_text("hello")
+    status, _, stderr = main(predict, f"--train_dir={run}", str(tmp_path / "text.jpg"))
+    assert status == 2 and f"{tmp_path}/text.jpg: is no JPEG or PNG image" in stderr
+
+
+def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path, main):
+    options = ExportOptions(train_dir=str(toy_run))
+    assert serving.export(options, tmp_path / "model") == ["serving_default"]
+    signature = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    assert signature(features=tf.zeros([2, 4]))["probabilities"].shape == (2, 3)
+    image = tmp_path / "image.png"
+    content = io.BytesIO()
+    Image.fromarray(np.zeros([2, 2], np.uint8)).save(content, "png")
+    image.write_bytes(content.getvalue())
+    status, _, stderr = main(predict, f"--train_dir={toy_run}", str(image))
+    assert status == 2 and "this run's examples are no images" in stderr
+
+
+def test_saved_model_cli_shows_both_signatures(run, exported):
+    found = jobs.command("tensorflow.python.tools.saved_model_cli", "show", "--dir", str(run / "export"), "--all")
+    assert "signature_def['serving_default']" in found.stdout and "signature_def['files']" in found.stdout

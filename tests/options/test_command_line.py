@@ -1,0 +1,181 @@
+"""The command line is the options of config.py, answers --help at once, and puts a mistake into one line."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tower_train import errors
+from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions, RecipeOptions
+from tower_train.options import command_line
+
+REPOSITORY = pathlib.Path(__file__).parents[1]
+COMMANDS = [
+    ("tower_train", Config), ("tower_train.evaluate", EvaluateOptions), ("tower_train.export", ExportOptions),
+    ("tower_train.predict", PredictOptions),
+]  # fmt: skip
+
+
+def parse(*words):
+    return command_line.parse(["program", *words], Config, "usage")
+
+
+def refusal(*words):
+    with pytest.raises(errors.ConfigError) as error:
+        parse(*words)
+    return str(error.value)
+
+
+@pytest.fixture
+def without_tensorflow(tmp_path):
+    """Runs a command in a Python in which importing TensorFlow fails."""
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
+
+    def run(*words):
+        command = [sys.executable, "-m", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+
+    return run
+
+
+@pytest.mark.parametrize(("module", "options_class"), COMMANDS)
+def test_help_shows_every_option_with_its_default_and_does_not_import_tensorflow(
+    without_tensorflow, module, options_class
+):
+    shown = without_tensorflow(module, "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert f"python -m {module}" in shown.stdout
+    others = dataclasses.fields(RecipeOptions) if options_class is Config else ()
+    for field in [*dataclasses.fields(options_class), *others]:
+        [described] = re.findall(rf"^  --{field.name} +(\S.*(?:\n {{32}}\S.*)*)", shown.stdout, re.MULTILINE)
+        described = " ".join(described.split())
+        default = "" if field.default is None else f" [{field.default}]"
+        assert described == field.metadata["help"] + default
+
+
+def test_help_comes_within_a_second():
+    """Less than half of what importing TensorFlow takes on the fastest machines."""
+    command, seconds = [sys.executable, "-m", "tower_train", "--help"], []
+    for _ in range(3):  # of which the fastest counts, on a machine that has other things to do
+        start = time.perf_counter()
+        subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1
+
+
+@pytest.mark.parametrize("word", ["--help", "-help", "-h", "--helpfull"])
+def test_help_may_be_asked_for_in_several_ways_and_wins_over_mistakes(capsys, word):
+    with pytest.raises(SystemExit) as left:
+        parse("--batch_size=x", word)
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("usage\n")
+
+
+def test_a_mistake_is_one_line_on_stderr_and_status_2(without_tensorflow):
+    done = without_tensorflow("tower_train", "--batch_size=0")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "tower_train: error: --batch_size=0: it must be a whole number at least 1.\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(errors.DataError("no data"), 2), (errors.RunError("no run"), 2), (errors.NonFiniteError("!"), 3)],
+)
+def test_an_errors_kind_is_the_exit_status(capsys, error, status):
+    def main(argv):
+        raise error
+
+    with pytest.raises(SystemExit) as left:
+        command_line.run(main)
+    assert left.value.code == status
+    assert capsys.readouterr().err == f"tower_train: error: {error}\n"
+
+
+def test_what_a_command_returns_is_the_exit_status():
+    with pytest.raises(SystemExit) as left:
+        command_line.run(lambda argv: 143)
+    assert left.value.code == 143
+
+
+def test_an_unexpected_error_keeps_its_traceback():
+    def main(argv):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        command_line.run(main)
+
+
+def test_without_options_everything_is_the_default():
+    assert parse() == Config()
+
+
+def test_options_of_every_type_in_every_spelling():
+    options = parse("--num_gpus=2", "--epochs", "2.5", "-seed=32", "--gpus=3,1", "--train_dir=a dir", "--override")
+    assert options == Config(num_gpus=2, epochs=2.5, seed=32, gpus=(3, 1), train_dir="a dir", override=True)
+
+
+def test_the_last_of_several_counts():
+    assert parse("--seed=1", "--seed=2").seed == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--override"], True),
+        (["--override=True"], True),
+        (["--override=1"], True),
+        (["--override=False"], False),
+        (["--override=false"], False),
+        (["--override=0"], False),
+        (["--nooverride"], False),
+        (["--override", "--nooverride"], False),
+    ],
+)
+def test_a_switch_says_what_it_seems_to_say(words, value):
+    assert parse(*words).override is value
+
+
+def test_options_can_stand_in_a_file(tmp_path):
+    path = tmp_path / "options"
+    path.write_text("--num_gpus=2\n# a comment\n\n--override\n--batch_size=7\n")
+    assert parse(f"--flagfile={path}", "--batch_size=8") == Config(num_gpus=2, override=True, batch_size=8)
+
+
+def test_a_file_of_options_that_is_not_there_is_named(tmp_path):
+    assert refusal(f"--flagfile={tmp_path / 'none'}").startswith("Unable to open flagfile")
+    assert str(tmp_path / "none") in refusal(f"--flagfile={tmp_path / 'none'}")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("--num_gpu=2", "num_gpus"), ("--learningrate=1", "learning_rate"), ("--noverride", "override")]
+)
+def test_an_unknown_option_is_named_with_the_one_that_may_be_meant(word, meant):
+    name = word.removeprefix("--").split("=")[0]
+    assert refusal(word) == f"There is no option --{name}. Did you mean --{meant}? --help lists the options."
+
+
+def test_an_unknown_option_like_no_other_is_named():
+    assert refusal("--xyzzy=1") == "There is no option --xyzzy. --help lists the options."
+
+
+@pytest.mark.parametrize("words", ["garbage", "--num_gpus=2 garbage", "garbage --num_gpus=2", "-- garbage"])
+def test_a_word_that_is_no_option_is_named(words):
+    assert refusal(*words.split()).startswith("'garbage' is no option.")
+
+
+def test_an_option_without_its_value_is_named():
+    assert "--batch_size" in refusal("--batch_size")
+    assert refusal("--batch_size=") == "--batch_size=: it must be a whole number at least 1."
+
+
+def test_bad_values_are_refused_with_what_is_allowed():
+    assert refusal("--device=tpu") == "--device=tpu: it must be one of auto, gpu, cpu."
+    assert refusal("--override=maybe") == "--override=maybe: it must be true or false."
+    assert refusal("--max_steps=3", "--epochs=1").startswith("--max_steps=3 and --epochs=1 both say when to stop.")

@@ -1,0 +1,133 @@
+"""Checkpoints: the original's names, as many as wanted, and errors that say what is wrong with one."""
+
+import dataclasses
+import pathlib
+import shutil
+
+import jobs
+import numpy as np
+import pytest
+import toy_workload
+
+from tower_train import errors
+from tower_train.run_dir import checkpoint
+
+LAYERS = {  # of the original: name, shape of weights
+    "conv1": [5, 5, 3, 64], "conv2": [5, 5, 64, 64], "local3": [2304, 384], "local4": [384, 192],
+    "softmax_linear": [192, 10],
+}  # fmt: skip
+TOY_SHAPES = {
+    "hidden/weights": (4, 8), "hidden/biases": (8,), "softmax_linear/weights": (8, 3), "softmax_linear/biases": (3,),
+}  # fmt: skip
+
+
+def test_the_reference_workload_has_the_originals_names(cifar10_run):
+    shapes = {name: list(value.shape) for name, value in jobs.variables(cifar10_run[0]).items()}
+    expected = {"global_step": [], "examples_seen": []}
+    for layer, weights in LAYERS.items():
+        for suffix in ("", "/ExponentialMovingAverage"):
+            expected[f"{layer}/weights{suffix}"] = weights
+            expected[f"{layer}/biases{suffix}"] = weights[-1:]
+    assert shapes == expected
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "optimizer", "slots", "others"),
+    [
+        (1, "sgd", [], []),
+        (4, "sgd", [], []),
+        (3, "momentum", ["Momentum"], []),
+        (2, "adam", ["Adam", "Adam_1"], ["beta1_power", "beta2_power"]),
+    ],
+)
+def test_names_do_not_tell_how_many_towers_trained(num_gpus, optimizer, slots, others, tmp_path):
+    jobs.train_toy(tmp_path, max_steps=1, num_gpus=num_gpus, optimizer=optimizer, summary_every_steps=0)
+    expected = {f"{name}{suffix}": shape for name, shape in TOY_SHAPES.items()
+                for suffix in ["", "/ExponentialMovingAverage", *(f"/{slot}" for slot in slots)]}  # fmt: skip
+    expected |= dict.fromkeys(["global_step", "examples_seen", *others], ())
+    assert {name: np.shape(value) for name, value in jobs.variables(tmp_path).items()} == expected
+
+
+def test_without_moving_averages_there_are_none(tmp_path):
+    jobs.train_toy(tmp_path, max_steps=1, moving_average_decay=0, optimizer="sgd")
+    assert jobs.variables(tmp_path).keys() == {*TOY_SHAPES, "global_step", "examples_seen"}
+
+
+@pytest.mark.parametrize(
+    ("save_every_steps", "saved"), [(0, [25]), (10, [10, 20, 25]), (5, [5, 10, 15, 20, 25]), (100, [25])]
+)
+def test_checkpoints_are_saved_every_few_steps_and_at_the_end(save_every_steps, saved, tmp_path):
+    result = jobs.train_toy(tmp_path, max_steps=25, save_every_steps=save_every_steps)
+    assert jobs.saved_steps(tmp_path) == saved
+    assert result.checkpoint == str(tmp_path / "model.ckpt-25")
+    assert [jobs.variables(tmp_path, step)["global_step"] for step in saved] == saved
+
+
+def _listed(directory):
+    """The steps that TensorFlow's own `checkpoint` file lists, oldest first."""
+    lines = (directory / "checkpoint").read_text().splitlines()
+    return [int(line.rpartition("-")[2].rstrip('"')) for line in lines if line.startswith("all_model_checkpoint_paths")]
+
+
+@pytest.mark.parametrize(("keep_at_first", "keep_then"), [(3, 3), (4, 2), (1, 3), (0, 1), (2, 0)])
+def test_the_newest_checkpoints_are_kept_also_across_a_resume(keep_at_first, keep_then, tmp_path):
+    steps = list(range(5, 51, 5))
+    options = dict(save_every_steps=5, summary_every_steps=0)
+    jobs.train_toy(tmp_path, max_steps=25, keep_checkpoints=keep_at_first, **options)
+    kept = steps[:5][-keep_at_first:]
+    assert jobs.saved_steps(tmp_path) == _listed(tmp_path) == kept
+    jobs.train_toy(tmp_path, max_steps=50, keep_checkpoints=keep_then, **options)
+    kept = (kept + steps[5:])[-keep_then:]
+    assert jobs.saved_steps(tmp_path) == _listed(tmp_path) == kept
+    assert {path.name.partition(".data")[0].removesuffix(".index") for path in tmp_path.glob("model.ckpt*")} == {
+        f"model.ckpt-{step}" for step in kept
+    }
+
+
+@pytest.fixture
+def run(toy_run, tmp_path):
+    """A copy of a run with checkpoints of steps 20 and 40."""
+    shutil.copytree(toy_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_where_the_newest_checkpoint_was_removed_the_one_before_is_used(run, tmp_path):
+    for path in run.glob("model.ckpt-40.*"):
+        path.unlink()
+    jobs.train_toy(run, max_steps=45)
+    jobs.train_toy(tmp_path / "whole", max_steps=45)
+    jobs.assert_identical(jobs.variables(run), jobs.variables(tmp_path / "whole"))
+    assert jobs.metrics_but_times(run) == jobs.metrics_but_times(tmp_path / "whole")
+
+
+def test_where_all_checkpoints_were_removed_the_run_does_not_start_over_unasked(run):
+    for path in run.glob("model.ckpt-*"):
+        path.unlink()
+    before = jobs.contents(run)
+    with pytest.raises(errors.RunError, match=f"{run}/checkpoint lists checkpoints of which none is there"):
+        jobs.train_toy(run, max_steps=45)
+    assert jobs.contents(run) == before
+    (run / "checkpoint").unlink()
+    jobs.train_toy(run, max_steps=5)
+    assert [record["step"] for record in jobs.metrics(run)] == [5]
+
+
+def test_a_checkpoint_of_another_network_is_refused_with_the_variables_that_differ(run):
+    def linear(features, training):
+        return toy_workload.layer("softmax_linear", features, 3)
+
+    before = jobs.contents(run)
+    with pytest.raises(errors.RunError) as error:
+        jobs.train_toy(run, max_steps=45, workload=dataclasses.replace(toy_workload.WORKLOAD, inference=linear))
+    assert "softmax_linear/weights: graph float32[4, 3], checkpoint float32[8, 3]" in str(error.value)
+    assert jobs.contents(run) == before
+
+
+def test_step_of_reads_the_step_from_the_name():
+    assert checkpoint.step_of("/a-1/model.ckpt-250") == 250
+    with pytest.raises(errors.RunError, match="/a-1/model.ckpt: its name must end in -STEP"):
+        checkpoint.step_of("/a-1/model.ckpt")
+
+
+def test_an_empty_directory_has_no_newest_checkpoint(tmp_path):
+    assert checkpoint.latest(pathlib.Path(tmp_path)) is None

@@ -1,0 +1,152 @@
+"""A train_dir has one trainer at a time, and files that are whole at any moment."""
+
+import fcntl
+import json
+import os
+import signal
+import threading
+
+import jobs
+import pytest
+
+from tower_train import errors
+from tower_train.run_dir import directory
+
+
+def test_a_second_trainer_is_turned_away_and_the_lock_dies_with_the_first(tmp_path):
+    words = jobs.toy_flags(tmp_path, max_steps=jobs.ENDLESS, save_every_steps=5)
+    with jobs.Trainer(*words) as first:
+        first.wait_until(lambda: jobs.logged_step(tmp_path) >= 20)
+        run_json = (tmp_path / "run.json").read_bytes()
+        second = jobs.command("tower_train", *words)
+        assert second.returncode == 2
+        assert second.stdout == ""
+        assert len(second.stderr.splitlines()) == 1, second.stderr
+        assert f"{tmp_path} is in use by another trainer (process {first.process.pid})" in second.stderr
+
+        assert (tmp_path / "run.json").read_bytes() == run_json
+        step = jobs.logged_step(tmp_path)
+        first.wait_until(lambda: jobs.logged_step(tmp_path) >= step + 20)
+        assert first.end_by(signal.SIGKILL) == -signal.SIGKILL
+    saved = jobs.saved_step(tmp_path)
+    assert jobs.train_toy(tmp_path, max_steps=saved + 5).step == saved + 5
+
+
+def test_two_trainers_of_one_process_exclude_each_other_too(tmp_path):
+    first, second = directory.RunDirectory(tmp_path / "run"), directory.RunDirectory(tmp_path / "run")
+    with first.locked():
+        assert second.is_locked()
+        with pytest.raises(errors.RunError, match=f"in use by another trainer .process {os.getpid()}"), second.locked():
+            pass
+        assert second.is_locked()
+    assert not second.is_locked()
+    with second.locked():
+        pass
+
+
+def test_a_directory_that_never_had_a_trainer_is_not_locked(tmp_path):
+    assert not directory.RunDirectory(tmp_path / "none").is_locked()
+    assert not directory.RunDirectory(tmp_path).is_locked()
+
+
+def test_looking_at_the_lock_does_not_keep_it(tmp_path):
+    run_dir = directory.RunDirectory(tmp_path)
+    with run_dir.locked():
+        pass
+    run_dir.is_locked()
+    with open(tmp_path / directory.LOCK) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_look_at_the_lock_does_not_turn_a_trainer_away(tmp_path):
+    with open(tmp_path / directory.LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # what is_locked does, for longer than it does
+        threading.Timer(0.08, fcntl.flock, [lock, fcntl.LOCK_UN]).start()
+        with directory.RunDirectory(tmp_path).locked():
+            assert directory.RunDirectory(tmp_path).is_locked()
+
+
+@pytest.mark.parametrize("place", ["file/below", "file"])
+def test_a_train_dir_that_cannot_be_made_is_an_error(place, tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(errors.RunError, match=f"--train_dir={tmp_path / place} cannot be written to"):
+        with directory.RunDirectory(tmp_path / place).locked():
+            pass
+    assert (tmp_path / "file").read_text() == "not a directory"
+
+
+@pytest.mark.parametrize("name", ["lr=[0.1]", "a*", "a?", "a\\b"])
+def test_a_train_dir_that_tensorflow_takes_for_a_pattern_is_an_error(name, tmp_path):
+    with pytest.raises(errors.RunError, match="for a pattern"), directory.RunDirectory(tmp_path / name).locked():
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def _line(step):
+    return json.dumps({"step": step, "loss": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        pytest.param(f"{_line(5)}\n{_line(10)}\n{_line(15)}\n", [5, 10], id="later steps"),
+        pytest.param(f"{_line(5)}\n{_line(10)}\n", [5, 10], id="nothing to drop"),
+        pytest.param(f"{_line(5)}\n{_line(10)}\n{_line(15)[:9]}", [5, 10], id="cut inside a later line"),
+        pytest.param(f"{_line(5)}\n{_line(10)[:9]}", [5], id="cut inside a line"),
+        pytest.param(f"{_line(5)}\n{_line(10)}", [5, 10], id="cut before the end of a line"),
+        pytest.param(f"{_line(15)}\n", [], id="nothing to keep"),
+        pytest.param("", [], id="empty"),
+    ],
+)
+def test_metrics_are_cut_to_whole_lines_of_steps_that_stay(text, kept, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    directory.RunDirectory(tmp_path).cut_metrics(last_step=10)
+    with open(tmp_path / "metrics.jsonl", "a") as file:  # as the next log line is
+        file.write(_line(11) + "\n")
+    assert [record["step"] for record in jobs.metrics(tmp_path)] == [*kept, 11]
+
+
+def test_a_json_file_is_never_seen_half_written(tmp_path):
+    run_dir = directory.RunDirectory(tmp_path)
+    contents = [{"value": "a" * 100_000}, {"value": "b" * 10}]
+    run_dir.write("x.json", contents[0])
+    done = threading.Event()
+
+    def write():
+        for i in range(200):
+            run_dir.write("x.json", contents[i % 2])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert run_dir.read("x.json") in contents
+    writer.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_updates_of_several_writers_are_all_kept(tmp_path):
+    def update(name):
+        for i in range(20):
+            directory.RunDirectory(tmp_path).update("x.json", {f"{name}{i}": i})
+
+    writers = [threading.Thread(target=update, args=[name]) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    expected = {f"{name}{i}": i for name in "ab" for i in range(20)}
+    assert directory.RunDirectory(tmp_path).read("x.json") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "cannot be read"), ("[1]", "holds no JSON object"), ("\ufffd", "cannot be read")]
+)
+def test_a_damaged_json_file_is_named(text, message, tmp_path):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(errors.RunError, match=f"{tmp_path / 'run.json'} {message}"):
+        directory.RunDirectory(tmp_path).read("run.json")
+
+
+def test_a_missing_json_file_is_empty(tmp_path):
+    assert directory.RunDirectory(tmp_path).read("run.json") == {}

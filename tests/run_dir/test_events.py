@@ -1,0 +1,133 @@
+"""The curves that TensorBoard draws are those of the run: its tags, steps and values, and no tower's."""
+
+import dataclasses
+import shutil
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+
+from tower_train.run_dir import events
+
+SCOPES = ("conv1", "conv2", "local3", "local4", "softmax_linear")
+VARIABLES = [f"{scope}/{kind}" for scope in SCOPES for kind in ("weights", "biases")]
+LAYERS = [f"{scope}/{scope}" for scope in SCOPES]  # the original's names of activations
+
+
+@pytest.fixture(scope="module")
+def cifar10_curves(cifar10_run):
+    return jobs.events(cifar10_run[0])
+
+
+def test_curves_are_named_after_layers_and_variables_and_never_after_towers(cifar10_curves):
+    tags = cifar10_curves.Tags()
+    scalars = ["total_loss", "cross_entropy", "learning_rate", "examples_per_sec"]
+    assert set(tags["scalars"]) == {*scalars, *(f"{layer}/sparsity" for layer in LAYERS)}
+    gradients, activations = [f"{name}/gradients" for name in VARIABLES], [f"{layer}/activations" for layer in LAYERS]
+    assert set(tags["histograms"]) == {*VARIABLES, *gradients, *activations}
+    assert tags["images"] == [f"images/image/{i}" for i in range(4)]
+    assert not [tag for kind in tags.values() if isinstance(kind, list) for tag in kind if "tower" in tag]
+
+
+def test_curves_have_a_point_every_few_steps(cifar10_curves):
+    assert [event.step for event in cifar10_curves.Scalars("examples_per_sec")] == [4, 8, 12, 16, 20, 24]
+    for tag in ("total_loss", "cross_entropy", "learning_rate", "conv1/conv1/sparsity"):
+        assert [event.step for event in cifar10_curves.Scalars(tag)] == [6, 12, 18, 24]
+    assert [event.step for event in cifar10_curves.Histograms("conv1/weights")] == [6, 12, 18, 24]
+
+
+def test_curves_and_metrics_jsonl_tell_the_same(cifar10_run, cifar10_curves):
+    logged = {record["step"]: record for record in jobs.metrics(cifar10_run[0])}
+    for tag, name in (("total_loss", "loss"), ("learning_rate", "learning_rate"), ("examples_per_sec",) * 2):
+        points = {event.step: event.value for event in cifar10_curves.Scalars(tag) if event.step in logged}
+        assert {12, 24} <= points.keys()
+        assert points == pytest.approx({step: logged[step][name] for step in points}, rel=1e-6)
+
+
+def test_histograms_are_of_the_variables_after_the_step(cifar10_run, cifar10_curves):
+    for step in (12, 24):
+        saved = jobs.variables(cifar10_run[0], step)
+        for name in VARIABLES:
+            [histogram] = [e.histogram_value for e in cifar10_curves.Histograms(name) if e.step == step]
+            values = saved[name].astype(np.float64)
+            if values.size > 2**16:  # then of a sample, evenly from all of them
+                assert 2**13 < histogram.num <= 2**16
+                assert values.min() <= histogram.min < values.mean() < histogram.max <= values.max()
+                assert histogram.sum / histogram.num == pytest.approx(values.mean(), abs=values.std() / 10)
+                assert histogram.sum_squares / histogram.num == pytest.approx(np.square(values).mean(), rel=0.1)
+                continue
+            assert histogram.num == values.size
+            assert (histogram.min, histogram.max) == (values.min(), values.max())
+            assert histogram.sum == pytest.approx(values.sum(), rel=1e-6, abs=1e-6)
+
+
+def test_evaluations_have_curves_of_their_own(cifar10_run):
+    curves = jobs.events(cifar10_run[0] / "eval")
+    result = jobs.read_json(cifar10_run[0], "result.json")
+    assert result["evaluation"]["step"] == result["train_evaluation"]["step"] == 24
+    expected = {tag: metric["mean"] for tag, metric in result["evaluation"]["metrics"].items()}
+    expected |= {f"train {tag}": metric["mean"] for tag, metric in result["train_evaluation"]["metrics"].items()}
+    assert set(curves.Tags()["scalars"]) == set(expected) and len(expected) == 4
+    for tag, mean in expected.items():
+        points = curves.Scalars(tag)
+        assert points[-1].value == pytest.approx(mean)
+        # test_report evaluates the last checkpoint once more.
+        assert [point.step for point in points[:2]] == [12, 24]
+
+
+def test_a_network_may_summarise_scalars_and_histograms_itself(tmp_path):
+    def network(features, training):
+        with tf.name_scope("mine"):
+            tf.compat.v1.summary.scalar("batch", tf.shape(features)[0])
+            tf.compat.v1.summary.histogram("features", features)
+        return toy_workload.network(features, training)
+
+    workload = dataclasses.replace(toy_workload.WORKLOAD, inference=network)
+    jobs.train_toy(tmp_path, max_steps=20, workload=workload)
+    curves = jobs.events(tmp_path)
+    assert [(event.step, event.value) for event in curves.Scalars("mine/batch")] == [(10, 8.0), (20, 8.0)]
+    # The first tower's 8 examples of 4 features.
+    assert [event.histogram_value.num for event in curves.Histograms("mine/features")] == [32, 32]
+
+
+def test_without_summaries_only_the_rate_is_drawn(tmp_path):
+    jobs.train_toy(tmp_path, max_steps=20, summary_every_steps=0)
+    tags = jobs.events(tmp_path).Tags()
+    assert (tags["scalars"], tags["histograms"]) == (["examples_per_sec"], [])
+
+
+def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path):
+    """Also not the point of the step it begins at, nor where one second sees both starts."""
+    shutil.copytree(toy_run, tmp_path / "run")
+    for max_steps in (60, 60, 80):
+        jobs.train_toy(tmp_path / "run", max_steps=max_steps)
+    curves = jobs.events(tmp_path / "run")
+    assert [event.step for event in curves.Scalars("total_loss")] == list(range(10, 81, 10))
+    assert [event.step for event in curves.Scalars("examples_per_sec")] == list(range(5, 81, 5))
+
+
+def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):
+    for step in range(5):
+        writer = events.open_writer(tmp_path)
+        events.add_scalars(writer, {"a": step / 2, "b": 1.0}, step)
+        writer.close()
+    curves = jobs.events(tmp_path)
+    assert [(event.step, event.value) for event in curves.Scalars("a")] == [(i, i / 2) for i in range(5)]
+    assert len(curves.Scalars("b")) == 5
+
+
+def test_curves_are_on_disk_up_to_every_checkpoint(tmp_path):
+    """A run that is killed later goes on from that checkpoint, and could not draw them again."""
+    found = {}
+
+    class Looking(tf.compat.v1.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if (step := jobs.saved_step(tmp_path)) not in found:
+                found[step] = (
+                    [event.step for event in jobs.events(tmp_path).Scalars("examples_per_sec")] if step else []
+                )
+
+    jobs.train_toy(tmp_path, [Looking()], max_steps=30, save_every_steps=10, summary_every_steps=0)
+    assert found == {0: [], 10: [5, 10], 20: [5, 10, 15, 20], 30: [5, 10, 15, 20, 25, 30]}

@@ -1,0 +1,171 @@
+"""A disk that is full, read-only or emptied costs no checkpoint, no whole line and no traceback."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+
+import jobs
+import pytest
+import small_disk
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.run_dir import directory, events, metrics
+
+v1 = tf.compat.v1
+EVERY = dict(save_every_steps=10, log_every_steps=5, summary_every_steps=0)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 1 MB."""
+    if not small_disk.can_mount(tmp_path / "disk"):
+        pytest.skip("mounting a small file system needs root")
+    with small_disk.mounted(tmp_path / "disk", 1) as folder:
+        yield folder
+
+
+@pytest.fixture
+def size_limit():
+    """Sets the greatest size of a file of this process; what is longer fails as on a full disk, with EFBIG."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if size is None else size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+class At(v1.train.SessionRunHook):
+    """Calls functions after steps: {step: function}."""
+
+    def __init__(self, actions):
+        self._actions, self._step = actions, 0
+
+    def after_run(self, run_context, run_values):
+        self._step += 1
+        self._actions.get(self._step, lambda: None)()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    jobs.train_toy(folder, max_steps=40, **EVERY)
+    return folder
+
+
+def test_a_run_outlives_a_full_disk_and_ends_as_if_it_had_never_been_full(disk, undisturbed, capsys):
+    run = disk / "run"
+    actions = {12: lambda: small_disk.fill(disk), 32: lambda: (disk / "filler").unlink()}
+    result = jobs.train_toy(run, [At(actions)], max_steps=40, **EVERY)
+    output = capsys.readouterr().out
+    assert (result.step, result.failed_saves) == (40, 2)
+    assert "*** Failed save number 1: the checkpoint of step 20 could not be saved (" in output
+    assert "*** Failed save number 2: the checkpoint of step 30 could not be saved (" in output
+    assert jobs.saved_steps(run) == [10, 40]
+    jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
+    assert jobs.metrics_but_times(run) == jobs.metrics_but_times(undisturbed)
+    points = [event.step for event in jobs.events(run).Scalars("examples_per_sec")]
+    assert points == list(range(5, 41, 5))
+    assert not list(run.glob("*tempstate*"))
+
+
+def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_stay(disk, undisturbed):
+    run = disk / "run"
+    jobs.train_toy(run, max_steps=20, **EVERY)
+    before = {path: path.read_bytes() for path in run.glob("model.ckpt-*")}
+    small_disk.fill(disk)
+    process = jobs.command("tower_train", *jobs.toy_flags(run, max_steps=40, **EVERY))
+    # The very first write of a start that needs room is refused in one line ...
+    assert process.returncode == 2
+    assert "No space left on device" in process.stderr and len(process.stderr.splitlines()) == 1
+    # ... and where there is room for that alone, the end is another status.
+    (disk / "filler").unlink()
+    with pytest.raises(errors.SaveError, match=r"ended at step 40, but the checkpoint of step 40 could not be saved"):
+        jobs.train_toy(run, [At({1: lambda: small_disk.fill(disk)})], max_steps=40, **EVERY)
+    assert errors.SaveError.exit_status == 4
+    assert {path: path.read_bytes() for path in before} == before
+    (disk / "filler").unlink()
+    jobs.train_toy(run, max_steps=40, **EVERY)
+    jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
+
+
+def test_a_run_outlives_a_disk_that_becomes_read_only_for_a_while(disk, undisturbed, capsys):
+    run = disk / "run"
+    actions = {12: lambda: small_disk.make_read_only(run), 32: lambda: small_disk.unmount(run)}
+    result = jobs.train_toy(run, [At(actions)], max_steps=40, **EVERY)
+    assert result.failed_saves == 2
+    assert "could not be saved (" in (output := capsys.readouterr().out) and "Read-only file system" in output
+    assert jobs.metrics_but_times(run) == jobs.metrics_but_times(undisturbed)
+    jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
+
+
+def test_a_train_dir_that_is_deleted_is_made_again_and_can_be_resumed(undisturbed, tmp_path):
+    run = tmp_path / "run"
+    jobs.train_toy(run, [At({12: lambda: shutil.rmtree(run)})], max_steps=30, **EVERY)
+    assert jobs.saved_steps(run) == [20, 30]
+    assert [record["step"] for record in jobs.metrics(run)] == [15, 20, 25, 30]
+    result = jobs.train_toy(run, max_steps=40, **EVERY)
+    assert result.step == 40
+    jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
+
+
+def test_a_directory_that_was_deleted_and_taken_over_is_left_to_the_new_trainer(tmp_path):
+    mine, others = directory.RunDirectory(tmp_path / "run"), directory.RunDirectory(tmp_path / "run")
+    with mine.locked():
+        mine.keep()
+        shutil.rmtree(tmp_path / "run")
+        with others.locked(), pytest.raises(errors.RunError, match="is in use by another trainer"):
+            mine.keep()
+
+
+def test_saves_fail_and_succeed_again_without_a_mount(size_limit, undisturbed, tmp_path):
+    """The same as on a full disk, where nothing can be mounted: no file may grow beyond 100 bytes."""
+    actions = {12: lambda: size_limit(100), 32: lambda: size_limit(None)}
+    result = jobs.train_toy(tmp_path, [At(actions)], max_steps=40, **EVERY)
+    assert result.failed_saves == 2
+    assert jobs.saved_steps(tmp_path) == [10, 40]
+    assert jobs.metrics_but_times(tmp_path) == jobs.metrics_but_times(undisturbed)
+    assert [e.step for e in jobs.events(tmp_path).Scalars("examples_per_sec")] == list(range(5, 41, 5))
+
+
+def test_lines_that_could_not_be_written_follow_later_and_none_is_ever_cut(size_limit, tmp_path):
+    warnings = []
+    file = metrics.MetricsFile(tmp_path / "metrics.jsonl", warnings.append)
+    for step in range(10):
+        if step in (3, 7):
+            # Room for a part of the next line.
+            size_limit((tmp_path / "metrics.jsonl").stat().st_size + 15 if step == 3 else None)
+        file.append({"step": step, "text": "x" * 20})
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(min(step, 2) + 1 if step < 7 else step + 1))
+    assert len(warnings) == 2
+    assert "metrics.jsonl cannot be written (" in warnings[0]
+    assert "can be written again, after 4 failures" in warnings[1]
+
+
+def test_a_json_file_that_cannot_be_written_stays_as_it_was(size_limit, tmp_path):
+    run_dir = directory.RunDirectory(tmp_path)
+    run_dir.write("x.json", {"a": 1})
+    size_limit(10)
+    with pytest.raises(errors.RunError, match=f"^{tmp_path}/x.json cannot be written .File too large."):
+        run_dir.write("x.json", {"a": "long" * 100})
+    size_limit(None)
+    assert run_dir.read("x.json") == {"a": 1}
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_curves_that_could_not_be_written_follow_later(size_limit, tmp_path):
+    warnings = []
+    writer = events.open_writer(tmp_path, warnings.append)
+    for step in range(10):
+        if step in (3, 7):
+            # Room for a part of the next event.
+            size_limit(next(tmp_path.iterdir()).stat().st_size + 15 if step == 3 else None)
+        events.add_scalars(writer, {"a": step / 2}, step)
+    writer.close()
+    assert [event.step for event in jobs.events(tmp_path).Scalars("a")] == list(range(10))
+    assert len(warnings) >= 2
+    for path in tmp_path.iterdir():  # none ends in the half of an event, which is an error to a reader
+        assert len(list(v1.io.tf_record_iterator(str(path)))) >= 2

@@ -1,0 +1,122 @@
+"""What a run may be resumed as, and what it may not."""
+
+import dataclasses
+import re
+import shutil
+
+import jobs
+import numpy as np
+import pytest
+import toy_workload
+
+from tower_train import Examples, errors
+
+
+@pytest.fixture
+def run(toy_run, tmp_path):
+    """A copy of a run of 40 steps."""
+    shutil.copytree(toy_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def _other_data(request):
+    examples = toy_workload.load(request)
+    rng = np.random.default_rng(9)
+    features = rng.normal(size=[examples.num_examples, 4]).astype(np.float32)
+    return Examples.from_arrays("others", features, np.arange(examples.num_examples) % 3, toy_workload.CLASSES)
+
+
+OTHER_NAME = dataclasses.replace(toy_workload.WORKLOAD, name="other")
+OTHER_DATA = dataclasses.replace(toy_workload.WORKLOAD, examples=_other_data)
+
+
+@pytest.mark.parametrize(
+    ("options", "differences"),
+    [
+        (dict(workload=OTHER_NAME), ["workload was toy, now other"]),
+        (dict(workload=OTHER_DATA), ["data name was toy train, now others", "data fingerprint was"]),
+        (dict(seed=1), ["--seed was 0, now 1"]),
+        (dict(batch_size=4), ["global batch was 16, now 8"]),
+        (dict(num_gpus=4), ["global batch was 16, now 32"]),
+        (dict(optimizer="adam"), ["--optimizer was momentum, now adam"]),
+        (dict(dtype="float64"), ["--dtype was float32, now float64"]),
+        (dict(seed=5, batch_size=2), ["--seed was 0, now 5", "global batch was 16, now 4"]),
+    ],
+    ids=lambda value: None if isinstance(value, list) else "+".join(value),
+)
+def test_another_run_is_refused_with_what_differs_and_nothing_is_touched(options, differences, run, capsys):
+    before = jobs.contents(run)
+    with pytest.raises(errors.RunError) as refusal:
+        jobs.train_toy(run, max_steps=50, **options)
+    message = str(refusal.value)
+    assert message.startswith(f"--train_dir={run} holds another run: ")
+    assert message.count(" was ") == len(differences)
+    for difference in differences:
+        assert difference in message
+    assert "--override" in message and "\n" not in message
+    assert jobs.contents(run) == before
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "options", [dict(workload=OTHER_DATA), dict(seed=1), dict(batch_size=4)], ids=lambda options: "".join(options)
+)
+def test_override_goes_on_all_the_same_and_says_what_differs(options, run, capsys):
+    result = jobs.train_toy(run, max_steps=45, override=True, **options)
+    output = capsys.readouterr().out
+    assert result.step == 45
+    assert "steps:    40 to 45" in output
+    assert "Changed since the last start: " in output
+    assert [record["step"] for record in jobs.metrics(run)] == list(range(5, 46, 5))
+    examples = 40 * 16 + 5 * options.get("batch_size", 8) * 2
+    assert jobs.metrics(run)[-1]["examples"] == jobs.variables(run)["examples_seen"] == examples
+    # The run is now what it was overridden to be.
+    jobs.train_toy(run, max_steps=46, **options)
+
+
+def test_override_starts_the_variables_afresh_that_the_checkpoint_lacks(run, capsys):
+    before = jobs.variables(run)
+    jobs.train_toy(run, max_steps=41, override=True, optimizer="adam", learning_rate=1e-9)
+    assert re.search(r"Not in \S*model.ckpt-40, initialised afresh: .*hidden/weights/Adam", capsys.readouterr().out)
+    after = jobs.variables(run)
+    assert "hidden/weights/Adam" in after
+    np.testing.assert_allclose(after["hidden/weights"], before["hidden/weights"], rtol=0, atol=1e-7)
+
+
+def test_override_does_not_mix_variables_of_another_type(run):
+    before = jobs.contents(run)
+    with pytest.raises(errors.RunError, match="does not fit this network: .*graph float64.*, checkpoint float32"):
+        jobs.train_toy(run, max_steps=45, override=True, dtype="float64")
+    assert jobs.contents(run) == before
+
+
+def test_another_learning_rate_is_allowed_and_noted(run, capsys):
+    jobs.train_toy(run, max_steps=50, learning_rate=0.02)
+    assert "Changed since the last start: --learning_rate was 0.01, now 0.02." in capsys.readouterr().out
+    rates = [record["learning_rate"] for record in jobs.metrics(run)]
+    np.testing.assert_allclose(rates, [0.01] * 8 + [0.02] * 2, rtol=1e-12)
+
+
+def test_another_tower_count_at_the_same_global_batch_is_not_worth_a_word(run, capsys):
+    jobs.train_toy(run, max_steps=45, num_gpus=4, batch_size=4, save_every_steps=1, log_every_steps=1)
+    assert "Changed" not in capsys.readouterr().out
+
+
+def test_a_checkpoint_without_run_json_is_refused_unless_overridden(run):
+    (run / "run.json").unlink()
+    before = jobs.contents(run)
+    with pytest.raises(errors.RunError, match=f"{run} holds a checkpoint .*model.ckpt-40.* but no run.json"):
+        jobs.train_toy(run, max_steps=45)
+    assert jobs.contents(run) == before
+    assert jobs.train_toy(run, max_steps=45, override=True).step == 45
+
+
+def test_run_json_tells_how_the_last_start_was_configured(toy_run):
+    run_json = jobs.read_json(toy_run, "run.json")
+    assert run_json["workload"] == "toy"
+    assert run_json["config"]["workload"] == "toy_workload"
+    assert run_json["config"]["optimizer"] == "momentum"
+    assert run_json["global_batch"] == 16
+    assert run_json["data"]["num_examples"] == 96
+    assert run_json["num_parameters"] == 4 * 8 + 8 + 8 * 3 + 3
+    assert run_json["devices"] == ["logical CPU device 0", "logical CPU device 1"]

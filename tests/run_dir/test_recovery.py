@@ -1,0 +1,159 @@
+"""Damaged checkpoints are noticed and set aside, and what interrupted writes left behind goes."""
+
+import os
+import shutil
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.run_dir import checkpoint, recovery
+
+v1 = tf.compat.v1
+DATA, INDEX = "data-00000-of-00001", "index"
+PATTERN = np.arange(300, dtype=np.float32)
+
+
+def save_checkpoints(folder, *steps):
+    """Checkpoints of three variables, the same at every step but for global_step."""
+    with tf.Graph().as_default():
+        step = v1.get_variable("global_step", [], tf.int64, v1.zeros_initializer())
+        variables = [step, *(v1.get_variable(f"layer{i}/weights", initializer=PATTERN * i) for i in range(2))]
+        checkpoints = checkpoint.Checkpoints(folder, variables, keep=0)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for number in steps:
+                session.run(step.assign(number))
+                checkpoints.save(session, number)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A directory with checkpoints of steps 5 and 10."""
+    save_checkpoints(tmp_path, 5, 10)
+    return tmp_path
+
+
+def flip(path, offset, bit=3):
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def test_every_flipped_bit_is_noticed_or_changes_no_variable(saved):
+    """The index ends in padding and in a block that nothing reads; a bit there is no damage."""
+    path = saved / "model.ckpt-10"
+    expected = jobs.variables(saved, 10)
+    noticed = {}
+    for suffix, every in ((DATA, 29), (INDEX, 1)):
+        file = path.with_name(f"{path.name}.{suffix}")
+        whole = file.read_bytes()
+        noticed[suffix] = []
+        for offset in range(0, len(whole), every):
+            flip(file, offset, bit=offset % 8)
+            noticed[suffix].append(recovery.damage(str(path)) is not None)
+            if not noticed[suffix][-1]:
+                jobs.assert_identical(jobs.variables(saved, 10), expected)
+            file.write_bytes(whole)
+    assert all(noticed[DATA])
+    assert np.mean(noticed[INDEX]) > 0.5
+    assert recovery.damage(str(path)) is None
+
+
+DAMAGES = {
+    "a flipped bit of data": lambda path: flip(path.with_suffix(f".ckpt-10.{DATA}"), 700),
+    "a flipped bit of the index": lambda path: flip(path.with_suffix(f".ckpt-10.{INDEX}"), 40),
+    "truncated data": lambda path: os.truncate(path.with_suffix(f".ckpt-10.{DATA}"), 1000),
+    "data that lacks its last byte": lambda path: os.truncate(path.with_suffix(f".ckpt-10.{DATA}"), 2407),
+    "emptied data": lambda path: os.truncate(path.with_suffix(f".ckpt-10.{DATA}"), 0),
+    "a truncated index": lambda path: os.truncate(path.with_suffix(f".ckpt-10.{INDEX}"), 100),
+    "an emptied index": lambda path: os.truncate(path.with_suffix(f".ckpt-10.{INDEX}"), 0),
+    "missing data": lambda path: path.with_suffix(f".ckpt-10.{DATA}").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(damage, saved):
+    damage(saved / "model.ckpt")
+    before = {path.name: content for path, content in jobs.contents(saved).items() if "-10." in path.name}
+    newest, notes = recovery.newest_intact(saved)
+    assert newest == str(saved / "model.ckpt-5")
+    [note] = notes
+    assert f"{saved}/model.ckpt-10 is damaged (" in note and "set aside as damaged-model.ckpt-10" in note
+    for name, content in before.items():
+        assert (saved / f"damaged-{name}").read_bytes() == content
+    assert jobs.saved_steps(saved) == [5]
+    assert tf.train.latest_checkpoint(str(saved)) == str(saved / "model.ckpt-5")
+    assert recovery.newest_intact(saved) == (newest, [])
+
+
+def test_what_is_set_aside_twice_is_kept_twice(saved):
+    for _ in range(2):
+        save_checkpoints(saved, 10)
+        os.truncate(saved / f"model.ckpt-10.{INDEX}", 0)
+        recovery.newest_intact(saved)
+    assert {path.name for path in saved.glob("damaged*index")} == {
+        "damaged-model.ckpt-10.index", "damaged-2-model.ckpt-10.index",
+    }  # fmt: skip
+
+
+def test_where_all_are_damaged_nothing_is_renamed_and_no_run_starts_over(saved):
+    for step in (5, 10):
+        flip(saved / f"model.ckpt-{step}.{DATA}", 700)
+    before = jobs.contents(saved)
+    with pytest.raises(errors.RunError, match=r"all its checkpoints are damaged \(2; the newest, .*model.ckpt-10: "):
+        recovery.newest_intact(saved)
+    assert jobs.contents(saved) == before
+
+
+@pytest.mark.parametrize("content", [None, b"", b'model_checkpoint_path: "mod', b"\xff\xfe\x00", b"rubbish\n" * 99])
+def test_without_tensorflows_list_the_files_tell_which_checkpoint_is_the_newest(content, saved):
+    (saved / "checkpoint").unlink()
+    if content is not None:
+        (saved / "checkpoint").write_bytes(content)
+    assert recovery.newest_intact(saved) == (str(saved / "model.ckpt-10"), [])
+    assert tf.train.latest_checkpoint(str(saved)) == str(saved / "model.ckpt-10")
+
+
+def test_a_checkpoint_that_was_complete_but_not_yet_listed_is_used(saved):
+    state = (saved / "checkpoint").read_bytes()
+    save_checkpoints(saved, 15)
+    (saved / "checkpoint").write_bytes(state)
+    assert recovery.newest_intact(saved)[0] == str(saved / "model.ckpt-15")
+
+
+def test_only_what_interrupted_writes_left_is_removed(saved):
+    data = f"model.ckpt-15.{DATA}"
+    left = ["model.ckpt-15.index.tempstate123", f"{data}.tempstate9876543210", data]
+    left += ["checkpoint.tmp" + "0123456789abcdef" * 2, ".run.json.17", ".metrics.jsonl.4", ".bad_batch-3.17"]
+    mine = ["notes.txt", "bad_batch-3.npz", "model.ckpt-7.old", "model.ckpt-15.txt"]
+    mine += [".run.json.lock", "checkpoint.tmp", ".run.json.bak"]
+    for name in left + mine:
+        (saved / name).write_text("x")
+    before = jobs.contents(saved)
+    assert sorted(recovery.remove_leftovers(saved)) == sorted(left)
+    assert jobs.contents(saved) == {path: content for path, content in before.items() if path.name not in left}
+
+
+def test_data_whose_index_was_lost_afterwards_is_no_leftover(saved):
+    (saved / f"model.ckpt-10.{INDEX}").unlink()
+    assert recovery.remove_leftovers(saved) == []
+    assert recovery.newest_intact(saved)[0] == str(saved / "model.ckpt-5")
+    assert (saved / f"model.ckpt-10.{DATA}").exists()
+
+
+def test_a_run_goes_on_from_before_the_damage_and_ends_as_if_there_were_none(toy_run, tmp_path, capsys):
+    shutil.copytree(toy_run, tmp_path / "run")
+    flip(tmp_path / "run" / f"model.ckpt-40.{DATA}", 100)
+    (tmp_path / "run" / "model.ckpt-60.index.tempstate1").write_text("x")
+    jobs.train_toy(tmp_path / "run", max_steps=45)
+    output = capsys.readouterr().out
+    assert "(resumed at step 20)" in output
+    assert f"*** Checkpoint {tmp_path}/run/model.ckpt-40 is damaged (" in output
+    assert (tmp_path / "run" / f"damaged-model.ckpt-40.{DATA}").exists()
+    assert not (tmp_path / "run" / "model.ckpt-60.index.tempstate1").exists()
+    jobs.train_toy(tmp_path / "whole", max_steps=45)
+    jobs.assert_identical(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "whole"))
+    assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")

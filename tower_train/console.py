@@ -1,0 +1,83 @@
+"""Everything that is said to a person: lines on standard output or standard error, and progress bars under them.
+
+Neither ends a run: a full disk or a closed pipe behind standard output is no reason to stop training. No TensorFlow
+here.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+_bars: list["ProgressBar"] = []  # those on a terminal now, the innermost last
+
+
+def say(*lines: str) -> None:
+    """Prints lines on standard output, above the progress bar if there is one."""
+    _print(sys.stdout, lines)
+
+
+def notice(text: str) -> None:
+    """Prints one line on standard error: what whoever started the program should know, whatever its output is for."""
+    _print(sys.stderr, [f"tower_train: {text}"])
+
+
+def _print(stream: TextIO, lines) -> None:
+    with contextlib.suppress(OSError):
+        if _bars and stream.isatty():
+            _bars[-1].print_above("\n".join(lines))
+        else:
+            print("\n".join(lines), file=stream, flush=True)
+
+
+class ProgressBar:
+    """A bar at the bottom of a terminal; nothing where the stream is none. Use as a context manager.
+
+    Args:
+      columns: rich's progress module -> the bar's columns. It is called on terminals only, as the import takes time.
+      total: what to count up to.
+      completed: what to count from.
+      stream: where it stands.
+      fields: first values of the columns' own fields.
+    """
+
+    def __init__(
+        self, columns: Callable, total: float, completed: float = 0, stream: TextIO | None = None, **fields: str
+    ):
+        stream = stream or sys.stdout
+        self._bar = self._task = None
+        if stream.isatty():
+            from rich import console, progress  # comes with Keras, hence with TensorFlow
+
+            self._bar = progress.Progress(*columns(progress), console=console.Console(file=stream), transient=True)
+            self._task = self._bar.add_task("", total=total, completed=completed, **fields)
+
+    def __enter__(self):
+        if self._bar:
+            self._bar.start()
+            _bars.append(self)
+        return self
+
+    def __exit__(self, *_):
+        if self._bar:
+            _bars.remove(self)
+            self._bar.stop()
+
+    def print_above(self, text: str) -> None:
+        """Prints text above the bar."""
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def advance(self, amount: float) -> None:
+        """Counts on."""
+        if self._bar:
+            self._bar.advance(self._task, amount)
+
+    def expect(self, amount: float) -> None:
+        """Adds to the total."""
+        if self._bar:
+            self._bar.update(self._task, total=self._bar.tasks[0].total + amount)
+
+    def update(self, completed: float | None = None, **fields: str) -> None:
+        """Sets the count and fields of the columns."""
+        if self._bar:
+            self._bar.update(self._task, completed=completed, **fields)

@@ -1,0 +1,5 @@
+"""How options are declared, which go together, how a command line is read. No TensorFlow here."""
+
+from tower_train.options.declare import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option
+
+__all__ = ["DATA", "MACHINES", "REPORTS", "RUN", "TOWERS", "TRAINING", "Options", "as_text", "option"]
