@@ -27,7 +27,7 @@ _HOMES = {
     "multi_gpu_model": "tower_train.fronts.keras_model",
     "softmax_cross_entropy": "tower_train.workload",
     "tower_loss": "tower_train.graph.towers",
-    "train": "tower_train.run.loop",
+    "train": "tower_train.run.train",
 }
 __all__ = ["__version__", *_HOMES]
 

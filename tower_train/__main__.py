@@ -1,9 +1,7 @@
 """python -m tower_train: flags -> Config -> train."""
 
-import signal
-import sys
-
 from tower_train import errors
+from tower_train.console import notice
 from tower_train.options import command_line
 
 USAGE = """
@@ -19,16 +17,16 @@ all again.
 
 def main(argv) -> int:
     config, workload_options = command_line.parse_with_workload(argv, USAGE)
-    from tower_train.run import loop
+    from tower_train.run.train import train
 
     try:
-        result = loop.train(config.workload, config, workload_options=workload_options)
+        result = train(config.workload, config, workload_options=workload_options)
     except errors.WorkerError as error:
         if not config.wait_for_workers or error.exit_status != errors.WorkerError.exit_status:
             raise
-        print(f"tower_train: {error}\nStarting again, to wait for it.", file=sys.stderr)
+        notice(f"{error}\nStarting again, to wait for it.")
         command_line.start_again()
-    return 128 + signal.Signals[result.stopped_by] if result.stopped_by in signal.Signals.__members__ else 0
+    return result.reason.exit_status
 
 
 if __name__ == "__main__":

@@ -73,6 +73,9 @@ class Config(DeviceOptions):
     worker_timeout_secs: float = option(
         30.0, "seconds without a sign of life after which a worker is taken to be missing", MACHINES, above=0
     )
+    start_timeout_secs: float = option(
+        1800.0, "seconds to wait for workers that have not started yet, e.g. while images are pulled", MACHINES, above=0
+    )
     wait_for_workers: bool = option(
         False, "wait for a missing worker, and go on from the last checkpoint when it is back, in place of leaving "
         "with status 138; for python -m tower_train, as a program that calls train() must be started again", MACHINES,

@@ -14,14 +14,14 @@ Exit status: 0 done, 2 an option or a file is wrong.
 def main(argv) -> int:
     options = command_line.parse(argv, EvaluateOptions, USAGE)
     command_line.import_tensorflow(talkative=options.log_device_placement)
-    from tower_train.inference import evaluate_run
-    from tower_train.run import report
+    from tower_train.console import say
+    from tower_train.inference import evaluate_run, report
 
     for found in evaluate_run.evaluate_run(options):
         lines = report.evaluation_lines(found)
         if found.confusion and not options.watch:
             lines += report.confusion_lines(found.confusion, found.class_names)
-        report.print_lines(lines)
+        say(*lines)
     return 0
 
 

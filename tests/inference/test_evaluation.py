@@ -14,8 +14,7 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config, EvaluateOptions, Examples, errors, evaluate_run, train
-from tower_train.inference import evaluation
-from tower_train.run import report
+from tower_train.inference import evaluation, report
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 

@@ -55,30 +55,30 @@ def test_every_gpu_must_have_it(gpus, expected):
 def test_only_the_gpus_that_are_used_are_looked_at(monkeypatch):
     capabilities = {"a": (9, 0), "b": (7, 0), "c": (8, 6)}
     monkeypatch.setattr(dtypes.tf.config, "list_physical_devices", lambda kind: list(capabilities))
-    monkeypatch.setattr(dtypes, "_about", lambda gpu: (gpu, capabilities[gpu]))
+    monkeypatch.setattr(dtypes, "about_gpu", lambda gpu: (gpu, capabilities[gpu]))
     for options, expected in [(dict(num_gpus=1), "bfloat16"), (dict(num_gpus=2), "float32"),
                               (dict(gpus=(0, 2)), "bfloat16"), (dict(gpus=(1,)), "float32")]:  # fmt: skip
-        assert dtypes.resolve(Config(dtype="auto", **options), {})[0].dtype == expected
+        config = Config(**options)
+        assert dtypes.resolve("auto", None, "auto", config.gpus or range(config.num_towers))[0] == expected
 
 
 def test_where_there_is_no_proc_it_is_float32(monkeypatch, tmp_path):
-    monkeypatch.setattr(dtypes, "_CPUINFO", tmp_path / "none")
-    config, [line] = dtypes.resolve(Config(dtype="auto", device="cpu"), {})
-    assert (config.dtype, line) == (
+    monkeypatch.setattr(dtypes, "CPUINFO", tmp_path / "none")
+    dtype, [line] = dtypes.resolve("auto", None, "cpu", [0])
+    assert (dtype, line) == (
         "float32", f"dtype: float32, since there is no {tmp_path / 'none'} to tell this processor's instructions"
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_one_that_is_asked_for_is_left_alone(dtype):
-    before = {"config": {"dtype": "bfloat16"}}
-    assert dtypes.resolve(Config(dtype=dtype), before) == (Config(dtype=dtype), [])
+    assert dtypes.resolve(dtype, "bfloat16", "auto", [0]) == (dtype, [])
 
 
 def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(monkeypatch, tmp_path, capsys):
     """run.json, evaluation and export have the resolved one."""
     path, run = tmp_path / "cpuinfo", tmp_path / "run"
-    monkeypatch.setattr(dtypes, "_CPUINFO", path)
+    monkeypatch.setattr(dtypes, "CPUINFO", path)
     for flags, chosen, steps in [("avx512_bf16", "bfloat16", 5), ("avx2", "float32", 10)]:
         path.write_text(cpuinfo(flags))
         alone = tmp_path / chosen

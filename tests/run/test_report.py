@@ -14,8 +14,8 @@ import jobs
 import pytest
 import tensorflow as tf
 
-from tower_train.inference import evaluation
-from tower_train.run import hooks, report
+from tower_train.inference import evaluation, report
+from tower_train.run import hooks
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)'
 LOG_LINE = re.compile(

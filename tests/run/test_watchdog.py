@@ -57,7 +57,7 @@ def test_a_step_that_does_not_end_is_reported_with_what_it_waits_for(changes, wa
     output = capsys.readouterr().out
     assert result.step == 4
     assert f"s: waiting for {waits_for}.\n" in output
-    assert "Thread MainThread:" in output and "in do_steps" in output  # the stacks
+    assert "Thread 0x" in output and " in run\n" in output  # the stacks
     assert "*** Going on, after " in output
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from tower_train import Config, EvaluateOptions, errors, evaluate_run
 from tower_train.config import RunOptions
-from tower_train.inference import evaluation, serving
-from tower_train.run import report
+from tower_train.inference import evaluation, report, serving
 
 PRECISION = {5: 0.2, 10: 0.6, 15: 0.4, 20: 0.6, 25: 0.5, 30: 0.7, 35: 0.65, 40: 0.1}
 # 16 examples a step and 96 in an epoch: two epochs are 12 steps.

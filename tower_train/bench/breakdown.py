@@ -14,7 +14,7 @@ import tensorflow as tf
 from tower_train.bench import attribution, machine, session, sides, table
 from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.options import BenchmarkOptions
-from tower_train.run import loop
+from tower_train.run.train import train
 
 v1 = tf.compat.v1
 
@@ -62,7 +62,7 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, list[Ope
             batch_size=options.batch_size // towers, train_dir=train_dir, max_steps=10**12, summary_every_steps=0,
             save_every_steps=0, eval_at_end=False,
         )  # fmt: skip
-        result = loop.train(workload, config, [tracer])
+        result = train(workload, config, [tracer])
     steps = [operations_of(step_stats) for step_stats in tracer.traces]
     each = [attribution.seconds_by_category(operations) for operations in steps]
     late = [attribution.lateness(operations) for operations in steps]

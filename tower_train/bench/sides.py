@@ -14,7 +14,7 @@ from tower_train import workload as workloads
 from tower_train.bench import flops, systems
 from tower_train.config import Config
 from tower_train.graph import devices, gradients, stream
-from tower_train.run import loop
+from tower_train.run.train import train
 
 v1 = tf.compat.v1
 
@@ -91,7 +91,7 @@ def _run_trainer(spec: dict, pacer) -> None:
         train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **often[spec["reports"]],
     )  # fmt: skip
     with _unguarded() if spec["reports"] == systems.UNGUARDED else contextlib.nullcontext():
-        loop.train(workload, config, [_AfterStep(pacer.after_step)])
+        train(workload, config, [_AfterStep(pacer.after_step)])
 
 
 @contextlib.contextmanager

@@ -1,15 +1,14 @@
-"""Evaluating the checkpoints of a run, after training, beside it or during it."""
+"""Evaluating the checkpoints of a run, after training or beside it."""
 
 import contextlib
 import time
 from collections.abc import Iterator
 
-from tower_train.config import Config, EvaluateOptions
+from tower_train.config import EvaluateOptions
 from tower_train.graph import devices
 from tower_train.inference import evaluation, trained
-from tower_train.run import report
-from tower_train.run_dir import best, checkpoint, directory, events
-from tower_train.workload import DataRequest, Examples, Workload
+from tower_train.run_dir import checkpoint, directory, events
+from tower_train.workload import Workload
 
 
 def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[evaluation.Evaluation]:
@@ -35,14 +34,14 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
         workload, examples, options.batch_size, config["dtype"], 0 if options.raw else config["moving_average_decay"],
         devices.place(options),
     )  # fmt: skip
-    with contextlib.closing(evaluator), contextlib.closing(_curves(run_dir)) as writer:
+    with contextlib.closing(evaluator), contextlib.closing(open_curves(run_dir)) as writer:
         if options.watch:
             evaluations = _watched(run_dir, options, evaluator.evaluate)
         else:
             evaluations = [trained.use_checkpoint(run_dir, options, evaluator.evaluate)]
         for found in evaluations:
             run_dir.update(directory.RESULT, {"evaluation": found.as_dict()})
-            _write_events(writer, found)
+            write_curves(writer, found)
             yield found
 
 
@@ -65,85 +64,12 @@ def _watched(run_dir: directory.RunDirectory, options: EvaluateOptions, evaluate
         trained.newest(run_dir)
 
 
-class DuringTraining:
-    """Evaluates checkpoints while their run trains; loads the examples and builds the graph when first asked to.
-
-    Args:
-      workload, config, placed: the run's.
-      examples: what it trains on.
-      run_dir: where it trains.
-    """
-
-    def __init__(
-        self, workload: Workload, config: Config, placed: devices.Devices, examples: Examples,
-        run_dir: directory.RunDirectory,
-    ):  # fmt: skip
-        self._workload, self._config, self._placed = workload, config, placed
-        self._examples, self._run_dir = examples, run_dir
-        self._request = DataRequest("test", examples.dataset, config.data_dir, config.seed)
-        self._evaluators = {}
-        self._writer = self.last = self.last_on_training_examples = None
-        self._has_warned = False
-        self.best = best.Best(run_dir, config, examples.num_examples)
-
-    def begin(self, step: int, last_step: int) -> bool:
-        """Begins at a step to go on from, up to a last one; returns whether its evaluation was due when the run
-        was killed and is still to be done."""
-        done = self._run_dir.read(directory.RESULT).get("evaluation", {}).get("step")
-        missing = self._config.eval_at_end and step >= last_step and done != step
-        return self.best.begin(step) or bool(missing)
-
-    def is_due(self, step: int, last_step: int) -> bool:
-        """Whether there is an evaluation after a step."""
-        every = self._config.eval_every_steps
-        return bool(every and step % every == 0) or (self._config.eval_at_end and step == last_step)
-
-    def evaluate(self, path: str) -> list[str]:
-        """Evaluates one checkpoint on the test examples and on some training examples, writes the events, keeps the
-        results as `last` and `last_on_training_examples`; returns lines that tell of them."""
-        if not self._evaluators:
-            self._open()
-        self.last = self._evaluators["test"].evaluate(path)
-        _write_events(self._writer, self.last)
-        lines = report.evaluation_lines(self.last)
-        if "train" in self._evaluators:
-            self.last_on_training_examples = self._evaluators["train"].evaluate(path)
-            _write_events(self._writer, self.last_on_training_examples, prefix="train ")
-            lines += report.comparison_lines(self.last_on_training_examples, self.last)
-            if not self._has_warned and (warning := report.overfitting(self.last_on_training_examples, self.last)):
-                self._has_warned = True
-                lines.append(warning)
-        return lines + self.best.note(self.last, path)
-
-    def results(self) -> dict:
-        """For result.json; empty where nothing was evaluated."""
-        named = {"evaluation": self.last, "train_evaluation": self.last_on_training_examples}
-        return {name: found.as_dict() for name, found in named.items() if found}
-
-    def _open(self) -> None:
-        config = self._config
-        chosen_examples = {"test": self._workload.examples(self._request)}
-        if config.train_eval_examples:
-            chosen_examples["train"] = self._examples.sample(config.train_eval_examples)
-        for name, examples in chosen_examples.items():
-            self._evaluators[name] = evaluation.Evaluator(
-                self._workload, examples, config.tower_batch, config.dtype, config.moving_average_decay, self._placed
-            )
-        self._writer = _curves(self._run_dir)
-
-    def close(self) -> None:
-        for evaluator in self._evaluators.values():
-            evaluator.close()
-        if self._writer:
-            self._writer.close()
-
-
-def _curves(run_dir: directory.RunDirectory):
-    """Where evaluations of a run are written for TensorBoard: curves beside the training curves."""
+def open_curves(run_dir: directory.RunDirectory) -> events.EventWriter:
+    """The event files of a run's evaluations, whose curves TensorBoard draws beside the training curves."""
     return events.open_writer(run_dir.path / "eval")
 
 
-def _write_events(writer, found: evaluation.Evaluation, prefix: str = "") -> None:
-    """One point of each metric's curve; prefix: of the curves' names."""
+def write_curves(writer: events.EventWriter, found: evaluation.Evaluation, prefix: str = "") -> None:
+    """Adds a point to each metric's curve; prefix: of the curves' names."""
     events.add_scalars(writer, {prefix + name: metric.mean for name, metric in found.metrics.items()}, found.step)
     writer.flush()

@@ -10,8 +10,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.graph import build
 from tower_train.graph.devices import Devices
-from tower_train.run import input_stream
-from tower_train.run_dir import checkpoint
+from tower_train.run_dir import checkpoint, input_failures
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -128,7 +127,7 @@ class Evaluator:
         # A dataset in an order of its own may hold fewer examples than it should, or more.
         for _ in range(built.num_steps + bool(self._examples.elements)):
             try:
-                with input_stream.failures_named(self._examples.name, may_end=True):
+                with input_failures.named(self._examples.name, may_end=True):
                     values = self._session.run(fetches)
             except tf.errors.OutOfRangeError:
                 break

@@ -1,4 +1,4 @@
-"""A look at the training examples before a new run: what is likely to be a mistake in them."""
+"""A look at the training examples before a new run, for likely mistakes."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import stream
-from tower_train.run import input_stream
+from tower_train.run_dir import input_failures
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -58,7 +58,7 @@ def _look_at(workload: Workload, examples: Examples) -> tuple:
 
 
 def _until_the_end(session: v1.Session, fetches, name: str) -> Iterator:
-    with input_stream.failures_named(name, may_end=True):
+    with input_failures.named(name, may_end=True):
         try:
             while True:
                 yield session.run(fetches)
