@@ -21,13 +21,13 @@ class Watch:
             task, TIMEOUT_SECS, START_TIMEOUT_SECS, waits_for_start, clock=lambda: self.seconds
         )
 
-    def read(self, *statuses, own_state=WorkerState.TRAINING):
-        self.detector.note(statuses, own_state)
+    def read(self, *statuses, state=WorkerState.TRAINING):
+        self.detector.note(statuses, state)
 
-    def failure(self, own=TRAINING, after=0.0):
+    def failure(self, status=TRAINING, after=0.0):
         """(text, exit status) of the failure after so many seconds more; None if there is none."""
         self.seconds += after
-        failure = self.detector.find(own)
+        failure = self.detector.find(status)
         return failure and (str(failure), failure.exit_status)
 
 
@@ -37,13 +37,13 @@ def status(worker, heartbeat=1, **changes):
 
 def test_workers_that_have_not_started_have_the_time_of_a_start(capsys):
     watch = Watch()
-    watch.read(TRAINING, status(1), WorkerStatus(), own_state=WorkerState.STARTING)
+    watch.read(TRAINING, status(1), WorkerStatus(), state=WorkerState.STARTING)
     for heartbeat in range(2, 62):
-        watch.read(TRAINING, status(1, heartbeat), WorkerStatus(), own_state=WorkerState.STARTING)
+        watch.read(TRAINING, status(1, heartbeat), WorkerStatus(), state=WorkerState.STARTING)
         assert watch.failure(after=29.9) is None
     waiting = capsys.readouterr().out.splitlines()
     assert 20 < len(waiting) < 60 and set(waiting) == {"*** Waiting for worker 2 (c:3) ..."}
-    watch.read(TRAINING, status(1, 62), WorkerStatus(), own_state=WorkerState.STARTING)
+    watch.read(TRAINING, status(1, 62), WorkerStatus(), state=WorkerState.STARTING)
     text, exit_status = watch.failure(after=10)
     assert exit_status == 138
     assert text.startswith("worker 2 (c:3) has not started for 1804 s. ")
@@ -51,7 +51,7 @@ def test_workers_that_have_not_started_have_the_time_of_a_start(capsys):
 
 def test_with_wait_for_workers_a_start_has_no_limit():
     watch = Watch(index=1, waits_for_start=True)
-    watch.read(WorkerStatus(), own_state=WorkerState.STARTING)
+    watch.read(WorkerStatus(), state=WorkerState.STARTING)
     assert watch.failure(after=10 * START_TIMEOUT_SECS) is None
 
 
@@ -71,10 +71,10 @@ def test_a_worker_without_heartbeats_is_missing(index):
 
 
 def test_a_worker_that_was_started_again_is_a_failure_once_there_was_an_agreement():
-    for own_state, is_failure in ((WorkerState.STARTING, False), (WorkerState.TRAINING, True)):
+    for state, is_failure in ((WorkerState.STARTING, False), (WorkerState.TRAINING, True)):
         watch = Watch()
-        watch.read(TRAINING, status(1), status(2), own_state=own_state)
-        watch.read(TRAINING, status(1, start_id="another"), status(2), own_state=own_state)
+        watch.read(TRAINING, status(1), status(2), state=state)
+        watch.read(TRAINING, status(1, start_id="another"), status(2), state=state)
         failure = watch.failure()
         assert (failure is not None) == is_failure
     assert failure[0].startswith("worker 1 (b:2) was started again at step 7. ")
@@ -92,9 +92,9 @@ def test_a_failed_worker_is_named_with_its_error_and_its_status():
 
 def test_whoever_has_done_all_steps_misses_nobody():
     chief, follower = Watch(), Watch(index=1)
-    assert chief.failure(own=status(0, state=WorkerState.DONE), after=10_000) is None
+    assert chief.failure(status=status(0, state=WorkerState.DONE), after=10_000) is None
     follower.read(status(0, state=WorkerState.OVER))
-    assert follower.failure(own=status(1, state=WorkerState.DONE), after=10_000) is None
+    assert follower.failure(status=status(1, state=WorkerState.DONE), after=10_000) is None
 
 
 def test_a_status_is_read_as_it_was_written():

@@ -10,6 +10,7 @@ import toy_workload
 
 from tower_train import Config
 from tower_train.graph import build, devices
+from tower_train.run.watchdog import Watchdog
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 
@@ -82,3 +83,25 @@ def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_th
         assert sorted(graph.progress) == (["input", "tower_0", "tower_1"] if secs else [])
         names.append([variable.op.name for variable in graph.variables])
     assert names[0] == names[1]
+
+
+def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
+    """By a clock that is set: a save takes 9 s of 10, an evaluation 11."""
+    seconds, looks = [0.0], []
+
+    def clock():
+        looks.append(seconds[0])
+        return seconds[0]
+
+    def wait_for_looks():
+        begin = len(looks)
+        while len(looks) < begin + 4:
+            time.sleep(0.01)
+
+    with Watchdog(10.0, {}, clock) as watchdog:
+        for what, takes in (("a save", 9.0), ("an evaluation", 11.0)):
+            with watchdog.doing(what):
+                seconds[0] += takes
+                wait_for_looks()
+    reports = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*** ")]
+    assert reports == ["*** Nothing has ended for 11 s: waiting for an evaluation.", "*** Going on, after 11 s."]

@@ -47,24 +47,24 @@ class FailureDetector:
         self._restarted: set[int] = set()
         self.next_step = f"The step under way is not saved. {_WAITING if waits_for_start else _RESTART}"
 
-    def note(self, statuses: Sequence[WorkerStatus], own_state: WorkerState) -> None:
-        """Takes notice of what was read from the board while this worker was in a state."""
+    def note(self, statuses: Sequence[WorkerStatus], state: WorkerState) -> None:
+        """Takes notice of the statuses read from the board while this worker was in a state."""
         for i, status in enumerate(statuses):
             before = self.statuses[i]
             if status.heartbeat != before.heartbeat:
                 self._last_heartbeats[i] = self._clock()
             is_another_start = before.start_id not in ("", status.start_id)
-            if is_another_start and own_state in (WorkerState.READY, WorkerState.TRAINING):
+            if is_another_start and state in (WorkerState.READY, WorkerState.TRAINING):
                 self._restarted.add(i)
             self.statuses[i] = status
 
-    def find(self, own: WorkerStatus) -> errors.WorkerError | None:
-        """The failure that ends this worker, whose own status is given; None while all is well."""
+    def find(self, status: WorkerStatus) -> errors.WorkerError | None:
+        """The failure that ends this worker, whose status is given; None while all is well."""
         if self._task.is_chief:
-            others = range(1, len(self.statuses)) if own.state not in (WorkerState.DONE, WorkerState.OVER) else []
+            others = range(1, len(self.statuses)) if status.state not in (WorkerState.DONE, WorkerState.OVER) else []
         else:
             others = [0] if self.statuses[0].state is not WorkerState.OVER else []
-        return next(filter(None, (self._failure_of(i, own.step) for i in others)), None)
+        return next(filter(None, (self._failure_of(i, status.step) for i in others)), None)
 
     def is_silent(self, worker: int) -> bool:
         """Whether a worker has given no sign of life for worker_timeout_secs."""
@@ -73,13 +73,13 @@ class FailureDetector:
     def _silent_secs(self, worker: int) -> float:
         return self._clock() - self._last_heartbeats[worker]
 
-    def _failure_of(self, worker: int, own_step: int) -> errors.WorkerError | None:
+    def _failure_of(self, worker: int, step: int) -> errors.WorkerError | None:
         status, name, silent_secs = self.statuses[worker], self._task.name(worker), self._silent_secs(worker)
         if status.state is WorkerState.FAILED:
             is_named = worker == 0 or name in status.failure
             return _error(status.failure if is_named else f"{name}: {status.failure}", status.exit_status)
         if worker in self._restarted:
-            return _error(f"{name} was started again at step {own_step}. {self.next_step}")
+            return _error(f"{name} was started again at step {step}. {self.next_step}")
         if not status.start_id:
             return self._failure_to_start(name, silent_secs)
         if self.is_silent(worker):

@@ -98,10 +98,10 @@ class Membership(SingleProcess):
         self._tell(state=WorkerState.TRAINING, step=first_step)
         return first_step, last_step
 
-    def _compare(self, own: dict) -> None:
+    def _compare(self, about: dict) -> None:
         chiefs = self._chief.about
-        differing = [f"{name} is {own.get(name)}, the chief's {chiefs.get(name)}"
-                     for name in sorted({*chiefs, *own}) if chiefs.get(name) != own.get(name)]  # fmt: skip
+        differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
+                     for name in sorted({*chiefs, *about}) if chiefs.get(name) != about.get(name)]  # fmt: skip
         if differing:
             raise errors.ConfigError(
                 f"{self.task.name(self.task.index)} cannot train along: {'; '.join(differing)}. Start all workers "

@@ -58,10 +58,10 @@ def _arrays(
         with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
             session.run([v1.tables_initializer(), again.initializer])
             positions, indices, batches = session.run(fetches)
-    found = {"positions": positions, "indices": indices}
+    arrays = {"positions": positions, "indices": indices}
     for i, name in enumerate(("features", "labels")):
         tensors = [
             np.concatenate(towers) for towers in zip(*(tf.nest.flatten(batch[i]) for batch in batches), strict=True)
         ]
-        found |= {name if len(tensors) == 1 else f"{name}_{j}": tensor for j, tensor in enumerate(tensors)}
-    return found
+        arrays |= {name if len(tensors) == 1 else f"{name}_{j}": tensor for j, tensor in enumerate(tensors)}
+    return arrays

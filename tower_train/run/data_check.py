@@ -32,15 +32,15 @@ def warnings(workload: Workload, examples: Examples) -> list[str]:
       DataError: a label that is no class, or examples that cannot be had.
     """
     features, labels = _look_at(workload, examples)
-    count, found = len(tf.nest.flatten(labels)[0]), []
+    count, lines = len(tf.nest.flatten(labels)[0]), []
     if examples.class_names:
         known = labels if examples.labels is None else examples.labels
-        found += _about_classes(known, examples, f"the {count} looked at" if examples.labels is None else "all")
+        lines += _about_classes(known, examples, f"the {count} looked at" if examples.labels is None else "all")
         if examples.elements:
-            found += _about_order(labels)
+            lines += _about_order(labels)
     for values in tf.nest.flatten(features):
-        found += _about_features(values)
-    return [f"*** {examples.name}: {line}" for line in found]
+        lines += _about_features(values)
+    return [f"*** {examples.name}: {line}" for line in lines]
 
 
 def _look_at(workload: Workload, examples: Examples) -> tuple:

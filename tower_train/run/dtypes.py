@@ -39,8 +39,8 @@ def of_processor(cpuinfo: str) -> tuple[str, str]:
              if name.strip() in ("flags", "Features")]  # fmt: skip
     if not cores:
         return "float32", f"since {CPUINFO} does not tell this processor's instructions"
-    if found := sorted(_INSTRUCTIONS.intersection(*cores)):
-        return "bfloat16", f"since this processor has instructions for it ({', '.join(found)})"
+    if instructions := sorted(_INSTRUCTIONS.intersection(*cores)):
+        return "bfloat16", f"since this processor has instructions for it ({', '.join(instructions)})"
     return "float32", "since this processor has no bfloat16 instructions"
 
 

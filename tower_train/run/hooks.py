@@ -126,8 +126,8 @@ class MirrorCheck(StepHook):
     def after_step(self, run_context, report):
         if report.step % self._every:
             return
-        found = run_context.session.run(self.graph.fingerprints)
-        copies, variables = (found != found[0]).nonzero()
+        fingerprints = run_context.session.run(self.graph.fingerprints)
+        copies, variables = (fingerprints != fingerprints[0]).nonzero()
         if len(copies):
             name = self.graph.copied[variables[0]]
             raise errors.MirrorError(

@@ -43,12 +43,12 @@ class NonFiniteGuard(hooks.StepHook):
         """The towers and tensors that are at fault."""
         everywhere = "the mean over towers" + (" of all workers" if self.graph.num_workers > 1 else "")
         rows = [f"tower_{i}" for i in range(self.graph.num_towers)] + [everywhere]
-        found = []
+        faults = []
         for row, flags in zip(rows, report.finite, strict=True):
             bad = [name for name, is_finite in zip(self.graph.checked, flags, strict=True) if not is_finite]
-            if bad and not (found and row == rows[-1]):  # the mean is at fault only where no tower is
-                found.append(f"{row}: {_shown(bad)}")
-        return "; ".join(found)
+            if bad and not (faults and row == rows[-1]):  # the mean is at fault only where no tower is
+                faults.append(f"{row}: {_shown(bad)}")
+        return "; ".join(faults)
 
 
 class BatchGuard(NonFiniteGuard):

@@ -61,7 +61,7 @@ class Start:
 
 
 def prepare(
-    path: str | None, workload: Workload, config: Config, run_dir: directory.RunDirectory, member: SingleProcess
+    path: str | None, workload: Workload, config: Config, run_dir: directory.RunDirectory, membership: SingleProcess
 ) -> Start:
     """Loads the examples, builds the graph and, in the chief, finds the checkpoint to begin at."""
     before = run_dir.read(directory.RUN)
@@ -73,11 +73,11 @@ def prepare(
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch)
-    graph = build.training_graph(workload, examples, config, member.devices)
-    run_json = manifest.describe(workload, path, examples, config, member.devices, graph.num_parameters)
+    graph = build.training_graph(workload, examples, config, membership.devices)
+    run_json = manifest.describe(workload, path, examples, config, membership.devices, graph.num_parameters)
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
-    return _prepare_chief(start, before) if member.task.is_chief else start
+    return _prepare_chief(start, before) if membership.task.is_chief else start
 
 
 def _prepare_chief(start: Start, before: dict) -> Start:

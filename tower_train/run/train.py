@@ -9,22 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster import membership
+from tower_train.cluster.membership import join
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import find_task
 from tower_train.config import Config
 from tower_train.console import say
 from tower_train.graph import devices
-from tower_train.run import (
-    hooks,
-    input_stream,
-    nonfinite,
-    report,
-    results,
-    saving,
-    sessions,
-    signals,
-)
+from tower_train.run import hooks, input_stream, nonfinite, report, results, saving, sessions, signals
 from tower_train.run.prepare import Start, prepare
 from tower_train.run.results import Outcome, Result, StopReason
 from tower_train.run.watchdog import Watchdog
@@ -82,18 +73,18 @@ def train(
     timeouts = config.worker_timeout_secs, config.start_timeout_secs
     with (
         signals.survived(signals.SAVING),
-        membership.join(task, devices.place(config), *timeouts, config.wait_for_workers) as member,
+        join(task, devices.place(config), *timeouts, config.wait_for_workers) as membership,
         run_dir.locked() if task.is_chief else contextlib.nullcontext(),
     ):
-        start = announce(prepare(path, workload, config, run_dir, member), member)
+        start = announce(prepare(path, workload, config, run_dir, membership), membership)
         with signals.noted() as received:
-            return conclude(start, run(start, session_hooks, received, member), member)
+            return conclude(start, run(start, session_hooks, received, membership), membership)
 
 
-def announce(start: Start, member: SingleProcess) -> Start:
+def announce(start: Start, membership: SingleProcess) -> Start:
     """Agrees on the steps with the other workers and says what is about to happen."""
     is_over = start.chief is not None and start.chief.evaluations.best.is_over
-    first_step, end = member.agree(
+    first_step, end = membership.agree(
         lambda: manifest.same_everywhere(start.run_json, start.workload),
         start.first_step,
         start.first_step if is_over else start.last_step,
@@ -104,13 +95,16 @@ def announce(start: Start, member: SingleProcess) -> Start:
         start.run_dir.write(directory.RUN, start.run_json)
         lines = report.opening_lines(start.run_json, str(start.run_dir.path), first_step, start.last_step)
     else:
-        lines = [report.joining_line(member.task, first_step, end, member.devices.names)]
+        lines = [report.joining_line(membership.task, first_step, end, membership.devices.names)]
     say(*lines, *start.notes)
     return dataclasses.replace(start, first_step=first_step, has_steps=first_step < end)
 
 
 def run(
-    start: Start, session_hooks: Sequence[v1.train.SessionRunHook], received: signals.Received, member: SingleProcess
+    start: Start,
+    session_hooks: Sequence[v1.train.SessionRunHook],
+    received: signals.Received,
+    membership: SingleProcess,
 ) -> Outcome:
     """Opens the session, does the steps, saves."""
     began, graph, failure = time.perf_counter(), start.graph, None
@@ -120,8 +114,8 @@ def run(
         restore = start.chief.resumed.restore if start.chief else None
         try:
             with (
-                member.failures_named(),
-                sessions.open_session(graph, member, step_hooks.in_order, restore) as session,
+                membership.failures_named(),
+                sessions.open_session(graph, membership, step_hooks.in_order, restore) as session,
                 input_failures.named(graph.data),
             ):
                 while start.has_steps and not session.should_stop():
@@ -145,10 +139,10 @@ def _step_hooks(start: Start, session_hooks, received: signals.Received, stack: 
     user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
 
     def early_stop() -> StopReason | None:
-        if received.stopping:
-            return StopReason(received.stopping.name)
         if chief and chief.evaluations.best.is_over:
             return StopReason.NO_GAIN
+        if received.stopping:
+            return StopReason(received.stopping.name)
         return StopReason.SESSION_HOOK if any(hook.has_asked for hook in user_hooks) else None
 
     # The guards come first: nothing is logged or saved of a step that ends the run.
@@ -209,7 +203,7 @@ def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors
     )
 
 
-def conclude(start: Start, outcome: Outcome, member: SingleProcess) -> Result:
+def conclude(start: Start, outcome: Outcome, membership: SingleProcess) -> Result:
     """Writes the result, says what came out and, with the other workers, leaves."""
     result, failure, chief = outcome.result, outcome.failure, start.chief
     if chief:
@@ -220,6 +214,6 @@ def conclude(start: Start, outcome: Outcome, member: SingleProcess) -> Result:
     if failure:
         raise failure
     known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value
-    reason = StopReason(member.leave(known) or StopReason.ANOTHER_WORKER)
+    reason = StopReason(membership.leave(known) or StopReason.ANOTHER_WORKER)
     stopped_by = reason.text(start.config.stop_after_no_gain_epochs)
     return dataclasses.replace(result, reason=reason, stopped_by=stopped_by)
