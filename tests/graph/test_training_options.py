@@ -10,7 +10,7 @@ import trainings
 
 from tower_train import errors, layers
 from tower_train.config import Config
-from tower_train.graph import schedule, update
+from tower_train.graph import training, update
 from tower_train.workload import DataRequest, Examples, Workload, softmax_cross_entropy
 
 v1 = tf.compat.v1
@@ -21,7 +21,7 @@ def rates(counts, **options):
     """The learning rate after each number of examples."""
     with tf.Graph().as_default(), v1.Session() as session:
         seen = v1.placeholder(tf.int64, [])
-        rate = schedule.learning_rate(Config(**options), NUM_EXAMPLES, seen)
+        rate = training.learning_schedule(Config(**options), NUM_EXAMPLES).rate(seen)
         assert rate.dtype == tf.float64
         return np.array([session.run(rate, {seen: count}) for count in counts])
 

@@ -180,7 +180,7 @@ def _one_batch(workload: workloads.Workload, examples: workloads.Examples, spec:
     session_config = devices.place(Config(device=spec["device"])).session_config
     with tf.Graph().as_default(), v1.Session(config=session_config) as session:
         first = stream.training_stream(
-            workload, examples, seed=0, start=tf.zeros([], tf.int64), tower_batch=spec["batch_size"], num_towers=1
+            workload, examples, seed=0, start=tf.zeros([], tf.int64), split=stream.Split(spec["batch_size"], 1)
         )
         session.run(first.initializer)
         return session.run(first.batches[0])

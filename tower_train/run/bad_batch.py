@@ -52,7 +52,9 @@ def _arrays(
     workload: Workload, examples: Examples, seed: int, tower_batch: int, num_batches: int, first: int
 ) -> dict[str, np.ndarray]:
     with tf.Graph().as_default(), tf.device("/cpu:0"):
-        again = stream.training_stream(workload, examples, seed, tf.constant(first, tf.int64), tower_batch, num_batches)
+        again = stream.training_stream(
+            workload, examples, seed, tf.constant(first, tf.int64), stream.Split(tower_batch, num_batches)
+        )
         positions = first + tf.range(tower_batch * num_batches, dtype=tf.int64)
         fetches = positions, stream.shuffled_indices(positions, examples.num_examples, seed), again.batches
         with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:

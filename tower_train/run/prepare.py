@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
-from tower_train.graph import build, devices
+from tower_train.graph import devices
+from tower_train.graph.record import TrainingGraph
+from tower_train.graph.training import training_graph
 from tower_train.inference.evaluation import Evaluator
 from tower_train.run import bad_batch, data_check, dtypes, input_stream, resume
 from tower_train.run.evaluations import Evaluations, Plan
@@ -50,7 +52,7 @@ class Start:
     config: Config
     workload: Workload
     examples: Examples
-    graph: build.TrainingGraph
+    graph: TrainingGraph
     run_dir: directory.RunDirectory
     run_json: dict
     notes: list[str]
@@ -73,7 +75,7 @@ def prepare(
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch)
-    graph = build.training_graph(workload, examples, config, membership.devices)
+    graph = training_graph(workload, examples, config, membership.devices)
     run_json = manifest.describe(workload, path, examples, config, membership.devices, graph.num_parameters)
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph.build import TrainingGraph
+from tower_train.graph.record import TrainingGraph
 from tower_train.run_dir import checkpoint, directory, recovery
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train.console import say
-from tower_train.graph.build import TrainingGraph
+from tower_train.graph.record import TrainingGraph
 from tower_train.run import hooks, nonfinite
 from tower_train.run.evaluations import Evaluations
 from tower_train.run.signals import Received
