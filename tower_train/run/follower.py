@@ -1,5 +1,6 @@
 """What a worker does that is not the chief: it trains along, and writes nothing."""
 
+import dataclasses
 import time
 
 import tensorflow as tf
@@ -33,7 +34,10 @@ def follow(path: str | None, workload: Workload, config: Config, session_hooks, 
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset  # as the chief
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     built = build.training_graph(workload, examples, config, me.placed)
-    now = manifest.describe(workload, path, examples, config, me.placed, built.num_parameters)
+    now = manifest.describe(
+        workload, examples, dataclasses.asdict(config) | {"workload": path}, config.global_batch, me.placed.names,
+        built.num_parameters,
+    )  # fmt: skip
     first_step, last_step = me.meet(manifest.same_everywhere(now, workload))
     place = me.place
     report.print_lines(

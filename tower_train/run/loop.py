@@ -67,7 +67,10 @@ def _train(path: str | None, workload: Workload, config: Config, placed, session
         examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
         input_stream.check_options(examples, config)
         built = build.training_graph(workload, examples, config, me.placed if me else placed)
-        now = manifest.describe(workload, path, examples, config, placed, built.num_parameters)
+        now = manifest.describe(
+            workload, examples, dataclasses.asdict(config) | {"workload": path}, config.global_batch, placed.names,
+            built.num_parameters,
+        )  # fmt: skip
         notes += run_dir.warnings() + manifest.check_resume(
             run_dir.path, before, now, config.override, workload.options
         )

@@ -52,7 +52,7 @@ def do_steps(
         stack.enter_context(run.built.graph.as_default())
         received = stack.enter_context(signals.noted())
         console = stack.enter_context(report.Console(run.first_step, run.last_step))
-        writer = stack.enter_context(contextlib.closing(events.open_writer(run.run_dir.path, console.line)))
+        writer = stack.enter_context(contextlib.closing(events.EventWriter(run.run_dir.path)))
         dog = watchdog.Watchdog(run.config.stall_timeout_secs, run.built.progress, console.line)
         stack.enter_context(dog)
         stack.enter_context(contextlib.closing(evaluations))
@@ -107,7 +107,7 @@ def _hooks(run: Start, console, clock: hooks.TrainingClock, writer, dog: watchdo
     """The guard, what saves, and all but the guard in the order in which they look at a step: nothing is logged or
     saved of one that stops the run because it is not finite."""
     built, config = run.built, run.config
-    metrics = MetricsFile(run.run_dir.path / directory.METRICS, console.line)
+    metrics = MetricsFile(run.run_dir.path / directory.METRICS)
 
     def save(session, step: int) -> str:
         with dog.doing("a save"):
