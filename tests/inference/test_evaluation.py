@@ -25,14 +25,11 @@ def evaluate(train_dir, workload=None, **options):
     return found
 
 
-def test_examples():
+def toy_examples():
     """Features [50, 4] and labels [50] of the toy workload's test examples."""
     examples = toy_workload.load(DataRequest("test"))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         return session.run(examples.open()(tf.range(50, dtype=tf.int64)))
-
-
-test_examples.__test__ = False
 
 
 def toy_logits(weights, features, suffix=""):
@@ -62,7 +59,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(("num_gpus", "batch_size"), [(1, 50), (1, 1), (3, 7), (2, 16), (4, 64), (7, 3)])
 def test_every_example_counts_once_on_the_weights_asked_for(raw, num_gpus, batch_size, run):
     found = evaluate(run, raw=raw, num_gpus=num_gpus, batch_size=batch_size)
-    features, labels = test_examples()
+    features, labels = toy_examples()
     predicted = predictions(jobs.variables(run), features, "" if raw else "/ExponentialMovingAverage")
     assert found.num_examples == 50
     assert found.confusion == confusion(labels, predicted)
@@ -112,7 +109,7 @@ class TestViews:
     @pytest.mark.parametrize("single_view", [False, True])
     def test_evaluation_takes_the_mean_of_the_logits_unless_told_not_to(self, workload, viewed_run, single_view):
         found = evaluate(viewed_run[0], workload, single_view=single_view, num_gpus=2, batch_size=7)
-        weights, (features, labels) = jobs.variables(viewed_run[0]), test_examples()
+        weights, (features, labels) = jobs.variables(viewed_run[0]), toy_examples()
         logits = toy_logits(weights, features, "/ExponentialMovingAverage")
         if not single_view:
             logits = 0.25 * logits + 0.75 * toy_logits(weights, -features, "/ExponentialMovingAverage")

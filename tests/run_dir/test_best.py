@@ -44,6 +44,8 @@ def files_of(step):
 
 
 def test_the_best_checkpoint_is_kept_beyond_the_rotation_and_found_again(scripted, tmp_path, capsys):
+    (tmp_path / "run" / "best").mkdir(parents=True)
+    (tmp_path / "run" / "best" / files_of(3)[0]).write_text("half of a checkpoint")
     jobs.train_toy(tmp_path / "run", keep_best=True, **OPTIONS | {"max_steps": 25})
     assert jobs.saved_steps(tmp_path / "run") == [20, 25]
     assert kept(tmp_path / "run") == files_of(10), "the first of equals is the best"

@@ -50,11 +50,11 @@ class DuringTraining:
         if not self._evaluators:
             self._open()
         self.last = self._evaluators["test"].evaluate(path)
-        self.last.add_to(self._writer)
+        evaluator.write_curves(self._writer, self.last)
         lines = report.evaluation_lines(self.last)
         if "train" in self._evaluators:
             self.last_on_training_examples = self._evaluators["train"].evaluate(path)
-            self.last_on_training_examples.add_to(self._writer, prefix="train ")
+            evaluator.write_curves(self._writer, self.last_on_training_examples, prefix="train ")
             lines += report.comparison_lines(self.last_on_training_examples, self.last)
             if not self._has_warned and (warning := report.overfitting(self.last_on_training_examples, self.last)):
                 self._has_warned = True
@@ -75,7 +75,7 @@ class DuringTraining:
             self._evaluators[name] = evaluator.Evaluator(
                 self._workload, examples, config.tower_batch, config.dtype, config.moving_average_decay, self._placed
             )
-        self._writer = evaluator.curves(self._run_dir)
+        self._writer = evaluator.open_curves(self._run_dir)
 
     def close(self) -> None:
         for opened in self._evaluators.values():

@@ -61,10 +61,6 @@ class Evaluation:
         """The evaluation in result.json."""
         return dataclasses.asdict(self)
 
-    def add_to(self, writer: events.EventWriter, prefix: str = "") -> None:
-        """Adds one point to each metric's curve; prefix: of the curves' names."""
-        events.add_scalars(writer, {prefix + name: metric.mean for name, metric in self.metrics.items()}, self.step)
-
 
 def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
     """The 95 % interval of a proportion (Wilson 1927), which holds near 0 and 1 too, unlike the normal one."""
@@ -179,20 +175,26 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
     evaluator = Evaluator(
         run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, devices.place(options)
     )
-    with contextlib.closing(evaluator), contextlib.closing(curves(run.directory)) as writer:
+    with contextlib.closing(evaluator), contextlib.closing(open_curves(run.directory)) as writer:
         if options.watch:
             evaluations = _watched(run, evaluator, options.watch_secs)
         else:
             evaluations = [run.use_checkpoint(evaluator.evaluate)]
         for evaluation in evaluations:
             run.directory.update(directory.RESULT, {"evaluation": evaluation.as_dict()})
-            evaluation.add_to(writer)
+            write_curves(writer, evaluation)
             yield evaluation
 
 
-def curves(run_dir: directory.RunDirectory) -> events.EventWriter:
-    """The writer of a run's evaluations, whose curves TensorBoard draws beside the training curves."""
+def open_curves(run_dir: directory.RunDirectory) -> events.EventWriter:
+    """The event files of a run's evaluations, whose curves TensorBoard draws beside the training curves."""
     return events.EventWriter(run_dir.path / "eval")
+
+
+def write_curves(writer: events.EventWriter, evaluation: Evaluation, prefix: str = "") -> None:
+    """Adds a point to each metric's curve; prefix: of the curves' names."""
+    means = {prefix + name: metric.mean for name, metric in evaluation.metrics.items()}
+    events.add_scalars(writer, means, evaluation.step)
 
 
 def _watched(run: saved_run.SavedRun, evaluator: Evaluator, pause_secs: float) -> Iterator[Evaluation]:

@@ -39,18 +39,13 @@ class ServingGraph:
     restored: dict[str, tf.Variable]
 
 
-def serving_graph(workload: Workload, examples: Examples, dtype: str, moving_average_decay: float) -> ServingGraph:
-    """Builds the network on one device, as evaluation does.
-
-    Args:
-      workload: the run's.
-      examples: their raw features and class names are the network's.
-      dtype: the run's.
-      moving_average_decay: the run's; 0 takes the weights themselves.
+def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
+    """Builds a run's network on one device, as evaluation does.
 
     Raises:
       ConfigError: labels are not classes, or an example has several features.
     """
+    workload, examples = run.workload, run.examples
     if not examples.class_names:
         raise errors.ConfigError(f"workload {workload.name} has no class_names, so its outputs are no probabilities.")
     workload = workload.for_examples(examples)
@@ -62,7 +57,7 @@ def serving_graph(workload: Workload, examples: Examples, dtype: str, moving_ave
 
         def network(features):
             batch = [(workload.prepare(features) if workload.prepare else features, None)]
-            [tower] = towers.build_towers(workload, batch, (HOST,), tf.as_dtype(dtype), training=False)
+            [tower] = towers.build_towers(workload, batch, (HOST,), tf.as_dtype(run.dtype), training=False)
             names = tf.tile(tf.constant([examples.class_names]), [tf.shape(tower.outputs)[0], 1])
             return {"logits": tower.outputs, "probabilities": tf.nn.softmax(tower.outputs), "classes": names}
 
@@ -74,7 +69,7 @@ def serving_graph(workload: Workload, examples: Examples, dtype: str, moving_ave
             )
             with v1.variable_scope(v1.get_variable_scope(), reuse=True):
                 outputs[FILES] = network(tf.ensure_shape(images, [None, *size]))
-        restored = update.variables_to_restore(moving_average_decay)
+        restored = update.variables_to_restore(run.moving_average_decay)
     return ServingGraph(graph, features, files, outputs, restored)
 
 
@@ -87,7 +82,7 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
     """
     run = saved_run.read(options, workload)
     run.checkpoint()  # raises if there is none, before the graph is built
-    built = serving_graph(run.workload, run.examples, run.dtype, run.moving_average_decay)
+    built = serving_graph(run)
     with built.graph.as_default():
         saver = v1.train.Saver(built.restored)
     session = v1.Session(graph=built.graph, config=v1.ConfigProto(device_count={"GPU": 0}))
