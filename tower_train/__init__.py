@@ -13,7 +13,7 @@ from tower_train.version import __version__
 _HOMES = {
     "Config": "tower_train.config",
     "DataRequest": "tower_train.examples",
-    "Evaluation": "tower_train.inference.evaluation",
+    "Evaluation": "tower_train.inference.evaluator",
     "Examples": "tower_train.examples",
     "Result": "tower_train.run.results",
     "UserError": "tower_train.errors",
@@ -22,7 +22,7 @@ _HOMES = {
     "average_gradients": "tower_train.graph.gradients",
     "classification_metrics": "tower_train.workload",
     "estimator": "tower_train.estimator",
-    "evaluate_run": "tower_train.inference.evaluate_run",
+    "evaluate_run": "tower_train.inference.evaluator",
     "keras_network": "tower_train.fronts.keras_towers",
     "multi_gpu_model": "tower_train.fronts.keras_model",
     "softmax_cross_entropy": "tower_train.workload",

@@ -14,7 +14,7 @@ import jobs
 import pytest
 import tensorflow as tf
 
-from tower_train.inference import evaluation
+from tower_train.inference import evaluator
 from tower_train.run import hooks
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)'
@@ -136,13 +136,13 @@ def test_the_first_interval_after_a_resume_counts_its_own_steps(tmp_path, monkey
 
 def test_the_time_of_an_evaluation_does_not_count_as_training(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
-    evaluate = evaluation.Evaluator.evaluate
+    evaluate = evaluator.Evaluator.evaluate
 
     def slow(self, path):
         clock.seconds += 1000
         return evaluate(self, path)
 
-    monkeypatch.setattr(evaluation.Evaluator, "evaluate", slow)
+    monkeypatch.setattr(evaluator.Evaluator, "evaluate", slow)
     result = jobs.train_toy(
         tmp_path, [clock.hook(lambda step: 0.5)], max_steps=12, log_every_steps=4, eval_every_steps=6
     )

@@ -1,6 +1,6 @@
 """Lines for people about an evaluation."""
 
-from tower_train.inference.evaluation import Evaluation, Metric
+from tower_train.inference.evaluator import Evaluation, Metric
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:

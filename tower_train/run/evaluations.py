@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from tower_train.inference import report
-from tower_train.inference.evaluate_run import open_curves, write_curves
-from tower_train.inference.evaluation import Evaluator
+from tower_train.inference.evaluator import Evaluator, open_curves, write_curves
 from tower_train.run_dir import directory
 from tower_train.run_dir.best import Best
 

@@ -9,7 +9,7 @@ from tower_train.config import Config
 from tower_train.graph import devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
-from tower_train.inference.evaluation import Evaluator
+from tower_train.inference.evaluator import Evaluator
 from tower_train.run import bad_batch, data_check, dtypes, input_stream, resume
 from tower_train.run.evaluations import Evaluations, Plan
 from tower_train.run_dir import best, directory, manifest
@@ -76,7 +76,10 @@ def prepare(
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch)
     graph = training_graph(workload, examples, config, membership.devices)
-    run_json = manifest.describe(workload, path, examples, config, membership.devices, graph.num_parameters)
+    options = dataclasses.asdict(config) | {"workload": path}
+    run_json = manifest.describe(
+        workload, examples, options, config.global_batch, membership.devices.names, graph.num_parameters
+    )
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before) if membership.task.is_chief else start
@@ -92,7 +95,10 @@ def _prepare_chief(start: Start, before: dict) -> Start:
     if config.check_data and not resumed.path:
         notes += data_check.warnings(workload, examples)
     plan = Plan(config.eval_every_steps, config.eval_at_end, start.last_step)
-    best_checkpoint = best.Best(run_dir, config, examples.num_examples)
+    best_checkpoint = best.Best(
+        run_dir, keep=config.keep_best, patience_epochs=config.stop_after_no_gain_epochs,
+        every_steps=config.eval_every_steps, num_examples=examples.num_examples, global_batch=config.global_batch,
+    )  # fmt: skip
     evaluations = Evaluations(plan, functools.partial(_evaluators, start), best_checkpoint, run_dir)
     evaluations.begin(resumed.step, resumed.path)
     dump = None

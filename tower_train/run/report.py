@@ -9,7 +9,7 @@ import sys
 
 from tower_train.cluster.task import Task
 from tower_train.console import ProgressBar
-from tower_train.inference.evaluation import Evaluation
+from tower_train.inference.evaluator import Evaluation
 from tower_train.inference.report import with_interval
 from tower_train.run.results import Result, StopReason
 

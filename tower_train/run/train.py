@@ -164,10 +164,10 @@ def _chief_hooks(
     config, graph, path = start.config, start.graph, start.run_dir.path
     bar = stack.enter_context(report.progress_bar(start.first_step, start.last_step))
     evaluations = stack.enter_context(contextlib.closing(start.chief.evaluations))
-    writer = stack.enter_context(contextlib.closing(events.open_writer(path, say)))
+    writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
     # TensorBoard then drops what an interrupted start logged of this step and later ones.
     writer.add_session_log(v1.SessionLog(status=v1.SessionLog.START), start.first_step + 1)
-    metrics = MetricsFile(path / directory.METRICS, say)
+    metrics = MetricsFile(path / directory.METRICS)
     chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
     if config.summary_every_steps:
         chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
