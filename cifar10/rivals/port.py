@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from cifar10 import records
-from cifar10.rivals import folders
+from cifar10 import records, rivals
 from tower_train import workload
 
 v1 = tf.compat.v1
@@ -39,7 +38,7 @@ def train(
       after_step: called with the mean of the towers' losses.
       num_towers: tower i lives on GPU i, or without GPUs on logical CPU device i.
     """
-    files = [str(folders.find(request) / name) for name in records.FILES["train"]]
+    files = [str(rivals.folder(request) / name) for name in records.FILES["train"]]
     num_examples = sum(pathlib.Path(file).stat().st_size for file in files) // records.RECORD_BYTES
     devices, session_config = _devices(num_towers)
     with tf.Graph().as_default(), tf.device("/cpu:0"):
