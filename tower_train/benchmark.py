@@ -1,5 +1,6 @@
-"""python -m tower_train.benchmark: this trainer, what could be used instead, and what the machine can do."""
+"""python -m tower_train.benchmark: this trainer beside its rivals and beside the machine's ceiling."""
 
+from tower_train import console
 from tower_train.bench.options import BenchmarkOptions
 from tower_train.options import command_line
 
@@ -21,12 +22,12 @@ def main(argv) -> int:
 
         lines = breakdown.run(options)
     else:
-        from tower_train.bench import compare, overhead, session, sweep
+        from tower_train.bench import forms, measure
 
-        form = sweep if options.sweep else overhead if options.overhead else compare
-        with session.opened(options) as opened:
-            lines = form.run(opened)
-    print("\n".join(lines))
+        form = forms.sweep if options.sweep else forms.overhead if options.overhead else forms.compare
+        with measure.session(options) as session:
+            lines = form(session)
+    console.say(*lines)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What `python -m tower_train.benchmark` may be told. No TensorFlow here."""
+"""The options of `python -m tower_train.benchmark`. No TensorFlow here."""
 
 import dataclasses
 
