@@ -32,10 +32,10 @@ def run(options: BenchmarkOptions) -> list[str]:
     out = report.directory(options.out)
     breakdowns, written = [], [out / "breakdown.json"]
     for towers in options.tower_counts:
-        breakdown, traces, data = measure(options, towers)
+        breakdown, trace, data = measure(options, towers)
         breakdowns.append(breakdown)
         written.append(out / f"trace-{towers}.json")
-        written[-1].write_text(timeline.Timeline(joined(traces)).generate_chrome_trace_format(show_dataflow=False))
+        written[-1].write_text(timeline.Timeline(trace.step_stats).generate_chrome_trace_format(show_dataflow=False))
     measured_on = {"options": dataclasses.asdict(options), "machine": machine.describe()}
     report.write(written[0], measured_on | {"breakdowns": [dataclasses.asdict(one) for one in breakdowns]})
     return [
@@ -47,11 +47,11 @@ def run(options: BenchmarkOptions) -> list[str]:
     ]  # fmt: skip
 
 
-def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, list, str]:
+def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMetadata, str]:
     """Trains with so many towers for a moment.
 
     Returns:
-      The breakdown, the StepStats of the traced steps, and a line on the data.
+      The breakdown, the trace of its last step, and a line on the data.
     """
     workload = sides.workload_of(options.workload, options.model)
     tracer = _Tracer(options.seconds_each)
@@ -62,7 +62,7 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, list, st
             save_every_steps=0, eval_at_end=False,
         )  # fmt: skip
         result = tower_train.train(workload, config, [tracer])
-    steps = [operations_of(step_stats) for step_stats in tracer.traces]
+    steps = [operations_of(trace) for trace in tracer.traces]
     each = [attribution.seconds_by_category(operations) for operations in steps]
     late = [attribution.lateness(operations) for operations in steps]
     breakdown = Breakdown(
@@ -76,27 +76,16 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, list, st
         late_tower=statistics.mode(tower for tower, _ in late),
         late_secs=statistics.fmean(secs for _, secs in late),
     )
-    return breakdown, tracer.traces, f"{result.data}. {result.notice}" if result.notice else result.data
+    return breakdown, tracer.traces[-1], f"{result.data}. {result.notice}" if result.notice else result.data
 
 
-def joined(traces: list):
-    """One StepStats of several steps; each device is in it once."""
-    everything, devices = type(traces[0])(), {}
-    for trace in traces:
-        for device in trace.dev_stats:
-            if device.device not in devices:
-                devices[device.device] = everything.dev_stats.add(device=device.device)
-            devices[device.device].node_stats.extend(device.node_stats)
-    return everything
-
-
-def operations_of(step_stats) -> list[Operation]:
-    """The operations of a step, from the StepStats of a traced run.
+def operations_of(trace: v1.RunMetadata) -> list[Operation]:
+    """The operations of a traced step.
 
     A GPU's kernels are in a device of their own, '.../GPU:0/stream:all', named 'operation:type'; those in '.../GPU:0'
     only launch them.
     """
-    devices = {device.device: device.node_stats for device in step_stats.dev_stats}
+    devices = {device.device: device.node_stats for device in trace.step_stats.dev_stats}
     found = []
     for device, nodes in devices.items():
         if f"{device}/stream:all" in devices or ("/stream:" in device and not device.endswith("/stream:all")):
@@ -118,12 +107,12 @@ class _Tracer(v1.train.SessionRunHook):
       step_secs: wall-clock time of a timed step.
       own: the part of the cores that this process used meanwhile, 0 to 1.
       busy: the part of the cores that all processes used meanwhile, 0 to 1.
-      traces: the StepStats of the traced steps.
+      traces: of the traced steps.
     """
 
     def __init__(self, seconds: float):
         self.step_secs = self.own = self.busy = 0.0
-        self.traces: list = []
+        self.traces: list[v1.RunMetadata] = []
         self._seconds, self._steps, self._start = seconds, 0, _clocks()
 
     def before_run(self, run_context):
@@ -136,7 +125,7 @@ class _Tracer(v1.train.SessionRunHook):
         if self._steps == _WARM_UP_STEPS:
             self._start = _clocks()
         elif self.step_secs:
-            self.traces.append(run_values.run_metadata.step_stats)
+            self.traces.append(run_values.run_metadata)
             if len(self.traces) > _TRACED_STEPS:
                 del self.traces[0]  # the first one also sets tracing up
                 run_context.request_stop()

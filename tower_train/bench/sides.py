@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 import pathlib
 import pickle
-import time
+import timeit
 
 import numpy as np
 import tensorflow as tf
@@ -150,7 +150,7 @@ def _run_matmul(spec: dict, pacer) -> None:
         for size in _MATRIX_SIZES:
             trial = _product(session, size, tf.as_dtype(spec["dtype"]))
             trial()  # the first one plans
-            seconds = min(_seconds(trial) for _ in range(_MATRIX_TRIALS))
+            seconds = min(timeit.repeat(trial, number=1, repeat=_MATRIX_TRIALS))
             if size**3 / seconds > fastest:
                 fastest, product, pacer.work_per_step = size**3 / seconds, trial, 2 * size**3
             if seconds > _LONGEST_TRIAL_SECS:
@@ -167,12 +167,6 @@ def _product(session: v1.Session, size: int, dtype: tf.DType):
     )
     session.run([left.initializer, right.initializer])
     return session.make_callable(tf.matmul(left, right)[0, 0])  # one element: the rest need not be copied out
-
-
-def _seconds(function) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch_size: int):

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator, Sequence
 
 from tower_train import errors
@@ -107,16 +108,6 @@ class Pacer:
         self._channel.flush()
 
 
-class PeerPacer:
-    """Stands for the pacer in peers, which do the steps that the worker does."""
-
-    work_per_step = None
-
-    def after_step(self, loss: float | None = None) -> bool:
-        del loss
-        return False
-
-
 @contextlib.contextmanager
 def peers_of(spec: dict) -> Iterator[list[int]]:
     """Within this block the peers of this process run, if its side has any; yields their process numbers."""
@@ -165,7 +156,7 @@ def _run_peer(spec: dict) -> None:
 
     scratch = os.path.join(spec["scratch"], f"of process {os.getpid()}")
     os.makedirs(scratch)
-    sides.run(spec | {"scratch": scratch}, PeerPacer())
+    sides.run(spec | {"scratch": scratch}, types.SimpleNamespace(after_step=lambda loss=None: False))
 
 
 def _run_worker(spec: dict) -> None:
