@@ -8,7 +8,7 @@ USAGE = """
 Measures tower_train side by side with its rivals and with this machine's rate of matrix products, each in a process of
 its own, taking turns: python -m tower_train.benchmark [--quick] [options]
 
-Prints a table and writes benchmark.json and, where matplotlib is installed, benchmark.png into --out; other forms write
+Prints a table and writes benchmark.json and, if matplotlib is installed, benchmark.png into --out; other forms write
 files of their own name.
 Exit status: 0 done, 1 a side died or hangs, 2 an option or a file is wrong.
 """

@@ -43,7 +43,7 @@ class Rivals:
     Attributes:
       reference: the name of the one that ratios are taken to.
       rivals: all of them.
-      plain_inference: images -> logits, the network without any trick, what its arithmetic is counted from; None where
+      plain_inference: images -> logits, the network without any trick, from which its arithmetic is counted; None if
         the workload's own network has none.
     """
 

@@ -1,9 +1,9 @@
 """The published cifar10_multi_gpu_train, ported to today's TensorFlow and otherwise left as it was: the baseline.
 
-Written afresh from what the published scripts do. What makes it slow stays, for it is what a user gets who ports the
-script line by line: a reader and queues that handle one example at a time, `tf.nn.lrn`, the weight decay in every
-tower, gradients averaged by concat and reduce_mean. Of its defects only those are gone that would spoil a comparison:
-the loss is the mean over towers and is looked at for NaN in all of them, and the moving averages follow the update.
+Written afresh after the published scripts. What makes it slow stays, because a user who ports the script line by line
+gets just that: a reader and queues that handle one example at a time, `tf.nn.lrn`, the weight decay in every
+tower, gradients averaged by concat and reduce_mean. Two of its defects, which would spoil a comparison, are mended:
+the loss is the mean over towers and is checked for NaN in all of them, and the moving averages follow the update.
 """
 
 import math

@@ -18,7 +18,7 @@ from tower_train import workload
 
 
 def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], dtype: str) -> None:
-    """Trains until after_step(loss) returns True, on the GPU where TensorFlow sees one.
+    """Trains until after_step(loss) returns True, on the GPU if TensorFlow sees one.
 
     Args:
       request: which images.

@@ -74,7 +74,7 @@ class Breakdown:
     late_secs: float
 
     def share(self, *categories: str) -> float:
-        """Of the traced step's duration."""
+        """The share of the traced step's duration that these categories take."""
         return sum(self.seconds.get(category, 0.0) for category in categories) / sum(self.seconds.values())
 
 

@@ -1,4 +1,4 @@
-"""The trainer's own steps, first timed and then traced, in this process: where their time goes."""
+"""The breakdown of a step: the trainer's own steps, first timed and then traced, in this process."""
 
 import contextlib
 import dataclasses

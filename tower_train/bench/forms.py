@@ -104,7 +104,7 @@ def _as_dicts(records) -> list[dict]:
 
 
 def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
-    """What something costs, in words, from the rates of the same rounds without and with it."""
+    """The cost of something, in words, from the rates of the same rounds without and with it."""
     costs = [without[number] / with_it[number] - 1 for number in without]
     median, low, high = report.median_and_quartiles(costs)
     spread = f"{low:.1%} to {high:.1%} between the quartiles of {len(costs)} pieces"

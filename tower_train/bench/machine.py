@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-_PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # those of them that are installed
+_PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 

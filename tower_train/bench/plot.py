@@ -1,4 +1,4 @@
-"""Plots of the results, where matplotlib is installed (pip install 'tower_train[plots]')."""
+"""Plots of the results, if matplotlib is installed (pip install 'tower_train[plots]')."""
 
 import importlib.util
 import pathlib

@@ -4,11 +4,12 @@ import dataclasses
 import fnmatch
 from typing import Any
 
-from tower_train import config, errors
+from tower_train import errors
 from tower_train.bench.options import BenchmarkOptions
 
 CEILING = "ceiling"
 TRAINER = "tower_train"
+DTYPES = ("float32", "bfloat16")
 LOG_LINES, REPORTS, SILENCE, UNGUARDED = "log lines", "reports", "silence", "unguarded"
 
 
@@ -20,7 +21,7 @@ class System:
       name: its row in the table.
       kind: 'trainer', 'rival' or 'matmul', which `sides` knows how to run.
       settings: further arguments for `sides`.
-      batch_size: examples a step; None where steps have no examples.
+      batch_size: examples a step; None if steps have no examples.
       dtype: of its arithmetic, hence of the ceiling that it is compared with.
       is_anchor: others are compared with it, so it is measured along with every group of sides.
     """
@@ -36,12 +37,6 @@ class System:
     def is_ceiling(self) -> bool:
         """Whether it multiplies matrices, instead of training."""
         return self.kind == "matmul"
-
-
-def dtypes() -> tuple[str, ...]:
-    """float32, and bfloat16 if the trainer knows it."""
-    (field,) = (field for field in dataclasses.fields(config.Config) if field.name == "dtype")
-    return tuple(dtype for dtype in ("float32", "bfloat16") if dtype in field.metadata["choices"])
 
 
 def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
@@ -90,7 +85,7 @@ def trainers(options: BenchmarkOptions, about: dict) -> list[System]:
     return [
         trainer(f"{count_of(towers, 'tower')}/{dtype}/{inputs}", towers, options.batch_size, dtype, inputs == "fixed")
         for inputs in ("fixed", "real")
-        for dtype in dtypes()
+        for dtype in DTYPES
         for towers in options.tower_counts
         if _has_devices(about, towers)
     ]
@@ -149,7 +144,7 @@ def ceilings() -> list[System]:
     """The sides that tell how fast this machine multiplies matrices."""
     return [
         System(f"{CEILING}/{dtype} matrix product", "matmul", {"dtype": dtype}, None, dtype, is_anchor=True)
-        for dtype in dtypes()
+        for dtype in DTYPES
     ]
 
 

@@ -43,8 +43,8 @@ class Pacer:
     A side calls `after_step` after every step, and leaves when that returns True.
 
     Args:
-      channel: where lines go.
-      requests: where lines come from.
+      channel: file of the lines to the benchmark.
+      requests: file of the lines from the benchmark.
       import_secs: how long importing TensorFlow took.
       work_per_step: the attribute.
       warm_up_steps: how many steps are done before it is ready.
