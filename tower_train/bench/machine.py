@@ -1,32 +1,51 @@
-"""What a benchmark ran on, for its table and its benchmark.json. No TensorFlow here."""
+"""The machine that a benchmark runs on, and how much of it processes use. No TensorFlow here."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import re
+import resource
+import sys
+import time
+from collections.abc import Sequence
 
-_PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # those of them that are installed
+_PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
+_TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 
 def describe() -> dict:
     """Processor, usable cores, memory, operating system and versions."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # tower_train may run from a checkout
+            versions[package] = importlib.metadata.version(package)
     return {
         "processor": _processor(),
         "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "platform": platform.platform(),
         "load_at_start": os.getloadavg(),
-        "versions": {"python": platform.python_version()} | _versions(*_PACKAGES),
+        "versions": versions,
     }
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_memory(num_bytes: int) -> bool:
+    """Whether Linux has so much memory to give; True if the system does not tell."""
+    try:
+        with open("/proc/meminfo") as lines:
+            return any(int(s.split()[1]) * 1024 >= num_bytes for s in lines if s.startswith("MemAvailable:"))
+    except OSError:
+        return True
+
+
 def busy_core_secs() -> float | None:
-    """Seconds that this machine's cores have been in use, by anyone; None where that is not known for just these cores.
+    """Seconds that this machine's cores have been in use, by anyone; None if that is not known for just these cores.
 
     From Linux's /proc/stat, see proc(5): user, nice, system, idle, iowait, irq, softirq and steal, in clock ticks.
     """
@@ -37,8 +56,43 @@ def busy_core_secs() -> float | None:
         return None
     if len(by_core) != cores():
         return None
-    ticks = sum(int(value) for core in by_core for i, value in enumerate(core) if i not in (3, 4))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(int(value) for core in by_core for i, value in enumerate(core) if i not in (3, 4)) / _TICKS_PER_SEC
+
+
+def resident_bytes(name: str, others: Sequence[int] = ()) -> int:
+    """Resident memory of this process and others together, now (VmRSS) or at its peak (VmHWM).
+
+    Without Linux's /proc it is the peak in both cases, of this process alone. On Linux ru_maxrss would begin at the
+    peak of the process that started this one.
+
+    Args:
+      name: of a line of /proc/PID/status.
+      others: process numbers; processes that have ended count nothing.
+    """
+    try:
+        total = _status_bytes(os.getpid(), name)
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    for other in others:
+        with contextlib.suppress(OSError, StopIteration):
+            total += _status_bytes(other, name)
+    return total
+
+
+def processor_secs(others: Sequence[int] = ()) -> float:
+    """Processor time of this process and others together since they began; of the others on Linux only."""
+    secs = time.process_time()
+    for other in others:
+        with contextlib.suppress(OSError), open(f"/proc/{other}/stat") as file:
+            user, system = file.read().rpartition(")")[2].split()[11:13]  # what is before may hold spaces
+            secs += (int(user) + int(system)) / _TICKS_PER_SEC
+    return secs
+
+
+def _status_bytes(process: int, name: str) -> int:
+    with open(f"/proc/{process}/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def _processor() -> str:
@@ -47,13 +101,3 @@ def _processor() -> str:
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
-            continue
-    return found

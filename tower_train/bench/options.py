@@ -1,4 +1,4 @@
-"""What `python -m tower_train.benchmark` may be told. No TensorFlow here."""
+"""The options of `python -m tower_train.benchmark`. No TensorFlow here."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkOptions(Options):
-    """Which sides are compared, and how thoroughly."""
+    """The sides to compare, and how thoroughly."""
 
     quick: bool = option(False, "the most telling sides only, in under two minutes on two cores", FORMS)
     sweep: bool = option(
@@ -36,9 +36,9 @@ class BenchmarkOptions(Options):
         SIDES, minimum=1,
     )  # fmt: skip
     batch_size: int = option(128, "examples a step over all towers or replicas of a side", SIDES, minimum=1)
-    device: str = option("auto", "gpu, cpu, or auto: GPUs where there are any", SIDES, choices=("auto", "gpu", "cpu"))
+    device: str = option("auto", "gpu, cpu, or auto: GPUs if there are any", SIDES, choices=("auto", "gpu", "cpu"))
     workload: str = option("cifar10", "what is trained: an import path; its rivals are in MODULE.rivals", SIDES)
-    model: str | None = option(None, "which of the workload's models, where it has several (its own choice)", SIDES)
+    model: str | None = option(None, "which of the workload's models, if it has several (its own choice)", SIDES)
     dataset: str = option("auto", "which of the workload's data sets", SIDES)
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", SIDES)
 

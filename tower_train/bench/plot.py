@@ -1,11 +1,11 @@
-"""Plots of the results, where matplotlib is installed (pip install 'tower_train[plots]')."""
+"""Plots of the results, if matplotlib is installed (pip install 'tower_train[plots]')."""
 
 import importlib.util
 import pathlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from tower_train.bench.results import Row
+from tower_train.bench.report import Row
 from tower_train.bench.systems import CEILING, TRAINER
 
 _COLORS = {TRAINER: "tab:blue", CEILING: "tab:gray"}
@@ -15,9 +15,6 @@ _TOWERS = re.compile(rf"{TRAINER}/(\d+) towers?/(.+)")
 
 def comparison(rows: Sequence[Row], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
     """Two panels: throughput by system, and throughput over the tower count against perfect scaling.
-
-    Perfect is as many times one tower's throughput as there are GPUs. Logical CPU devices share the same cores, which
-    one tower keeps busy: there it is one tower's throughput.
 
     Returns:
       The paths written: none without matplotlib.
@@ -37,7 +34,7 @@ def comparison(rows: Sequence[Row], on_gpus: bool, path: pathlib.Path) -> list[p
     scaling = _scaling(rows)
     for name, by_towers in scaling.items():
         (line,) = right.plot(list(by_towers), list(by_towers.values()), "o-", label=name)
-        right.plot(list(by_towers), _perfect(by_towers, on_gpus), ":", color=line.get_color())
+        right.plot(list(by_towers), perfect_scaling(by_towers, on_gpus), ":", color=line.get_color())
     if scaling:
         _over(right, sorted(set().union(*scaling.values())), "towers, at one global batch")
         right.set_title("Against perfect scaling (dotted)")
@@ -48,7 +45,7 @@ def comparison(rows: Sequence[Row], on_gpus: bool, path: pathlib.Path) -> list[p
 
 
 def sweep(curves: Mapping[str, Mapping[int, float]], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
-    """A panel for each curve, {what x is: {x: examples/sec}}; that over towers against perfect scaling, as above.
+    """A panel for each curve, {label of x: {x: examples/sec}}; the one over towers against perfect scaling.
 
     Returns:
       The paths written: none without matplotlib.
@@ -60,13 +57,19 @@ def sweep(curves: Mapping[str, Mapping[int, float]], on_gpus: bool, path: pathli
     for axis, (name, curve) in zip(axes[0], curves.items(), strict=True):
         (line,) = axis.plot(list(curve), list(curve.values()), "o-")
         if name.startswith("towers"):
-            axis.plot(list(curve), _perfect(curve, on_gpus), ":", color=line.get_color(), label="perfect scaling")
+            perfect = perfect_scaling(curve, on_gpus)
+            axis.plot(list(curve), perfect, ":", color=line.get_color(), label="perfect scaling")
             axis.legend()
         _over(axis, curve, name)
     return _save(figure, path)
 
 
-def _perfect(by_towers: Mapping[int, float], on_gpus: bool) -> list[float]:
+def perfect_scaling(by_towers: Mapping[int, float], on_gpus: bool) -> list[float]:
+    """The throughput at each tower count if more towers cost nothing, from that of the fewest.
+
+    It grows with the number of GPUs. Logical CPU devices share the same cores, which one tower keeps busy: there it
+    stays the same.
+    """
     fewest = min(by_towers)
     return [by_towers[fewest] * (towers / fewest if on_gpus else 1) for towers in by_towers]
 
@@ -81,7 +84,7 @@ def _over(axis, xs: Collection[int], xlabel: str) -> None:
 
 
 def _scaling(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    """{dtype and inputs: {towers: examples/sec}} of what was measured with more than one tower count."""
+    """{dtype and inputs: {towers: examples/sec}} of all that was measured with more than one tower count."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         if match := _TOWERS.fullmatch(row.name):

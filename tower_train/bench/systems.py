@@ -4,24 +4,25 @@ import dataclasses
 import fnmatch
 from typing import Any
 
-from tower_train import config, errors
+from tower_train import errors
 from tower_train.bench.options import BenchmarkOptions
 
 CEILING = "ceiling"
 TRAINER = "tower_train"
+DTYPES = ("float32", "bfloat16")
 LOG_LINES, REPORTS, SILENCE, UNGUARDED = "log lines", "reports", "silence", "unguarded"
 
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """One side: what a worker process runs.
+    """One side, which a worker process runs.
 
     Attributes:
       name: its row in the table.
       kind: 'trainer', 'rival' or 'matmul', which `sides` knows how to run.
-      settings: what it runs, for `sides`.
-      batch_size: examples a step; None where steps have no examples.
-      dtype: its arithmetic, which says what ceiling it is held against; None for none.
+      settings: further arguments for `sides`.
+      batch_size: examples a step; None if steps have no examples.
+      dtype: of its arithmetic, hence of the ceiling that it is compared with.
       is_anchor: others are compared with it, so it is measured along with every group of sides.
     """
 
@@ -32,11 +33,10 @@ class System:
     dtype: str | None = "float32"
     is_anchor: bool = False
 
-
-def dtypes() -> tuple[str, ...]:
-    """float32, and bfloat16 where the trainer knows it."""
-    (field,) = (field for field in dataclasses.fields(config.Config) if field.name == "dtype")
-    return tuple(dtype for dtype in ("float32", "bfloat16") if dtype in field.metadata["choices"])
+    @property
+    def is_ceiling(self) -> bool:
+        """Whether it multiplies matrices, instead of training."""
+        return self.kind == "matmul"
 
 
 def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
@@ -44,7 +44,7 @@ def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
 
     Args:
       options: which of them.
-      about: what `sides.describe` found out.
+      about: what `sides.describe` returned.
 
     Raises:
       ConfigError: --systems or --growing has none.
@@ -81,19 +81,21 @@ def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
 
 
 def trainers(options: BenchmarkOptions, about: dict) -> list[System]:
-    """tower_train: every tower count, in every dtype, on fixed inputs and on real ones."""
+    """Sides of tower_train: every tower count, in every dtype, on fixed inputs and on real ones."""
     return [
         trainer(f"{count_of(towers, 'tower')}/{dtype}/{inputs}", towers, options.batch_size, dtype, inputs == "fixed")
         for inputs in ("fixed", "real")
-        for dtype in dtypes()
+        for dtype in DTYPES
         for towers in options.tower_counts
         if _has_devices(about, towers)
     ]
 
 
 def growing(options: BenchmarkOptions, about: dict) -> list[System]:
-    """Towers that share the variables on the CPU, towers with copies of their own, and two processes; all others are
-    compared with the first of them."""
+    """Towers that share the variables on the CPU, towers with copies of their own, and two processes.
+
+    All others are compared with the first of them.
+    """
     sides = []
     for shared in trainers(options, about):
         towers = shared.settings["towers"]
@@ -122,13 +124,13 @@ def trainer(
     """One tower_train side.
 
     Args:
-      name: what it is called after 'tower_train/'.
+      name: its name after 'tower_train/'.
       towers: their number.
       batch_size: examples a step, over all towers.
       dtype: of the arithmetic.
-      is_fixed: train on one distorted batch that is part of the graph, in place of a stream of images.
-      reports: LOG_LINES, REPORTS for summaries and checkpoints too, all as often as by default, SILENCE, or UNGUARDED
-        for silence without the check of each step that it is finite.
+      is_fixed: train on one distorted batch that is part of the graph, instead of a stream of images.
+      reports: LOG_LINES; REPORTS, which adds summaries and checkpoints, all as often as by default; SILENCE; or
+        UNGUARDED, silence without the check that each step is finite.
       warm_up_steps: done before it is measured; None for the usual few.
     """
     settings = dict(towers=towers, dtype=dtype, is_fixed=is_fixed, reports=reports, num_processes=1,
@@ -139,10 +141,10 @@ def trainer(
 
 
 def ceilings() -> list[System]:
-    """How fast this machine multiplies matrices."""
+    """The sides that tell how fast this machine multiplies matrices."""
     return [
         System(f"{CEILING}/{dtype} matrix product", "matmul", {"dtype": dtype}, None, dtype, is_anchor=True)
-        for dtype in dtypes()
+        for dtype in DTYPES
     ]
 
 
@@ -156,7 +158,7 @@ def _has_devices(about: dict, count: int, processes: int = 1) -> bool:
 
 
 def _is_telling(side: System, options: BenchmarkOptions) -> bool:
-    """Whether a quick benchmark has it, of those that are no rivals."""
+    """Whether a quick benchmark has this side of tower_train or this ceiling."""
     if side.kind == "trainer":  # real images with all towers, and with the fewest of them all dtypes and inputs but one
         plain, real = side.dtype == "float32", not side.settings["is_fixed"]
         return plain and real or (plain or real) and side.settings["towers"] == options.tower_counts[0]
