@@ -6,7 +6,7 @@ import re
 from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
-VERSION = re.search(r'__version__ = "(.+)"', (HERE / "tower_train" / "version.py").read_text())[1]
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "tower_train" / "__init__.py").read_text())[1]
 
 setup(
     name="tower_train",

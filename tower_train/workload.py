@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tower_train import config, errors
 from tower_train.examples import DataRequest, Examples, Tensors
-from tower_train.options import Options, rules
+from tower_train.options import Options, declare
 
 
 class Draws(Protocol):
@@ -160,7 +160,7 @@ class Workload:
     def config(self, **given) -> config.Config:
         """A Config of what is given, else of this workload's recipe where it is of use beside that, else of the
         trainer's defaults."""
-        return config.Config(**(rules.without_useless(self.recipe, given) | given))
+        return config.Config(**(declare.without_useless(config.Config, self.recipe, given) | given))
 
 
 def load(path: str) -> Workload:
