@@ -5,24 +5,22 @@ import os
 import platform
 import re
 
+from tower_train import host
+from tower_train.host import cores
+
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # those of them that are installed
 
 
 def describe() -> dict:
     """Processor, usable cores, memory, operating system and versions."""
     return {
-        "processor": _processor(),
+        "processor": next(iter(host.about_cores("model name")), platform.processor() or platform.machine()),
         "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "platform": platform.platform(),
         "load_at_start": os.getloadavg(),
         "versions": {"python": platform.python_version()} | _versions(*_PACKAGES),
     }
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy_core_secs() -> float | None:
@@ -39,14 +37,6 @@ def busy_core_secs() -> float | None:
         return None
     ticks = sum(int(value) for core in by_core for i, value in enumerate(core) if i not in (3, 4))
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _versions(*packages: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Sequence
 
+from tower_train import host
 from tower_train.bench.processes import Worker
 from tower_train.bench.progress import Progress
 from tower_train.bench.systems import System
@@ -86,12 +87,9 @@ def measure(
 
 
 def memory_holds(num_bytes: int) -> bool:
-    """Whether Linux has so much memory to give; True where there is no telling."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return any(int(s.split()[1]) * 1024 >= num_bytes for s in lines if s.startswith("MemAvailable:"))
-    except OSError:
-        return True
+    """Whether this machine has so much memory to give; True if it does not tell."""
+    free = host.free_memory()
+    return free is None or free >= num_bytes
 
 
 def _largest(found: dict[str, Measured]) -> int:
