@@ -6,7 +6,7 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-from absl import logging
+from tower_train import console
 
 _PARTIAL_SUFFIX = ".partial"
 
@@ -50,7 +50,7 @@ def _wait_for(lock, folder: pathlib.Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        logging.info("Another process is making %s; waiting for it.", folder)
+        console.notice(f"Another process is making {folder}; waiting for it.")
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
