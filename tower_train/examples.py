@@ -112,16 +112,33 @@ class Examples:
                 "both need the same first dimension, at least 1."
             )
 
-        def open_arrays():
-            tensors = [_once(features), _once(labels)]
-            return lambda indices: tuple(tf.gather(tensor, indices) for tensor in tensors)
-
         digest = hashlib.sha256()
         for array in (features, labels):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array))
         classes = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else None
-        return cls(name, len(features), open_arrays, digest.hexdigest()[:16], tuple(class_names), labels=classes)
+        fetch = fetcher(features, labels)
+        return cls(name, len(features), lambda: fetch, digest.hexdigest()[:16], tuple(class_names), labels=classes)
+
+
+def fetcher(*arrays: np.ndarray) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]:
+    """Returns a function from int64 [batch] indices to those rows of every array, copied out by numpy.
+
+    A gather from a tensor takes 0.1 to 0.4 ms less a batch (of 128 to 1024 small images), but tf.data keeps a second
+    copy of every tensor that a map function captures.
+    """
+
+    def rows(indices: np.ndarray) -> list[np.ndarray]:
+        return [array[indices] for array in arrays]
+
+    def fetch(indices: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        dtypes = [tf.as_dtype(array.dtype) for array in arrays]
+        tensors = tf.numpy_function(rows, [indices], dtypes, stateful=False)
+        for tensor, array in zip(tensors, arrays, strict=True):
+            tensor.set_shape(indices.shape + array.shape[1:])
+        return tuple(tensors)
+
+    return fetch
 
 
 def in_fixed_order(elements: tf.data.Dataset) -> tf.data.Dataset:
@@ -129,9 +146,3 @@ def in_fixed_order(elements: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
     return elements.with_options(options)
-
-
-def _once(array: np.ndarray) -> tf.Tensor:
-    """The array as a tensor that is not stored in the graph (graphs are limited to 2 GiB)."""
-    tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
-    return tf.ensure_shape(tensor, array.shape)
