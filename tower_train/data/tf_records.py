@@ -19,7 +19,8 @@ from concurrent import futures
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, workload
+from tower_train import errors, host
+from tower_train.examples import Examples
 
 _HEADER, _FOOTER = 12, 4  # bytes around a record's content
 _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x01": "ZLIB", b"\x78\x9c": "ZLIB", b"\x78\xda": "ZLIB"}
@@ -99,7 +100,7 @@ def examples(
     class_names: Sequence[str] = (),
     batched: bool = False,
     parallel_steps: int | None = None,
-) -> workload.Examples:
+) -> Examples:
     """The records of files. The trainer's own permutation shuffles them, all of them at once, each epoch anew.
 
     Args:
@@ -129,9 +130,9 @@ def examples(
 
     if not len(index.files):
         raise errors.DataError(f"{name}: {', '.join(index.paths)} hold no records.")
-    return workload.Examples(
+    return Examples(
         name, len(index.files), open_records, index.fingerprint(), tuple(class_names),
-        parallel_steps=parallel_steps or (2 if batched else os.cpu_count() or 2),
+        parallel_steps=parallel_steps or (2 if batched else host.cores()),
     )  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def index_of(paths: Sequence[str]) -> Index:
     Raises:
       DataError, DamagedRecordError: as `examples`.
     """
-    with futures.ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1)) as pool, _no_warnings():
+    with futures.ThreadPoolExecutor(min(len(paths), host.cores())) as pool, _no_warnings():
         found = list(pool.map(_scan, paths))
     lengths = [lengths for lengths, _ in found]
     offsets = [np.cumsum(part + _HEADER + _FOOTER) - part - _FOOTER for part in lengths]

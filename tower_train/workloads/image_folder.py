@@ -10,7 +10,7 @@ import functools
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.data import image_files, image_folder
+from tower_train.data import image_files, images
 from tower_train.data.directories import expanded
 from tower_train.options import DATA, Options, option
 from tower_train.workload import DataRequest, Draws, Examples, Workload
@@ -36,7 +36,7 @@ class FolderOptions(Options):
     flip: bool = option(True, "flip training images left to right at random", DATA, resume="note")
     cache: str = option(
         "auto", "where decoded images are kept: none, memory, disk, or auto: memory where they fit well", DATA,
-        choices=image_folder.CACHES,
+        choices=images.CACHES,
     )  # fmt: skip
     skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
     validation_fraction: float = option(
@@ -87,7 +87,7 @@ def workload(options: FolderOptions) -> Workload:
         )
         if not is_small and request.split == "train":
             applications.check(*chosen)  # before the images are decoded, which may take long
-        examples = image_folder.examples(
+        examples = images.examples(
             listing, f"{directory} {request.split}", options.image_size, _CHANNELS[options.color], options.cache,
             options.skip_bad_images,
         )  # fmt: skip
