@@ -78,7 +78,7 @@ def inference(images: tf.Tensor, training: bool, whitening_kernels) -> tf.Tensor
             maps = scaled_gelu(_normalized(_convolution(maps, width), training))
     features = tf.squeeze(max_pool(maps, 3), [0, 1])
     with v1.variable_scope("linear"):
-        weights = _weights([features.shape[-1], NUM_CLASSES], features.dtype, _Uniform())
+        weights = layers.weights([features.shape[-1], NUM_CLASSES], features.dtype, _Uniform(), WEIGHT_DECAY)
         return tf.matmul(features, weights) * (OUT * LOGIT_SCALE)
 
 
@@ -89,7 +89,8 @@ def _begin(images: tf.Tensor, whitening_kernels) -> tf.Tensor:
         with layers.frozen():
             whitening_weights = v1.get_variable("weights", shape, images.dtype, whitening_kernels)
         with layers.learning(until_epoch=WHITENING_BIAS_EPOCHS):
-            biases = _weights([whitening.NUM_KERNELS], images.dtype, v1.zeros_initializer(), "biases")
+            zeros = v1.zeros_initializer()
+            biases = layers.weights([whitening.NUM_KERNELS], images.dtype, zeros, WEIGHT_DECAY, "biases")
     whitened = tf.nn.conv2d(images, IN * whitening_weights, 1, "VALID")
 
     def convolved(biases, weights):
@@ -106,21 +107,16 @@ def _convolution(maps: tf.Tensor, filters: int) -> tf.Tensor:
 
 def _normalized(maps: tf.Tensor, training: bool) -> tf.Tensor:
     with layers.learning(rate_factor=BIAS_RATE):  # whose weight decay is not to be multiplied
-        decay = _decay(WEIGHT_DECAY / BIAS_RATE)
-        return layers.batch_normalization(maps, training, MOVING_MOMENTUM, scale=IN, regularizer=decay)
+        return layers.batch_normalization(maps, training, MOVING_MOMENTUM, scale=IN, regularizer=_decay)
 
 
 def _kernels(maps: tf.Tensor, filters: int) -> tf.Tensor:
     """Of a convolution of what comes from scaled_gelu."""
-    return OUT * _weights([3, 3, maps.shape[-1], filters], maps.dtype, _PartlyIdentity())
+    return OUT * layers.weights([3, 3, maps.shape[-1], filters], maps.dtype, _PartlyIdentity(), WEIGHT_DECAY)
 
 
-def _weights(shape: list[int], dtype: tf.DType, initializer, name: str = "weights") -> tf.Tensor:
-    return v1.get_variable(name, shape, dtype, initializer, regularizer=_decay(WEIGHT_DECAY))
-
-
-def _decay(weight_decay: float):
-    return lambda weights: weight_decay * tf.nn.l2_loss(weights)
+def _decay(biases: tf.Tensor) -> tf.Tensor:
+    return WEIGHT_DECAY / BIAS_RATE * tf.nn.l2_loss(biases)
 
 
 class _Uniform:

@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, layers
 from tower_train.data import image_files, images
 from tower_train.data.directories import expanded
 from tower_train.options import DATA, Options, option
@@ -21,6 +21,8 @@ v1 = tf.compat.v1
 _CHANNELS = {"grayscale": 1, "rgb": 3}
 _SMALL = "small"
 NETWORK = "Network"
+# The variance 2 / inputs, which rectified layers keep: He et al. 2015, "Delving deep into rectifiers", section 2.2.
+_INITIALIZER = v1.variance_scaling_initializer(2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,21 +127,14 @@ def inference(images: tf.Tensor, training: bool, num_classes: int) -> tf.Tensor:
     del training
     maps = images
     for i, (width, filters) in enumerate([(5, 32), (3, 64), (3, 128), (3, 128)], start=1):
-        weights, biases = _variables(f"conv{i}", [width, width, maps.shape[-1], filters], images.dtype)
-        maps = tf.nn.relu(
-            tf.nn.bias_add(tf.nn.conv2d(maps, weights, strides=2 if i == 1 else 1, padding="SAME"), biases)
-        )
+        with v1.variable_scope(f"conv{i}"):
+            weights = layers.weights([width, width, maps.shape[-1], filters], maps.dtype, _INITIALIZER)
+            maps = tf.nn.conv2d(maps, weights, strides=2 if i == 1 else 1, padding="SAME")
+            maps = tf.nn.relu(tf.nn.bias_add(maps, layers.biases(maps)))
         maps = tf.nn.max_pool2d(maps, ksize=2, strides=2, padding="SAME")
     features = tf.reduce_mean(maps, axis=[1, 2])
-    weights, biases = _variables("softmax_linear", [features.shape[-1], num_classes], images.dtype)
-    return tf.nn.bias_add(tf.matmul(features, weights), biases)
-
-
-def _variables(layer: str, shape: list[int], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Weights with the variance 2 / inputs, which rectified layers keep (He et al. 2015, "Delving deep", 2.2)."""
-    with v1.variable_scope(layer):
-        weights = v1.get_variable("weights", shape, dtype, v1.variance_scaling_initializer(2.0))
-        return weights, v1.get_variable("biases", shape[-1:], dtype, v1.zeros_initializer())
+    with v1.variable_scope("softmax_linear"):
+        return layers.affine(features, num_classes, _INITIALIZER)
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
