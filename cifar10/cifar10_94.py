@@ -33,7 +33,7 @@ MOMENTUM = 0.85
 RATE, DECAY = 11.5, 0.0153  # per 1024 examples
 WEIGHT_DECAY = DECAY / RATE
 
-RECIPE = {  # from the script, where no section is named
+RECIPE = {  # from the script, if no section is named
     "global_batch_size": 1024,
     "epochs": 9.9,
     "optimizer": "momentum",
@@ -53,7 +53,7 @@ RECIPE = {  # from the script, where no section is named
 
 
 def inference_for(examples: Examples):
-    """The network, whose first layer whitens these examples."""
+    """Returns the network, whose first layer whitens these examples."""
     kernels = initializers.FromExamples(examples, WHITENED_IMAGES, lambda images, labels: whitening.kernels(images))
     return functools.partial(inference, whitening_kernels=kernels)
 
@@ -83,7 +83,7 @@ def inference(images: tf.Tensor, training: bool, whitening_kernels) -> tf.Tensor
 
 
 def _begin(images: tf.Tensor, whitening_kernels) -> tf.Tensor:
-    """The whitening layer, the first convolution and its pooling: [batch, 32, 32, 3] to [15, 15, batch, width]."""
+    """Applies the whitening, the first convolution and its pooling: [batch, 32, 32, 3] to [15, 15, batch, width]."""
     with v1.variable_scope("whitening"):
         shape = [whitening.SIZE, whitening.SIZE, 3, whitening.NUM_KERNELS]
         with layers.frozen():
@@ -111,7 +111,7 @@ def _normalized(maps: tf.Tensor, training: bool) -> tf.Tensor:
 
 
 def _kernels(maps: tf.Tensor, filters: int) -> tf.Tensor:
-    """Of a convolution of what comes from scaled_gelu."""
+    """Creates the kernels of a convolution of outputs of scaled_gelu."""
     return OUT * layers.weights([3, 3, maps.shape[-1], filters], maps.dtype, _PartlyIdentity(), WEIGHT_DECAY)
 
 
@@ -120,7 +120,7 @@ def _decay(biases: tf.Tensor) -> tf.Tensor:
 
 
 class _Uniform:
-    """Within 1 / sqrt(inputs) of 0, PyTorch's default."""
+    """Uniform values within 1 / sqrt(inputs) of 0, PyTorch's default."""
 
     def __init__(self):
         self.seed = None  # the trainer's, for each variable its own
@@ -131,7 +131,7 @@ class _Uniform:
 
 
 class _PartlyIdentity(_Uniform):
-    """Section 3.3: the first filters pass on one channel each, the others are random."""
+    """Filters of section 3.3: the first pass on one channel each, the others are random."""
 
     def __call__(self, shape, dtype=tf.float32, partition_info=None):
         identity = np.zeros([*shape[:-1], shape[-2]])

@@ -81,7 +81,7 @@ def read_split(directory: str | os.PathLike, split: str) -> Records:
 
 
 def class_names(directory: str | os.PathLike) -> tuple[str, ...]:
-    """The ten names in `batches.meta.txt`; CIFAR-10's own where that file is missing or does not hold ten names."""
+    """Reads the ten names in `batches.meta.txt`; CIFAR-10's own if that file is missing or does not hold ten names."""
     try:
         lines = pathlib.Path(directory, CLASS_NAMES_FILE).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -92,7 +92,7 @@ def class_names(directory: str | os.PathLike) -> tuple[str, ...]:
 
 
 def examples(directory: str | os.PathLike, split: str, name: str = "CIFAR-10") -> Examples:
-    """The examples of a split; `fetch` gives uint8 [batch, 32, 32, 3] images and int32 [batch] labels.
+    """Reads the examples of a split; `fetch` gives uint8 [batch, 32, 32, 3] images and int32 [batch] labels.
 
     Args:
       directory: holds the files of the split.

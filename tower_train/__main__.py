@@ -1,4 +1,4 @@
-"""python -m tower_train: flags -> Config -> train."""
+"""python -m tower_train: command line -> Config -> train."""
 
 import signal
 import sys

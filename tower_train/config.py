@@ -9,7 +9,7 @@ from tower_train.options import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceOptions(Options):
-    """Which devices carry towers, and how many threads run them."""
+    """The devices that carry towers, and the threads that run them."""
 
     num_gpus: int | None = option(
         None, "towers; tower i lives on GPU i, or on logical CPU device i (1, or as many as --gpus names)",
@@ -19,7 +19,7 @@ class DeviceOptions(Options):
         None, "which GPUs carry the towers, by index, e.g. 0,2 (the first --num_gpus)", TOWERS, minimum=0
     )
     device: str = option(
-        "auto", "gpu, cpu, or auto: GPUs where there are any, else CPU", TOWERS, choices=("auto", "gpu", "cpu")
+        "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", TOWERS, choices=("auto", "gpu", "cpu")
     )
     intra_op_threads: int = option(0, "threads one operation may use; 0: TensorFlow decides", TOWERS, minimum=0)
     inter_op_threads: int = option(0, "operations run at the same time; 0: TensorFlow decides", TOWERS, minimum=0)
@@ -46,7 +46,7 @@ class DeviceOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Config(DeviceOptions):
-    """Everything a training run may be told. Defaults are those of the original cifar10_multi_gpu_train."""
+    """All options of a training run. Defaults are those of the original cifar10_multi_gpu_train."""
 
     variable_update: str = option(
         "cpu", "where the variables live: cpu, one copy for all towers, or mirrored, one on each tower's device",
@@ -74,7 +74,7 @@ class Config(DeviceOptions):
         30.0, "seconds without a sign of life after which a worker is taken to be missing", MACHINES, above=0
     )
     wait_for_workers: bool = option(
-        False, "wait for a missing worker, and go on from the last checkpoint when it is back, in place of leaving "
+        False, "wait for a missing worker, and go on from the last checkpoint when it is back, instead of leaving "
         "with status 138; for python -m tower_train, as a program that calls train() must be started again", MACHINES,
         needs=("train_dir",),
     )  # fmt: skip
@@ -93,14 +93,14 @@ class Config(DeviceOptions):
         None, "examples a tower takes at a time; a step has this times all towers (128)", TRAINING, minimum=1
     )
     global_batch_size: int | None = option(
-        None, "examples a step over all towers of all workers, in place of --batch_size", TRAINING, minimum=1,
+        None, "examples a step over all towers of all workers, instead of --batch_size", TRAINING, minimum=1,
         instead_of=("batch_size", "how many examples a step has"),
     )  # fmt: skip
     max_steps: int | None = option(
         None, "stop after this many steps, counted over all starts (1000)", TRAINING, minimum=1
     )
     epochs: float | None = option(
-        None, "stop after this many passes over the data, in place of --max_steps", TRAINING, above=0,
+        None, "stop after this many passes over the data, instead of --max_steps", TRAINING, above=0,
         instead_of=("max_steps", "when to stop"),
     )  # fmt: skip
     seed: int = option(
@@ -182,7 +182,7 @@ class Config(DeviceOptions):
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
     )
     dtype: str = option(
-        "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables; auto: bfloat16 where the "
+        "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables; auto: bfloat16 if the "
         "processor, or every GPU used, has instructions for it, else float32", TRAINING,
         choices=("float32", "float64", "bfloat16", "auto"), resume="same",
     )  # fmt: skip
@@ -235,7 +235,7 @@ class Config(DeviceOptions):
 
     @property
     def batches_per_step(self) -> int:
-        """How many towers of all workers take how many batches each for one step, in all."""
+        """Batches of one step, over all towers of all workers."""
         return self.accumulate_steps * self.num_towers * self.num_workers
 
     @property
@@ -257,22 +257,22 @@ class Config(DeviceOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RecipeOptions(Options):
-    """What the trainer's command line chooses a Config by."""
+    """The options of the trainer's command line that choose a Config."""
 
     recipe: str | None = option(
-        None, "one of the workload's recipes: a network and all options that suit it, where the command line gives "
-        "none; --workload=NAME --help lists them", DATA,
+        None, "one of the workload's recipes: a network and all options that suit it, unless the command line gives "
+        "others; --workload=NAME --help lists them", DATA,
     )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Options):
-    """Which run a command is about, and which of its weights."""
+    """The run that a command is about, and which of its weights to take."""
 
     train_dir: str | None = option(None, "directory of the run (required)", RUN)
     raw: bool = option(False, "take the weights themselves, not their moving averages", RUN)
     single_view: bool = option(
-        False, "look at each example once, also where the workload averages over several views of it", RUN
+        False, "look at each example once, also if the workload averages over several views of it", RUN
     )
     best: bool = option(False, "take the best checkpoint of a run with --keep_best, not its newest", RUN)
     workload: str | None = option(None, "import path of the workload (the run's own)", DATA)
@@ -287,7 +287,7 @@ class RunOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(RunOptions, DeviceOptions):
-    """What `python -m tower_train.evaluate` may be told."""
+    """Options of `python -m tower_train.evaluate`."""
 
     watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
     watch_secs: float = option(
@@ -303,13 +303,13 @@ class EvaluateOptions(RunOptions, DeviceOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(RunOptions):
-    """What `python -m tower_train.export` may be told."""
+    """Options of `python -m tower_train.export`."""
 
     export_dir: str | None = option(None, "directory of the SavedModel, which must be new (TRAIN_DIR/export)", RUN)
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictOptions(RunOptions):
-    """What `python -m tower_train.predict` may be told."""
+    """Options of `python -m tower_train.predict`."""
 
     top: int = option(3, "classes shown for each image", RUN, minimum=1)

@@ -1,4 +1,4 @@
-"""What the operating system tells of the machine that this process runs on. No TensorFlow here."""
+"""The machine that this process runs on, as its operating system describes it. No TensorFlow here."""
 
 import os
 
@@ -6,23 +6,23 @@ CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int | None:
-    """Bytes that may be taken without swapping; None if the system does not tell."""
+    """Returns the bytes that may be taken without swapping; None if the system does not tell."""
     amounts = _values(MEMINFO, "MemAvailable")
     return int(amounts[0].split()[0]) * 1024 if amounts else None
 
 
 def about_cores(*names: str) -> list[str]:
-    """What /proc/cpuinfo says under any of these names, of each core; empty if the system does not tell."""
+    """Reads the values of any of these names in /proc/cpuinfo, one a core; none if the system does not tell."""
     return _values(CPUINFO, *names)
 
 
 def _values(path: str | os.PathLike, *names: str) -> list[str]:
-    """The values of all lines `name: value`."""
+    """Reads the values of lines `name: value`."""
     try:
         with open(path) as lines:
             pairs = [line.partition(":") for line in lines]

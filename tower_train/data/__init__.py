@@ -1,4 +1,4 @@
-"""Where examples come from: arrays, idx and TFRecord files, image folders, tf.data, and files that are downloaded."""
+"""Sources of examples: arrays, idx and TFRecord files, image folders, tf.data, and files that are downloaded."""
 
 
 def __getattr__(name):

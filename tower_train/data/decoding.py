@@ -1,4 +1,4 @@
-"""From image files to arrays of one size: decoded and resized in TensorFlow, on all cores, and what cannot be."""
+"""Decodes and resizes image files in TensorFlow, on all cores, and finds those that cannot be."""
 
 import os
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def _decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def decode_contents(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.Tensor:
-    """As `decode`, of what is in a file (string scalar): uint8 [height, width, channels]."""
+    """Decodes the content of a file (string scalar) as `decode` does, to uint8 [height, width, channels]."""
     resized = tf.image.resize(_decode(contents, channels), [height, width], antialias=True)
     return tf.saturate_cast(tf.round(resized), tf.uint8)
 

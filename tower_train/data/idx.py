@@ -49,7 +49,7 @@ def read(path: str | os.PathLike) -> np.ndarray:
 
 
 def examples(name: str, images: str | os.PathLike, labels: str | os.PathLike, class_names: tuple[str, ...]) -> Examples:
-    """The examples of one file of images and one of labels, as MNIST's.
+    """Reads the examples of one file of images and one of labels, such as MNIST's.
 
     Args:
       name: what the data set is called in logs.

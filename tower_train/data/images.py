@@ -1,4 +1,4 @@
-"""Image folders as `Examples`: checked, decoded once where the result fits in memory or on disk, fetched by index."""
+"""Image folders as `Examples`: checked, decoded once if the result fits in memory or on disk, fetched by index."""
 
 import json
 import math
@@ -28,10 +28,10 @@ def examples(
     skip_bad: bool = False,
     cache_dir: pathlib.Path | None = None,
 ) -> Examples:
-    """The examples of a listing, after every file was decoded once.
+    """Makes the examples of a listing, after decoding every file once.
 
-    What that found is remembered in `cache_dir` (with 'disk' together with the decoded images) as long as no file of
-    the listing changes; 'memory' writes nothing.
+    The bad files are remembered in `cache_dir` (with 'disk' together with the decoded images) as long as no file of the
+    listing changes; 'memory' writes nothing.
 
     Args:
       listing: from image_files.find.
@@ -120,7 +120,7 @@ def _does_not_fit(cache: str, num_bytes: int, free: float, where: str) -> errors
 
 
 def _remembered(listing, size: int, channels: int, folder: pathlib.Path, with_pixels: bool) -> dict[int, str]:
-    """The bad files, from what an earlier run left in `folder` or by decoding everything into it."""
+    """Finds the bad files from what an earlier run left in `folder`, or by decoding everything into it."""
 
     def fill(partial: pathlib.Path) -> None:
         pixels = None
@@ -147,7 +147,7 @@ def _remembered(listing, size: int, channels: int, folder: pathlib.Path, with_pi
 
 
 def _left_out(listing: image_files.Listing, bad: dict[int, str], good: np.ndarray, skip_bad: bool) -> str:
-    """What the user is told of bad files, where they may be left out."""
+    """Tells the user of bad files, if they may be left out; refuses them otherwise."""
     if not bad:
         return ""
     shown = [f"{image_files.shown(listing.names[index])} {why}" for index, why in list(bad.items())[:_NAMED]]

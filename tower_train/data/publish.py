@@ -22,7 +22,7 @@ def publish_folder(
     Args:
       folder: what to make; its parents are made too.
       fill: writes everything into the (empty) folder it is given.
-      is_complete: whether a folder of that name (it may not exist) is already all it should be. Where it exists and is
+      is_complete: whether a folder of that name (it may not exist) is already all it should be. If it exists and is
         not, it is replaced; `is_complete` may raise to prevent that.
 
     Raises:

@@ -26,7 +26,7 @@ _LEAST_BYTES_PER_SEC = 2**12  # at which CIFAR-10 takes eleven hours
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFile:
-    """Where a file is and how it is recognised: its exact size and all of its {hashlib name: hex digest}."""
+    """A file's address and how it is recognised: its exact size and all of its {hashlib name: hex digest}."""
 
     url: str
     num_bytes: int
@@ -38,7 +38,7 @@ class RemoteFile:
 
 
 class FetchError(Exception):
-    """Why a file could not be had, in words for the user."""
+    """A file could not be had; the text says why in words for the user."""
 
 
 def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10, read_secs: float = 15) -> None:
@@ -118,7 +118,7 @@ def _open(url: str, connect_secs: float, read_secs: float) -> requests.Response:
 
 
 def _chunks(response: requests.Response, read_secs: float) -> Iterator[bytes]:
-    """Yields the body as it arrives, up to where it or the connection ends."""
+    """Yields the body as it arrives, until it or the connection ends."""
     received, started = 0, time.monotonic()
     try:
         while chunk := response.raw.read1(_CHUNK_BYTES):
@@ -134,7 +134,7 @@ def _chunks(response: requests.Response, read_secs: float) -> Iterator[bytes]:
 
 
 def _reason(error: BaseException) -> str:
-    """The system's words for what went wrong first; requests and urllib3 wrap it several times."""
+    """Returns the system's words for what went wrong first; requests and urllib3 wrap it several times."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

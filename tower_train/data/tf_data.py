@@ -30,7 +30,7 @@ def examples(
     fingerprint: str = "",
     parallel_steps: int = 2,
 ) -> Examples:
-    """The elements of a dataset.
+    """Makes examples of the elements of a dataset.
 
     Args:
       name: what the data set is called in logs.

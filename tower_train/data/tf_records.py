@@ -43,7 +43,7 @@ class DamagedRecordError(errors.DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """Where the records of some files lie; arrays over records.
+    """The places of the records of some files; arrays over records.
 
     Attributes:
       paths: of the files, in sorted order.
@@ -60,7 +60,7 @@ class Index:
     checksums: np.ndarray
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """The contents of records: bytes objects [batch].
+        """Reads the contents of records: bytes objects [batch].
 
         Raises:
           DamagedRecordError: a file changed since it was indexed.
@@ -71,7 +71,7 @@ class Index:
         return contents
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with the records or their order, not with the files' names."""
+        """Returns 16 hexadecimal digits that change with the records or their order, not with the files' names."""
         digest = hashlib.sha256()
         for array in (self.files, self.lengths, self.checksums):
             digest.update(array)
@@ -101,7 +101,7 @@ def examples(
     batched: bool = False,
     parallel_steps: int | None = None,
 ) -> Examples:
-    """The records of files. The trainer's own permutation shuffles them, all of them at once, each epoch anew.
+    """Makes examples of the records of files. The trainer's permutation shuffles all of them at once, each epoch anew.
 
     Args:
       name: what the data set is called in logs.
@@ -109,7 +109,7 @@ def examples(
       parse: string scalar, a record's content -> (features, label), as with tf.io.parse_single_example.
       class_names: what label i means; empty where labels are not classes.
       batched: parse takes [batch] records at once, as tf.io.parse_example does, which is faster.
-      parallel_steps: how many steps' records are parsed at the same time; None for one a core, or two where batched.
+      parallel_steps: how many steps' records are parsed at the same time; None for one a core, or two if batched.
 
     Raises:
       DataError: no such file, one that cannot be read or is compressed, or no records.

@@ -1,4 +1,4 @@
-"""From a command line to an options record, and from an error to one line and an exit status. No TensorFlow here."""
+"""Command lines: options read into records, errors as one line and an exit status. No TensorFlow here."""
 
 import dataclasses
 import difflib
@@ -42,7 +42,7 @@ def parse_with_files(argv: Sequence[str], options_class: type[Options], usage: s
 
 
 def fields_of(*options_classes: type[Options]) -> dict[str, dataclasses.Field]:
-    """The options of several classes by name."""
+    """Returns the options of several classes by name."""
     return {field.name: field for options_class in options_classes for field in dataclasses.fields(options_class)}
 
 
@@ -74,7 +74,7 @@ def given(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
 
 
 def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool) -> tuple[dict, list[str]]:
-    """The options, and the words that are none."""
+    """Returns the options, and the words that are none."""
     words = flags.FlagValues()
     words.set_gnu_getopt(True)  # options may follow other words
     for name, field in fields.items():
@@ -97,7 +97,7 @@ def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
 
 
 def help_text(fields: dict[str, dataclasses.Field], usage: str) -> str:
-    """All options with their defaults, under the headings of their groups."""
+    """Lists all options with their defaults, under the headings of their groups."""
     lines = [textwrap.dedent(usage).strip()]
     groups: dict[str, list[dataclasses.Field]] = {}
     for field in fields.values():
@@ -112,7 +112,7 @@ def help_text(fields: dict[str, dataclasses.Field], usage: str) -> str:
                 text, 110, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False
             )
     lines += ["", "Also: --flagfile=FILE reads options from a file, one a line; a switch is turned off with --noNAME.",
-              "Defaults stand in [brackets], or in (parentheses) where they follow from something else."]  # fmt: skip
+              "Defaults stand in [brackets], or in (parentheses) if they follow from something else."]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -143,7 +143,7 @@ def start_again() -> None:
 def import_tensorflow(talkative: bool = False) -> None:
     """Imports TensorFlow without the remarks it writes to stderr on a machine that has no NVIDIA driver.
 
-    They stay where there is a driver, where the import fails, since they then say why, and where talkative.
+    They stay if there is a driver, if talkative, and if the import fails, since they then say why.
     """
     if talkative or os.path.exists("/proc/driver/nvidia/version"):
         import tensorflow  # noqa: F401

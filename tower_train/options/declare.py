@@ -1,4 +1,4 @@
-"""How an option is described: from one field come the command line, the checks and the arguments of the Python API.
+"""The declaration of an option: from one field come the command line, the checks and the arguments of the Python API.
 
 An options class is a frozen dataclass whose fields are made by `option`; it derives from `Options`, which checks the
 values with the same messages wherever they come from. No TensorFlow here, so that --help answers at once.
@@ -24,10 +24,10 @@ def option(
     """One field of an options class. It has more arguments than other functions, since it is a declaration.
 
     Args:
-      default: the value where the user gives none; None where it follows from other options (the help says how).
+      default: the value if the user gives none; None if it follows from other options (the help says how).
       help: one line for --help, with the unit.
       group: the heading it stands under in --help.
-      choices: the allowed values, where they can be listed.
+      choices: the allowed values, if they can be listed.
       minimum, above, below: the bounds of a number: value >= minimum, value > above, value < below.
       resume: whether a run may go on with another value: 'same' (no, unless --override), 'note' (yes, with a log line)
         or 'free'.
@@ -76,7 +76,7 @@ def without_useless(
 
 
 def parse(field: dataclasses.Field, text: str):
-    """The value of an option from the command line.
+    """Reads the value of an option from the command line.
 
     Raises:
       ConfigError: the text is not of the option's type, or out of its bounds.
@@ -101,7 +101,7 @@ def kind_of(field: dataclasses.Field) -> type:
 
 
 def allowed(field: dataclasses.Field) -> str:
-    """What an option may be, in words."""
+    """Says in words what an option may be."""
     about = field.metadata
     if about["choices"]:
         return "one of " + ", ".join(about["choices"])

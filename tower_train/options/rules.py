@@ -5,7 +5,7 @@ from tower_train.options import Options, points
 
 
 def check(config: Options) -> None:
-    """Looks at a Config as a whole.
+    """Checks a Config as a whole.
 
     Raises:
       ConfigError: options that exclude or need each other.

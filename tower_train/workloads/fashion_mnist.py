@@ -37,7 +37,7 @@ FILES = tuple(
 
 
 def examples(request: DataRequest) -> Examples:
-    """The images of a split: from --data_dir or `fashion-mnist` in it, gzipped or plain; downloaded where missing.
+    """Reads the images of a split from --data_dir or `fashion-mnist` in it, gzipped or plain; downloads missing ones.
 
     Returns:
       Examples of uint8 [batch, 28, 28, 1] images and int32 [batch] labels.
@@ -114,7 +114,7 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
-    """From 0..255 to 0..1: float32 of the same shape."""
+    """Scales 0..255 to 0..1: float32 of the same shape."""
     return tf.cast(images, tf.float32) * (1 / 255)  # a division is rounded otherwise in some graphs
 
 

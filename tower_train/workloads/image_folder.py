@@ -27,7 +27,7 @@ _INITIALIZER = v1.variance_scaling_initializer(2.0)
 
 @dataclasses.dataclass(frozen=True)
 class FolderOptions(Options):
-    """What this workload may be told."""
+    """This workload's own options."""
 
     image_size: int = option(
         224, "height and width, in pixels, that images are resized to", DATA, minimum=16, resume="same"
@@ -37,12 +37,12 @@ class FolderOptions(Options):
     )
     flip: bool = option(True, "flip training images left to right at random", DATA, resume="note")
     cache: str = option(
-        "auto", "where decoded images are kept: none, memory, disk, or auto: memory where they fit well", DATA,
+        "auto", "where decoded images are kept: none, memory, disk, or auto: memory if they fit well", DATA,
         choices=images.CACHES,
     )  # fmt: skip
     skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
     validation_fraction: float = option(
-        0.0, "share of the images to test on, where there is no test folder", DATA, minimum=0, below=1, resume="same"
+        0.0, "share of the images to test on, if there is no test folder", DATA, minimum=0, below=1, resume="same"
     )
     group_pattern: str = option(
         "", "regular expression for the group (such as the patient) in a file's name; groups are not split", DATA,
@@ -75,7 +75,7 @@ class FolderOptions(Options):
 
 
 def workload(options: FolderOptions) -> Workload:
-    """The workload under these options."""
+    """Makes the workload under these options."""
     is_small = options.network == _SMALL
     own_prepare = prepare if is_small else applications.preprocessing(options.network)
     chosen = (options.network, options.image_size, options.weights, options.freeze_until)
@@ -138,14 +138,14 @@ def inference(images: tf.Tensor, training: bool, num_classes: int) -> tf.Tensor:
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
-    """From 0..255 to -1..1: float32 of the same shape."""
+    """Scales 0..255 to -1..1: float32 of the same shape."""
     # Not a division: TensorFlow computes one by a constant so in a graph, but as it stands in a tf.data pipeline, and
     # what is exported would differ from what is evaluated in the last bit.
     return tf.cast(images, tf.float32) * (1 / 127.5) - 1
 
 
 def flip(images: tf.Tensor, draws: Draws, prepare=prepare) -> tf.Tensor:
-    """What `prepare` gives of the images, half of them flipped left to right."""
+    """Prepares the images, half of them flipped left to right."""
     flipped = draws.uniform("flip", 1)[:, :, tf.newaxis, tf.newaxis] < 0.5
     return prepare(tf.where(flipped, tf.reverse(images, [2]), images))
 
