@@ -41,7 +41,7 @@ def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
 
 
 def views(images: tf.Tensor) -> list[tuple[float, tf.Tensor]]:
-    """Returns six views of each image (Jordan 2024, section 3.5): itself and its mirror image at weight 1/4 each, and both
+    """Returns six views of each image (Jordan 2024, section 3.5): itself and its mirror image at 1/4 each, and both
     one pixel up and to the left, and one down and to the right, at 1/8 each, reflected at the edge.
 
     Args:

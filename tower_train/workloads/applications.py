@@ -58,7 +58,7 @@ def check(name: str, image_size: int, weights: str, freeze_until: str) -> None:
 
 
 def preprocessing(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a network's own preprocessing: images [batch, height, width, 3] of 0..255, RGB, to float32 of that shape."""
+    """Returns a network's preprocessing: RGB images [batch, height, width, 3] of 0..255 to float32 of that shape."""
     own = importlib.import_module(getattr(keras.applications, name).__module__).preprocess_input
     return lambda images: own(tf.cast(images, tf.float32), data_format="channels_last")
 
