@@ -10,6 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 
+from tower_train import host
+from tower_train.host import cores
+
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
@@ -21,7 +24,7 @@ def describe() -> dict:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # tower_train may run from a checkout
             versions[package] = importlib.metadata.version(package)
     return {
-        "processor": _processor(),
+        "processor": next(iter(host.about_cores("model name")), platform.processor() or platform.machine()),
         "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "platform": platform.platform(),
@@ -30,18 +33,10 @@ def describe() -> dict:
     }
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def has_memory(num_bytes: int) -> bool:
-    """Whether Linux has so much memory to give; True if the system does not tell."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return any(int(s.split()[1]) * 1024 >= num_bytes for s in lines if s.startswith("MemAvailable:"))
-    except OSError:
-        return True
+    """Whether this machine has so much memory to give; True if it does not tell."""
+    free = host.free_memory()
+    return free is None or free >= num_bytes
 
 
 def busy_core_secs() -> float | None:
@@ -93,11 +88,3 @@ def processor_secs(others: Sequence[int] = ()) -> float:
 def _status_bytes(process: int, name: str) -> int:
     with open(f"/proc/{process}/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
