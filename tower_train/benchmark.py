@@ -1,7 +1,7 @@
 """python -m tower_train.benchmark: this trainer beside its rivals and beside the machine's ceiling."""
 
 from tower_train import console
-from tower_train.bench.options import BenchmarkOptions
+from tower_train.bench.systems import BenchmarkOptions
 from tower_train.options import command_line
 
 USAGE = """

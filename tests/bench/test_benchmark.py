@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tower_train import benchmark, errors
-from tower_train.bench import plot
+from tower_train.bench import forms
 
 SIDES = ["port", "tower_train/2 towers/float32/fixed", "ceiling/float32 matrix product"]
 
@@ -84,14 +84,14 @@ def test_the_plot_is_written(printed_and_out):
 
 
 def test_without_matplotlib_there_is_no_plot(monkeypatch, tmp_path):
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
-    assert plot.sweep({"batch size": {8: 1.0}}, False, tmp_path / "sweep.png") == []
+    monkeypatch.setattr(forms.importlib.util, "find_spec", lambda name: None)
+    assert forms.draw_sweep({"batch size": {8: 1.0}}, False, tmp_path / "sweep.png") == []
 
 
 def test_perfect_scaling_needs_a_device_for_each_tower():
     by_towers = {2: 100.0, 4: 120.0, 8: 90.0}
-    assert plot.perfect_scaling(by_towers, on_gpus=True) == [100.0, 200.0, 400.0]
-    assert plot.perfect_scaling(by_towers, on_gpus=False) == [100.0, 100.0, 100.0]
+    assert forms.perfect_scaling(by_towers, on_gpus=True) == [100.0, 200.0, 400.0]
+    assert forms.perfect_scaling(by_towers, on_gpus=False) == [100.0, 100.0, 100.0]
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tower_train.bench import attribution, breakdown
-from tower_train.bench.options import BenchmarkOptions
+from tower_train.bench.systems import BenchmarkOptions
 
 TRANSFERS = ("_Send", "_Recv")
 

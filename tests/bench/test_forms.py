@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tower_train.bench import forms, measure
-from tower_train.bench.options import BenchmarkOptions
+from tower_train.bench.systems import BenchmarkOptions
 
 MACHINE = {"processor": "abacus", "cores": 2, "memory_bytes": 2**30, "versions": {"python": "3"}}
 ABOUT = {"gpus": [], "data": "images", "notice": None}

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tower_train import errors
-from tower_train.bench import machine, processes, systems
+from tower_train import errors, host
+from tower_train.bench import processes, systems
 
 TESTS = pathlib.Path(__file__).parents[1]
 BROKEN = """
@@ -122,7 +122,7 @@ def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tm
         ready = worker.wait_for("ready")
         others = children_of(worker.pid)
         assert len(others) == 2
-        assert ready["peak_bytes"] > 2.5 * machine.resident_bytes("VmHWM", others) / 3
+        assert ready["peak_bytes"] > 2.5 * host.resident_bytes("VmHWM", others) / 3
         assert worker.measure(steps=20)["steps"] >= 20
         os.kill(others[0], signal.SIGKILL)
         with pytest.raises(processes.SideError, match="three: its process ended with status 1. Its last words: "):

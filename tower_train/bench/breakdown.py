@@ -12,9 +12,10 @@ import tensorflow as tf
 from tensorflow.python.client import timeline
 
 import tower_train
-from tower_train.bench import attribution, machine, report, sides
+from tower_train import host
+from tower_train.bench import attribution, report, sides
 from tower_train.bench.attribution import Breakdown, Operation
-from tower_train.bench.options import BenchmarkOptions
+from tower_train.bench.systems import BenchmarkOptions
 
 v1 = tf.compat.v1
 
@@ -36,7 +37,7 @@ def run(options: BenchmarkOptions) -> list[str]:
         breakdowns.append(breakdown)
         written.append(out / f"trace-{towers}.json")
         written[-1].write_text(timeline.Timeline(trace.step_stats).generate_chrome_trace_format(show_dataflow=False))
-    measured_on = {"options": dataclasses.asdict(options), "machine": machine.describe()}
+    measured_on = {"options": dataclasses.asdict(options), "machine": host.describe()}
     report.write(written[0], measured_on | {"breakdowns": [dataclasses.asdict(one) for one in breakdowns]})
     return [
         f"Where the time of a step of {options.batch_size} examples goes. Data: {data}", "",
@@ -69,7 +70,7 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
         towers=towers,
         on_gpus=any("GPU" in operation.device for operation in steps[0]),
         step_secs=tracer.step_secs,
-        cores=machine.cores(),
+        cores=host.cores(),
         busy=tracer.busy,
         own=tracer.own,
         seconds={name: statistics.fmean(one.get(name, 0.0) for one in each) for name in sorted(set().union(*each))},
@@ -132,10 +133,10 @@ class _Tracer(v1.train.SessionRunHook):
         elif self._steps > _WARM_UP_STEPS and time.perf_counter() - self._start[0] >= self._seconds:
             wall, own, busy = (now - start for now, start in zip(_clocks(), self._start, strict=True))
             self.step_secs = wall / (self._steps - _WARM_UP_STEPS)
-            self.own = own / (wall * machine.cores())
-            self.busy = max(self.own, min(1.0, busy / (wall * machine.cores())))
+            self.own = own / (wall * host.cores())
+            self.busy = max(self.own, min(1.0, busy / (wall * host.cores())))
 
 
 def _clocks() -> tuple[float, float, float]:
     """Seconds of time, of this process's work and of all processes' work (0.0 if not known)."""
-    return time.perf_counter(), time.process_time(), machine.busy_core_secs() or 0.0
+    return time.perf_counter(), time.process_time(), host.busy_core_secs() or 0.0

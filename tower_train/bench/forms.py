@@ -4,19 +4,26 @@ Each measures, writes its files into the session's directory, and returns the li
 """
 
 import dataclasses
+import importlib.util
+import pathlib
+import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tower_train.bench import measure, plot, report, systems
+from tower_train.bench import measure, report, systems
 from tower_train.bench.measure import Session
 
 _SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
 _SWEEP_STEPS, _LONG_RUN_BATCH = (200, 20_000), 8  # small steps, on which anything that grows with the run weighs most
 _OVERHEAD_STEPS, _OVERHEAD_ROUNDS = 500, 4  # 2000 steps, in pieces with as many log lines, summaries and checkpoints
 _STARTS = 5
+
+_COLORS = {systems.TRAINER: "tab:blue", systems.CEILING: "tab:gray"}
+_RIVAL_COLOR = "tab:orange"
+_TOWERS = re.compile(rf"{systems.TRAINER}/(\d+) towers?/(.+)")
 
 
 def compare(session: Session) -> list[str]:
@@ -27,7 +34,7 @@ def compare(session: Session) -> list[str]:
     measured = _in_rounds(session, sides)
     rows = report.rows(measured, reference, about["flops_per_example"])
     written = [session.write(name, {"rows": _as_dicts(rows), "sides": _as_dicts(measured)})]
-    written += plot.comparison(rows, bool(about["gpus"]), session.out / f"{name}.png")
+    written += draw_comparison(rows, bool(about["gpus"]), session.out / f"{name}.png")
     what = f"{options.batch_size} examples a step, {options.num_rounds} rounds of {options.seconds_each:g} s"
     return [
         *report.opening(session.machine, about, what), "",
@@ -60,7 +67,7 @@ def sweep(session: Session) -> list[str]:
         curves[axis] = {x: statistics.median(one.rates().values()) for x, one in points.items()}
         lines += ["", *report.sweep(axis, points)]
     written = [session.write("sweep", {"sides": _as_dicts(measured)})]
-    written += plot.sweep(curves, bool(gpus), session.out / "sweep.png")
+    written += draw_sweep(curves, bool(gpus), session.out / "sweep.png")
     what = f"{options.num_rounds} rounds of {options.seconds_each:g} s, float32, real images"
     return [*report.opening(session.machine, session.about, what), *lines, "", *report.written(written)]
 
@@ -123,3 +130,99 @@ def _starts(session: Session, side: systems.System, import_secs: Callable[[], fl
             starts.append(worker.wait_for("first_step")["secs"])
         session.progress.advance(measure.START_SECS)
     return imports, starts
+
+
+def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
+    """Two panels: throughput by system, and throughput over the tower count against perfect scaling.
+
+    Returns:
+      The paths written: none without matplotlib (pip install 'tower_train[plots]').
+    """
+    pyplot = _pyplot()
+    if not pyplot or not rows:
+        return []
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 1.5 + 0.3 * len(rows)), width_ratios=[3, 2])
+    places = range(len(rows), 0, -1)
+    colors = [_COLORS.get(row.name.partition("/")[0], _RIVAL_COLOR) for row in rows]
+    spreads = [[row.per_sec - row.low for row in rows], [row.high - row.per_sec for row in rows]]
+    bars = left.barh(places, [row.per_sec for row in rows], xerr=spreads, color=colors, error_kw={"ecolor": "0.3"})
+    left.bar_label(bars, [f"{row.per_sec:.0f}" for row in rows], padding=3)
+    left.set_yticks(places, [row.name for row in rows])
+    left.set_xlim(0, 1.12 * max(row.high for row in rows))
+    left.set(xlabel="examples/sec (median, quartiles)", title="Throughput by system")
+    scaling = _scaling(rows)
+    for name, by_towers in scaling.items():
+        (line,) = right.plot(list(by_towers), list(by_towers.values()), "o-", label=name)
+        right.plot(list(by_towers), perfect_scaling(by_towers, on_gpus), ":", color=line.get_color())
+    if scaling:
+        _over(right, sorted(set().union(*scaling.values())), "towers, at one global batch")
+        right.set_title("Against perfect scaling (dotted)")
+        right.legend()
+    else:
+        right.set_axis_off()
+    return _save(figure, path)
+
+
+def draw_sweep(curves: Mapping[str, Mapping[int, float]], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
+    """A panel for each curve, {label of x: {x: examples/sec}}; the one over towers against perfect scaling.
+
+    Returns:
+      The paths written: none without matplotlib (pip install 'tower_train[plots]').
+    """
+    pyplot = _pyplot()
+    if not pyplot:
+        return []
+    figure, axes = pyplot.subplots(1, len(curves), figsize=(5 * len(curves), 4), squeeze=False)
+    for axis, (name, curve) in zip(axes[0], curves.items(), strict=True):
+        (line,) = axis.plot(list(curve), list(curve.values()), "o-")
+        if name.startswith("towers"):
+            perfect = perfect_scaling(curve, on_gpus)
+            axis.plot(list(curve), perfect, ":", color=line.get_color(), label="perfect scaling")
+            axis.legend()
+        _over(axis, curve, name)
+    return _save(figure, path)
+
+
+def perfect_scaling(by_towers: Mapping[int, float], on_gpus: bool) -> list[float]:
+    """The throughput at each tower count if more towers cost nothing, from that of the fewest.
+
+    It grows with the number of GPUs. Logical CPU devices share the same cores, which one tower keeps busy: there it
+    stays the same.
+    """
+    fewest = min(by_towers)
+    return [by_towers[fewest] * (towers / fewest if on_gpus else 1) for towers in by_towers]
+
+
+def _over(axis, xs: Collection[int], xlabel: str) -> None:
+    """Labels an axis of examples/sec over powers of two, or nearly; it begins at 0."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(list(xs), [f"{x:,}" for x in xs])
+    axis.minorticks_off()
+    axis.set_ylim(0, 1.1 * axis.dataLim.ymax)
+    axis.set(xlabel=xlabel, ylabel="examples/sec")
+
+
+def _scaling(rows: Sequence[report.Row]) -> dict[str, dict[int, float]]:
+    """{dtype and inputs: {towers: examples/sec}} of all that was measured with more than one tower count."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if match := _TOWERS.fullmatch(row.name):
+            found.setdefault(match[2], {})[int(match[1])] = row.per_sec
+    return {name: by_towers for name, by_towers in found.items() if len(by_towers) > 1}
+
+
+def _pyplot():
+    if not importlib.util.find_spec("matplotlib"):
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")  # draws into files, with or without a display
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure, path: pathlib.Path) -> list[pathlib.Path]:
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    return [path]

@@ -9,11 +9,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from tower_train.bench import machine, report
-from tower_train.bench.options import BenchmarkOptions
+from tower_train import host
+from tower_train.bench import report
 from tower_train.bench.processes import Worker
 from tower_train.bench.report import Measured
-from tower_train.bench.systems import System
+from tower_train.bench.systems import BenchmarkOptions, System
 from tower_train.console import ProgressBar
 
 START_SECS = 8.0  # about what starting a side takes, for the progress bar
@@ -27,7 +27,7 @@ class Session:
     Attributes:
       options: the command line's.
       out: the directory of the results.
-      machine: `machine.describe` at its begin.
+      machine: `host.describe` at its begin.
       about: what `sides.describe` found out about workload, data and devices.
       start: starts a side's process, with an empty place for its files.
       progress: the bar, in seconds of work; its field is `doing`.
@@ -54,7 +54,7 @@ def session(options: BenchmarkOptions) -> Iterator[Session]:
       ConfigError: the directory for results cannot be made.
       SideError: the data or the workload cannot be used.
     """
-    out, here = report.directory(options.out), machine.describe()
+    out, here = report.directory(options.out), host.describe()
     with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch, progress_bar() as progress:
         places = (pathlib.Path(scratch, str(number)) for number in itertools.count())
         common = {name: getattr(options, name) for name in ("workload", "model", "dataset", "data_dir", "device")}
@@ -93,7 +93,7 @@ def in_rounds(
     progress: ProgressBar,
     seconds: float = 0.0,
     steps: int = 1,
-    has_memory: Callable[[int], bool] = machine.has_memory,
+    has_memory: Callable[[int], bool] = host.has_memory,
 ) -> list[Measured]:
     """Measures every side `rounds` times, in an order that changes from round to round.
 

@@ -169,7 +169,7 @@ def opening(machine: dict, about: dict, what: str) -> list[str]:
     """The lines above a table.
 
     Args:
-      machine: of `machine.describe`.
+      machine: of `host.describe`.
       about: of `sides.describe`.
       what: the measurements, such as '128 examples a step, 5 rounds of 5 s'.
     """

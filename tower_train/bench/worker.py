@@ -27,8 +27,7 @@ import time
 import types
 from collections.abc import Iterator, Sequence
 
-from tower_train import errors
-from tower_train.bench import machine
+from tower_train import errors, host
 from tower_train.cluster import ports
 from tower_train.options import command_line
 
@@ -79,9 +78,9 @@ class Pacer:
         yield from self._do(WARM_UP_SECS, self._warm_up_steps % SIGN_OF_LIFE_STEPS)
         self._tell("ready", work_per_step=self.work_per_step, peak_bytes=self._bytes("VmHWM"))
         while True:
-            idle = -time.perf_counter(), -machine.processor_secs(self._peers)
+            idle = -time.perf_counter(), -host.processor_secs(self._peers)
             request = json.loads(self._requests.readline() or "{}")
-            idle = idle[0] + time.perf_counter(), idle[1] + machine.processor_secs(self._peers)
+            idle = idle[0] + time.perf_counter(), idle[1] + host.processor_secs(self._peers)
             if not request:
                 break
             yield from self._do(0, LEAD_IN_STEPS)
@@ -101,7 +100,7 @@ class Pacer:
         return done
 
     def _bytes(self, name: str) -> int:
-        return machine.resident_bytes(name, self._peers)
+        return host.resident_bytes(name, self._peers)
 
     def _tell(self, event: str, **content) -> None:
         self._channel.write(json.dumps({"event": event, **content}) + "\n")
