@@ -113,7 +113,7 @@ class Examples:
             )
 
         def open_arrays():
-            tensors = [_once(features), _once(labels)]
+            tensors = [outside_graph(features), outside_graph(labels)]
             return lambda indices: tuple(tf.gather(tensor, indices) for tensor in tensors)
 
         digest = hashlib.sha256()
@@ -131,7 +131,7 @@ def in_fixed_order(elements: tf.data.Dataset) -> tf.data.Dataset:
     return elements.with_options(options)
 
 
-def _once(array: np.ndarray) -> tf.Tensor:
-    """The array as a tensor that is not stored in the graph (graphs are limited to 2 GiB)."""
+def outside_graph(array: np.ndarray) -> tf.Tensor:
+    """The array as a tensor that is not stored in the graph, which is limited to 2 GiB and written to disk."""
     tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
     return tf.ensure_shape(tensor, array.shape)
