@@ -7,7 +7,7 @@ trains a workload by its import path; a `Workload` of one's own may stand in its
 
 import importlib
 
-from tower_train.version import __version__
+__version__ = "0.1.0"
 
 # Loaded when first used, so that `python -m tower_train --help` need not wait for TensorFlow.
 _HOMES = {
@@ -23,8 +23,8 @@ _HOMES = {
     "classification_metrics": "tower_train.workload",
     "estimator": "tower_train.estimator",
     "evaluate_run": "tower_train.inference.evaluator",
-    "keras_network": "tower_train.fronts.keras_towers",
-    "multi_gpu_model": "tower_train.fronts.keras_model",
+    "keras_network": "tower_train.fronts.keras_network",
+    "multi_gpu_model": "tower_train.fronts.multi_gpu_model",
     "softmax_cross_entropy": "tower_train.workload",
     "tower_loss": "tower_train.graph.towers",
     "train": "tower_train.run.train",

@@ -241,3 +241,39 @@ def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
         final_op="Div",
         subdiv_offsets=[0],
     )
+
+
+def weights(
+    shape: list[int], dtype: tf.DType, initializer=None, weight_decay: float = 0.0, name: str = "weights"
+) -> tf.Tensor:
+    """Creates trained weights in the current variable scope, or reuses them.
+
+    Args:
+      shape, dtype: of the variable.
+      initializer: None for Glorot's uniform one, get_variable's default.
+      weight_decay: adds weight_decay * sum(weights ** 2) / 2 to the loss, once for all towers; 0 for nothing.
+      name: of the variable.
+    """
+    regularizer = (lambda variable: weight_decay * tf.nn.l2_loss(variable)) if weight_decay else None
+    return v1.get_variable(name, shape, dtype, initializer, regularizer=regularizer)
+
+
+def biases(outputs: tf.Tensor, value: float = 0.0) -> tf.Tensor:
+    """Creates or reuses `biases` for outputs [..., channels], one for each channel, that begin at a value."""
+    return v1.get_variable("biases", outputs.shape[-1:], outputs.dtype, v1.constant_initializer(value))
+
+
+def affine(inputs: tf.Tensor, units: int, initializer=None, weight_decay: float = 0.0, bias: float = 0.0) -> tf.Tensor:
+    """Applies a fully connected layer without activation function, whose variables are `weights` and `biases`.
+
+    Args:
+      inputs: floating point [batch, channels].
+      units: channels of the outputs.
+      initializer, weight_decay: of the weights, as for `weights`.
+      bias: the first value of the biases.
+
+    Returns:
+      [batch, units].
+    """
+    products = tf.matmul(inputs, weights([inputs.shape[-1], units], inputs.dtype, initializer, weight_decay))
+    return tf.nn.bias_add(products, biases(products, bias))

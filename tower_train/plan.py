@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tower_train import console
 from tower_train.options import MACHINES, TOWERS, TRAINING, Options, command_line, option
 
 USAGE = """
@@ -15,7 +16,7 @@ _GRADIENT_BYTES = {"same": 4, "bfloat16": 2}
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions(Options):
-    """What `python -m tower_train.plan` may be told."""
+    """Options of `python -m tower_train.plan`."""
 
     params: float = option(1.068298e6, "trained weights of the network", TRAINING, above=0)
     flops: float = option(
@@ -27,7 +28,7 @@ class PlanOptions(Options):
     link: float = option(16e9, "bytes a second between a tower's device and the CPU or another device", TOWERS, above=0)
     host_memory: float = option(50e9, "bytes a second that a machine's CPU reads from its memory", TOWERS, above=0)
     all_reduce_dtype: str = option(
-        "same", "what gradients are sent in: same (float32), or bfloat16", TOWERS, choices=("same", "bfloat16")
+        "same", "what gradients are sent in: same (float32), or bfloat16", TOWERS, choices=tuple(_GRADIENT_BYTES)
     )
     workers: int = option(128, "machines, at most", MACHINES, minimum=1)
     bandwidth: float = option(3e9, "bytes a second that a machine sends to another", MACHINES, above=0)
@@ -36,7 +37,7 @@ class PlanOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step takes.
+    """The time that a step takes.
 
     Attributes:
       compute_secs: of a tower, forwards and backwards.
@@ -52,12 +53,12 @@ class Step:
 
     @property
     def efficiency(self) -> float:
-        """Examples a second over those of as many towers that need not wait for each other. Nothing overlaps here."""
+        """Examples a second, as a share of those of towers that need not wait for each other. Nothing overlaps here."""
         return self.compute_secs / (self.compute_secs + self.local_secs + self.ring_secs)
 
 
 def step(options: PlanOptions, mode: str, towers: int, workers: int) -> Step:
-    """A step of `workers` machines with `towers` each.
+    """Computes a step of `workers` machines with `towers` each.
 
     cpu: every tower fetches the weights and brings its gradients over its own link; the CPU reads all gradients.
     mirrored: 2 (towers - 1) / towers of the gradients pass over each link. Between machines in both modes a ring
@@ -76,7 +77,7 @@ def step(options: PlanOptions, mode: str, towers: int, workers: int) -> Step:
 
 
 def table(options: PlanOptions) -> list[str]:
-    """A line for 1, 2, 4, ... towers, as many on a machine as it holds, up to 1,024 or all that there may be."""
+    """Lists 1, 2, 4, ... towers, as many on a machine as it holds, up to 1,024 or all that there may be."""
     lines = ["towers  machines  examples/step  sent MB/step  cpu: ms/step  used  mirrored: ms/step  used  use"]
     total = 1
     while total <= min(1024, options.towers * options.workers):
@@ -95,8 +96,7 @@ def table(options: PlanOptions) -> list[str]:
 
 def main(argv) -> int:
     options = command_line.parse(argv, PlanOptions, USAGE)
-    print("Computed, not measured. `used`: the share of the towers' time in which they compute.")
-    print("\n".join(table(options)))
+    console.say("Computed, not measured. `used`: the share of the towers' time in which they compute.", *table(options))
     return 0
 
 

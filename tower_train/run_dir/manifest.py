@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, version
+from tower_train import __version__, errors
 from tower_train.config import Config, is_remote
 from tower_train.options import Options
 from tower_train.workload import Examples, Workload
@@ -48,7 +48,7 @@ def describe(
         "num_parameters": num_parameters,
         "devices": list(devices),
         "versions": {
-            "tower_train": version.__version__,
+            "tower_train": __version__,
             "tensorflow": tf.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),

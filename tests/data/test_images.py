@@ -1,0 +1,333 @@
+"""Image folders: what is found, what is refused by name, and that every way of fetching gives the same pixels."""
+
+import os
+import pathlib
+import shutil
+import struct
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tower_train import errors
+from tower_train.data import image_files, images
+
+CLASSES = ("a b", "blåbær", "cat")
+SIZE = 8
+
+
+def smooth(rng, height=20, width=30):
+    """uint8 [height, width, 3] of slowly changing colours, which JPEG keeps nearly as they are."""
+    y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
+    corners = rng.uniform(0, 255, [4, 3])
+    weights = np.stack([x * y, x * (1 - y), (1 - x) * y, (1 - x) * (1 - y)], axis=-1)
+    return np.round(weights @ corners).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """train and test with three classes, 6 and 2 images each, in three formats. Copy it to change it."""
+    root, rng = tmp_path_factory.mktemp("folders") / "data", np.random.default_rng(0)
+    for split, count in (("train", 6), ("test", 2)):
+        for class_name in CLASSES:
+            folder = root / split / class_name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                name = f"patient {i // 2}-{i}{('.png', '.jpg', '.JPEG')[i % 3]}"
+                Image.fromarray(smooth(rng)).save(folder / name, quality=100, subsampling=0)
+    return root
+
+
+@pytest.fixture
+def root(original, tmp_path):
+    return pathlib.Path(shutil.copytree(original, tmp_path / "data"))
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOWER_TRAIN_DATA", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "image_folder"
+
+
+def load(root, split="train", channels=3, cache="none", skip_bad=False, **find):
+    return images.examples(image_files.find(root, split, **find), "mine", SIZE, channels, cache, skip_bad)
+
+
+def fetch(examples, indices=None):
+    """(images, labels) as the stream fetches them."""
+    indices = np.arange(examples.num_examples) if indices is None else indices
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        dataset = tf.data.Dataset.from_tensors(np.asarray(indices, np.int64)).map(examples.open())
+        batch = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
+        assert batch[0].shape[1:3] == (SIZE, SIZE)
+        return session.run(batch)
+
+
+def test_labels_are_the_places_of_the_folder_names_in_sorted_order(original):
+    for split, count in (("train", 6), ("test", 2)):
+        examples = load(original, split)
+        assert examples.class_names == CLASSES and examples.num_examples == 3 * count
+        assert fetch(examples)[1].tolist() == np.repeat([0, 1, 2], count).tolist()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_decoded_and_resized(original, channels):
+    """The oracle is Pillow, whose triangle filter is the same antialiased bilinear one; TensorFlow decodes JPEG in
+    the fast and less exact of libjpeg's ways."""
+    images, _ = fetch(load(original, channels=channels))
+    assert images.dtype == np.uint8 and images.shape == (18, SIZE, SIZE, channels)
+    listing = image_files.find(original, "train")
+    for image, path in zip(images, listing.paths(), strict=True):
+        expected = Image.open(path).convert("L" if channels == 1 else "RGB").resize((SIZE, SIZE), Image.BILINEAR)
+        np.testing.assert_allclose(
+            image.squeeze().astype(int), np.asarray(expected).astype(int), atol=1 if path.endswith(b".png") else 4
+        )
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", "auto"])
+def test_every_cache_gives_the_pixels_that_none_gives(original, cache):
+    indices = [17, 0, 5, 5]
+    expected = fetch(load(original), indices)
+    for _ in range(2):  # the second finds what the first left
+        found = fetch(load(original, cache=cache), indices)
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_the_cache_on_disk_is_used_and_follows_the_files(root, cache_dir):
+    before = fetch(load(root, cache="disk"))[0]
+    [folder] = [path for path in cache_dir.iterdir() if path.is_dir()]
+    stored = np.load(folder / "pixels.npy", mmap_mode="r+")
+    stored[...] = 7
+    stored.flush()
+    assert (fetch(load(root, cache="disk"))[0] == 7).all()
+    path = root / "train" / "cat" / "patient 0-0.png"
+    Image.fromarray(np.full([20, 30, 3], 9, np.uint8)).save(path)
+    after = fetch(load(root, cache="disk"))[0]
+    assert (after[12] == 9).all()
+    np.testing.assert_array_equal(np.delete(after, 12, axis=0), np.delete(before, 12, axis=0))
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(original, cache):
+    listing = image_files.find(original, "train")
+    with pytest.raises(errors.DataError, match=rf"^--cache={cache}: the decoded images take 5400.* GB, and .* free"):
+        images.examples(listing, "mine", 10**7 // 10, 3, cache)
+
+
+@pytest.mark.parametrize(
+    ("cache", "num_bytes", "expected"),
+    [
+        ("auto", 50, "memory"),
+        ("auto", 51, "none"),
+        ("memory", 100, "memory"),
+        ("disk", 999, "disk"),
+        ("none", 1, "none"),
+    ],
+)
+def test_memory_is_taken_unasked_if_the_images_take_half_of_what_is_free(cache, num_bytes, expected):
+    assert images.place(cache, num_bytes, free_bytes=100) == expected
+
+
+def test_a_cache_that_is_there_is_used_on_a_full_disk(original, monkeypatch):
+    before = fetch(load(original, cache="disk"))[0]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    np.testing.assert_array_equal(fetch(load(original, cache="disk"))[0], before)
+    with pytest.raises(errors.DataError, match="^--cache=disk: the decoded images take"):
+        load(original, "test", cache="disk")
+
+
+def cmyk(path):
+    Image.fromarray(np.full([9, 9, 4], 100, np.uint8), "CMYK").save(path)
+
+
+def deep(path):
+    Image.fromarray(np.full([9, 9], 40_000, np.uint16)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "value"),
+    [
+        ("one pixel.png", lambda path: Image.fromarray(np.full([1, 1, 3], 77, np.uint8)).save(path), 77),
+        ("cmyk.jpg", cmyk, 94),  # (255 - 100)^2 / 255
+        ("16 bits.png", deep, 40_000 // 257),
+        ("grey.png", lambda path: Image.fromarray(np.full([9, 9], 50, np.uint8)).save(path), 50),
+        ("alpha.png", lambda path: Image.fromarray(np.full([9, 9, 4], 60, np.uint8)).save(path), 60),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_unusual_images_are_handled(root, name, write, value, channels):
+    write(root / "test" / "cat" / name)
+    images, labels = fetch(load(root, "test", channels))
+    [index] = [i for i, n in enumerate(image_files.find(root, "test").names) if n == f"cat/{name}"]
+    assert labels[index] == 2
+    np.testing.assert_allclose(images[index].astype(int), value, atol=2)
+
+
+def truncate(path):
+    Image.fromarray(smooth(np.random.default_rng(1), 90, 90)).save(path)
+    path.write_bytes(path.read_bytes()[:-400])
+
+
+def declare(path):
+    """A small image that says it is of 60,000 x 50,000 pixels, which would take 36 GB."""
+    Image.fromarray(np.zeros([9, 9, 3], np.uint8)).save(path)
+    contents = path.read_bytes()
+    if path.suffix == ".png":
+        header = contents[12:16] + struct.pack(">II", 60_000, 50_000) + contents[24:29]
+        contents = contents[:12] + header + struct.pack(">I", zlib.crc32(header)) + contents[33:]
+    else:
+        frame = contents.index(b"\xff\xc0") + 5
+        contents = contents[:frame] + struct.pack(">HH", 50_000, 60_000) + contents[frame + 4 :]
+    path.write_bytes(contents)
+
+
+BAD = {
+    "bomb.png": (declare, "declares 60000 x 50000 pixels, more than 134,217,728"),
+    "bomb.jpg": (declare, "declares 60000 x 50000 pixels, more than 134,217,728"),
+    "cut.jpg": (truncate, "is damaged or cut off"),
+    "cut.png": (truncate, "is damaged or cut off"),
+    "text.jpg": (lambda path: path.write_text("hello"), "is neither a JPEG nor a PNG image"),
+    "empty.png": (lambda path: path.write_bytes(b""), "is empty"),
+    "png.jpeg": (lambda path: Image.fromarray(np.zeros([9, 9], np.uint8)).save(path, "png"), "is a PNG image by its"),
+    "gif.png": (lambda path: Image.fromarray(np.zeros([9, 9], np.uint8)).save(path, "gif"), "is neither a JPEG nor"),
+    "bløt.jpg": (lambda path: path.symlink_to("nowhere"), None),
+}
+
+
+@pytest.fixture
+def with_bad(root):
+    for name, (write, _) in BAD.items():
+        write(root / "train" / "blåbær" / name)
+    return root
+
+
+@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+def test_bad_files_are_all_named_in_one_summary(with_bad, cache):
+    with pytest.raises(errors.DataError) as raised:
+        load(with_bad, cache=cache)
+    text = str(raised.value)
+    assert text.startswith(f"8 of 26 images in {with_bad}/train cannot be used: ") and "\n" not in text
+    assert "--skip_bad_images" in text
+    for name, (_, why) in BAD.items():
+        assert (f"blåbær/{name} {why}" in text) == (why is not None), text
+
+
+@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+def test_bad_files_are_left_out_where_that_is_asked_for(original, with_bad, cache):
+    examples = load(with_bad, cache=cache, skip_bad=True)
+    for found, expected in zip(fetch(examples), fetch(load(original)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert examples.notice.startswith("Left out: 8 of 26 images") and "blåbær/empty.png is empty" in examples.notice
+    assert examples.fingerprint == load(original).fingerprint
+
+
+def test_a_class_of_bad_files_only_is_refused(root):
+    for path in (root / "train" / "cat").iterdir():
+        path.write_text("")
+    with pytest.raises(errors.DataError, match="No image of class cat is left"):
+        load(root, skip_bad=True)
+
+
+def test_long_summaries_count_what_they_do_not_name(root):
+    for i in range(25):
+        (root / "test" / "cat" / f"{i:02}.jpg").write_text("")
+    with pytest.raises(errors.DataError, match="^25 of 31 images.* cat/19.jpg is empty; and 5 more. Mend") as raised:
+        load(root, "test")
+    assert "20.jpg" not in str(raised.value)
+
+
+def test_hidden_files_and_other_types_are_passed_over_and_counted(root):
+    folder = root / "train" / "cat"
+    for name in (".DS_Store", ".hidden.jpg", "notes.txt", "more.txt", "README"):
+        (folder / name).write_text("x")
+    (folder / "deeper.jpg").mkdir()
+    (root / "train" / ".ipynb_checkpoints").mkdir()
+    examples = load(root)
+    assert examples.num_examples == 18 and examples.class_names == CLASSES
+    assert examples.notice == (f"Passed over in {root}/train: 2 .txt, 1 folders, 2 hidden, 1 without extension.")
+
+
+def test_the_name_that_programs_know_is_kept():
+    from tower_train.data import image_folder
+
+    assert image_folder.examples is images.examples
+
+
+@pytest.mark.parametrize(("there", "missing"), [("train", "test"), ("test", "train")])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_class_in_one_split_only_is_an_error(root, there, missing, split):
+    shutil.copytree(root / there / "cat", root / there / "dog")
+    with pytest.raises(errors.DataError, match=f"^{root}/{there}/dog: there is no such class in {root}/{missing}"):
+        load(root, split)
+
+
+def test_an_empty_class_is_named(root):
+    for split in ("train", "test"):
+        (root / split / "void").mkdir()
+    with pytest.raises(errors.DataError, match=f"^{root}/train/void: holds no .jpeg, .jpg, .png file"):
+        load(root)
+
+
+@pytest.mark.parametrize(("name", "text"), [("none", "cannot be read: No such file"), ("", "holds no folders")])
+def test_a_folder_that_is_not_there_or_empty_is_named(tmp_path, name, text):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(errors.DataError, match=f"^{tmp_path}/.*: {text}"):
+        load(tmp_path / (name or "empty"))
+
+
+def test_a_fraction_is_set_aside_by_groups(root):
+    """Two of the nine groups' images straddle classes: a patient is in all three."""
+    shutil.rmtree(root / "test")
+    train, test = (image_files.find(root, split, 0.3, r"patient \d+", seed=1) for split in ("train", "test"))
+    assert sorted(train.names + test.names) == sorted(image_files.find(root, "train").names)
+    patients = [{os.path.basename(name).split("-")[0] for name in listing.names} for listing in (train, test)]
+    assert not patients[0] & patients[1] and len(patients[0] | patients[1]) == 3
+    assert len(test.names) == 6, "three patients of six images each: one holds 0.3 of all"
+    chosen = {image_files.find(root, "test", 0.3, r"patient \d+", seed).names for seed in range(20)}
+    assert len(chosen) == 3, "every patient's turn comes with some seed"
+    assert image_files.find(root, "test", 0.3, r"patient \d+", seed=1).names == test.names
+    assert set(image_files.find(root, "test", 0.3, r"patient (\d)", seed=1).names) in [set(c) for c in chosen]
+
+
+def test_class_folders_may_lie_in_the_directory_itself(root):
+    names = image_files.find(root / "train", "train").names
+    train, test = (image_files.find(root / "train", split, 0.4, seed=3).names for split in ("train", "test"))
+    assert sorted(train + test) == sorted(names) and len(test) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "text"),
+    [
+        (False, dict(validation_fraction=0.5), "--validation_fraction=0.5: .*/test is there to test on"),
+        (True, dict(split="test"), "holds no images to test on.*--validation_fraction=0.1"),
+        (True, dict(validation_fraction=0.5, group_pattern="("), r"--group_pattern=\(: no regular expression"),
+        (True, dict(validation_fraction=0.5, group_pattern="x"), "patient 0-0.png: --group_pattern=x finds no group"),
+        (True, dict(validation_fraction=0.5, group_pattern="pat"), "leaves no images of class a b to train on, of 1"),
+        (True, dict(validation_fraction=0.01), "leaves no images of class .* to test on, of 18 groups"),
+    ],
+)
+def test_splits_that_cannot_be_made_are_refused(root, change, options, text):
+    if change:
+        shutil.rmtree(root / "test")
+    with pytest.raises(errors.UserError, match=text):
+        image_files.find(root, **({"split": "train"} | options))
+
+
+def test_the_fingerprint_follows_names_and_sizes(root):
+    first = load(root).fingerprint
+    os.utime(root / "train" / "cat" / "patient 0-0.png", (0, 0))
+    assert load(root).fingerprint == first
+    (root / "train" / "cat" / "patient 0-0.png").rename(root / "train" / "cat" / "patient 9-0.png")
+    assert load(root).fingerprint != first
+
+
+def test_a_cache_directory_that_cannot_be_written_matters_to_disk_only(original, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TOWER_TRAIN_DATA", str(tmp_path / "file"))
+    assert load(original).num_examples == 18
+    with pytest.raises(errors.DataError, match="^--cache=disk: .*cannot be written"):
+        load(original, cache="disk")

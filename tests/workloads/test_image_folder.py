@@ -1,0 +1,95 @@
+"""The image-folder workload: options to network, flips that follow the stream, resuming, N towers of which are one."""
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+import trainings
+from draws import GivenDraws
+from PIL import Image
+
+import tower_train
+from tower_train import errors
+from tower_train.workload import DataRequest
+from tower_train.workloads import image_folder
+
+v1 = tf.compat.v1
+SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Two classes, 10 grayscale images each, brighter to the left or to the right."""
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for split, count in (("train", 10), ("test", 3)):
+        for label, class_name in enumerate(("left", "right")):
+            (root / split / class_name).mkdir(parents=True)
+            for i in range(count):
+                image = rng.integers(0, 100, [20, 24], np.uint8)
+                image[:, label * 12 : (label + 1) * 12] += 150
+                Image.fromarray(image).save(root / split / class_name / f"{i}.png")
+    return root
+
+
+def workload(**options):
+    return image_folder.WORKLOAD.with_options({"image_size": SIZE, "cache": "memory"} | options)
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_two_towers_match_one_tower_step_by_step(data, cache):
+    def train(num_towers, cache):
+        examples = workload(cache=cache).examples(DataRequest("train", data_dir=str(data)))
+        options = dict(num_gpus=num_towers, batch_size=8 // num_towers, dtype="float64", learning_rate=0.01)
+        return trainings.train(workload(), examples, steps=5, **options)
+
+    trainings.assert_same(train(2, cache), train(1, "memory"))
+
+
+@pytest.mark.parametrize(("color", "channels"), [("grayscale", 1), ("rgb", 3)])
+def test_the_network_follows_the_color_and_the_classes(data, color, channels):
+    made = workload(color=color)
+    examples = made.examples(DataRequest("test", data_dir=str(data)))
+    with tf.Graph().as_default():
+        images, labels = examples.open()(tf.range(3, dtype=tf.int64))
+        logits = made.for_examples(examples).inference(made.prepare(images), False)
+        assert images.shape == (3, SIZE, SIZE, channels) and logits.shape == (3, 2)
+
+
+def test_half_of_the_images_are_flipped():
+    images = np.random.default_rng(0).integers(0, 256, [3, 4, 5, 1], np.uint8)
+    with tf.Graph().as_default(), v1.Session() as session:
+        found = session.run(image_folder.flip(tf.constant(images), GivenDraws([[0.2], [0.7], [0.49]])))
+    expected = np.stack([images[0, :, ::-1], images[1], images[2, :, ::-1]]) / 127.5 - 1
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert workload(flip=False).distort is None
+
+
+def test_a_run_learns_resumes_exactly_and_is_evaluated(data, tmp_path):
+    options = dict(image_size=SIZE, color="grayscale", flip=False)
+    for name, step in (("whole", 40), ("halves", 15), ("halves", 40)):
+        config = tower_train.Config(
+            train_dir=str(tmp_path / name), data_dir=str(data), max_steps=step, num_gpus=2, batch_size=8,
+            optimizer="adam", moving_average_decay=0.5, learning_rate=0.01,
+        )  # fmt: skip
+        tower_train.train("tower_train.workloads.image_folder", config, workload_options=options)
+    jobs.assert_identical(jobs.variables(tmp_path / "halves"), jobs.variables(tmp_path / "whole"))
+    [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path / "whole")))
+    assert found.metrics["precision @ 1"].mean == 1 and found.class_names == ("left", "right")
+
+
+def test_the_folder_must_be_named():
+    with pytest.raises(errors.ConfigError, match="--data_dir is missing"):
+        workload().examples(DataRequest("train"))
+
+
+def test_options_reach_the_folder(data, tmp_path):
+    with pytest.raises(errors.ConfigError, match="--validation_fraction=0.5: .*test is there"):
+        workload(validation_fraction=0.5).examples(DataRequest("train", data_dir=str(data)))
+    (data / "test" / "left" / "bad.png").write_text("x")
+    try:
+        request = DataRequest("test", data_dir=str(data))
+        assert workload(skip_bad_images=True).examples(request).num_examples == 6
+        with pytest.raises(errors.DataError, match="left/bad.png is neither"):
+            workload().examples(request)
+    finally:
+        (data / "test" / "left" / "bad.png").unlink()

@@ -1,0 +1,87 @@
+"""Takes the gradients out of a model_fn's own optimizer calls: they are averaged, and applied once for all towers."""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from tower_train.fronts import compat
+
+v1 = tf.compat.v1
+_current = contextvars.ContextVar("captured", default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """One call of apply_gradients.
+
+    Attributes:
+      grads_and_vars: its arguments.
+      apply: (grads_and_vars) -> op that applies these instead, and increments the global step if asked to.
+      placeholder: the op that the caller got. It does nothing; whatever waits for it must wait for the update.
+    """
+
+    grads_and_vars: list
+    apply: Callable[[list], tf.Operation]
+    placeholder: tf.Operation
+
+
+@dataclasses.dataclass
+class Captured:
+    """The changes that one call of a model_fn makes to variables, in their order.
+
+    Attributes:
+      tower: the tower's index.
+      updates: its calls of apply_gradients.
+      assigned: ops by which Keras layers assign to their variables (moving averages, seeds). Keras does not run them in
+        a graph.
+    """
+
+    tower: int = 0
+    updates: list[Update] = dataclasses.field(default_factory=list)
+    assigned: list[tf.Operation] = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def capturing(tower: int) -> Iterator[Captured]:
+    """Within this block, in which a model_fn is called, no optimizer of this thread applies gradients."""
+    captured = Captured(tower)
+    token = _current.set(captured)
+    apply_gradients = v1.train.Optimizer.apply_gradients
+
+    def capture(optimizer, grads_and_vars, global_step=None, name=None):
+        def original(averaged):
+            return apply_gradients(optimizer, averaged, global_step, name)
+
+        return original(grads_and_vars) if _current.get() is None else record(grads_and_vars, original)
+
+    try:
+        with (
+            compat.replaced(v1.train.Optimizer, "apply_gradients", capture),
+            compat.intercepted_assignments(_capture_assign),
+        ):
+            yield captured
+    finally:
+        _current.reset(token)
+
+
+def _capture_assign(assign, variable, value) -> None:
+    if _current.get() is None:  # another thread's
+        assign(variable, value)
+    else:
+        value = tf.cast(value, variable.value.dtype)
+        _current.get().assigned.append(variable.value.assign(value, read_value=False))
+
+
+def tower() -> int:
+    """The index of the tower that a model_fn is being called for; 0 elsewhere, such as for an export."""
+    return _current.get().tower if _current.get() else 0
+
+
+def record(grads_and_vars, apply: Callable[[list], tf.Operation]) -> tf.Operation:
+    """Takes one call's gradients, within `capturing`, and returns its placeholder."""
+    placeholder = tf.no_op("train")  # has the control inputs of the caller, such as its UPDATE_OPS
+    _current.get().updates.append(Update(list(grads_and_vars), apply, placeholder))
+    return placeholder

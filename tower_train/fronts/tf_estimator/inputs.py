@@ -1,0 +1,115 @@
+"""The batches that an input_fn gives to towers."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts import compat
+from tower_train.fronts.keras_variables import outside_graph
+from tower_train.fronts.tf_estimator.model_fn import call_with_taken
+
+v1 = tf.compat.v1
+_LARGE_BYTES = 2**16
+
+
+class Inputs:
+    """Calls an input_fn in the default graph.
+
+    Each call of `next_batch` makes the tensors of one more batch; a session.run gives each of them another batch of the
+    data set, in the order of the calls.
+
+    Args:
+      input_fn: the user's function; may take some of the arguments.
+      arguments: {name: value}, mode, params and config.
+      with_labels: whether a pair is (features, labels); if not, its second part is left out.
+
+    Raises:
+      DataError: it returns None, or a data set made outside of it.
+    """
+
+    def __init__(self, input_fn: Callable, arguments: dict, with_labels: bool = True):
+        with _arrays_outside_the_graph():
+            found = call_with_taken(input_fn, **arguments)
+        if found is None:
+            raise errors.DataError("input_fn returned None; it must return a tf.data.Dataset of (features, labels).")
+        self._with_labels, self._taken = with_labels, []
+        self._iterator = self._tensors = None
+        if isinstance(found, tf.data.Dataset):
+            self._iterator = _iterator(found)
+        else:
+            self._tensors = found
+        self.hook = _Start(self._iterator and self._iterator.initializer)
+
+    def next_batch(self):
+        """Returns (features, labels) of one more tower; labels may be None.
+
+        Raises:
+          DataError: the elements are not pairs, or there are no batches for several towers.
+        """
+        if self._tensors is not None:
+            if self._taken:
+                raise errors.DataError(
+                    "input_fn returned tensors, of which each tower would get the same. Return a tf.data.Dataset."
+                )
+            self._taken = [True]
+            return self._split(self._tensors)
+        with tf.control_dependencies(self._taken):  # else towers would get their batches in any order
+            element = self._iterator.get_next()
+        self._taken = tf.nest.flatten(element, expand_composites=True)
+        return self._split(element)
+
+    def _split(self, element):
+        if not isinstance(element, (tuple, list)):
+            return element, None
+        if len(element) != 2:
+            raise errors.DataError(
+                f"input_fn gives elements of {len(element)} parts; they must be (features, labels). Put several "
+                "features into a dict."
+            )
+        return element[0], element[1] if self._with_labels else None
+
+
+@contextlib.contextmanager
+def _arrays_outside_the_graph() -> Iterator[None]:
+    """Within this block data sets of large arrays do not put them into the graph, which is written to disk, more than
+    once, and may not exceed 2 GiB."""
+
+    def outside(leaf):
+        is_large = isinstance(leaf, np.ndarray) and leaf.nbytes >= _LARGE_BYTES and not leaf.dtype.hasobject
+        return outside_graph(leaf) if is_large else leaf
+
+    def changed(make):
+        def make_outside(tensors, *args, **kwargs):
+            return make(tf.nest.map_structure(outside, tensors), *args, **kwargs)
+
+        return staticmethod(make_outside)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("from_tensor_slices", "from_tensors"):
+            stack.enter_context(compat.replaced(tf.data.Dataset, name, changed(getattr(tf.data.Dataset, name))))
+        yield
+
+
+def _iterator(dataset: tf.data.Dataset):
+    try:
+        return v1.data.make_initializable_iterator(dataset)
+    except ValueError as error:
+        if "graph" not in str(error):
+            raise
+        raise errors.DataError(
+            "input_fn returned a data set that was made outside of it. Make it within input_fn, of files or arrays."
+        ) from None
+
+
+class _Start(v1.train.SessionRunHook):
+    """Starts the data once variables and tables are initialised."""
+
+    def __init__(self, initializer):
+        self._initializer = initializer
+
+    def after_create_session(self, session, coord):
+        if self._initializer is not None:
+            session.run(self._initializer)

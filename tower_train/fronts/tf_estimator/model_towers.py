@@ -1,0 +1,206 @@
+"""A model_fn called once a tower: the same variables in all, and one update for all."""
+
+import contextlib
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts import compat
+from tower_train.fronts.tf_estimator.captured import Captured, capturing
+from tower_train.fronts.tf_estimator.spec import EstimatorSpec
+from tower_train.graph import context, gradients
+from tower_train.graph.devices import HOST
+from tower_train.graph.record import StepReport
+
+v1 = tf.compat.v1
+
+# Each tower has its own: its total loss must not contain another tower's losses.
+_OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
+
+
+class TrainStep(NamedTuple):
+    """One step of all towers; run/nonfinite.py watches it like a TrainingGraph.
+
+    Attributes:
+      op: does the step.
+      loss: scalar, the mean of the towers' losses.
+      report: None, as is `checked`, if a single tower updates its variables without an optimizer of TensorFlow's.
+      checked: names of the columns of report.finite.
+      num_towers: rows of report.finite, less one.
+      num_workers: processes that train together.
+    """
+
+    op: tf.Operation
+    loss: tf.Tensor
+    report: StepReport | None
+    checked: tuple[str, ...] | None
+    num_towers: int
+    num_workers: int = 1
+
+
+def build_towers(
+    call: Callable, next_batch: Callable, devices: tuple[str, ...], seed: int | None
+) -> tuple[list[EstimatorSpec], list[Captured]]:
+    """Builds one tower a device: the first creates the variables, on the CPU, later ones get the same.
+
+    The first tower has no name scope, so that hooks know its ops by the model's own names.
+
+    Args:
+      call: (features, labels) -> EstimatorSpec.
+      next_batch: () -> (features, labels), those of the next tower.
+      devices: over towers, a device string.
+      seed: of the initial values that Keras layers draw; None for another one each time.
+
+    Returns:
+      Over towers, the EstimatorSpec and the captured changes of variables.
+
+    Raises:
+      GraphError: a later tower would create another variable; the message names it.
+    """
+    graph, shared = v1.get_default_graph(), _SharedVariables()
+    specs, captures, of_first = [], [], {}
+    for i, device in enumerate(devices):
+        features, labels = next_batch()
+        with (
+            tf.device(device),
+            v1.name_scope(f"tower_{i}/") if i else contextlib.nullcontext(),
+            tf.variable_creator_scope(shared.recalling(f"tower_{i}") if i else shared.create),
+            shared.variable_scope(is_first=not i),
+            shared.unassigned() if i else contextlib.nullcontext(),
+            compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
+            _python_seed(seed),
+            capturing(i) as captured,
+            context.entered(context.Context()) as tower,
+        ):
+            specs.append(call(features, labels))
+            captures.append(captured)
+        for name in tower.learning:
+            raise errors.GraphError(
+                f"{name} is created in a block of layers.learning, which is for workloads. Give it an optimizer of its "
+                "own in model_fn."
+            )
+        of_first = of_first or {key: graph.get_collection(key) for key in _OF_ONE_TOWER}
+        for key in _OF_ONE_TOWER:
+            graph.clear_collection(key)
+    for key, values in of_first.items():
+        graph.get_collection_ref(key).extend(values)
+    return specs, captures
+
+
+def train_step(specs: list[EstimatorSpec], captures: list[Captured]) -> TrainStep:
+    """Makes one update for all towers.
+
+    Args:
+      specs: from build_towers in mode TRAIN.
+      captures: from there too.
+
+    Raises:
+      GraphError: towers that cannot be averaged.
+    """
+    loss = tf.add_n([spec.loss for spec in specs]) / len(specs)
+    counts = {len(captured.updates) for captured in captures}
+    if counts == {0} and len(specs) == 1:
+        return TrainStep(tf.group(specs[0].train_op, captures[0].assigned), loss, None, None, 1)
+    if len(counts) > 1 or counts == {0}:
+        raise errors.GraphError(
+            f"model_fn called apply_gradients of a tf.compat.v1.train optimizer {sorted(counts)} times in its towers. "
+            "Each tower must do so equally often, at least once: that is where gradients are averaged."
+        )
+    finite, applied = _update_if_finite(specs, captures, loss)
+    for captured in captures:
+        for update in captured.updates:
+            compat.add_control_input(update.placeholder, finite.op)  # what waits for it, waits for the update
+    with tf.control_dependencies([finite]):
+        step = v1.train.get_global_step().read_value()
+    report = StepReport(step, step, loss, tf.zeros([]), tf.zeros([]), finite)
+    checked = ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
+    return TrainStep(tf.group(specs[0].train_op, finite, captures[0].assigned), loss, report, checked, len(specs))
+
+
+def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor):
+    """Averages and applies the gradients, call by call; returns what is finite, and the applied pairs."""
+    calls = list(zip(*[captured.updates for captured in captures], strict=True))
+    averaged = [gradients.average_gradients([update.grads_and_vars for update in call]) for call in calls]
+    tower_grads = [[pair for update in c.updates for pair in update.grads_and_vars] for c in captures]
+    applied = [pair for mean in averaged for pair in mean]
+
+    def apply():
+        return tf.group([call[0].apply(mean) for call, mean in zip(calls, averaged, strict=True)])
+
+    # The first tower's updates were told to wait for these, such as its UPDATE_OPS.
+    before = [op for call in calls for op in call[0].placeholder.control_inputs]
+    with tf.control_dependencies(before):
+        losses = tf.stack([spec.loss for spec in specs])
+        return gradients.update_if_finite(tower_grads, losses, applied, loss, apply), applied
+
+
+class _SharedVariables:
+    """Creators of variables. Those of get_variable are found again by their names; those of tf.Variable and of Keras
+    layers, which are created anew at each call, by their names and the order in which they are created."""
+
+    def __init__(self):
+        self._created = {}
+
+    def variable_scope(self, is_first: bool):
+        """The scope in which get_variable creates, or finds again. Names that it makes up are the same in each."""
+        if is_first:
+            return v1.variable_scope(v1.get_variable_scope())
+        return v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=self._of_its_type)
+
+    def _of_its_type(self, getter, name, *args, **kwargs):
+        """A custom getter for variables whose type follows from an initial value, which reuse does not look at."""
+        if name in self._created:
+            kwargs["dtype"] = self._created[name][0].dtype.base_dtype
+        return getter(name, *args, **kwargs)
+
+    def create(self, create, **kwargs):
+        """A variable creator for the first tower."""
+        with tf.device(HOST):
+            variable = create(**kwargs)
+        self._created.setdefault(kwargs.get("name"), []).append(variable)
+        return variable
+
+    @contextlib.contextmanager
+    def unassigned(self) -> Iterator[None]:
+        """Within this block assignments to the variables do nothing: moving averages, counters and the like move once a
+        step, by the first tower."""
+
+        def reading(variable):
+            return lambda *args, **kwargs: tf.identity(variable)
+
+        with contextlib.ExitStack() as stack:
+            for variable in itertools.chain(*self._created.values()):
+                for name in ("assign", "assign_add", "assign_sub"):
+                    stack.enter_context(compat.replaced(variable, name, reading(variable)))
+            yield
+
+    def recalling(self, tower: str):
+        """Returns a variable creator for another tower."""
+        left = {name: list(variables) for name, variables in self._created.items()}
+
+        def recall(create, **kwargs):
+            name = kwargs.get("name")
+            if not left.get(name):
+                raise errors.GraphError(
+                    f"{tower} would create the variable {name!r}, which the first tower did not create. model_fn must "
+                    "create the same variables each time it is called."
+                )
+            return left[name].pop(0)
+
+        return recall
+
+
+@contextlib.contextmanager
+def _python_seed(seed: int | None) -> Iterator[None]:
+    """Within this block Python's random numbers, with which Keras seeds its initializers, follow from a seed."""
+    state = random.getstate()
+    if seed is not None:
+        random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)

@@ -1,0 +1,95 @@
+"""train_and_evaluate: training with an evaluation, and exports, after checkpoints."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts.tf_estimator.exporters import Exporter
+from tower_train.fronts.tf_estimator.tower_estimator import Estimator
+
+v1 = tf.compat.v1
+
+
+class TrainSpec(NamedTuple):
+    """Arguments of Estimator.train."""
+
+    input_fn: Callable
+    max_steps: int | None = None
+    hooks: Sequence[v1.train.SessionRunHook] = ()
+    saving_listeners: Sequence[v1.train.CheckpointSaverListener] = ()
+
+
+class EvalSpec(NamedTuple):
+    """Arguments of Estimator.evaluate, and the exporters.
+
+    Attributes:
+      input_fn: as for Estimator.evaluate, like steps, name and hooks.
+      exporters: an Exporter or several; each may export the evaluated model.
+      start_delay_secs: accepted; there is one process, which evaluates in between.
+      throttle_secs: the least time between evaluations; new checkpoints in between are left out.
+    """
+
+    input_fn: Callable
+    steps: int | None = 100
+    name: str | None = None
+    hooks: Sequence[v1.train.SessionRunHook] = ()
+    exporters: Exporter | Sequence[Exporter] = ()
+    start_delay_secs: float = 120
+    throttle_secs: float = 600
+
+
+def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple:
+    """Trains, evaluates checkpoints while training and the last one, and exports.
+
+    Returns:
+      The last evaluation's result and the list of its exporters' results; (None, []) if there was nothing to train.
+
+    Raises:
+      UserError: as Estimator.train and Estimator.evaluate.
+    """
+    for name, value, kind in (("train_spec", train_spec, TrainSpec), ("eval_spec", eval_spec, EvalSpec)):
+        if not isinstance(value, kind):
+            raise errors.ConfigError(f"{name} must be a {kind.__name__}; got a {type(value).__name__}.")
+    evaluating = _Evaluating(estimator, eval_spec, train_spec.max_steps)
+    estimator.train(
+        train_spec.input_fn, hooks=train_spec.hooks, max_steps=train_spec.max_steps,
+        saving_listeners=[*(train_spec.saving_listeners or ()), evaluating],
+    )  # fmt: skip
+    return evaluating.result, evaluating.exported
+
+
+class _Evaluating(v1.train.CheckpointSaverListener):
+    """Evaluates saved checkpoints, but for the untrained model at the beginning."""
+
+    def __init__(self, estimator: Estimator, spec: EvalSpec, max_steps: int | None):
+        self._estimator, self._spec, self._max_steps = estimator, spec, max_steps
+        exporters = spec.exporters or ()
+        self._exporters = [exporters] if isinstance(exporters, Exporter) else list(exporters)
+        self._evaluated_step = self._evaluated_at = self._first_step = None
+        self.result, self.exported = None, []
+
+    def after_save(self, session, global_step_value):
+        if self._first_step is None:
+            self._first_step, self._evaluated_at = global_step_value, time.monotonic()
+        elif time.monotonic() - self._evaluated_at >= self._spec.throttle_secs:
+            self._evaluate(global_step_value)
+
+    def end(self, session, global_step_value):
+        if global_step_value not in (self._first_step, self._evaluated_step):
+            self._evaluate(global_step_value)
+
+    def _evaluate(self, step: int) -> None:
+        spec, estimator = self._spec, self._estimator
+        self.result = estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, name=spec.name)
+        self._evaluated_step, self._evaluated_at = step, time.monotonic()
+        path, is_last = estimator.latest_checkpoint(), bool(self._max_steps and step >= self._max_steps)
+        self.exported = [
+            exporter.export(
+                estimator, os.path.join(estimator.model_dir, "export", exporter.name), path, self.result, is_last
+            )
+            for exporter in self._exporters
+        ]
