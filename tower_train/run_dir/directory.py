@@ -132,12 +132,10 @@ class RunDirectory:
     def is_locked(self) -> bool:
         """Whether a trainer is at work here."""
         try:
-            with open(self.path / LOCK) as lock:
+            with contextlib.suppress(FileNotFoundError), open(self.path / LOCK) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except FileNotFoundError:
-            pass
         return False
 
     def cut_metrics(self, last_step: int) -> None:

@@ -1,5 +1,6 @@
 """Event files: the curves that TensorBoard draws."""
 
+import contextlib
 import os
 import pathlib
 import socket
@@ -67,22 +68,18 @@ class EventWriter(metrics.RecordWriter):
     def _give_up(self) -> None:
         """Closes the file and leaves its whole events."""
         self._close()
-        try:
+        with contextlib.suppress(OSError):  # the next file is another
             if self._path and self._whole_bytes:
                 os.truncate(self._path, self._whole_bytes)
             elif self._path:
                 os.remove(self._path)
-        except OSError:
-            pass  # the disk that does not take the event; the next file is another
         self._path = None
 
     def _close(self) -> None:
         file, self._file = self._file, None
-        try:
+        with contextlib.suppress(OSError, tf.errors.OpError):  # its events still wait here
             if file:
                 file.close()
-        except (OSError, tf.errors.OpError):
-            pass  # its events still wait here
 
 
 def add_scalars(writer: EventWriter, values: Mapping[str, float], step: int) -> None:

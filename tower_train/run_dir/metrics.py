@@ -69,14 +69,11 @@ class MetricsFile(RecordWriter):
 
     def _write(self, records) -> None:
         text = b"".join(records)
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            size = os.fstat(file).st_size
+        with open(self._path, "ab", buffering=0) as file:
+            size = file.tell()
             try:
-                if os.write(file, text) < len(text):
+                if file.write(text) < len(text):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                os.ftruncate(file, size)
+                file.truncate(size)
                 raise
-        finally:
-            os.close(file)
