@@ -1,14 +1,13 @@
 """Starting runs, in this process and in others, and reading what they leave behind."""
 
-import contextlib
 import json
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import time
 
+import forked
 import numpy as np
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
@@ -50,28 +49,28 @@ def environment(*python_path):
 
 def command(module, *words, cwd=None):
     """Runs `python -m module words...` to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", module, *words], cwd=cwd, env=environment(TESTS), capture_output=True, text=True,
-        timeout=WAIT_SECS,
-    )  # fmt: skip
+    with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
+        process = forked.Process(module, words, environment(TESTS), stdout.name, stderr.name, cwd)
+        try:
+            status = process.wait(WAIT_SECS)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess([module, *words], status, stdout.read(), stderr.read())
 
 
 class Trainer:
     """A trainer in a process of its own, which ends with this context at the latest."""
 
     def __init__(self, *words):
-        self._output = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tower_train", *words], env=environment(TESTS), stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        self._output = tempfile.NamedTemporaryFile("r")
+        name = self._output.name
+        self.process = forked.Process("tower_train", words, environment(TESTS), stdout=name, stderr=name)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
         self._output.close()
 
