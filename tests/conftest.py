@@ -33,9 +33,9 @@ def cifar10_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def toy_run(tmp_path_factory):
-    """The directory of a run of the toy workload, 40 steps on two towers."""
+    """The directory of a run of the toy workload, 40 steps on two towers, with summaries."""
     directory = tmp_path_factory.mktemp("toy") / "run"
-    jobs.train_toy(directory, max_steps=40)
+    jobs.train_toy(directory, max_steps=40, summary_every_steps=10)
     return directory
 
 
