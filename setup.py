@@ -6,7 +6,7 @@ import re
 from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
-VERSION = re.search(r'__version__ = "(.+)"', (HERE / "tower_train" / "version.py").read_text())[1]
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "tower_train" / "__init__.py").read_text())[1]
 
 setup(
     name="tower_train",
@@ -16,8 +16,8 @@ setup(
     long_description_content_type="text/markdown",
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
     python_requires=">=3.10",
-    # rich (the progress bar) comes with TensorFlow's Keras anyway.
-    install_requires=["tensorflow>=2.21", "numpy", "absl-py", "rich"],
+    # requests comes with TensorFlow and rich (the progress bar) with Keras anyway; read1 is from urllib3 2.2 on.
+    install_requires=["tensorflow>=2.21", "numpy", "absl-py", "requests", "rich", "urllib3>=2.2"],
     extras_require={
         "tensorboard": ["tensorboard"],
         "plots": ["matplotlib"],

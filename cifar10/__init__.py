@@ -24,7 +24,7 @@ _MODELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Cifar10Options(Options):
-    """What this workload may be told."""
+    """This workload's own options."""
 
     model: str = option(
         "convnet", "the network, each with its own recipe: convnet (the tutorial's), cifar10_94 (to 94 % in "
@@ -34,7 +34,7 @@ class Cifar10Options(Options):
 
 
 def workload(options: Cifar10Options) -> Workload:
-    """The workload under these options."""
+    """Makes the workload under these options."""
     common = dict(
         name="cifar10",
         examples=source.examples,

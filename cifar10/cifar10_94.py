@@ -33,7 +33,7 @@ MOMENTUM = 0.85
 RATE, DECAY = 11.5, 0.0153  # per 1024 examples
 WEIGHT_DECAY = DECAY / RATE
 
-RECIPE = {  # from the script, where no section is named
+RECIPE = {  # from the script, if no section is named
     "global_batch_size": 1024,
     "epochs": 9.9,
     "optimizer": "momentum",
@@ -53,7 +53,7 @@ RECIPE = {  # from the script, where no section is named
 
 
 def inference_for(examples: Examples):
-    """The network, whose first layer whitens these examples."""
+    """Returns the network, whose first layer whitens these examples."""
     kernels = initializers.FromExamples(examples, WHITENED_IMAGES, lambda images, labels: whitening.kernels(images))
     return functools.partial(inference, whitening_kernels=kernels)
 
@@ -78,18 +78,19 @@ def inference(images: tf.Tensor, training: bool, whitening_kernels) -> tf.Tensor
             maps = scaled_gelu(_normalized(_convolution(maps, width), training))
     features = tf.squeeze(max_pool(maps, 3), [0, 1])
     with v1.variable_scope("linear"):
-        weights = _weights([features.shape[-1], NUM_CLASSES], features.dtype, _Uniform())
+        weights = layers.weights([features.shape[-1], NUM_CLASSES], features.dtype, _Uniform(), WEIGHT_DECAY)
         return tf.matmul(features, weights) * (OUT * LOGIT_SCALE)
 
 
 def _begin(images: tf.Tensor, whitening_kernels) -> tf.Tensor:
-    """The whitening layer, the first convolution and its pooling: [batch, 32, 32, 3] to [15, 15, batch, width]."""
+    """Applies the whitening, the first convolution and its pooling: [batch, 32, 32, 3] to [15, 15, batch, width]."""
     with v1.variable_scope("whitening"):
         shape = [whitening.SIZE, whitening.SIZE, 3, whitening.NUM_KERNELS]
         with layers.frozen():
             whitening_weights = v1.get_variable("weights", shape, images.dtype, whitening_kernels)
         with layers.learning(until_epoch=WHITENING_BIAS_EPOCHS):
-            biases = _weights([whitening.NUM_KERNELS], images.dtype, v1.zeros_initializer(), "biases")
+            zeros = v1.zeros_initializer()
+            biases = layers.weights([whitening.NUM_KERNELS], images.dtype, zeros, WEIGHT_DECAY, "biases")
     whitened = tf.nn.conv2d(images, IN * whitening_weights, 1, "VALID")
 
     def convolved(biases, weights):
@@ -106,25 +107,20 @@ def _convolution(maps: tf.Tensor, filters: int) -> tf.Tensor:
 
 def _normalized(maps: tf.Tensor, training: bool) -> tf.Tensor:
     with layers.learning(rate_factor=BIAS_RATE):  # whose weight decay is not to be multiplied
-        decay = _decay(WEIGHT_DECAY / BIAS_RATE)
-        return layers.batch_normalization(maps, training, MOVING_MOMENTUM, scale=IN, regularizer=decay)
+        return layers.batch_normalization(maps, training, MOVING_MOMENTUM, scale=IN, regularizer=_decay)
 
 
 def _kernels(maps: tf.Tensor, filters: int) -> tf.Tensor:
-    """Of a convolution of what comes from scaled_gelu."""
-    return OUT * _weights([3, 3, maps.shape[-1], filters], maps.dtype, _PartlyIdentity())
+    """Creates the kernels of a convolution of outputs of scaled_gelu."""
+    return OUT * layers.weights([3, 3, maps.shape[-1], filters], maps.dtype, _PartlyIdentity(), WEIGHT_DECAY)
 
 
-def _weights(shape: list[int], dtype: tf.DType, initializer, name: str = "weights") -> tf.Tensor:
-    return v1.get_variable(name, shape, dtype, initializer, regularizer=_decay(WEIGHT_DECAY))
-
-
-def _decay(weight_decay: float):
-    return lambda weights: weight_decay * tf.nn.l2_loss(weights)
+def _decay(biases: tf.Tensor) -> tf.Tensor:
+    return WEIGHT_DECAY / BIAS_RATE * tf.nn.l2_loss(biases)
 
 
 class _Uniform:
-    """Within 1 / sqrt(inputs) of 0, PyTorch's default."""
+    """Uniform values within 1 / sqrt(inputs) of 0, PyTorch's default."""
 
     def __init__(self):
         self.seed = None  # the trainer's, for each variable its own
@@ -135,7 +131,7 @@ class _Uniform:
 
 
 class _PartlyIdentity(_Uniform):
-    """Section 3.3: the first filters pass on one channel each, the others are random."""
+    """Filters of section 3.3: the first pass on one channel each, the others are random."""
 
     def __call__(self, shape, dtype=tf.float32, partition_info=None):
         identity = np.zeros([*shape[:-1], shape[-2]])

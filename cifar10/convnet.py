@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from cifar10.convolution import convolution
 from cifar10.normalization import local_response_normalization
+from tower_train import layers
 
 NUM_CLASSES = 10
 WEIGHT_DECAY = 0.004
@@ -28,7 +29,7 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
     with v1.variable_scope("conv1"):
         # `convolution` would not pay here: its transforms of the 64 outputs cost more than the products with 3 inputs.
         maps = tf.nn.conv2d(images, _filters(images, 64), strides=1, padding="SAME")
-        biases = _biases(maps, 0.0)
+        biases = layers.biases(maps)
         _observed(tf.nn.relu(tf.nn.bias_add(maps, biases)), "conv1")  # for summaries only, so a plain step skips it
     # Bias and relu never change which of two values is the greater, so they may as well follow the pooling, which
     # leaves them a quarter of the values.
@@ -36,45 +37,28 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
     norm1 = local_response_normalization(pool1)
     with v1.variable_scope("conv2"):
         maps = convolution(norm1, _filters(norm1, 64))
-        conv2 = _observed(tf.nn.relu(tf.nn.bias_add(maps, _biases(maps, 0.1))), "conv2")
+        conv2 = _observed(tf.nn.relu(tf.nn.bias_add(maps, layers.biases(maps, 0.1))), "conv2")
     pool2 = _max_pool(local_response_normalization(conv2))
     height, width, channels = pool2.shape[1:]
     with v1.variable_scope("local3"):
         flat = tf.reshape(pool2, [-1, height * width * channels])
-        local3 = _observed(tf.nn.relu(_affine(flat, 384, stddev=0.04, bias=0.1, decay=WEIGHT_DECAY)), "local3")
+        local3 = _observed(tf.nn.relu(layers.affine(flat, 384, _normal(0.04), WEIGHT_DECAY, bias=0.1)), "local3")
     with v1.variable_scope("local4"):
-        local4 = _observed(tf.nn.relu(_affine(local3, 192, stddev=0.04, bias=0.1, decay=WEIGHT_DECAY)), "local4")
+        local4 = _observed(tf.nn.relu(layers.affine(local3, 192, _normal(0.04), WEIGHT_DECAY, bias=0.1)), "local4")
     with v1.variable_scope("softmax_linear"):
-        return _observed(_affine(local4, NUM_CLASSES, stddev=1 / 192, bias=0.0), "softmax_linear")
+        return _observed(layers.affine(local4, NUM_CLASSES, _normal(1 / 192)), "softmax_linear")
 
 
 def _filters(inputs, count):
-    return _weights([5, 5, inputs.shape[-1], count], inputs.dtype, stddev=5e-2)
+    return layers.weights([5, 5, inputs.shape[-1], count], inputs.dtype, _normal(5e-2))
+
+
+def _normal(deviation):
+    return v1.truncated_normal_initializer(stddev=deviation)
 
 
 def _max_pool(maps):
     return tf.nn.max_pool2d(maps, ksize=3, strides=2, padding="SAME")
-
-
-def _affine(inputs, units, stddev, bias, decay=0.0):
-    """Fully connected layer, without activation function."""
-    products = tf.matmul(inputs, _weights([inputs.shape[-1], units], inputs.dtype, stddev, decay))
-    return tf.nn.bias_add(products, _biases(products, bias))
-
-
-def _weights(shape, dtype, stddev, decay=0.0):
-    return v1.get_variable(
-        "weights",
-        shape,
-        dtype,
-        v1.truncated_normal_initializer(stddev=stddev),
-        regularizer=(lambda weights: decay * tf.nn.l2_loss(weights)) if decay else None,
-    )
-
-
-def _biases(outputs, value):
-    initializer = v1.constant_initializer(value)
-    return v1.get_variable("biases", outputs.shape[-1:], outputs.dtype, initializer)
 
 
 def _observed(activations, layer):

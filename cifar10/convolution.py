@@ -2,7 +2,7 @@
 
 Filtering an image of h x w pixels with 3 x 3 taps takes 9 h w products for each channel and filter. Of a real image's
 two-dimensional spectrum half of the frequencies tell the rest, and a product of two complex numbers takes three of real
-ones: with 8 x 8 frequencies, enough for 7 x 7 pixels, that is 94 products in place of 441. All of them are products
+ones: with 8 x 8 frequencies, enough for 7 x 7 pixels, that is 94 products instead of 441. All of them are products
 between all channels and all filters, and so the frequencies make one batched matrix product. The transforms are
 products with small constant matrices, since sequences as short as these gain nothing by a fast Fourier transform.
 
@@ -39,7 +39,7 @@ class Axes(NamedTuple):
 def convolution(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = False) -> tf.Tensor:
     """Equals `tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")`, in less time on a CPU.
 
-    It pays where there are many channels and filters. On a GPU it is that function, since cuDNN chooses among
+    It pays if there are many channels and filters. On a GPU it is that function, since cuDNN chooses among
     algorithms by itself.
 
     Args:
@@ -66,7 +66,7 @@ def convolution(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = Fals
 
 @functools.lru_cache
 def transforms(sizes: tuple[int, int], taps: tuple[int, int]) -> tuple[Axes, Axes, Axes]:
-    """Of the maps, of the kernels, and of the products back to the outputs.
+    """Returns the transforms of the maps, of the kernels, and of the products back to the outputs.
 
     An image of `size` pixels that is filtered has size + taps - 1, the outermost of which are not wanted. A shorter
     transform folds the end of it onto its beginning: from size + taps // 2 on that is only what is not wanted.
@@ -91,13 +91,13 @@ class _Fourier:
 
 
 def _ends_and_inner(spectrum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of frequencies as rows: 0 and the highest, and those between them; the others are conjugates of these."""
+    """Splits rows of frequencies into 0 and the highest, and those between them, whose conjugates are the others."""
     half = len(spectrum) // 2
     return spectrum[[0, half]].real, spectrum[1:half]
 
 
 def _real_spectrum(transform: np.ndarray) -> np.ndarray:
-    """The ends, then each inner frequency's real and imaginary part."""
+    """Stacks the ends, then each inner frequency's real and imaginary part."""
     ends, inner = _ends_and_inner(transform)
     return np.concatenate([ends, np.stack([inner.real, inner.imag], axis=1).reshape(2 * len(inner), -1)])
 
@@ -109,7 +109,7 @@ def _from_real_spectrum(inverse: np.ndarray) -> np.ndarray:
 
 
 def _along_second(transform: np.ndarray, factors: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """Axes.ends and Axes.inner, of what three products are made of (Gauss).
+    """Returns Axes.ends and Axes.inner, of the factors of three products (Gauss).
 
     The product of a + bi and c + di is (r - t) + (r + s) i, with r = (a + b) c, s = a (d - c) and t = b (c + d).
 
@@ -123,7 +123,7 @@ def _along_second(transform: np.ndarray, factors: Callable) -> tuple[np.ndarray,
 
 
 def _back_along_second(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Axes.ends and Axes.inner of the inverse, from those three products."""
+    """Returns Axes.ends and Axes.inner of the inverse, from those three products."""
 
     def of_products(of_real, of_imaginary):
         return of_real + of_imaginary, of_imaginary, -of_real
@@ -137,7 +137,7 @@ def _back_along_second(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _spectrum(values: tf.Tensor, axes: Axes) -> tuple[tf.Tensor, tf.Tensor]:
-    """From [height, width, c, d] to what is to be multiplied: [2, points, c, d] and [sequences, points, c, d]."""
+    """Transforms [height, width, c, d] to the factors: [2, points, c, d] and [sequences, points, c, d]."""
     height, width, *_ = values.shape
     first, at_ends, at_inner = _constants(axes, values.dtype)
     last = _shape(values)[2:]
@@ -148,7 +148,7 @@ def _spectrum(values: tf.Tensor, axes: Axes) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _image(products: list[tf.Tensor], axes: Axes) -> tf.Tensor:
-    """From the products of both parts, [2 * points, batch, filters] and so on, to [height, width, batch, filters]."""
+    """Transforms the products, [2 * points, batch, filters] and so on, to [height, width, batch, filters]."""
     first, at_ends, at_inner = _constants(axes, products[0].dtype)
     (height, length), width, filters = axes.first.shape, len(axes.ends), products[0].shape[-1]
     ends = tf.matmul(at_ends, tf.reshape(products[0], [2, axes.ends.shape[1], -1]))
@@ -158,7 +158,7 @@ def _image(products: list[tf.Tensor], axes: Axes) -> tf.Tensor:
 
 
 def _joined(part: tf.Tensor) -> tf.Tensor:
-    """From [sequences, points, c, d] to [sequences * points, c, d]."""
+    """Reshapes [sequences, points, c, d] to [sequences * points, c, d]."""
     sequences, points, *last = _shape(part)
     return tf.reshape(part, [sequences * points, *last])
 
@@ -168,5 +168,5 @@ def _constants(axes: Axes, dtype: tf.DType) -> list[tf.Tensor]:
 
 
 def _shape(values: tf.Tensor) -> list[int]:
-    """With -1 for what is not known before the step, of which there is one dimension at most."""
+    """Returns the shape with -1 for a size that is not known before the step; there is one at most."""
     return [-1 if size is None else size for size in values.shape]

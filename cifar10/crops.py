@@ -34,7 +34,7 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
 
 
 def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
-    """`prepare`, then a shift by -4 to 4 pixels each way, zeros moving in, and a left-right flip of half of the images.
+    """Prepares images, shifts them by -4 to 4 pixels each way, zeros moving in, and flips half of them left to right.
 
     `crop_and_resize` does both in one pass: a box of the size of the image resizes nothing, one whose sides are swapped
     flips, and what lies outside becomes 0. Boxes end a quarter of a pixel inside the outermost pixels, so that rounding

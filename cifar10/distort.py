@@ -1,4 +1,4 @@
-"""What happens to an image before the network sees it: random distortion for training, a plain crop for evaluation.
+"""Preprocessing of images for the network: random distortion for training, a plain crop for evaluation.
 
 The published `distorted_inputs` crops, flips, adds a random brightness, scales the contrast of each channel about its
 mean and standardises the image. Once the crop is chosen, all of that is affine in each channel. With m[c] and v[c] the
@@ -37,7 +37,7 @@ _SUM_EIGHTHS = np.repeat(np.eye(8, dtype=np.float32), _VALUES // 8, axis=0)
 
 
 def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
-    """A random crop, a random left-right flip, a random contrast and standardisation.
+    """Crops and flips at random, changes the contrast at random and standardises.
 
     Args:
       images: uint8 [batch, 32, 32, 3].
@@ -53,7 +53,7 @@ def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
-    """The central crop, standardised: what evaluation sees.
+    """Standardises the central crop, for evaluation.
 
     Args:
       images: uint8 [batch, 32, 32, 3].

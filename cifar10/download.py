@@ -43,11 +43,11 @@ def download(
 ) -> pathlib.Path:
     """Makes `data_dir`/cifar-10-batches-bin, unless it is there, by downloading and unpacking an archive.
 
-    A progress bar is shown where stderr is a terminal. The folder appears whole or not at all; processes that want the
-    same one take turns, and what a killed one left behind is removed by the next.
+    The folder appears whole or not at all; processes that want the same one take turns, and what a killed one left
+    behind is removed by the next.
 
     Args:
-      data_dir: made where missing.
+      data_dir: made if missing.
       archive: what to download.
       connect_secs: how long looking up the name, connecting and the first answer may take together.
       read_secs: how long the server may then be silent.
@@ -64,7 +64,7 @@ def download(
     def fill(partial: pathlib.Path) -> None:
         packed = partial / "archive.tar.gz"
         remote.fetch(archive, packed, connect_secs, read_secs)
-        _unpack(packed, partial)
+        unpack(packed, partial)
         packed.unlink()
 
     try:
@@ -83,8 +83,12 @@ def _is_complete(folder: pathlib.Path) -> bool:
     return False
 
 
-def _unpack(packed: pathlib.Path, folder: pathlib.Path) -> None:
-    """Copies the data set's files out of the archive into `folder`, by name; nothing else in it is ever written."""
+def unpack(packed: pathlib.Path, folder: pathlib.Path) -> None:
+    """Copies the data set's files out of the archive into `folder`, by name; nothing else in it is ever written.
+
+    Raises:
+      FetchError: the archive cannot be read, or does not hold these files.
+    """
     wanted = {f"{FOLDER}/{name}": name for name in (*records.ALL_FILES, records.CLASS_NAMES_FILE)}
     try:
         with tarfile.open(packed, "r|gz") as members:

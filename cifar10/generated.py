@@ -27,7 +27,7 @@ def generate(directory: str | os.PathLike, seed: int = 0) -> pathlib.Path:
     """Draws the images of a seed into a folder of `directory`, or finds them there.
 
     Args:
-      directory: where the folder `generated-SEED` goes; it is made where missing.
+      directory: where the folder `generated-SEED` goes; it is made if missing.
       seed: at least 0; another seed draws other images of the same ten classes.
 
     Returns:
@@ -96,21 +96,21 @@ def _draw_class(inside, count: int, bits: np.random.BitGenerator) -> np.ndarray:
 
 
 def _pixels(centre_x, centre_y):
-    """Coordinates [count, 32, 32] of the pixels as seen from a centre [count, 1, 1], in pixels."""
+    """Returns coordinates [count, 32, 32] of the pixels as seen from a centre [count, 1, 1], in pixels."""
     at = np.arange(_SIZE, dtype=np.float32)
     x, y = np.broadcast_arrays(at - centre_x, at[:, np.newaxis] - centre_y)
     return x, y
 
 
 def _direction(uniform):
-    """Unit vectors (x, y), each [count, 1, 1], in all directions."""
+    """Draws unit vectors (x, y), each [count, 1, 1], in all directions."""
     x, y = uniform(-1, 1, 1, 1), uniform(-1, 1, 1, 1)
     length = np.maximum(np.sqrt(x * x + y * y), np.float32(1e-6))
     return x / length, y / length
 
 
 def _figure_coordinates(uniform):
-    """Pixel coordinates [count, 32, 32] in a frame that is shifted, rotated and scaled at random."""
+    """Returns pixel coordinates [count, 32, 32] in a frame that is shifted, rotated and scaled at random."""
     middle = (_SIZE - 1) / 2
     x, y = _pixels(uniform(middle - 3, middle + 3, 1, 1), uniform(middle - 3, middle + 3, 1, 1))
     cosine, sine = _direction(uniform)
@@ -119,7 +119,7 @@ def _figure_coordinates(uniform):
 
 
 def _background(uniform):
-    """A colour [count, 3, 32, 32] that changes at one straight edge and slopes across the image."""
+    """Draws a colour [count, 3, 32, 32] that changes at one straight edge and slopes across the image."""
     x, y = _pixels(uniform(8, 24, 1, 1), uniform(8, 24, 1, 1))
     cosine, sine = _direction(uniform)
     across = (cosine * x + sine * y)[:, np.newaxis]
@@ -141,7 +141,7 @@ def _triangle(u, v, radius):
 
 
 def _wave(u, period):
-    """How far inside the nearest stripe a place is, half of all places being inside."""
+    """Returns how far inside the nearest stripe a place is, half of all places being inside."""
     phase = u / period - np.floor(u / period)
     return (np.float32(0.25) - np.abs(phase - np.float32(0.5))) * period
 

@@ -12,6 +12,7 @@ v1 = tf.compat.v1
 
 NUM_CLASSES = 10
 WEIGHT_DECAY = 5e-4
+_INITIALIZER = v1.variance_scaling_initializer(2.0)
 
 # The tutorial's 70 epochs with momentum and a rate that falls linearly to 0. Zhang et al., table 1, have 89.0 % on the
 # test images with random crops and weight decay.
@@ -56,21 +57,12 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
                 maps = tf.concat([halved, pooled], -1)
     features = tf.reduce_mean(maps, axis=[1, 2])
     with v1.variable_scope("softmax_linear"):
-        weights = _weights([features.shape[-1], NUM_CLASSES], features.dtype)
-        biases = v1.get_variable("biases", [NUM_CLASSES], features.dtype, v1.zeros_initializer())
-        return tf.nn.bias_add(tf.matmul(features, weights), biases)
+        return layers.affine(features, NUM_CLASSES, _INITIALIZER, WEIGHT_DECAY)
 
 
 def _convolution(name: str, maps, channels: int, width: int, training: bool, stride: int = 1, padding: str = "SAME"):
     """Convolution, batch normalisation, relu."""
     with v1.variable_scope(name):
-        weights = _weights([width, width, maps.shape[-1], channels], maps.dtype)
+        weights = layers.weights([width, width, maps.shape[-1], channels], maps.dtype, _INITIALIZER, WEIGHT_DECAY)
         products = tf.nn.conv2d(maps, weights, strides=stride, padding=padding)
         return tf.nn.relu(layers.batch_normalization(products, training))
-
-
-def _weights(shape: list[int], dtype: tf.DType):
-    return v1.get_variable(
-        "weights", shape, dtype, v1.variance_scaling_initializer(2.0),
-        regularizer=lambda weights: WEIGHT_DECAY * tf.nn.l2_loss(weights),
-    )  # fmt: skip

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 
 def max_pool(maps: tf.Tensor, size: int) -> tf.Tensor:
-    """The greatest value of each size x size window; windows do not overlap, and what fills none is left out.
+    """Takes the greatest value of each size x size window; windows do not overlap, and what fills none is left out.
 
     Args:
       maps: floating point [height, width, batch, channels].

@@ -20,8 +20,9 @@ from concurrent import futures
 
 import numpy as np
 
-from tower_train import errors, workload
+from tower_train import errors, host
 from tower_train.data import arrays
+from tower_train.examples import Examples
 
 IMAGE_SIZE = 32
 CHANNELS = 3
@@ -61,7 +62,7 @@ def read(paths: Sequence[str | os.PathLike]) -> Records:
     images = np.empty([ends[-1], IMAGE_SIZE, IMAGE_SIZE, CHANNELS], np.uint8)
     labels = np.empty(ends[-1], np.int32)
     slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    with futures.ThreadPoolExecutor(min(len(slices), os.cpu_count() or 1)) as pool:
+    with futures.ThreadPoolExecutor(min(len(slices), host.cores())) as pool:
         digests = pool.map(_read_file, paths, [images[s] for s in slices], [labels[s] for s in slices])
         fingerprint = hashlib.sha256(b"".join(digests)).hexdigest()[:16]
     return Records(images, labels, fingerprint)
@@ -80,7 +81,7 @@ def read_split(directory: str | os.PathLike, split: str) -> Records:
 
 
 def class_names(directory: str | os.PathLike) -> tuple[str, ...]:
-    """The ten names in `batches.meta.txt`; CIFAR-10's own where that file is missing or does not hold ten names."""
+    """Reads the ten names in `batches.meta.txt`; CIFAR-10's own if that file is missing or does not hold ten names."""
     try:
         lines = pathlib.Path(directory, CLASS_NAMES_FILE).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -90,8 +91,8 @@ def class_names(directory: str | os.PathLike) -> tuple[str, ...]:
     return names if sane else CLASS_NAMES
 
 
-def examples(directory: str | os.PathLike, split: str, name: str = "CIFAR-10") -> workload.Examples:
-    """The examples of a split; `fetch` gives uint8 [batch, 32, 32, 3] images and int32 [batch] labels.
+def examples(directory: str | os.PathLike, split: str, name: str = "CIFAR-10") -> Examples:
+    """Reads the examples of a split; `fetch` gives uint8 [batch, 32, 32, 3] images and int32 [batch] labels.
 
     Args:
       directory: holds the files of the split.
@@ -103,7 +104,7 @@ def examples(directory: str | os.PathLike, split: str, name: str = "CIFAR-10") -
     """
     records = read_split(directory, split)
     fetch = arrays.fetcher(records.images, records.labels)
-    return workload.Examples(
+    return Examples(
         name=f"{name} {split}",
         num_examples=len(records.labels),
         open=lambda: fetch,

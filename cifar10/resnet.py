@@ -14,6 +14,8 @@ v1 = tf.compat.v1
 
 NUM_CLASSES = 10
 WEIGHT_DECAY = 1e-4
+# The variance 2 / inputs: He et al. 2015, "Delving deep into rectifiers", section 2.2.
+_INITIALIZER = v1.variance_scaling_initializer(2.0, distribution="untruncated_normal")
 
 # Section 4.2: momentum 0.9, 0.1 divided by 10 after 32,000 and 48,000 of 64,000 steps of 128 (81.9, 122.9 and 163.8
 # epochs). The paper's test error: 8.75 % with 20 layers, 6.97 % with 56.
@@ -50,9 +52,7 @@ def inference(images: tf.Tensor, training: bool, depth: int) -> tf.Tensor:
                 maps = _block(maps, channels, 2 if stage > 1 and block == 1 else 1, training)
     features = tf.reduce_mean(maps, axis=[1, 2])
     with v1.variable_scope("softmax_linear"):
-        weights = _weights([features.shape[-1], NUM_CLASSES], features.dtype)
-        biases = v1.get_variable("biases", [NUM_CLASSES], features.dtype, v1.zeros_initializer())
-        return tf.nn.bias_add(tf.matmul(features, weights), biases)
+        return layers.affine(features, NUM_CLASSES, _INITIALIZER, WEIGHT_DECAY)
 
 
 resnet20 = functools.partial(inference, depth=20)
@@ -73,11 +73,5 @@ def _block(maps, channels: int, stride: int, training: bool):
 
 
 def _normalized_convolution(maps, channels: int, stride: int, training: bool):
-    weights = _weights([3, 3, maps.shape[-1], channels], maps.dtype)
+    weights = layers.weights([3, 3, maps.shape[-1], channels], maps.dtype, _INITIALIZER, WEIGHT_DECAY)
     return layers.batch_normalization(tf.nn.conv2d(maps, weights, strides=stride, padding="SAME"), training)
-
-
-def _weights(shape: list[int], dtype: tf.DType):
-    """Normal with the variance 2 / inputs (He et al. 2015, "Delving deep into rectifiers", section 2.2)."""
-    initializer = v1.variance_scaling_initializer(2.0, distribution="untruncated_normal")
-    return v1.get_variable("weights", shape, dtype, initializer, regularizer=lambda w: WEIGHT_DECAY * tf.nn.l2_loss(w))

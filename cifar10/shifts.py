@@ -16,8 +16,8 @@ MOST = 2  # pixels each way
 
 
 def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
-    """A shift by -2 to 2 pixels each way, the image being reflected at its edge as numpy's 'reflect' does, the
-    alternating flip, and `crops.prepare`.
+    """Shifts images by -2 to 2 pixels each way, reflected at the edge as by numpy's 'reflect', flips each in every
+    other epoch, and prepares them as `crops.prepare`.
 
     A gather of pixels, which is several times faster than padding and `crop_and_resize`.
 
@@ -41,8 +41,8 @@ def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
 
 
 def views(images: tf.Tensor) -> list[tuple[float, tf.Tensor]]:
-    """Six views of each image (Jordan 2024, section 3.5): itself and its mirror image at weight 1/4 each, and both one
-    pixel up and to the left, and one down and to the right, at 1/8 each, reflected at the edge.
+    """Returns six views of each image (Jordan 2024, section 3.5): itself and its mirror image at 1/4 each, and both
+    one pixel up and to the left, and one down and to the right, at 1/8 each, reflected at the edge.
 
     Args:
       images: floating point [batch, 32, 32, 3], after `crops.prepare`.
@@ -60,11 +60,11 @@ def views(images: tf.Tensor) -> list[tuple[float, tf.Tensor]]:
 
 
 def _part(images: tf.Tensor, axis: int, start: int, end: int) -> tf.Tensor:
-    """Rows (axis 1) or columns (axis 2) from start to before end."""
+    """Takes rows (axis 1) or columns (axis 2) from start to before end."""
     return images[:, start:end] if axis == 1 else images[:, :, start:end]
 
 
 def _reflected(places: tf.Tensor) -> tf.Tensor:
-    """Rows or columns up to SIZE - 1 beyond the image's edges as those within that they are the reflection of."""
+    """Reflects rows or columns up to SIZE - 1 beyond the image's edges into it."""
     last = SIZE - 1
     return last - tf.abs(last - tf.abs(places))

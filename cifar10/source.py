@@ -1,4 +1,4 @@
-"""Which images a run gets: --dataset=auto, cifar10 or generated, and --data_dir."""
+"""The images of a run: --dataset=auto, cifar10 or generated, and --data_dir."""
 
 import dataclasses
 import functools
@@ -15,15 +15,15 @@ _AUTO_CONNECT_SECS = 5  # a run that can do without the network does not wait fo
 
 
 def examples(request: workload.DataRequest) -> workload.Examples:
-    """The images of a split, from where they are, or else downloaded or drawn.
+    """Reads the images of a split from where they are, or else downloads or draws them.
 
-    `cifar10` is CIFAR-10, downloaded where it is missing. `generated` is the drawn stand-in, made where it is missing.
+    `cifar10` is CIFAR-10, downloaded if it is missing. `generated` is the drawn stand-in, made if it is missing.
     `auto` is CIFAR-10 if it can be had, or else the stand-in; in a directory that the user named it is what lies there
     and nothing else. CIFAR-10 may lie in the directory itself or, as its archive unpacks, in `cifar-10-batches-bin`
     below it. The stand-in does not follow `request.seed`: like CIFAR-10, it is the same images for every run.
 
     Returns:
-      Examples whose `dataset` is 'cifar10' or 'generated', and whose `notice` says so where they are not CIFAR-10.
+      Examples whose `dataset` is 'cifar10' or 'generated', and whose `notice` says so if they are not CIFAR-10.
 
     Raises:
       ConfigError: no such data set or split.
@@ -51,7 +51,7 @@ def examples(request: workload.DataRequest) -> workload.Examples:
 
 
 def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
-    """The folder that holds CIFAR-10's files: `directory`, or `cifar-10-batches-bin` in it; None where neither does.
+    """Finds the folder of CIFAR-10's files: `directory`, or `cifar-10-batches-bin` in it; None if neither holds them.
 
     Raises:
       DataError: some of the files are there and others are not.
@@ -69,7 +69,7 @@ def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
 
 
 def _name(folder: pathlib.Path) -> str:
-    """What the data is called; other images in the same format are called by their folder."""
+    """Names the data; other images in the same format are called by their folder."""
     return "CIFAR-10" if records.class_names(folder) == records.CLASS_NAMES else str(folder)
 
 

@@ -15,7 +15,7 @@ _PIECE = 500  # images whose patches are in memory at the same time, 46 MB
 
 
 def kernels(images: np.ndarray) -> np.ndarray:
-    """The eigenvectors of the covariance of all 2 x 2 patches over the root of their eigenvalues, and their negatives.
+    """Divides the eigenvectors of all 2 x 2 patches' covariance by the root of their eigenvalues; adds their negatives.
 
     On images that `crops.prepare` has normalised a convolution with the first half gives 12 uncorrelated channels of
     variance eigenvalue / (eigenvalue + EPSILON), the greatest eigenvalue's first. Of each eigenvector's two directions
@@ -44,7 +44,7 @@ def kernels(images: np.ndarray) -> np.ndarray:
 
 
 def _patches(images: np.ndarray) -> np.ndarray:
-    """All patches of all images: [patches, 12], rows before columns before channels."""
+    """Returns all patches of all images: [patches, 12], rows before columns before channels."""
     rows, columns = (length - SIZE + 1 for length in images.shape[1:3])
     shifted = [images[:, row : row + rows, column : column + columns] for row in range(SIZE) for column in range(SIZE)]
     return np.concatenate(shifted, axis=-1).reshape(-1, SIZE * SIZE * 3)

@@ -5,11 +5,27 @@ import pathlib
 
 import pytest
 
+import cifar10
+from tower_train import config, new_workload, plan
+from tower_train.bench import systems as benchmark
 from tower_train.config import Config, EvaluateOptions
 from tower_train.errors import ConfigError
-from tower_train.options import declare
+from tower_train.options import Options, declare
+from tower_train.workloads import image_folder, template
 
-OPTIONS = {field.name: field for field in [*dataclasses.fields(Config), *dataclasses.fields(EvaluateOptions)]}
+OPTIONS = {field.name: field for field in dataclasses.fields(Config)}
+WITH_OPTIONS = (benchmark, cifar10, config, image_folder, new_workload, plan, template)  # modules
+
+
+def subclasses(cls):
+    return [found for child in cls.__subclasses__() for found in (child, *subclasses(child))]
+
+
+def every_option():
+    """(class, field) of all options classes in those modules."""
+    names = {module.__name__ for module in WITH_OPTIONS}
+    classes = {cls.__qualname__: cls for cls in subclasses(Options) if cls.__module__ in names}
+    return [(cls, field) for _, cls in sorted(classes.items()) for field in dataclasses.fields(cls)]
 
 
 def refusal(**options):
@@ -155,15 +171,18 @@ def test_the_last_step(options, last_step):
     assert Config(batch_size=15, num_gpus=2, **options).last_step(num_examples=100) == last_step
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_is_described_and_its_default_is_allowed(name):
-    field = OPTIONS[name]
+@pytest.mark.parametrize(
+    ("owner", "field"), every_option(), ids=[f"{owner.__name__}.{field.name}" for owner, field in every_option()]
+)
+def test_every_option_is_described_and_its_default_is_allowed(owner, field):
     assert field.metadata["help"] and field.metadata["group"]
     assert field.metadata["resume"] in ("same", "note", "free")
     assert declare.kind_of(field) in (bool, int, float, str, tuple)
     if field.default is not None:
-        text = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
-        assert declare.parse(field, text) == field.default
+        assert declare.parse(field, declare.as_text(field.default)) == field.default
+    names = {other.name for other in dataclasses.fields(owner)}
+    for other in (field.metadata["needs"][:1], field.metadata["instead_of"][:1]):
+        assert names.issuperset(other)
 
 
 def test_options_cannot_be_changed_afterwards():

@@ -9,9 +9,9 @@ import pytest
 
 import cifar10
 import tower_train
-from tower_train import errors
+from tower_train import __main__, errors
 from tower_train.config import Config
-from tower_train.options import DATA, Options, command_line, option
+from tower_train.options import DATA, Options, option
 from tower_train.workload import Workload
 
 MODULE = '''
@@ -58,7 +58,7 @@ def modules(tmp_path_factory):
 @pytest.fixture
 def parse(modules, monkeypatch):
     monkeypatch.syspath_prepend(str(modules))
-    return lambda *words: command_line.parse_with_workload(["program", "--workload=optional_toy", *words], "usage")
+    return lambda *words: __main__.parse(["program", "--workload=optional_toy", *words])
 
 
 def test_a_workloads_options_stand_beside_the_trainers_in_any_order(parse):
@@ -134,8 +134,7 @@ class TestRecipes:
         assert set(own) <= set(cifar10.WORKLOAD.recipes) and "convnet" not in cifar10.WORKLOAD.recipes
         for name in own:
             by_recipe, by_model = (
-                command_line.parse_with_workload(["program", f"--{option}={name}", "--num_gpus=2"], "usage")
-                for option in ("recipe", "model")
+                __main__.parse(["program", f"--{option}={name}", "--num_gpus=2"]) for option in ("recipe", "model")
             )
             assert by_recipe == by_model and by_recipe[0].optimizer == "momentum"
 

@@ -7,7 +7,7 @@ trains a workload by its import path; a `Workload` of one's own may stand in its
 
 import importlib
 
-from tower_train.version import __version__
+__version__ = "0.1.0"
 
 # Loaded when first used, so that `python -m tower_train --help` need not wait for TensorFlow.
 _HOMES = {

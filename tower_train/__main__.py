@@ -1,9 +1,11 @@
-"""python -m tower_train: flags -> Config -> train."""
+"""python -m tower_train: command line -> Config -> train."""
 
 import signal
 import sys
+from collections.abc import Sequence
 
 from tower_train import errors
+from tower_train.config import Config, RecipeOptions
 from tower_train.options import command_line
 
 USAGE = """
@@ -17,8 +19,48 @@ all again.
 """
 
 
-def main(argv) -> int:
-    config, workload_options = command_line.parse_with_workload(argv, USAGE)
+def parse(argv: Sequence[str]) -> tuple[Config, dict]:
+    """Reads the command line, on which a workload's own options may stand too; imports TensorFlow for the workload.
+
+    Mistakes in the trainer's own options, and --help without --workload, are answered before TensorFlow is imported.
+
+    Args:
+      argv: as for command_line.parse.
+
+    Returns:
+      The Config, in which the workload's recipe fills in what the command line does not give, and {name: value} of the
+      workload's own options, those of --recipe among them.
+
+    Raises:
+      ConfigError: as command_line.parse; or no such workload or recipe, or a workload with an option that the trainer
+        has already.
+    """
+    trainers = command_line.fields_of(Config, RecipeOptions)
+    first = command_line.given(argv, trainers, known_only=True)
+    if "workload" not in first:
+        command_line.answer_help(argv, trainers, USAGE)
+    # Not yet a Config: which options go together is known with the workload's recipe.
+    path = first.get("workload", Config.workload)
+    command_line.import_tensorflow(talkative=first.get("log_device_placement", False))
+    from tower_train import workload as workloads
+
+    workload = workloads.load(path)
+    own = command_line.fields_of(type(workload.options)) if workload.options else {}
+    if taken := sorted(set(own) & set(trainers)):
+        raise errors.ConfigError(
+            f"--workload={path} has an option --{taken[0]}, as the trainer has. Give it another name."
+        )
+    command_line.answer_help(argv, trainers | own, USAGE, f"Recipes: {', '.join(workload.recipes) or 'none'}.")
+    given = command_line.given(argv, trainers | own)
+    recipe = given.pop("recipe", None)
+    chosen = {name: given.pop(name) for name in own if name in given}
+    if recipe is not None:
+        chosen = workload.recipe_options(recipe, chosen)
+    return workload.with_options(chosen).config(**given), chosen
+
+
+def main(argv: Sequence[str]) -> int:
+    config, workload_options = parse(argv)
     from tower_train.run import loop
 
     try:

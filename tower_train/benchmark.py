@@ -1,13 +1,14 @@
-"""python -m tower_train.benchmark: this trainer, what could be used instead, and what the machine can do."""
+"""python -m tower_train.benchmark: this trainer beside its rivals and beside the machine's ceiling."""
 
-from tower_train.bench.options import BenchmarkOptions
+from tower_train import console
+from tower_train.bench.systems import BenchmarkOptions
 from tower_train.options import command_line
 
 USAGE = """
 Measures tower_train side by side with its rivals and with this machine's rate of matrix products, each in a process of
 its own, taking turns: python -m tower_train.benchmark [--quick] [options]
 
-Prints a table and writes benchmark.json and, where matplotlib is installed, benchmark.png into --out; other forms write
+Prints a table and writes benchmark.json and, if matplotlib is installed, benchmark.png into --out; other forms write
 files of their own name.
 Exit status: 0 done, 1 a side died or hangs, 2 an option or a file is wrong.
 """
@@ -21,12 +22,12 @@ def main(argv) -> int:
 
         lines = breakdown.run(options)
     else:
-        from tower_train.bench import compare, overhead, session, sweep
+        from tower_train.bench import forms, measure
 
-        form = sweep if options.sweep else overhead if options.overhead else compare
-        with session.opened(options) as opened:
-            lines = form.run(opened)
-    print("\n".join(lines))
+        form = forms.sweep if options.sweep else forms.overhead if options.overhead else forms.compare
+        with measure.session(options) as session:
+            lines = form(session)
+    console.say(*lines)
     return 0
 
 

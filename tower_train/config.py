@@ -9,7 +9,7 @@ from tower_train.options import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceOptions(Options):
-    """Which devices carry towers, and how many threads run them."""
+    """The devices that carry towers, and the threads that run them."""
 
     num_gpus: int | None = option(
         None, "towers; tower i lives on GPU i, or on logical CPU device i (1, or as many as --gpus names)",
@@ -19,7 +19,7 @@ class DeviceOptions(Options):
         None, "which GPUs carry the towers, by index, e.g. 0,2 (the first --num_gpus)", TOWERS, minimum=0
     )
     device: str = option(
-        "auto", "gpu, cpu, or auto: GPUs where there are any, else CPU", TOWERS, choices=("auto", "gpu", "cpu")
+        "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", TOWERS, choices=("auto", "gpu", "cpu")
     )
     intra_op_threads: int = option(0, "threads one operation may use; 0: TensorFlow decides", TOWERS, minimum=0)
     inter_op_threads: int = option(0, "operations run at the same time; 0: TensorFlow decides", TOWERS, minimum=0)
@@ -46,7 +46,7 @@ class DeviceOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Config(DeviceOptions):
-    """Everything a training run may be told. Defaults are those of the original cifar10_multi_gpu_train."""
+    """All options of a training run. Defaults are those of the original cifar10_multi_gpu_train."""
 
     variable_update: str = option(
         "cpu", "where the variables live: cpu, one copy for all towers, or mirrored, one on each tower's device",
@@ -55,7 +55,7 @@ class Config(DeviceOptions):
     all_reduce: str | None = option(
         None, "how mirrored variables' gradients are averaged: collective (TensorFlow's ring), nccl (GPUs only), or "
         "add_n (on one device, from where the others copy) (collective)", TOWERS,
-        choices=("collective", "nccl", "add_n"), resume="note",
+        choices=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "mirrored"),
     )  # fmt: skip
     all_reduce_dtype: str = option(
         "same", "what gradients are sent in: the same as theirs, or bfloat16, for half of the traffic", TOWERS,
@@ -74,8 +74,9 @@ class Config(DeviceOptions):
         30.0, "seconds without a sign of life after which a worker is taken to be missing", MACHINES, above=0
     )
     wait_for_workers: bool = option(
-        False, "wait for a missing worker, and go on from the last checkpoint when it is back, in place of leaving "
+        False, "wait for a missing worker, and go on from the last checkpoint when it is back, instead of leaving "
         "with status 138; for python -m tower_train, as a program that calls train() must be started again", MACHINES,
+        needs=("train_dir",),
     )  # fmt: skip
 
     workload: str = option("cifar10", "what is trained: an import path, module or module:NAME", DATA)
@@ -92,14 +93,16 @@ class Config(DeviceOptions):
         None, "examples a tower takes at a time; a step has this times all towers (128)", TRAINING, minimum=1
     )
     global_batch_size: int | None = option(
-        None, "examples a step over all towers of all workers, in place of --batch_size", TRAINING, minimum=1
-    )
+        None, "examples a step over all towers of all workers, instead of --batch_size", TRAINING, minimum=1,
+        instead_of=("batch_size", "how many examples a step has"),
+    )  # fmt: skip
     max_steps: int | None = option(
         None, "stop after this many steps, counted over all starts (1000)", TRAINING, minimum=1
     )
     epochs: float | None = option(
-        None, "stop after this many passes over the data, in place of --max_steps", TRAINING, above=0
-    )
+        None, "stop after this many passes over the data, instead of --max_steps", TRAINING, above=0,
+        instead_of=("max_steps", "when to stop"),
+    )  # fmt: skip
     seed: int = option(
         0, "seed of initial weights, order and distortions", TRAINING, minimum=0, below=2**63, resume="same"
     )
@@ -111,25 +114,33 @@ class Config(DeviceOptions):
         resume="same",
     )
     momentum: float = option(
-        0.9, "coefficient of --optimizer=momentum or lars", TRAINING, minimum=0, below=1, resume="note"
-    )
-    nesterov: bool = option(False, "Nesterov's momentum, with --optimizer=momentum", TRAINING, resume="note")
+        0.9, "coefficient of --optimizer=momentum or lars", TRAINING, minimum=0, below=1, resume="note",
+        needs=("optimizer", "momentum", "lars"),
+    )  # fmt: skip
+    nesterov: bool = option(
+        False, "Nesterov's momentum, with --optimizer=momentum", TRAINING, resume="note",
+        needs=("optimizer", "momentum"),
+    )  # fmt: skip
     learning_rate: float = option(0.1, "initial learning rate", TRAINING, above=0, resume="note")
     learning_rate_decay_factor: float = option(
-        0.1, "factor of each decay of the learning rate; 1: no decay", TRAINING, above=0, resume="note"
-    )
-    num_epochs_per_decay: float = option(350.0, "epochs between decays (staircase)", TRAINING, above=0, resume="note")
+        0.1, "factor of each decay of the learning rate; 1: no decay", TRAINING, above=0, resume="note",
+        needs=("lr_schedule", "exponential", "piecewise"),
+    )  # fmt: skip
+    num_epochs_per_decay: float = option(
+        350.0, "epochs between decays (staircase)", TRAINING, above=0, resume="note",
+        needs=("lr_schedule", "exponential"),
+    )  # fmt: skip
     lr_schedule: str = option(
         "exponential", "exponential (staircase), piecewise, cosine or linear down to 0 at the last step, or points",
         TRAINING, choices=("exponential", "piecewise", "cosine", "linear", "points"), resume="note",
     )  # fmt: skip
     lr_boundaries: tuple[int, ...] | None = option(
         None, "epochs at which --lr_schedule=piecewise decays the learning rate, e.g. 82,123", TRAINING, above=0,
-        resume="note",
+        resume="note", needs=("lr_schedule", "piecewise"),
     )  # fmt: skip
     lr_points: str | None = option(
         None, "what --lr_schedule=points multiplies the learning rate with at shares of the whole training, linear "
-        "between them, e.g. 0:0.2,0.23:1,1:0.07", TRAINING, resume="note",
+        "between them, e.g. 0:0.2,0.23:1,1:0.07", TRAINING, resume="note", needs=("lr_schedule", "points"),
     )  # fmt: skip
     lr_scaling: str = option(
         "none", "multiply the learning rate by global batch / --lr_base_batch (linear), its root (sqrt), or not (none)",
@@ -137,7 +148,7 @@ class Config(DeviceOptions):
     )  # fmt: skip
     lr_base_batch: int = option(
         128, "the global batch that the learning rate is meant for, for --lr_scaling", TRAINING, minimum=1,
-        resume="note",
+        resume="note", needs=("lr_scaling", "linear", "sqrt"),
     )  # fmt: skip
     warmup_epochs: float = option(
         0.0, "epochs in which the learning rate rises to its value, for large batches; 0: none", TRAINING, minimum=0,
@@ -157,11 +168,12 @@ class Config(DeviceOptions):
         resume="note",
     )  # fmt: skip
     lookahead_decay: float = option(
-        0.5, "share of the slow weights that such an update keeps", TRAINING, minimum=0, below=1, resume="note"
-    )
+        0.5, "share of the slow weights that such an update keeps", TRAINING, minimum=0, below=1, resume="note",
+        needs=("lookahead_every_steps",),
+    )  # fmt: skip
     lookahead_ramp: float = option(
         0.0, "multiply this share with the done share of the training to this power; 0: constant", TRAINING, minimum=0,
-        resume="note",
+        resume="note", needs=("lookahead_every_steps",),
     )  # fmt: skip
     moving_average_decay: float = option(
         0.9999, "decay of the moving averages of the weights; 0: none", TRAINING, minimum=0, below=1, resume="note"
@@ -170,7 +182,7 @@ class Config(DeviceOptions):
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
     )
     dtype: str = option(
-        "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables; auto: bfloat16 where the "
+        "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables; auto: bfloat16 if the "
         "processor, or every GPU used, has instructions for it, else float32", TRAINING,
         choices=("float32", "float64", "bfloat16", "auto"), resume="same",
     )  # fmt: skip
@@ -184,18 +196,21 @@ class Config(DeviceOptions):
     )
     keep_checkpoints: int = option(5, "newest checkpoints kept; 0: all", RUN, minimum=0)
     keep_best: bool = option(
-        False, "keep the checkpoint with the best precision on the test examples, in TRAIN_DIR/best", RUN
-    )
+        False, "keep the checkpoint with the best precision on the test examples, in TRAIN_DIR/best", RUN,
+        needs=("eval_every_steps",),
+    )  # fmt: skip
     stop_after_no_gain_epochs: float = option(
-        0.0, "stop when the precision on the test examples has not risen for this many epochs; 0: never", RUN, minimum=0
-    )
+        0.0, "stop when the precision on the test examples has not risen for this many epochs; 0: never", RUN,
+        minimum=0, needs=("eval_every_steps",),
+    )  # fmt: skip
     on_nonfinite: str = option(
         "stop", "what to do about a step whose loss or gradients are not finite: stop, or skip its update", RUN,
         choices=("stop", "skip"), resume="note",
     )  # fmt: skip
     max_nonfinite_in_a_row: int = option(
-        10, "with --on_nonfinite=skip: as many such steps one after the other end the run", RUN, minimum=1
-    )
+        10, "with --on_nonfinite=skip: as many such steps one after the other end the run", RUN, minimum=1,
+        needs=("on_nonfinite", "skip"),
+    )  # fmt: skip
     dump_bad_batch: bool = option(False, "write the batch of such a step to TRAIN_DIR/bad_batch-STEP.npz", RUN)
     stall_timeout_secs: float = option(
         0.0, "seconds without the end of a step after which to report what is waited for; 0: never", RUN, minimum=0
@@ -220,7 +235,7 @@ class Config(DeviceOptions):
 
     @property
     def batches_per_step(self) -> int:
-        """How many towers of all workers take how many batches each for one step, in all."""
+        """Batches of one step, over all towers of all workers."""
         return self.accumulate_steps * self.num_towers * self.num_workers
 
     @property
@@ -242,22 +257,22 @@ class Config(DeviceOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RecipeOptions(Options):
-    """What the trainer's command line chooses a Config by."""
+    """The options of the trainer's command line that choose a Config."""
 
     recipe: str | None = option(
-        None, "one of the workload's recipes: a network and all options that suit it, where the command line gives "
-        "none; --workload=NAME --help lists them", DATA,
+        None, "one of the workload's recipes: a network and all options that suit it, unless the command line gives "
+        "others; --workload=NAME --help lists them", DATA,
     )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Options):
-    """Which run a command is about, and which of its weights."""
+    """The run that a command is about, and which of its weights to take."""
 
     train_dir: str | None = option(None, "directory of the run (required)", RUN)
     raw: bool = option(False, "take the weights themselves, not their moving averages", RUN)
     single_view: bool = option(
-        False, "look at each example once, also where the workload averages over several views of it", RUN
+        False, "look at each example once, also if the workload averages over several views of it", RUN
     )
     best: bool = option(False, "take the best checkpoint of a run with --keep_best, not its newest", RUN)
     workload: str | None = option(None, "import path of the workload (the run's own)", DATA)
@@ -272,29 +287,29 @@ class RunOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(RunOptions, DeviceOptions):
-    """What `python -m tower_train.evaluate` may be told."""
+    """Options of `python -m tower_train.evaluate`."""
 
     watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
-    watch_secs: float = option(5.0, "seconds between looks for a new checkpoint with --watch", RUN, above=0)
+    watch_secs: float = option(
+        5.0, "seconds between looks for a new checkpoint with --watch", RUN, above=0, needs=("watch",)
+    )
     batch_size: int = option(256, "examples per tower and step; the result does not depend on it", RUN, minimum=1)
 
     def check(self):
         super().check()
-        if rules.is_given(self, "watch_secs") and not self.watch:
-            raise errors.ConfigError(f"--watch_secs={self.watch_secs:g} is for --watch. Give that too.")
         if self.best and self.watch:
             raise errors.ConfigError("--best and --watch exclude each other: one checkpoint, or each new one.")
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(RunOptions):
-    """What `python -m tower_train.export` may be told."""
+    """Options of `python -m tower_train.export`."""
 
     export_dir: str | None = option(None, "directory of the SavedModel, which must be new (TRAIN_DIR/export)", RUN)
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictOptions(RunOptions):
-    """What `python -m tower_train.predict` may be told."""
+    """Options of `python -m tower_train.predict`."""
 
     top: int = option(3, "classes shown for each image", RUN, minimum=1)

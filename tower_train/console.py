@@ -31,7 +31,7 @@ def _print(stream: TextIO, lines) -> None:
 
 
 class ProgressBar:
-    """A bar at the bottom of a terminal; nothing where the stream is none. Use as a context manager.
+    """A bar at the bottom of a terminal; nothing if the stream is none. Use as a context manager.
 
     Args:
       columns: rich's progress module -> the bar's columns. It is called on terminals only, as the import takes time.

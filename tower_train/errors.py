@@ -1,8 +1,8 @@
-"""The errors a user can mend. Commands print their text as one line and exit with `exit_status`."""
+"""Errors that a user can mend. Commands print their text as one line and exit with `exit_status`."""
 
 
 class UserError(ValueError):
-    """What was received, what is allowed, and what to do: one line, no traceback."""
+    """An error of the user's: what was received, what is allowed and what to do, in one line without traceback."""
 
     exit_status = 2  # as of argparse and of the shell's own usage errors
 

@@ -1,4 +1,4 @@
-"""A data set, as a workload gives it to the trainer."""
+"""Data sets, as workloads give them to the trainer."""
 
 import dataclasses
 import hashlib
@@ -15,7 +15,7 @@ Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension 
 
 @dataclasses.dataclass(frozen=True)
 class DataRequest:
-    """Which examples the trainer asks a workload for."""
+    """The examples that the trainer asks a workload for."""
 
     split: str  # 'train' or 'test'
     dataset: str = "auto"
@@ -32,15 +32,15 @@ class Examples:
       num_examples: how many there are; indices run from 0 to num_examples - 1.
       open: called inside a graph; may create tensors (evaluated once, when the stream starts) and returns
         `fetch(indices)`, which maps int64 [batch] to (features, labels), tensors whose first dimension is batch.
-        None where there is `elements`.
+        None if there is `elements`.
       fingerprint: changes when the data changes; a run is resumed only on the data it was started on.
       class_names: what label i means; empty where labels are not classes.
       notice: what the user must be told about this data, and what is done with it, at every start, or None.
-      dataset: the --dataset that names exactly this data, where 'auto' chose it.
+      dataset: the --dataset that names exactly this data, if 'auto' chose it.
       parallel_steps: how many steps' examples are fetched at the same time.
       elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see
         data/tf_data.py.
-      labels: integers [num_examples], the classes of all examples, where they are at hand; only looked at for mistakes.
+      labels: integers [num_examples], the classes of all examples, if they are at hand; only looked at for mistakes.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Examples:
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def symbolic_batch(self) -> tuple[Tensors, Tensors]:
-        """(features, labels) of one example in the current graph, to read shapes and dtypes from."""
+        """Returns (features, labels) of one example in the current graph, to read shapes and dtypes from."""
         if self.open:
             return self.open()(tf.zeros([1], tf.int64))
         return tf.nest.map_structure(
@@ -64,8 +64,11 @@ class Examples:
         )
 
     def first(self, count: int) -> tuple[Tensors, Tensors]:
-        """(features, labels) of the first examples, by index or in the order they come in, as arrays [count, ...];
-        of all where there are fewer. Reads them in a graph and a session of its own."""
+        """Reads the first examples, by index or in the order they come in, in a graph and a session of its own.
+
+        Returns:
+          (features, labels), arrays [count, ...]; of all examples if there are fewer.
+        """
         count = min(count, self.num_examples)
         with tf.Graph().as_default(), tf.device("/cpu:0"):
             if self.elements:
@@ -81,8 +84,10 @@ class Examples:
                 return session.run(fetches)
 
     def sample(self, count: int) -> "Examples":
-        """Some of these examples, the same ones each time: chosen at random, or the first where they come in an order
-        of their own. All where there are no more than count."""
+        """Chooses some of these examples, the same ones each time; all if there are no more than count.
+
+        They are chosen at random, or are the first if the examples come in an order of their own.
+        """
         count = min(count, self.num_examples)
         if self.elements:
 
@@ -100,7 +105,7 @@ class Examples:
 
     @classmethod
     def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):
-        """Examples from two numpy arrays of equal length: features [n, ...] and labels [n, ...].
+        """Makes examples of two numpy arrays of equal length: features [n, ...] and labels [n, ...].
 
         Raises:
           DataError: the lengths differ or are 0.
@@ -112,26 +117,37 @@ class Examples:
                 "both need the same first dimension, at least 1."
             )
 
-        def open_arrays():
-            tensors = [_once(features), _once(labels)]
-            return lambda indices: tuple(tf.gather(tensor, indices) for tensor in tensors)
-
         digest = hashlib.sha256()
         for array in (features, labels):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array))
         classes = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else None
-        return cls(name, len(features), open_arrays, digest.hexdigest()[:16], tuple(class_names), labels=classes)
+        fetch = fetcher(features, labels)
+        return cls(name, len(features), lambda: fetch, digest.hexdigest()[:16], tuple(class_names), labels=classes)
+
+
+def fetcher(*arrays: np.ndarray) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]:
+    """Returns a function from int64 [batch] indices to those rows of every array, copied out by numpy.
+
+    A gather from a tensor takes 0.1 to 0.4 ms less a batch (of 128 to 1024 small images), but tf.data keeps a second
+    copy of every tensor that a map function captures.
+    """
+
+    def rows(indices: np.ndarray) -> list[np.ndarray]:
+        return [array[indices] for array in arrays]
+
+    def fetch(indices: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        dtypes = [tf.as_dtype(array.dtype) for array in arrays]
+        tensors = tf.numpy_function(rows, [indices], dtypes, stateful=False)
+        for tensor, array in zip(tensors, arrays, strict=True):
+            tensor.set_shape(indices.shape + array.shape[1:])
+        return tuple(tensors)
+
+    return fetch
 
 
 def in_fixed_order(elements: tf.data.Dataset) -> tf.data.Dataset:
-    """Parallel parts of it give their elements in order, unless they are told not to in so many words."""
+    """Makes parallel parts of a dataset give their elements in order, unless they are told not to in so many words."""
     options = tf.data.Options()
     options.deterministic = True
     return elements.with_options(options)
-
-
-def _once(array: np.ndarray) -> tf.Tensor:
-    """The array as a tensor that is not stored in the graph (graphs are limited to 2 GiB)."""
-    tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
-    return tf.ensure_shape(tensor, array.shape)

@@ -20,18 +20,22 @@ from tower_train.examples import Examples, Tensors
 class FromExamples:
     """An initializer for `get_variable`: what a numpy function makes of the first examples.
 
-    It is computed when the variable is initialised, once for all towers, and not where the variable gets its value
+    It is computed when the variable is initialised, once for all towers, and not if the variable gets its value
     otherwise: from a checkpoint, from another worker, or in evaluation and export, whose graphs do not hold it.
     """
 
     def __init__(self, examples: Examples, count: int, function: Callable[[Tensors, Tensors], np.ndarray]):
-        """Args: those of Workload.inference_for; how many of them, or all where there are fewer; (features, labels),
-        numpy arrays before any preprocessing, to the value, of the variable's shape."""
+        """
+        Args:
+          examples: those of Workload.inference_for.
+          count: how many of them, or all if there are fewer.
+          function: (features, labels), numpy arrays before any preprocessing -> the value, of the variable's shape.
+        """
         self._examples, self._count, self._function = examples, count, function
         self._lock, self._value = threading.Lock(), None
 
     def __call__(self, shape, dtype=tf.float32, partition_info=None) -> tf.Tensor:
-        """Raises GraphError where the function's array is of another shape; TensorFlow wraps it."""
+        """Raises GraphError if the function's array is of another shape; TensorFlow wraps it."""
         del partition_info
         shape, dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
 

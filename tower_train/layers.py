@@ -1,71 +1,46 @@
-"""Layers that have to know of the towers: batch normalisation. And `frozen`, `learning` and `gradient_until`, for those
-that are not trained, or in a way of their own.
+"""Layers that have to know of the towers: batch normalisation. And `frozen`, `learning` and `gradient_until`, for
+layers that are not trained, or in a way of their own.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
 also here. The moving statistics for evaluation are updated once a step, with the mean over all towers.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.graph import context
+from tower_train.graph.context import Learning, Statistic
 
 v1 = tf.compat.v1
 
-STATISTICS = "tower_train/statistics"  # collection of Statistic, one a tower, moving variable and call
-SYNCHRONIZED = "tower_train/synchronized"  # collection of the number of towers that share statistics; else empty
-_FROZEN = "tower_train/frozen"  # collection that is empty but within `frozen`
-TOWERS_BEFORE = "tower_train/towers_before"  # collection of the number of towers in the workers before this one
-EPOCHS_SEEN = "tower_train/epochs_seen"  # collection of examples_seen / num_examples before the step; else empty
-LEARNING = "tower_train/learning"  # collection of Learning, one a block and variable created in it
 _GROUP_KEY = 1  # of the devices of all towers, of all workers
 
 
 @contextlib.contextmanager
 def frozen():
-    """Variables that are created in this block are not trained: no gradient, no weight decay, no moving average, no
+    """Creates variables that are not trained within this block: no gradient, no weight decay, no moving average, no
     optimizer slots. Batch normalisation uses its moving statistics and leaves them as they are.
     """
 
     def custom_getter(getter, *args, **kwargs):  # TensorFlow gives it the getter by that name, or as the first
         return getter(*args, **(kwargs | {"trainable": False, "regularizer": None}))
 
-    marks = v1.get_collection_ref(_FROZEN)
-    marks.append(True)
-    try:
-        with v1.variable_scope(v1.get_variable_scope(), custom_getter=custom_getter):
-            yield
-    finally:
-        marks.pop()
-
-
-def is_frozen() -> bool:
-    """Whether what is built now is not trained."""
-    return bool(v1.get_collection(_FROZEN))
-
-
-class Learning(NamedTuple):
-    """How a variable is trained.
-
-    Attributes:
-      name: the variable's; a SavedModel keeps what has a `name` in a collection, without a warning.
-      rate_factor: what the learning rate is multiplied with.
-      until_epoch: it is trained while fewer epochs have been seen.
-    """
-
-    name: str
-    rate_factor: float = 1.0
-    until_epoch: float = math.inf
+    with (
+        context.entered(dataclasses.replace(context.current(), frozen=True)),
+        v1.variable_scope(v1.get_variable_scope(), custom_getter=custom_getter),
+    ):
+        yield
 
 
 @contextlib.contextmanager
 def learning(rate_factor: float = 1.0, until_epoch: float = math.inf):
-    """Variables that are created in this block are trained at the learning rate times rate_factor, and only as long as
+    """Trains variables that are created in this block at the learning rate times rate_factor, and only as long as
     examples_seen / num_examples before the step is below until_epoch; after that their rate is 0.
 
     Blocks in blocks: the factors multiply, the earliest epoch holds. The weight decay is part of the gradient, and so
@@ -80,22 +55,17 @@ def learning(rate_factor: float = 1.0, until_epoch: float = math.inf):
             f"layers.learning(rate_factor={rate_factor}, until_epoch={until_epoch}): both must be above 0, the factor "
             "finite. Use layers.frozen() for what is not trained at all."
         )
+    rates = context.current().learning
 
     def creator(create, **kwargs):
         variable = create(**kwargs)
         if variable.trainable:
-            v1.add_to_collection(LEARNING, Learning(variable.op.name, rate_factor, until_epoch))
+            inner = rates.get(variable.op.name, Learning())
+            rates[variable.op.name] = Learning(inner.rate_factor * rate_factor, min(inner.until_epoch, until_epoch))
         return variable
 
     with tf.variable_creator_scope(creator):
         yield
-
-
-def learning_of(name: str) -> Learning:
-    """How the variable of this name is trained, by all blocks of `learning` that it was created in."""
-    blocks = [block for block in v1.get_collection(LEARNING) if block.name == name]
-    factor = math.prod(block.rate_factor for block in blocks)
-    return Learning(name, factor, min((block.until_epoch for block in blocks), default=math.inf))
 
 
 def gradient_until(
@@ -111,8 +81,8 @@ def gradient_until(
       function: the layers from `early` to the first that is trained to the end, with weights `late`.
       early, late: floating point, of any shape.
     """
-    epochs_seen = v1.get_collection(EPOCHS_SEEN)
-    if not epochs_seen:  # not in training
+    epochs_seen = context.current().epochs_seen
+    if epochs_seen is None:  # not in training
         return function(early, late)
 
     @tf.custom_gradient
@@ -121,7 +91,7 @@ def gradient_until(
 
         def gradient(upstream):
             return tf.cond(
-                epochs_seen[0] < epoch,
+                epochs_seen < epoch,
                 lambda: v1.gradients(outputs, early, upstream)[0],
                 lambda: tf.zeros_like(early),
             ), v1.gradients(outputs, late, upstream)[0]
@@ -129,27 +99,6 @@ def gradient_until(
         return outputs, gradient
 
     return apply(early, late)
-
-
-class Statistic(NamedTuple):
-    """What one tower found of its batch.
-
-    Attributes:
-      moving: the variable that follows it, or this copy of it.
-      value: of this step; the shape and dtype of `moving`.
-      momentum: moving = momentum * moving + (1 - momentum) * mean of the towers' values.
-      followed: whether `moving` has a moving average, as the weights have; it must be of moving_collections(followed).
-    """
-
-    moving: tf.Variable
-    value: tf.Tensor
-    momentum: float
-    followed: bool = True
-
-    @property
-    def is_mean(self) -> bool:
-        """False for integers, such as counters, for which all towers note the same."""
-        return self.value.dtype.is_floating
 
 
 def batch_normalization(
@@ -190,14 +139,15 @@ def batch_normalization(
         beta = v1.get_variable("beta", [channels], dtype, v1.zeros_initializer(), regularizer)
         if not isinstance(scale, bool):
             beta = scale * beta
-        collections = moving_collections(followed=not is_frozen())
+        is_frozen = context.current().frozen
+        collections = moving_collections(followed=not is_frozen)
         moving_mean, moving_variance = (
             v1.get_variable(
                 name, [channels], dtype, initializer(), v1.no_regularizer, trainable=False, collections=collections
             )
             for name, initializer in (("moving_mean", v1.zeros_initializer), ("moving_variance", v1.ones_initializer))
         )
-        training = training and not is_frozen()
+        training = training and not is_frozen
         return normalize(inputs, training, gamma, beta, moving_mean, moving_variance, momentum, epsilon)
 
 
@@ -214,15 +164,22 @@ def normalize(
     """`batch_normalization` with variables (gamma and beta may be tensors) that are there already, each [channels]."""
     if not training:
         return _normalized(inputs, gamma, beta, moving_mean, moving_variance, epsilon)
-    towers = v1.get_collection(SYNCHRONIZED)
+    towers = context.current().synchronized_towers
     if not towers and inputs.shape.rank == 4 and inputs.dtype != tf.float64:
         outputs, mean, variance = _fused(inputs, gamma, beta, epsilon)
     else:
-        mean, variance = _moments(tf.cast(inputs, gamma.dtype), towers[0] if towers else 1)
+        mean, variance = _moments(tf.cast(inputs, gamma.dtype), max(1, towers))
         outputs = _normalized(inputs, gamma, beta, mean, variance, epsilon)
     for moving, value in ((moving_mean, mean), (moving_variance, variance)):
-        v1.add_to_collection(STATISTICS, Statistic(moving, value, momentum))
+        note(Statistic(moving, value, momentum))
     return outputs
+
+
+def note(statistic: Statistic) -> None:
+    """Leaves a statistic of the batch to the training graph, which updates its variable once a step."""
+    noted = context.current().statistics
+    if noted is not None:  # else no step follows
+        noted.append(statistic)
 
 
 def moving_collections(followed: bool) -> list[str]:
@@ -284,3 +241,39 @@ def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
         final_op="Div",
         subdiv_offsets=[0],
     )
+
+
+def weights(
+    shape: list[int], dtype: tf.DType, initializer=None, weight_decay: float = 0.0, name: str = "weights"
+) -> tf.Tensor:
+    """Creates trained weights in the current variable scope, or reuses them.
+
+    Args:
+      shape, dtype: of the variable.
+      initializer: None for Glorot's uniform one, get_variable's default.
+      weight_decay: adds weight_decay * sum(weights ** 2) / 2 to the loss, once for all towers; 0 for nothing.
+      name: of the variable.
+    """
+    regularizer = (lambda variable: weight_decay * tf.nn.l2_loss(variable)) if weight_decay else None
+    return v1.get_variable(name, shape, dtype, initializer, regularizer=regularizer)
+
+
+def biases(outputs: tf.Tensor, value: float = 0.0) -> tf.Tensor:
+    """Creates or reuses `biases` for outputs [..., channels], one for each channel, that begin at a value."""
+    return v1.get_variable("biases", outputs.shape[-1:], outputs.dtype, v1.constant_initializer(value))
+
+
+def affine(inputs: tf.Tensor, units: int, initializer=None, weight_decay: float = 0.0, bias: float = 0.0) -> tf.Tensor:
+    """Applies a fully connected layer without activation function, whose variables are `weights` and `biases`.
+
+    Args:
+      inputs: floating point [batch, channels].
+      units: channels of the outputs.
+      initializer, weight_decay: of the weights, as for `weights`.
+      bias: the first value of the biases.
+
+    Returns:
+      [batch, units].
+    """
+    products = tf.matmul(inputs, weights([inputs.shape[-1], units], inputs.dtype, initializer, weight_decay))
+    return tf.nn.bias_add(products, biases(products, bias))

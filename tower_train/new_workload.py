@@ -17,7 +17,7 @@ _TEMPLATE = pathlib.Path(__file__).parent / "workloads" / "template.py"
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions(Options):
-    """What the command may be told beside the name: nothing."""
+    """The command has no options beside the name."""
 
 
 def main(argv) -> int:

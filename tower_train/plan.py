@@ -15,7 +15,7 @@ _GRADIENT_BYTES = {"same": 4, "bfloat16": 2}
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions(Options):
-    """What `python -m tower_train.plan` may be told."""
+    """Options of `python -m tower_train.plan`."""
 
     params: float = option(1.068298e6, "trained weights of the network", TRAINING, above=0)
     flops: float = option(
@@ -36,7 +36,7 @@ class PlanOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step takes.
+    """The time that a step takes.
 
     Attributes:
       compute_secs: of a tower, forwards and backwards.
@@ -52,12 +52,12 @@ class Step:
 
     @property
     def efficiency(self) -> float:
-        """Examples a second over those of as many towers that need not wait for each other. Nothing overlaps here."""
+        """Examples a second, as a share of those of towers that need not wait for each other. Nothing overlaps here."""
         return self.compute_secs / (self.compute_secs + self.local_secs + self.ring_secs)
 
 
 def step(options: PlanOptions, mode: str, towers: int, workers: int) -> Step:
-    """A step of `workers` machines with `towers` each.
+    """Computes a step of `workers` machines with `towers` each.
 
     cpu: every tower fetches the weights and brings its gradients over its own link; the CPU reads all gradients.
     mirrored: 2 (towers - 1) / towers of the gradients pass over each link. Between machines in both modes a ring
@@ -76,7 +76,7 @@ def step(options: PlanOptions, mode: str, towers: int, workers: int) -> Step:
 
 
 def table(options: PlanOptions) -> list[str]:
-    """A line for 1, 2, 4, ... towers, as many on a machine as it holds, up to 1,024 or all that there may be."""
+    """Lists 1, 2, 4, ... towers, as many on a machine as it holds, up to 1,024 or all that there may be."""
     lines = ["towers  machines  examples/step  sent MB/step  cpu: ms/step  used  mirrored: ms/step  used  use"]
     total = 1
     while total <= min(1024, options.towers * options.workers):

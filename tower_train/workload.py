@@ -1,4 +1,4 @@
-"""What a user brings to the trainer: examples, inference, loss, metrics.
+"""A training task as a user brings it to the trainer: examples, inference, loss, metrics.
 
 A workload is one frozen record of functions. They are called for each tower while the graph is built, so they must
 create variables through `tf.compat.v1.get_variable` only (tower 0 creates them, later towers reuse them) and must not
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tower_train import config, errors
 from tower_train.examples import DataRequest, Examples, Tensors
-from tower_train.options import Options, rules
+from tower_train.options import Options, declare
 
 
 class Draws(Protocol):
@@ -30,8 +30,7 @@ class Draws(Protocol):
         """Returns float32 [batch, count], uniform in [0, 1). Another name gives independent numbers."""
 
     def of_example(self, name: str, count: int) -> tf.Tensor:
-        """As `uniform`, but a function of (seed, name, the example's index): an example has the same numbers in every
-        epoch.
+        """Returns numbers as `uniform`, but a function of (seed, name, the example's index): the same in every epoch.
 
         Raises:
           GraphError: the examples come in an order of their own, in which none has an index.
@@ -39,7 +38,7 @@ class Draws(Protocol):
 
 
 def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Per-example precision @ 1, and @ 5 where there are more than five classes.
+    """Computes per-example precision @ 1, and @ 5 if there are more than five classes.
 
     Args:
       logits: floating point [batch, classes].
@@ -58,7 +57,7 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
 
 
 def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
-    """Mean over the batch of the cross-entropy between integer labels [batch] and logits [batch, classes].
+    """Returns the mean over the batch of the cross-entropy between integer labels [batch] and logits [batch, classes].
 
     With label_smoothing e, a label is worth 1 - e, and e is spread evenly over all classes, the right one included
     (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7).
@@ -84,13 +83,13 @@ class Workload:
       loss: (outputs, labels) -> scalar, the mean over the batch it is given.
       metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples.
       distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
-      prepare: features -> features, the preprocessing for evaluation, and for training where distort is None.
+      prepare: features -> features, the preprocessing for evaluation, and for training if distort is None.
       views: prepared features -> (weight, features) of several views of each example, such as mirror images; evaluation
         and export take the weighted mean of the outputs over them. The weights sum to 1. None: one, as it is prepared.
       datasets: what --dataset may be for this workload, and so `DataRequest.dataset`.
-      options: the values of its own options, a record of a subclass of Options; None where it has none.
+      options: the values of its own options, a record of a subclass of Options; None if it has none.
       configure: options -> Workload, the same workload with other values of its options.
-      recipe: the values of the trainer's options that suit it, where the user gives none.
+      recipe: the values of the trainer's options that suit it, unless the user gives others.
       recipes: {name: values of its own options}, for --recipe=NAME; each makes a workload with a `recipe` of its own.
     """
 
@@ -110,11 +109,11 @@ class Workload:
     recipes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
 
     def for_examples(self, examples: Examples) -> "Workload":
-        """This workload with the network for these examples."""
+        """Returns this workload with the network for these examples."""
         return dataclasses.replace(self, inference=self.inference_for(examples)) if self.inference_for else self
 
     def with_options(self, values: Mapping[str, Any]) -> "Workload":
-        """This workload with some of its own options changed, by name.
+        """Returns this workload with some of its own options changed, by name.
 
         Raises:
           ConfigError: an option that it does not have, or a value that cannot be.
@@ -128,7 +127,7 @@ class Workload:
         return self.configure(dataclasses.replace(self.options, **values)) if values else self
 
     def recipe_options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """{name: value} of its own options under one of `recipes`, beside those that are given.
+        """Returns {name: value} of its own options under one of `recipes`, beside those that are given.
 
         Raises:
           ConfigError: no such recipe, or one of another value than a given one.
@@ -158,9 +157,9 @@ class Workload:
         )
 
     def config(self, **given) -> config.Config:
-        """A Config of what is given, else of this workload's recipe where it is of use beside that, else of the
-        trainer's defaults."""
-        return config.Config(**(rules.without_useless(self.recipe, given) | given))
+        """Makes a Config of the given options, then of this workload's recipe, as far as it is of use beside them, then
+        of the trainer's defaults."""
+        return config.Config(**(declare.without_useless(config.Config, self.recipe, given) | given))
 
 
 def load(path: str) -> Workload:

@@ -1,20 +1,22 @@
-"""What a user could train the same network with instead, for `python -m tower_train.benchmark`.
+"""Rivals: other ways to train the same network, for `python -m tower_train.benchmark`.
 
 The benchmark looks for a module `rivals` beside the workload, and in it for `of(options)`: the rivals of the workload
 under these options of its own.
 """
 
 import dataclasses
-import functools
 import importlib.util
+import pathlib
 from collections.abc import Callable
 
+from cifar10 import download, generated, source
 from tower_train import workload
+from tower_train.data import directories
 
 
 @dataclasses.dataclass(frozen=True)
 class Rival:
-    """One of them.
+    """One other way to train a network.
 
     Attributes:
       name: its row in the table.
@@ -23,7 +25,7 @@ class Rival:
       dtype: of its convolutions and matrix products.
       train: (request, batch_size, after_step): trains on the examples of a `DataRequest`, batch_size of them a step
         over all devices, until `after_step(loss)`, called after every step, returns True.
-      num_processes: how many call `train` together, each of them with its place in TF_CONFIG.
+      num_processes: how many call `train` together, each with its task in TF_CONFIG.
     """
 
     name: str
@@ -36,12 +38,12 @@ class Rival:
 
 @dataclasses.dataclass(frozen=True)
 class Rivals:
-    """Those of one network.
+    """The rivals of one network.
 
     Attributes:
       reference: the name of the one that ratios are taken to.
       rivals: all of them.
-      plain_inference: images -> logits, the network without any trick, what its arithmetic is counted from; None where
+      plain_inference: images -> logits, the network without any trick, from which its arithmetic is counted; None if
         the workload's own network has none.
     """
 
@@ -50,73 +52,67 @@ class Rivals:
     plain_inference: Callable | None = None
 
 
-# Loaded when run: Keras must not have been imported where the port is, which would pay for it in time and memory.
-def _port(request, batch_size, after_step, num_towers):
-    from cifar10.rivals import port
-
-    port.train(request, batch_size, after_step, num_towers)
-
-
-def _keras(request, batch_size, after_step, **options):
-    from cifar10.rivals import keras_fit
-
-    keras_fit.train(request, batch_size, after_step, **options)
-
-
-def _torch(request, batch_size, after_step, dtype):
-    from cifar10.rivals import torch_fit
-
-    torch_fit.train(request, batch_size, after_step, dtype)
-
-
-def _multi_worker(request, batch_size, after_step):
-    from cifar10.rivals import multi_worker
-
-    multi_worker.train(request, batch_size, after_step)
-
-
-def _plain_inference(images):
-    from cifar10.rivals import port
-
-    return port.inference(images)
-
-
-def _plain_cifar10_94(images):
-    from cifar10.rivals import keras_networks
-
-    return keras_networks.cifar10_94()(images)
-
-
 def of(options) -> Rivals:
     """The rivals of a model: the published script trains the tutorial's only."""
-    fit = functools.partial(_keras, model=options.model)
     keras = (
-        Rival("keras/fit", 1, ("quick", "full"), fit),
-        Rival("keras/MirroredStrategy 2", 2, ("quick", "full", "growing"), functools.partial(fit, num_replicas=2)),
-        Rival("keras/MirroredStrategy 4", 4, ("growing",), functools.partial(fit, num_replicas=4)),
-        Rival("keras/multi_gpu_model 1", 1, ("full",), functools.partial(fit, num_towers=1)),
-        Rival("keras/multi_gpu_model 2", 2, ("full",), functools.partial(fit, num_towers=2)),
+        _keras("fit", options.model, 1, ("quick", "full")),
+        _keras("MirroredStrategy 2", options.model, 2, ("quick", "full", "growing"), num_replicas=2),
+        _keras("MirroredStrategy 4", options.model, 4, ("growing",), num_replicas=4),
+        _keras("multi_gpu_model 1", options.model, 1, ("full",), num_towers=1),
+        _keras("multi_gpu_model 2", options.model, 2, ("full",), num_towers=2),
     )
     if options.model == "cifar10_94":
-        in_bfloat16 = functools.partial(fit, dtype_policy="mixed_bfloat16")
-        narrow = Rival("keras/fit bfloat16", 1, ("quick", "full"), in_bfloat16, dtype="bfloat16")
+        narrow = _keras("fit bfloat16", options.model, 1, ("quick", "full"), dtype_policy="mixed_bfloat16")
+        narrow = dataclasses.replace(narrow, dtype="bfloat16")
         return Rivals("keras/fit", (*keras, narrow, *_of_torch()), _plain_cifar10_94)
     if options.model != "convnet":
         return Rivals("keras/fit", keras)
     port = (
-        Rival("port", 1, ("quick", "full"), functools.partial(_port, num_towers=1)),
-        Rival("port/2 towers", 2, ("full",), functools.partial(_port, num_towers=2)),
+        Rival("port", 1, ("quick", "full"), _later("port", num_towers=1)),
+        Rival("port/2 towers", 2, ("full",), _later("port", num_towers=2)),
     )
-    several = Rival("keras/MultiWorkerMirroredStrategy 2", 1, ("growing",), _multi_worker, num_processes=2)
-    return Rivals("port", (*port, *keras, several), _plain_inference)
-    return Rivals("port", port + keras, _plain_inference)
+    workers = Rival("keras/MultiWorkerMirroredStrategy 2", 1, ("growing",), _later("multi_worker"), num_processes=2)
+    return Rivals("port", (*port, *keras, workers), _later("port", "inference"))
+
+
+def folder(request: workload.DataRequest) -> pathlib.Path:
+    """The folder with the .bin files of the data set that `cifar10.source.examples` gives for the same request.
+
+    Args:
+      request: its dataset is 'cifar10' or 'generated'; to ask for 'auto', ask `source.examples` first.
+    """
+    directory = directories.chosen(request.data_dir)
+    if request.dataset == "generated":
+        return generated.generate(directory)
+    return source.find_cifar10(directory) or download.download(directory)
+
+
+def _plain_cifar10_94(images):
+    return _later("keras_networks", "cifar10_94")()(images)
+
+
+def _keras(name: str, model: str, num_devices: int, forms: tuple[str, ...], **options) -> Rival:
+    return Rival(f"keras/{name}", num_devices, forms, _later("keras_fit", model=model, **options))
 
 
 def _of_torch() -> tuple[Rival, ...]:
-    """PyTorch is no dependency: its rivals are there where it is."""
+    """PyTorch is no dependency: its rivals are there if it is."""
     if not importlib.util.find_spec("torch"):
         return ()
-    return (
-        Rival("torch", 1, ("quick", "full"), functools.partial(_torch, dtype="float32")),
-        Rival("torch/bfloat16", 1, ("quick", "full"), functools.partial(_torch, dtype="bfloat16"), dtype="bfloat16"),
+    names = {"torch": "float32", "torch/bfloat16": "bfloat16"}
+    return tuple(
+        Rival(name, 1, ("quick", "full"), _later("torch_fit", dtype=dtype), dtype=dtype)
+        for name, dtype in names.items()
     )
+
+
+def _later(module: str, function: str = "train", **options) -> Callable:
+    """A function of a module beside this one, with some of its arguments; the module is imported when it is called.
+
+    Keras must not be imported in the port's process, which would pay for it in time and memory.
+    """
+
+    def call(*args):
+        return getattr(importlib.import_module(f"{__name__}.{module}"), function)(*args, **options)
+
+    return call

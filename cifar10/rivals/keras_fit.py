@@ -1,6 +1,6 @@
-"""The same network as a Keras model trained by `fit`: what most users would pick.
+"""The same network as a Keras model trained by `fit`, which is what most users would pick.
 
-Alone, under MirroredStrategy, or as tower_train's own multi_gpu_model, which is for scripts that are written like this.
+By itself, under MirroredStrategy, or as tower_train's own multi_gpu_model, which is for scripts written like this.
 
 Held to good practice, so that the comparison is with Keras at its best: images in memory, distorted in whole batches by
 a parallel `map` and prefetched; a compiled step, without XLA, which makes this network slower on CPUs; no progress bar
@@ -12,31 +12,28 @@ no option for: rates of single variables, and slow weights.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import layers
 
 import tower_train
-from cifar10 import cifar10_94, crops, distort, records, shifts, whitening
-from cifar10.rivals import folders, keras_networks
+from cifar10 import cifar10_94, crops, distort, records, rivals, shifts, whitening
+from cifar10.rivals import keras_networks
 from tower_train import workload
 
-CROP_SIZE = 24
-NUM_CLASSES = 10
-WEIGHT_DECAY = 0.004
 LEARNING_RATE = 0.1
 MOVING_AVERAGE_DECAY = 0.9999
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a network is trained.
+    """A network and how it is trained.
 
     Attributes:
-      network: makes it.
+      network: makes the model.
       distort: the images, a `Workload.distort`.
       optimizer: arguments of keras.optimizers.SGD.
       label_smoothing: as `workload.softmax_cross_entropy` takes it.
@@ -68,13 +65,13 @@ def train(
       num_towers: of multi_gpu_model; 0 for Keras itself.
       dtype_policy: of Keras, such as 'mixed_bfloat16'.
     """
-    recipe = _RECIPES[model]
+    recipe = RECIPES[model]
     strategy = tf.distribute.MirroredStrategy(_devices(num_replicas)) if num_replicas > 1 else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         with _policy(dtype_policy):
             trained = recipe.network()
         if model == "cifar10_94":
-            first = records.read_split(folders.find(request), "train").images[: cifar10_94.WHITENED_IMAGES]
+            first = records.read_split(rivals.folder(request), "train").images[: cifar10_94.WHITENED_IMAGES]
             trained.get_layer(keras_networks.WHITENING).kernel.assign(whitening.kernels(first))
         if num_towers:
             trained = tower_train.multi_gpu_model(trained, gpus=num_towers)
@@ -84,39 +81,13 @@ def train(
             jit_compile=False,
         )
     batches = distorted_images(request, batch_size, recipe.distort)
-    batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, NUM_CLASSES)))
+    batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, records.NUM_CLASSES)))
     trained.fit(batches, verbose=0, callbacks=[_AfterStep(after_step)])
-
-
-def network() -> keras.Model:
-    """The network of cifar10.convnet: float32 images [batch, 24, 24, 3] to logits [batch, 10]."""
-    return keras.Sequential(
-        [
-            keras.Input([CROP_SIZE, CROP_SIZE, records.CHANNELS]),
-            layers.Conv2D(64, 5, padding="same", activation="relu", **_initial(5e-2, 0.0)),
-            layers.MaxPooling2D(3, 2, "same"),
-            LocalResponseNormalization(),
-            layers.Conv2D(64, 5, padding="same", activation="relu", **_initial(5e-2, 0.1)),
-            LocalResponseNormalization(),
-            layers.MaxPooling2D(3, 2, "same"),
-            layers.Flatten(),
-            layers.Dense(384, "relu", kernel_regularizer=_decay(), **_initial(0.04, 0.1)),
-            layers.Dense(192, "relu", kernel_regularizer=_decay(), **_initial(0.04, 0.1)),
-            layers.Dense(NUM_CLASSES, **_initial(1 / 192, 0.0)),
-        ]
-    )
-
-
-class LocalResponseNormalization(layers.Layer):
-    """tf.nn.lrn with the parameters of the published network; Keras has no such layer."""
-
-    def call(self, inputs):
-        return tf.nn.lrn(inputs, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
 
 
 def distorted_images(request: workload.DataRequest, batch_size: int, distortion: Callable) -> tf.data.Dataset:
     """Endless batches of (float32 images [batch, size, size, 3], int32 labels [batch])."""
-    data = records.read_split(folders.find(request), "train")
+    data = records.read_split(rivals.folder(request), "train")
 
     def distorted(images, labels):
         return distortion(images, _Draws(batch_size)), labels
@@ -127,7 +98,7 @@ def distorted_images(request: workload.DataRequest, batch_size: int, distortion:
 
 
 class _Draws:
-    """A `workload.Draws` without positions: other numbers at every call, as is usual with Keras."""
+    """A `workload.Draws` without positions: new numbers at every call, as is usual with Keras."""
 
     def __init__(self, batch: int):
         self._batch = batch
@@ -152,24 +123,13 @@ class _AfterStep(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def _policy(name: str):
-    """Layers made in this block have this policy."""
+    """Gives layers made in this block this policy."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(name)
     try:
         yield
     finally:
         keras.config.set_dtype_policy(before)
-
-
-def _initial(stddev: float, bias: float) -> dict:
-    return {
-        "kernel_initializer": keras.initializers.TruncatedNormal(stddev=stddev),
-        "bias_initializer": keras.initializers.Constant(bias),
-    }
-
-
-def _decay() -> keras.regularizers.Regularizer:
-    return keras.regularizers.L2(WEIGHT_DECAY / 2)  # tf.nn.l2_loss, which the published network uses, halves the sum
 
 
 def _devices(count: int) -> list[str]:
@@ -181,9 +141,9 @@ def _devices(count: int) -> list[str]:
 
 
 _DEEP = dict(distort=crops.distort, optimizer=dict(learning_rate=LEARNING_RATE, momentum=0.9))
-_RECIPES = {
+RECIPES = {
     "convnet": Recipe(
-        network,
+        keras_networks.convnet,
         distort.distort,
         dict(learning_rate=LEARNING_RATE, use_ema=True, ema_momentum=MOVING_AVERAGE_DECAY),
     ),
@@ -194,6 +154,6 @@ _RECIPES = {
         cifar10_94.RECIPE["label_smoothing"],
     ),
     "minigooglenet": Recipe(keras_networks.minigooglenet, **_DEEP),
-    "resnet20": Recipe(keras_networks.resnet20, **_DEEP),
-    "resnet56": Recipe(keras_networks.resnet56, **_DEEP),
+    "resnet20": Recipe(functools.partial(keras_networks.resnet, 20), **_DEEP),
+    "resnet56": Recipe(functools.partial(keras_networks.resnet, 56), **_DEEP),
 }

@@ -1,37 +1,61 @@
-"""The deeper networks of this workload as Keras models, layer for layer: float32 images [batch, 32, 32, 3] to logits.
+"""The networks of this workload as Keras models, layer for layer: float32 images [batch, size, size, 3] to logits.
 
-A layer's name is the variable scope of the network that it repeats, with dots for slashes.
+In the deeper ones a layer's name is the variable scope of the network that it repeats, with dots for slashes.
 """
 
 import keras
+import tensorflow as tf
 from keras import layers
 
-from cifar10 import cifar10_94 as original
-from cifar10 import resnet, whitening
-from cifar10.minigooglenet import WEIGHT_DECAY as MINIGOOGLENET_DECAY
+import cifar10
+from cifar10 import distort, records, whitening
 
-_INPUT = (32, 32, 3)
+_INPUT = (records.IMAGE_SIZE, records.IMAGE_SIZE, records.CHANNELS)
 WHITENING = "block1.conv1.whitening"  # name of the layer of cifar10_94 that awaits its kernels
 
 
-def resnet20() -> keras.Model:
-    """The network of cifar10.resnet with 20 layers."""
-    return _resnet(20)
+def convnet() -> keras.Model:
+    """The network of cifar10.convnet; its images are of 24 pixels each way."""
+
+    def initial(stddev, bias):
+        return {
+            "kernel_initializer": keras.initializers.TruncatedNormal(stddev=stddev),
+            "bias_initializer": keras.initializers.Constant(bias),
+        }
+
+    # tf.nn.l2_loss, which the published network uses, halves the sum.
+    decay = keras.regularizers.L2(cifar10.convnet.WEIGHT_DECAY / 2)
+    return keras.Sequential(
+        [
+            keras.Input([distort.CROP_SIZE, distort.CROP_SIZE, records.CHANNELS]),
+            layers.Conv2D(64, 5, padding="same", activation="relu", **initial(5e-2, 0.0)),
+            layers.MaxPooling2D(3, 2, "same"),
+            LocalResponseNormalization(),
+            layers.Conv2D(64, 5, padding="same", activation="relu", **initial(5e-2, 0.1)),
+            LocalResponseNormalization(),
+            layers.MaxPooling2D(3, 2, "same"),
+            layers.Flatten(),
+            layers.Dense(384, "relu", kernel_regularizer=decay, **initial(0.04, 0.1)),
+            layers.Dense(192, "relu", kernel_regularizer=decay, **initial(0.04, 0.1)),
+            layers.Dense(records.NUM_CLASSES, **initial(1 / 192, 0.0)),
+        ]
+    )
 
 
-def resnet56() -> keras.Model:
-    """The network of cifar10.resnet with 56 layers."""
-    return _resnet(56)
+class LocalResponseNormalization(layers.Layer):
+    """tf.nn.lrn with the parameters of the published network; Keras has no such layer."""
+
+    def call(self, inputs):
+        return tf.nn.lrn(inputs, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
 
 
-def _resnet(depth: int) -> keras.Model:
-    decay = keras.regularizers.L2(resnet.WEIGHT_DECAY / 2)
+def resnet(depth: int) -> keras.Model:
+    """The network of cifar10.resnet with so many layers."""
+    decay = keras.regularizers.L2(cifar10.resnet.WEIGHT_DECAY / 2)
+    initial = dict(kernel_regularizer=decay, kernel_initializer="he_normal")
 
     def convolution(maps, name, channels, stride=1):
-        maps = layers.Conv2D(
-            channels, 3, stride, "same", use_bias=False, kernel_regularizer=decay, name=name,
-            kernel_initializer="he_normal",
-        )(maps)  # fmt: skip
+        maps = layers.Conv2D(channels, 3, stride, "same", use_bias=False, name=name, **initial)(maps)
         return _normalization(name)(maps)
 
     inputs = keras.Input(_INPUT)
@@ -46,13 +70,12 @@ def _resnet(depth: int) -> keras.Model:
                 maps = keras.ops.pad(maps[:, ::2, ::2], [[0, 0], [0, 0], [0, 0], [new // 2, new - new // 2]])
             maps = layers.ReLU()(layers.Add()([inner, maps]))
     features = layers.GlobalAveragePooling2D()(maps)
-    last = layers.Dense(10, kernel_regularizer=decay, name="softmax_linear", kernel_initializer="he_normal")
-    return keras.Model(inputs, last(features))
+    return keras.Model(inputs, layers.Dense(records.NUM_CLASSES, name="softmax_linear", **initial)(features))
 
 
 def minigooglenet() -> keras.Model:
     """The network of cifar10.minigooglenet."""
-    decay = keras.regularizers.L2(MINIGOOGLENET_DECAY / 2)
+    decay = keras.regularizers.L2(cifar10.minigooglenet.WEIGHT_DECAY / 2)
     initial = dict(kernel_regularizer=decay, kernel_initializer="lecun_normal")
 
     def convolution(name, maps, channels, width, stride=1, padding="same"):
@@ -75,11 +98,12 @@ def minigooglenet() -> keras.Model:
             halved = convolution(f"stage{i}.downsample.three", maps, halving, 3, 2, "valid")
             maps = layers.Concatenate()([halved, layers.MaxPooling2D(3, 2)(maps)])
     features = layers.GlobalAveragePooling2D()(maps)
-    return keras.Model(inputs, layers.Dense(10, name="softmax_linear", **initial)(features))
+    return keras.Model(inputs, layers.Dense(records.NUM_CLASSES, name="softmax_linear", **initial)(features))
 
 
 def cifar10_94() -> keras.Model:
     """The network of cifar10.cifar10_94; its layer WHITENING waits for kernels from the images."""
+    original = cifar10.cifar10_94
     decay = keras.regularizers.L2(original.WEIGHT_DECAY / 2)
     beta_decay = keras.regularizers.L2(original.WEIGHT_DECAY / original.BIAS_RATE / 2)
 
@@ -103,7 +127,7 @@ def cifar10_94() -> keras.Model:
             maps = _gelu(maps)
     features = layers.Flatten()(layers.MaxPooling2D(3)(maps))
     kernels = dict(kernel_regularizer=decay, kernel_initializer=initial(features.shape[-1]))
-    logits = layers.Dense(10, use_bias=False, name="linear", **kernels)(features)
+    logits = layers.Dense(records.NUM_CLASSES, use_bias=False, name="linear", **kernels)(features)
     return keras.Model(inputs, layers.Rescaling(original.LOGIT_SCALE, dtype="float32")(logits))
 
 

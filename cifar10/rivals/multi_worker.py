@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from cifar10 import distort
-from cifar10.rivals import keras_fit
+from cifar10.rivals import keras_fit, keras_networks
 from tower_train import workload
 
 
@@ -32,10 +32,8 @@ def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[
     num_workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        model = keras_fit.network()
-        optimizer = keras.optimizers.SGD(
-            keras_fit.LEARNING_RATE, use_ema=True, ema_momentum=keras_fit.MOVING_AVERAGE_DECAY
-        )
+        model = keras_networks.convnet()
+        optimizer = keras.optimizers.SGD(**keras_fit.RECIPES["convnet"].optimizer)
         optimizer.build(model.trainable_variables)
 
     def replica_step(images, labels):

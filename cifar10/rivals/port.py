@@ -1,9 +1,9 @@
 """The published cifar10_multi_gpu_train, ported to today's TensorFlow and otherwise left as it was: the baseline.
 
-Written afresh from what the published scripts do. What makes it slow stays, for it is what a user gets who ports the
-script line by line: a reader and queues that handle one example at a time, `tf.nn.lrn`, the weight decay in every
-tower, gradients averaged by concat and reduce_mean. Of its defects only those are gone that would spoil a comparison:
-the loss is the mean over towers and is looked at for NaN in all of them, and the moving averages follow the update.
+Written afresh after the published scripts. What makes it slow stays, because a user who ports the script line by line
+gets just that: a reader and queues that handle one example at a time, `tf.nn.lrn`, the weight decay in every
+tower, gradients averaged by concat and reduce_mean. Two of its defects, which would spoil a comparison, are mended:
+the loss is the mean over towers and is checked for NaN in all of them, and the moving averages follow the update.
 """
 
 import math
@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from cifar10 import records
-from cifar10.rivals import folders
+from cifar10 import records, rivals
 from tower_train import workload
 
 v1 = tf.compat.v1
@@ -39,7 +38,7 @@ def train(
       after_step: called with the mean of the towers' losses.
       num_towers: tower i lives on GPU i, or without GPUs on logical CPU device i.
     """
-    files = [str(folders.find(request) / name) for name in records.FILES["train"]]
+    files = [str(rivals.folder(request) / name) for name in records.FILES["train"]]
     num_examples = sum(pathlib.Path(file).stat().st_size for file in files) // records.RECORD_BYTES
     devices, session_config = _devices(num_towers)
     with tf.Graph().as_default(), tf.device("/cpu:0"):

@@ -13,13 +13,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cifar10 import cifar10_94, crops, records, shifts, whitening
-from cifar10.rivals import folders
+from cifar10 import cifar10_94, crops, records, rivals, shifts, whitening
 from tower_train import workload
 
 
 def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], dtype: str) -> None:
-    """Trains until after_step(loss) returns True, on the GPU where TensorFlow sees one.
+    """Trains until after_step(loss) returns True, on the GPU if TensorFlow sees one.
 
     Args:
       request: which images.
@@ -28,7 +27,7 @@ def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[
       dtype: of convolutions and matrix products, 'float32' or 'bfloat16'.
     """
     device = torch.device("cuda" if tf.config.list_physical_devices("GPU") else "cpu")
-    data = records.read_split(folders.find(request), "train")
+    data = records.read_split(rivals.folder(request), "train")
     network = Network(whitening.kernels(data.images[: cifar10_94.WHITENED_IMAGES]))
     network = network.to(device, memory_format=torch.channels_last)
     rate, momentum = 0.2 * cifar10_94.RECIPE["learning_rate"], cifar10_94.MOMENTUM

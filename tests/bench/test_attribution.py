@@ -1,7 +1,5 @@
 """Every operation belongs to a part of the step, the parts add up to it, and the sentence follows from the figures."""
 
-import json
-
 import pytest
 
 from tower_train.bench import attribution
@@ -120,19 +118,14 @@ def test_the_sentence_says_when_there_is_no_reason():
     assert attribution.sentence(ONE, breakdown()).startswith("Nothing in the step stands in the way")
 
 
-def test_a_chrome_trace_holds_every_operation_and_no_two_overlap_in_a_lane():
-    operations = [
-        operation("tower_0/a", 5.0, 8.0), operation("tower_0/b", 6.0, 7.0), operation("AddN", 8.0, 9.0),
-        operation("tower_1/a", 6.0, 7.0, device="/cpu:1"),
-    ]  # fmt: skip
-    events = json.loads(json.dumps(attribution.chrome_trace(operations)))["traceEvents"]
-    processes = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    spans = {event["name"]: event for event in events if event["ph"] == "X"}
-    assert len(spans) == len(operations)
-    for o in operations:
-        span = spans[o.name]
-        assert processes[span["pid"]] == o.device
-        assert (span["ts"], span["dur"]) == pytest.approx(((o.start - 5.0) * 1e6, (o.end - o.start) * 1e6))
-        assert span["cat"] == o.category
-    assert spans["tower_0/a"]["tid"] != spans["tower_0/b"]["tid"]
-    assert spans["AddN"]["tid"] == spans["tower_0/a"]["tid"] or spans["AddN"]["tid"] == spans["tower_0/b"]["tid"]
+def test_a_breakdown_has_a_row_for_every_tower_and_a_column_for_every_count():
+    one = Breakdown(1, False, 0.011, 2, 0.9, 0.8, {"tower 0": 0.008, attribution.UPDATE: 0.002}, 0, 0.0)
+    two = Breakdown(2, False, 0.009, 2, 1.0, 0.8, {"tower 0": 0.004, "tower 1": 0.004}, 1, 0.0)
+    lines = {line.split("|")[1].strip(): line.split("|")[2:4] for line in attribution.table([one, two])}
+    found = {name: [" ".join(cell.split()) for cell in cells] for name, cells in lines.items()}
+    assert found[""] == ["1 tower", "2 towers"]
+    assert found["tower 0"] == ["8.0 ms 80%", "4.0 ms 50%"]
+    assert found["tower 1"] == ["", "4.0 ms 50%"]
+    assert found["update"] == ["2.0 ms 20%", "0.0 ms 0%"]
+    assert found["a step, without tracing"] == ["11.0 ms", "9.0 ms"]
+    assert found["cores busy meanwhile"] == ["90% of 2", "100% of 2"]

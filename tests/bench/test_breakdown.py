@@ -1,61 +1,70 @@
 """A trace of real steps, and what a trace on GPUs looks like."""
 
+import json
+
 import pytest
 import tensorflow as tf
 
 from tower_train.bench import attribution, breakdown
-from tower_train.bench.options import BenchmarkOptions
+from tower_train.bench.systems import BenchmarkOptions
+
+TRANSFERS = ("_Send", "_Recv")
 
 
-def step_stats(**devices):
-    """{device: [(node name, timeline label, start, end in microseconds)]} as StepStats."""
-    stats = tf.compat.v1.RunMetadata().step_stats
-    for device, nodes in devices["devices"].items():
-        of_device = stats.dev_stats.add(device=device)
+def trace(devices):
+    """A RunMetadata with {device: [(node name, timeline label, start, end in microseconds)]}."""
+    metadata = tf.compat.v1.RunMetadata()
+    for device, nodes in devices.items():
+        of_device = metadata.step_stats.dev_stats.add(device=device)
         for name, label, start, end in nodes:
             of_device.node_stats.add(
                 node_name=name, timeline_label=label, all_start_micros=start - 2, op_start_rel_micros=2,
                 op_end_rel_micros=end - start + 2, all_end_rel_micros=end - start + 5,
             )  # fmt: skip
-    return stats
+    return metadata
 
 
 def test_operations_have_the_time_of_their_kernels():
-    stats = step_stats(devices={"/cpu:0": [("tower_0/Conv2D", "tower_0/Conv2D = Conv2D(a, b)", 1000, 1500)]})
-    (operation,) = breakdown.operations_of(stats)
+    traced = trace({"/cpu:0": [("tower_0/Conv2D", "tower_0/Conv2D = Conv2D(a, b)", 1000, 1500)]})
+    (operation,) = breakdown.operations_of(traced)
     assert (operation.name, operation.device) == ("tower_0/Conv2D", "/cpu:0")
     assert (operation.start, operation.end) == pytest.approx((1000e-6, 1500e-6))
 
 
 def test_waiting_for_another_device_is_no_work():
-    stats = step_stats(devices={"/cpu:0": [("AddN/_3", "AddN/_3 = _Recv()", 0, 900), ("_SOURCE", "", 0, 0)]})
-    assert breakdown.operations_of(stats) == []
+    traced = trace({"/cpu:0": [("AddN/_3", "AddN/_3 = _Recv()", 0, 900), ("_SOURCE", "", 0, 0)]})
+    assert breakdown.operations_of(traced) == []
 
 
 def test_of_a_gpu_the_kernels_count_and_not_their_launches():
     gpu, kernel = "/device:GPU:0", "tower_0/conv1/Conv2D:Conv2D"
-    stats = step_stats(
-        devices={
+    traced = trace(
+        {
             gpu: [("tower_0/conv1/Conv2D", "tower_0/conv1/Conv2D = Conv2D(a, b)", 100, 110)],
             f"{gpu}/stream:all": [(kernel, "", 120, 400)],
             f"{gpu}/stream:14": [(kernel, "", 120, 400)],
         }
     )
-    (operation,) = breakdown.operations_of(stats)
+    (operation,) = breakdown.operations_of(traced)
     assert operation.category == "tower 0"
     assert operation.end - operation.start == pytest.approx(280e-6)
 
 
 @pytest.fixture(scope="module")
-def measured(cifar10_dir):
+def written(cifar10_dir, tmp_path_factory):
+    """The directory with what a breakdown of two towers wrote."""
+    out = tmp_path_factory.mktemp("breakdown")
     options = BenchmarkOptions(
-        data_dir=str(cifar10_dir), dataset="cifar10", batch_size=8, seconds=0.1, device="cpu", towers=(2,)
+        data_dir=str(cifar10_dir), dataset="cifar10", batch_size=8, seconds=0.1, device="cpu", towers=(2,), out=str(out)
     )
-    return breakdown.measure(options, towers=2)
+    lines = breakdown.run(options)
+    assert lines[-2] == f"Written:  {out / 'breakdown.json'}, {out / 'trace-2.json'}"
+    return out
 
 
-def test_a_step_of_the_trainer_has_all_parts(measured):
-    found, _, _ = measured
+def test_a_step_of_the_trainer_has_all_parts(written):
+    (found,) = json.loads((written / "breakdown.json").read_text())["breakdowns"]
+    found = attribution.Breakdown(**found)
     for part in ("tower 0", "tower 1", attribution.AVERAGING, attribution.UPDATE, attribution.MOVING_AVERAGES):
         assert found.seconds[part] > 0, part
     assert found.share("tower 0", "tower 1") > 0.5
@@ -64,13 +73,13 @@ def test_a_step_of_the_trainer_has_all_parts(measured):
     assert 0 < found.step_secs < 1
 
 
-def test_what_the_update_does_is_recognised(measured):
-    """Names of operations are the trainer's to choose; where they change, the patterns have to follow."""
-    _, operations, _ = measured
-    categories = {operation.name.rpartition("/_90/")[2]: operation.category for operation in operations}
+def test_what_the_update_does_is_recognised(written):
+    """Names of operations are the trainer's to choose; if they change, the patterns have to follow."""
+    events = json.loads((written / "trace-2.json").read_text())["traceEvents"]
+    operations = [event["args"]["name"] for event in events if event["ph"] == "X" and event["name"] not in TRANSFERS]
+    kinds = ("ResourceApplyGradientDescent", "AssignMovingAvg", "Regularizer", "IsFinite", "IteratorGetNext")
     of_kind = {
-        kind: {category for name, category in categories.items() if kind in name}
-        for kind in ("ResourceApplyGradientDescent", "AssignMovingAvg", "Regularizer", "IsFinite", "IteratorGetNext")
+        kind: {attribution.Operation(name, "", 0, 0).category for name in operations if kind in name} for kind in kinds
     }
     assert of_kind == {
         "ResourceApplyGradientDescent": {attribution.UPDATE},

@@ -1,13 +1,11 @@
 """The sweep and the overhead, on processes that answer as they are told to."""
 
 import json
-import types
 
 import pytest
 
-from tower_train.bench import overhead, progress, sweep
-from tower_train.bench.options import BenchmarkOptions
-from tower_train.bench.session import Session
+from tower_train.bench import forms, measure
+from tower_train.bench.systems import BenchmarkOptions
 
 MACHINE = {"processor": "abacus", "cores": 2, "memory_bytes": 2**30, "versions": {"python": "3"}}
 ABOUT = {"gpus": [], "data": "images", "notice": None}
@@ -17,13 +15,9 @@ ABOUT = {"gpus": [], "data": "images", "notice": None}
 def session(fake_workers, tmp_path):
     """(options, steps_per_sec) -> a Session with fake processes."""
 
-    class FakeSession(Session):
-        def start(self, side):
-            return self._places.start(side)
-
     def make(options, steps_per_sec):
         workers = fake_workers(steps_per_sec=steps_per_sec)
-        return FakeSession(options, tmp_path, progress.Progress(), MACHINE, ABOUT, {}, workers)
+        return measure.Session(options, tmp_path, MACHINE, ABOUT, workers.start, measure.progress_bar())
 
     return make
 
@@ -42,7 +36,7 @@ def test_a_sweep_shows_what_each_size_is_worth(session, tmp_path):
         batch = int(name.rpartition(" ")[2]) if "batch" in name else 8 if "step" in name else 128
         return (0.97 if "20000" in name else 1.0) / (0.010 + 0.001 * batch / 8)
 
-    lines = sweep.run(session(BenchmarkOptions(sweep=True, rounds=2, seconds=1.0), steps_per_sec))
+    lines = forms.sweep(session(BenchmarkOptions(sweep=True, rounds=2, seconds=1.0), steps_per_sec))
     sizes = rows(lines, "batch size")
     assert sizes["8"] == ["727", "+/- 0", "1.00", "500 MiB"]
     assert sizes["1,024"] == ["7420", "+/- 0", "10.20", "500 MiB"]
@@ -57,11 +51,11 @@ def test_a_sweep_shows_what_each_size_is_worth(session, tmp_path):
 
 def test_a_sweep_is_plotted(session, tmp_path):
     pytest.importorskip("matplotlib")
-    sweep.run(session(BenchmarkOptions(sweep=True, rounds=1, seconds=1.0), lambda name, number: 10.0))
+    forms.sweep(session(BenchmarkOptions(sweep=True, rounds=1, seconds=1.0), lambda name, number: 10.0))
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_overhead_is_what_reports_add_to_the_same_steps(session, monkeypatch, tmp_path):
+def test_the_overhead_is_what_reports_add_to_the_same_steps(session, tmp_path):
     """The machine halves its speed for a while, which reports are not to blame for: they cost 2, 4 and 1 %, and the
     check of each step another 1 %."""
     speeds, costs = [100.0, 50.0, 100.0], [0.02, 0.04, 0.01]
@@ -69,10 +63,8 @@ def test_the_overhead_is_what_reports_add_to_the_same_steps(session, monkeypatch
     def steps_per_sec(name, number):
         return speeds[number] * (1.01 if "unguarded" in name else 1) / (1 + costs[number] if "reports" in name else 1)
 
-    clock = iter([0.0, 2.0, 10.0, 12.0, 20.0, 21.0])
-    monkeypatch.setattr(overhead.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(overhead, "subprocess", types.SimpleNamespace(run=lambda *args, **kwargs: None))
-    lines = overhead.run(session(BenchmarkOptions(overhead=True, rounds=3), steps_per_sec))
+    import_secs = iter([2.0, 2.0, 1.0]).__next__
+    lines = forms.overhead(session(BenchmarkOptions(overhead=True, rounds=3), steps_per_sec), import_secs)
     assert any("cost 2.0% of 1500 steps (1.5% to 3.0% between the quartiles of 3 pieces)" in line for line in lines)
     assert any("finite cost 3.0% of 1500 steps (2.5% to 4.0% between" in line for line in lines)
     assert any("first step: 3.0 s after the start, 1.50 times what `import tensorflow`" in line for line in lines)

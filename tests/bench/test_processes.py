@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tower_train import errors
-from tower_train.bench import processes, systems, usage
+from tower_train import errors, host
+from tower_train.bench import processes, systems
 
 TESTS = pathlib.Path(__file__).parents[1]
 BROKEN = """
@@ -85,7 +85,7 @@ def test_a_side_that_gives_signs_of_life_does_not_hang(outcomes):
 
 
 def test_a_side_that_says_something_else_is_told(outcomes):
-    assert """babbling: its process said {"event": "ready"} in place of 'first_step'.""" == str(outcomes["babbling"][1])
+    assert """babbling: its process said {"event": "ready"} instead of 'first_step'.""" == str(outcomes["babbling"][1])
 
 
 def test_what_the_user_can_mend_is_said_as_the_trainer_says_it(outcomes):
@@ -120,9 +120,9 @@ def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tm
     with start("three", tmp_path, num_processes=3) as worker:
         worker.wait_for("first_step")
         ready = worker.wait_for("ready")
-        others = children_of(worker._process.pid)
+        others = children_of(worker.pid)
         assert len(others) == 2
-        assert ready["peak_bytes"] > 2.5 * usage.resident_bytes("VmHWM", others) / 3
+        assert ready["peak_bytes"] > 2.5 * host.resident_bytes("VmHWM", others) / 3
         assert worker.measure(steps=20)["steps"] >= 20
         os.kill(others[0], signal.SIGKILL)
         with pytest.raises(processes.SideError, match="three: its process ended with status 1. Its last words: "):
@@ -133,4 +133,4 @@ def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tm
 def test_no_process_is_left(outcomes):
     for worker, _, _ in outcomes.values():
         with pytest.raises(ProcessLookupError):
-            os.kill(worker._process.pid, 0)
+            os.kill(worker.pid, 0)

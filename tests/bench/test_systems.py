@@ -4,7 +4,7 @@ import pytest
 
 from tower_train import errors
 from tower_train.bench import systems
-from tower_train.bench.options import BenchmarkOptions
+from tower_train.bench.systems import BenchmarkOptions
 
 ABOUT = {
     "gpus": [],

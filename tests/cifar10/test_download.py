@@ -50,11 +50,14 @@ GOOD = _pack(_good_members())
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Answers GET with `body` in two halves; waits for `pause` before the first and for `gap` before the second."""
+    """Answers GET with `body` in two halves; waits for `pause` before the first and for `gap` before the second.
+
+    The second half comes byte by byte, every `trickle_secs`, if that is set.
+    """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.body, self.status, self.sent = GOOD, 200, None
+        self.body, self.status, self.sent, self.trickle_secs = GOOD, 200, None, 0
         self.pause, self.gap = threading.Event(), threading.Event()
         self.pause.set(), self.gap.set()
         self.requests = 0
@@ -84,7 +87,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(self.server.body[:half])
         self.server.half_sent.set()
         self.server.gap.wait(20)
-        self.wfile.write(self.server.body[half : self.server.sent])
+        rest = self.server.body[half : self.server.sent]
+        while self.server.trickle_secs and rest:
+            self.wfile.write(rest[:1])
+            rest = rest[1:]
+            time.sleep(self.server.trickle_secs)
+        self.wfile.write(rest)
 
     def log_message(self, *args):
         pass
@@ -139,11 +147,12 @@ def _serve(**attributes):
         (lambda s: s.archive(checksums=(("sha256", "0" * 64),)), "got an archive whose sha256 is .*, not 000"),
         (_serve(pause=threading.Event()), "no answer within 0.5 seconds"),
         (_serve(gap=threading.Event()), "no data for 0.5 seconds"),
+        (_serve(trickle_secs=0.05), "only [0-9]+ bytes in 1 seconds"),
         (lambda s: s.archive(url="http://127.0.0.1:1/x.tar.gz"), "Connection refused"),
         (lambda s: s.archive(url="http://nowhere.invalid/x.tar.gz"), "no answer within|[Nn]ame"),
         (lambda s: s.archive(url=f"https://127.0.0.1:{s.server_port}/x.tar.gz"), "SSL"),
     ],
-    ids=["status", "cut off", "damaged", "other", "no answer", "stalled", "refused", "unknown", "no TLS"],
+    ids=["status", "cut off", "damaged", "other", "no answer", "stalled", "trickle", "refused", "unknown", "no TLS"],
 )
 def test_a_failure_is_one_line_within_seconds_and_leaves_nothing(server, tmp_path, prepare, reason):
     archive = prepare(server)
@@ -235,6 +244,12 @@ def test_a_directory_that_cannot_be_written_is_a_data_error(server, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.DataError, match=f"{tmp_path}/file/{download.FOLDER} cannot be written"):
         download.download(tmp_path / "file", server.archive())
+
+
+def test_a_download_is_announced_also_without_a_terminal(server, tmp_path, capsys):
+    download.download(tmp_path, server.archive())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"tower_train: Downloading small.tar.gz ({len(GOOD) / 1e6:.3g} MB) from 127.0.0.1"
 
 
 def test_a_terminal_gets_a_progress_bar(server, tmp_path, monkeypatch):

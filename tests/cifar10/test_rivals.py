@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import cifar10
 from cifar10 import records, rivals
-from cifar10.rivals import folders, keras_networks, port
+from cifar10.rivals import keras_fit, keras_networks, port
 from tower_train.bench import flops
 from tower_train.cluster import ports
 from tower_train.workload import DataRequest
@@ -58,7 +58,7 @@ def assert_falls(losses):
 @pytest.fixture(scope="module")
 def port_graph(request_for):
     """(images [batch, 24, 24, 3], labels [batch]) of a batch of the port's own input."""
-    files = [str(folders.find(request_for) / name) for name in records.FILES["train"]]
+    files = [str(rivals.folder(request_for) / name) for name in records.FILES["train"]]
     with tf.Graph().as_default(), v1.Session() as session:
         batch = port.distorted_inputs(files, num_examples=200, batch=16)
         coordinator = v1.train.Coordinator()
@@ -120,7 +120,7 @@ import numpy as np
 import cifar10
 from cifar10 import rivals
 from tower_train.workload import DataRequest
-from cifar10.rivals import keras_fit, port
+from cifar10.rivals import keras_networks, port
 import tensorflow as tf
 
 losses = {}
@@ -134,7 +134,7 @@ for rival in sorted(found, key=lambda rival: "Mirrored" not in rival.name):  # w
         train(functools.partial(after_step, rival.name))
 
 images = np.random.default_rng(0).normal(size=[4, 24, 24, 3]).astype(np.float32)
-model = keras_fit.network()
+model = keras_networks.convnet()
 rng = np.random.default_rng(1)
 for variable in model.trainable_variables:
     variable.assign(rng.normal(0, 0.05, variable.shape))
@@ -240,7 +240,7 @@ def weights_and_outputs(model, images, request_for):
 @pytest.mark.parametrize("model", ["cifar10_94", "resnet20", "resnet56", "minigooglenet"])
 def test_keras_has_the_deeper_networks_layer_for_layer(request_for, model):
     """The same variables in the same layers, trained or not, and so the same outputs and weight decay."""
-    theirs = getattr(keras_networks, model)()
+    theirs = keras_fit.RECIPES[model].network()
     images = np.random.default_rng(0).normal(size=[2, 32, 32, 3]).astype(np.float32)
     values, logits, decay = weights_and_outputs(model, images, request_for)
     names = {"kernel": "weights", "bias": "biases"}
@@ -253,9 +253,9 @@ def test_keras_has_the_deeper_networks_layer_for_layer(request_for, model):
 
 
 def test_drawn_images_are_found_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders.generated, "generate", lambda directory: pathlib.Path(directory, "generated-0"))
+    monkeypatch.setattr(rivals.generated, "generate", lambda directory: pathlib.Path(directory, "generated-0"))
     request = DataRequest("train", "generated", str(tmp_path))
-    assert folders.find(request) == tmp_path / "generated-0"
+    assert rivals.folder(request) == tmp_path / "generated-0"
 
 
 def test_keras_does_not_train_the_whitening_kernels():

@@ -62,7 +62,7 @@ def test_in_the_stream_half_are_flipped_at_first_and_each_in_every_other_epoch()
     examples = Examples.from_arrays("ramps", ramp, np.arange(200))
     workload = Workload("ramps", None, None, distort=shifts.distort)
     with tf.Graph().as_default(), v1.Session() as session:
-        source = stream.training_stream(workload, examples, 5, tf.constant(0, tf.int64), 100, 1)
+        source = stream.training_stream(workload, examples, 5, tf.constant(0, tf.int64), stream.Split(100, 1))
         session.run(source.initializer)
         steps = [session.run(source.batches)[0] for _ in range(8)]
     flips = np.zeros([4, 200], bool)

@@ -20,7 +20,6 @@ def default_dir(tmp_path, monkeypatch):
     monkeypatch.setenv("TOWER_TRAIN_DATA", str(tmp_path / "default"))
     nowhere = remote.RemoteFile(URL, num_bytes=1, checksums=())
     monkeypatch.setattr(download, "download", functools.partial(download.download, archive=nowhere))
-    source._download_failure.cache_clear()
     return tmp_path / "default"
 
 

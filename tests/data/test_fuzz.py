@@ -79,7 +79,7 @@ def test_any_archive_is_unpacked_into_its_folder_or_refused(tmp_path_factory, co
     folder.mkdir()
     (top / "packed").write_bytes(content)
     try:
-        download._unpack(top / "packed", folder)
+        download.unpack(top / "packed", folder)
     except remote.FetchError:
         pass
     else:

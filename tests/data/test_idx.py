@@ -18,7 +18,7 @@ NAMES = ("no", "yes", "perhaps")
 
 
 def encode(array, shape=None):
-    """An idx file's bytes; shape: what its header says in place of the truth."""
+    """An idx file's bytes; shape: what its header says instead of the truth."""
     shape = array.shape if shape is None else shape
     header = struct.pack(f">BBBB{len(shape)}I", 0, 0, CODES[array.dtype.str[1:]], len(shape), *shape)
     return header + array.astype(array.dtype.newbyteorder(">")).tobytes()

@@ -76,7 +76,7 @@ publish_folder(pathlib.Path(folder), fill, lambda folder: (folder / "done").exis
 def _start(folder, seconds):
     """A process that makes the folder, which takes it so long; it prints a line when it begins to."""
     command = [sys.executable, "-c", _SCRIPT, publish.__file__, str(folder), str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
@@ -90,6 +90,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
 
 def test_processes_that_want_the_same_folder_take_turns(tmp_path):
     processes = [_start(tmp_path / "data", 0.5) for _ in range(4)]
-    output = "".join(process.communicate(timeout=30)[0] for process in processes)
+    output, said = map("".join, zip(*(process.communicate(timeout=30) for process in processes), strict=True))
     assert [process.returncode for process in processes] == [0] * 4
     assert output == "filling\n" and _names(tmp_path / "data") == ["done", "first"]
+    line = f"tower_train: Another process is making {tmp_path / 'data'}; waiting for it.\n"
+    assert said in [count * line for count in (1, 2, 3)], "whoever comes after it is made need not wait"

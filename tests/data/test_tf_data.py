@@ -55,7 +55,9 @@ def test_what_cannot_be_is_one_line(make, options, text):
 def batches(workload, examples, tower_batch, num_towers, steps, start=0):
     """Over steps and towers, (features, labels)."""
     with tf.Graph().as_default(), v1.Session() as session:
-        found = stream.training_stream(workload, examples, 3, tf.constant(start, tf.int64), tower_batch, num_towers)
+        found = stream.training_stream(
+            workload, examples, 3, tf.constant(start, tf.int64), stream.Split(tower_batch, num_towers)
+        )
         session.run([v1.global_variables_initializer(), found.initializer])
         return [session.run(found.batches) for _ in range(steps)]
 

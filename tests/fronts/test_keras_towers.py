@@ -7,9 +7,9 @@ import tensorflow as tf
 import trainings
 
 import tower_train
-from tower_train import errors, layers
+from tower_train import errors
 from tower_train.config import Config
-from tower_train.graph import build, devices
+from tower_train.graph import context, devices, training
 
 v1 = tf.compat.v1
 SIZE, CLASSES = 6, 3
@@ -173,7 +173,7 @@ def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples, freeze_until)
 
     config = Config(device="cpu", num_gpus=2, batch_size=4)
     placed = devices.place(config)
-    built = build.training_graph(workload(examples, small(), freeze_until), examples, config, placed)
+    built = training.training_graph(workload(examples, small(), freeze_until), examples, config, placed)
     # What a step computes of the graph: TensorFlow adds ops to it that it never runs.
     needed = v1.graph_util.extract_sub_graph(built.graph.as_graph_def(), [built.train_op.name]).node
     gradients = [node.op for node in needed if "/gradients/" in node.name]
@@ -204,7 +204,7 @@ def test_each_tower_and_each_step_drops_others(examples):
     for towers in (1, 2):
         config = Config(device="cpu", num_gpus=towers, batch_size=8)
         placed = devices.place(config)
-        built = build.training_graph(workload(examples, make), examples, config, placed)
+        built = training.training_graph(workload(examples, make), examples, config, placed)
         ops = built.graph.get_operations()
         dropped = [op.outputs[0] for op in ops if op.name.endswith("SelectV2") and "/gradients/" not in op.name]
         assert len(dropped) == towers
@@ -218,12 +218,11 @@ def test_each_tower_and_each_step_drops_others(examples):
 
 def test_the_towers_of_another_worker_drop_what_as_many_towers_of_one_process_would(examples):
     masks = []
-    for towers_before, towers in ((0, 3), (2, 1)):
+    for first, towers in ((0, 3), (2, 1)):
         inference = workload(examples, small(dropout=0.5)).inference
         with tf.Graph().as_default() as graph, v1.Session() as session:
-            v1.add_to_collection(layers.TOWERS_BEFORE, towers_before)
-            for _ in range(towers):
-                with v1.variable_scope("", reuse=v1.AUTO_REUSE):
+            for index in range(towers):
+                with v1.variable_scope("", reuse=v1.AUTO_REUSE), context.Context(tower=first).of_tower(index):
                     inference(tf.ones([8, SIZE, SIZE, 2]), True)
             session.run(v1.global_variables_initializer())
             masks.append(session.run([op.inputs[0] for op in graph.get_operations() if op.type == "SelectV2"]))

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tower_train.config import Config
-from tower_train.graph import build, devices
+from tower_train.graph import devices, training
 
 v1 = tf.compat.v1
 
@@ -15,7 +15,7 @@ v1 = tf.compat.v1
 def _open_training(workload, examples, **options):
     config = Config(device="cpu", **options)
     placed = devices.place(config)
-    built = build.training_graph(workload, examples, config, placed)
+    built = training.training_graph(workload, examples, config, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         session.run(v1.global_variables_initializer())
         session.run(v1.local_variables_initializer())

@@ -1,12 +1,14 @@
 """Batch normalisation against numpy: its outputs, its moving statistics, its gradient, and N towers of it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
 
 from tower_train import errors, layers
-from tower_train.graph import mirrors, statistics
+from tower_train.graph import context
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -22,12 +24,13 @@ def normalize(x, gamma, beta):
 def run(x, training=True, assign=(), **options):
     """(outputs, {statistic: value}) of the layer on x; assign: (variable's name, value)."""
     with tf.Graph().as_default(), v1.Session() as session:
-        outputs = layers.batch_normalization(tf.constant(x), training, MOMENTUM, EPSILON, name="norm", **options)
+        with context.Context().of_tower(0) as tower:
+            outputs = layers.batch_normalization(tf.constant(x), training, MOMENTUM, EPSILON, name="norm", **options)
         session.run(v1.global_variables_initializer())
         variables = {variable.op.name: variable for variable in v1.global_variables()}
         for name, value in assign:
             variables[f"norm/{name}"].load(np.asarray(value), session)
-        noted = {s.moving.op.name: s.value for s in v1.get_collection(layers.STATISTICS)}
+        noted = {s.moving.op.name: s.value for s in tower.statistics}
         return session.run((outputs, noted))
 
 
@@ -76,10 +79,12 @@ def test_bfloat16_keeps_its_variables_and_statistics_in_float32(scale):
     x = tf.constant(np.random.default_rng(0).normal(2, 3, [8, 4, 4, 3]), tf.bfloat16)
     x = tf.cast(x, tf.float32).numpy()
     with tf.Graph().as_default(), v1.Session() as session:
-        outputs = layers.batch_normalization(tf.cast(tf.constant(x), tf.bfloat16), True, epsilon=EPSILON, scale=scale)
+        x16 = tf.cast(tf.constant(x), tf.bfloat16)
+        with context.Context().of_tower(0) as tower:
+            outputs = layers.batch_normalization(x16, True, epsilon=EPSILON, scale=scale)
         assert "FusedBatchNormV3" in {op.type for op in v1.get_default_graph().get_operations()}
         assert outputs.dtype == tf.bfloat16 and {v.dtype.base_dtype for v in v1.global_variables()} == {tf.float32}
-        noted = [s.value for s in v1.get_collection(layers.STATISTICS)]
+        noted = [s.value for s in tower.statistics]
         session.run(v1.global_variables_initializer())
         found, (mean, variance) = session.run((tf.cast(outputs, tf.float32), noted))
     np.testing.assert_allclose(found, normalize(x.astype(np.float64), 1, 0), atol=0.03)
@@ -241,10 +246,19 @@ def test_names_do_not_tell_of_towers(open_training):
 
 
 def test_towers_that_note_different_statistics_are_refused():
-    with tf.Graph().as_default():
-        layers.batch_normalization(tf.zeros([2, 3]), True, name="norm")
-        with pytest.raises(errors.GraphError, match="norm/moving_mean has 1 batch statistics from 2 towers"):
-            statistics.average_statistics(2, mirrors.Copies())
+    workload, examples = make()
+    calls = []
+
+    def network(features, training):
+        calls.append(None)
+        outputs = workload.inference(features, training)
+        if len(calls) == 1:
+            with v1.variable_scope("", reuse=True):
+                workload.inference(features, training)
+        return outputs
+
+    with pytest.raises(errors.GraphError, match="first/moving_mean has 3 batch statistics from 2 towers"):
+        trainings.train(dataclasses.replace(workload, inference=network), examples, 1, num_gpus=2, dtype="float64")
 
 
 def test_synchronizing_a_network_without_normalisation_is_refused(open_training):

@@ -108,7 +108,9 @@ def test_towers_match_a_plain_single_device_training(trained, plain, num_towers)
 def read_batches(examples):
     """The stream's first STEPS global batches: float32 [8, 24, 24, 3] images and int32 [8] labels."""
     with tf.Graph().as_default(), v1.Session() as session:
-        source = stream.training_stream(cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), GLOBAL_BATCH, 1)
+        source = stream.training_stream(
+            cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), stream.Split(GLOBAL_BATCH, 1)
+        )
         session.run(source.initializer)
         return [session.run(source.batches[0]) for _ in range(STEPS)]
 

@@ -8,7 +8,7 @@ import trainings
 import tower_train
 from tower_train import layers
 from tower_train.config import Config
-from tower_train.graph import build, devices
+from tower_train.graph import devices, training
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -45,7 +45,7 @@ def test_frozen_variables_stay_and_have_no_slots():
 def test_the_step_has_no_gradient_and_no_decay_of_frozen_variables():
     examples = toy_workload.load(DataRequest("train"))
     config = Config(device="cpu", **OPTIONS)
-    built = build.training_graph(WORKLOAD, examples, config, devices.place(config))
+    built = training.training_graph(WORKLOAD, examples, config, devices.place(config))
     assert {name.rpartition(" of ")[2] for name in built.checked[1:]} == TRAINED
     needed = v1.graph_util.extract_sub_graph(built.graph.as_graph_def(), [built.train_op.name]).node
     gradients = [node.op for node in needed if "/gradients/" in node.name]

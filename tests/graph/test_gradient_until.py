@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tower_train import layers
+from tower_train.graph import context
 
 v1 = tf.compat.v1
 
@@ -26,9 +27,9 @@ def test_early_weights_have_a_gradient_until_then(epochs_seen, is_early):
 
     x, w, upstream = np.array([1.0, -2.0, 3.0]), np.array([0.5, 2.0, -1.0]), np.array([1.0, 10.0, 100.0])
     with tf.Graph().as_default(), v1.Session() as session:
-        v1.add_to_collection(layers.EPOCHS_SEEN, tf.constant(epochs_seen, tf.float64))
         early, late = tf.constant(x), tf.constant(w)
-        outputs = layers.gradient_until(2, lambda e, w: tf.square(noted(e)) * w, early, late)
+        with context.entered(context.Context(epochs_seen=tf.constant(epochs_seen, tf.float64))):
+            outputs = layers.gradient_until(2, lambda e, w: tf.square(noted(e)) * w, early, late)
         found = session.run([outputs, *tf.gradients(outputs, [early, late], tf.constant(upstream))])
     np.testing.assert_allclose(found[0], x**2 * w)
     np.testing.assert_allclose(found[1], 2 * x * w * upstream * is_early)

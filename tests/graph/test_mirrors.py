@@ -11,7 +11,7 @@ import trainings
 import cifar10
 from tower_train import errors, layers
 from tower_train.config import Config
-from tower_train.graph import build, devices
+from tower_train.graph import devices, training
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -84,7 +84,7 @@ def nodes(**options):
     config = Config(num_gpus=2, batch_size=2, optimizer="momentum", variable_update="mirrored", **options)
     workload, examples = make()
     placed = devices.place(config, gpus_here=["one", "another"])
-    definition = build.training_graph(workload, examples, config, placed).graph.as_graph_def()
+    definition = training.training_graph(workload, examples, config, placed).graph.as_graph_def()
     return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
 
 
@@ -110,7 +110,7 @@ def test_the_ring_between_workers_carries_each_gradient_once_however_many_towers
     config = Config(num_gpus=2, batch_size=2, device="cpu", variable_update=update)
     placed = dataclasses.replace(devices.place(config), num_workers=2, worker=1)
     examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
-    built = build.training_graph(cifar10.WORKLOAD, examples, config, placed)
+    built = training.training_graph(cifar10.WORKLOAD, examples, config, placed)
     rings = [op for op in built.graph.get_operations() if op.type == "CollectiveReduce"]
     assert sum(op.inputs[0].shape.num_elements() for op in rings) == built.num_parameters + 2
     assert len(rings) == 3  # local3/weights, all other gradients, and the two numbers

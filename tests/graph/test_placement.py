@@ -7,7 +7,7 @@ import pytest
 import cifar10
 from tower_train.config import Config
 from tower_train.errors import ConfigError
-from tower_train.graph import build, devices
+from tower_train.graph import devices, training
 from tower_train.workload import DataRequest
 
 NUM_GPUS = 4
@@ -20,7 +20,7 @@ def training_nodes(cifar10_dir):
     examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
     config = Config(num_gpus=NUM_GPUS, batch_size=2, optimizer="momentum")
     placed = devices.place(config, gpus_here=[f"card {i}" for i in range(NUM_GPUS)])
-    definition = build.training_graph(cifar10.WORKLOAD, examples, config, placed).graph.as_graph_def()
+    definition = training.training_graph(cifar10.WORKLOAD, examples, config, placed).graph.as_graph_def()
     return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
 
 
@@ -62,7 +62,7 @@ def test_all_of_a_towers_arithmetic_is_on_its_gpu(training_nodes):
 
 def test_gradients_are_averaged_on_the_host(training_nodes):
     sums = [node for node in nodes_of(training_nodes, "AddN") if len(node.input) == NUM_GPUS]
-    assert len(sums) == 10
+    assert len(sums) == 10 + 1  # and the loss
     assert {node.device for node in sums} == {HOST}
 
 

@@ -37,7 +37,9 @@ def draws_of_examples(first, batch, name, count, seed=0, num_examples=100):
 def steps(workload, examples, num_steps, tower_batch, num_towers, seed=0, start=0):
     """The global batches, towers joined: (features, labels) of all steps one after the other."""
     with tf.Graph().as_default(), v1.Session() as session:
-        source = stream.training_stream(workload, examples, seed, tf.constant(start, tf.int64), tower_batch, num_towers)
+        source = stream.training_stream(
+            workload, examples, seed, tf.constant(start, tf.int64), stream.Split(tower_batch, num_towers)
+        )
         session.run(source.initializer)
         batches = [batch for _ in range(num_steps) for batch in session.run(source.batches)]
     return tuple(np.concatenate(part) for part in zip(*batches, strict=True))
@@ -213,7 +215,7 @@ class TestTrainingStream:
 
     def test_batch_shapes_are_static(self, examples):
         with tf.Graph().as_default():
-            source = stream.training_stream(cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), 4, 3)
+            source = stream.training_stream(cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), stream.Split(4, 3))
             assert [(images.shape, labels.shape) for images, labels in source.batches] == 3 * [((4, 24, 24, 3), (4,))]
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tower_train.errors import GraphError
 from tower_train.graph import towers
+from tower_train.graph.variables import Variables
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -19,7 +20,16 @@ def build(inference, num_towers=2, seed=0, loss=None, ops_before=0, features=Non
         tf.constant(0)
     batch = (tf.ones([2, 4]) if features is None else features, tf.zeros([2], tf.int32))
     workload = Workload("toy", None, inference, **({"loss": loss} if loss else {}))
-    return list(towers.build_towers(workload, [batch] * num_towers, ("/cpu:0",) * num_towers, dtype, seed))
+    return build_towers(workload, [batch] * num_towers, dtype, seed)
+
+
+def build_towers(workload, batches, dtype=tf.float32, seed=0, training=True):
+    """Over towers, (outputs, loss)."""
+    variables, getter, built = Variables(), towers.seeded(seed) if training else towers.restored, []
+    for i, batch in enumerate(batches):
+        with towers.scope(i, "/cpu:0", variables, getter):
+            built.append(towers.tower_loss(workload, *batch, dtype, training))
+    return built
 
 
 def initial_values(inference, **options):
@@ -47,17 +57,17 @@ class TestVariables:
     def test_their_names_do_not_tell_of_towers(self, graph, num_towers):
         built = build(two_layers, num_towers)
         assert [variable.op.name for variable in v1.global_variables()] == ["first/weights", "second/weights"]
-        assert [tower.name for tower in built] == [f"tower_{i}" for i in range(num_towers)]
-        for tower in built:
-            assert tower.loss.op.name.startswith(f"{tower.name}/")
+        for i, (_, loss) in enumerate(built):
+            assert loss.op.name.startswith(f"tower_{i}/")
 
     def test_every_tower_computes_with_the_same_ones(self, graph):
         built = build(two_layers, 3)
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
-            before = session.run([tower.loss for tower in built])
+            losses = [loss for _, loss in built]
+            before = session.run(losses)
             session.run([variable.assign(variable + 1.0) for variable in v1.global_variables()])
-            after = session.run([tower.loss for tower in built])
+            after = session.run(losses)
         assert before[0] == before[1] == before[2] != after[0] == after[1] == after[2]
 
     def test_a_variable_can_be_shared_within_a_tower(self, graph):
@@ -166,10 +176,10 @@ class TestLoss:
     def test_without_training_there_is_none(self, graph):
         batch = (tf.ones([2, 4]), tf.zeros([2], tf.int32))
         workload = Workload("toy", None, lambda features, training: features if training else -features)
-        [tower] = towers.build_towers(workload, [batch], ("/cpu:0",), tf.float32, training=False)
-        assert tower.loss is None
+        [(outputs, loss)] = build_towers(workload, [batch], training=False)
+        assert loss is None
         with v1.Session() as session:
-            np.testing.assert_array_equal(session.run(tower.outputs), -np.ones([2, 4]))
+            np.testing.assert_array_equal(session.run(outputs), -np.ones([2, 4]))
 
     @pytest.mark.parametrize("num_towers", [1, 3])
     def test_a_regularizer_counts_once_however_many_towers_there_are(self, open_training, num_towers):
@@ -196,7 +206,7 @@ class TestViews:
         """The outputs of two towers on float64 features [2, 4] that differ."""
         batches = [(tf.reshape(tf.range(8.0, dtype=tf.float64), [2, 4]) + i, tf.zeros([2], tf.int32)) for i in (0, 9)]
         workload = Workload("toy", None, inference, views=views)
-        return list(towers.build_towers(workload, batches, ("/cpu:0",) * 2, dtype, training=training))
+        return [outputs for outputs, _ in build_towers(workload, batches, dtype, training=training)]
 
     def test_outputs_are_the_weighted_mean_over_them(self, graph):
         """On the same variables, in every tower."""
@@ -208,7 +218,7 @@ class TestViews:
         assert len(v1.global_variables()) == 1
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
-            found, weights = session.run([[tower.outputs for tower in built], v1.global_variables()[0]])
+            found, weights = session.run([built, v1.global_variables()[0]])
         for outputs, first in zip(found, (0, 9), strict=True):
             x = np.arange(8.0).reshape(2, 4) + first
             views = [(0.3, x), (0.6, -2 * x), (0.1, x + 1)]
@@ -234,16 +244,16 @@ class TestViews:
         workload = dataclasses.replace(one, views=lambda features: [(1.0, 5 * features)])
         for training, expected in ((True, 1.0), (False, 5.0)):
             batch = (tf.ones([2, 4]), tf.zeros([2], tf.int32))
-            [tower] = towers.build_towers(workload, [batch], ("/cpu:0",), tf.float32, training=training)
+            [(outputs, _)] = build_towers(workload, [batch], training=training)
             with v1.Session() as session:
-                np.testing.assert_array_equal(session.run(tower.outputs), np.full([2, 4], expected))
+                np.testing.assert_array_equal(session.run(outputs), np.full([2, 4], expected))
 
     def test_the_mean_over_them_is_in_full_precision(self, graph):
         """Where the arithmetic is in bfloat16, whose eight bits would lose the second view."""
         built = self.built(lambda x: [(255 / 256, 0 * x + 1), (1 / 256, 0 * x + 1.5)], lambda x, training: x,
                            dtype=tf.bfloat16)  # fmt: skip
         with v1.Session() as session:
-            outputs = session.run(built[0].outputs)
+            outputs = session.run(built[0])
         np.testing.assert_array_equal(outputs, np.full([2, 4], 1 + 0.5 / 256, np.float32))
 
     @pytest.mark.parametrize(

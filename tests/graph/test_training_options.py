@@ -10,7 +10,7 @@ import trainings
 
 from tower_train import errors, layers
 from tower_train.config import Config
-from tower_train.graph import schedule, update
+from tower_train.graph import training, update
 from tower_train.workload import DataRequest, Examples, Workload, softmax_cross_entropy
 
 v1 = tf.compat.v1
@@ -21,7 +21,7 @@ def rates(counts, **options):
     """The learning rate after each number of examples."""
     with tf.Graph().as_default(), v1.Session() as session:
         seen = v1.placeholder(tf.int64, [])
-        rate = schedule.learning_rate(Config(**options), NUM_EXAMPLES, seen)
+        rate = training.learning_schedule(Config(**options), NUM_EXAMPLES).rate(seen)
         assert rate.dtype == tf.float64
         return np.array([session.run(rate, {seen: count}) for count in counts])
 
@@ -76,25 +76,6 @@ def test_warm_up_rises_from_the_base_batchs_rate_to_the_scaled_one():
     steps = math.ceil(15 * NUM_EXAMPLES / 128)
     expected = 0.1 * (1 + np.cos(np.pi * np.minimum(COUNTS / (steps * 128), 1))) / 2
     np.testing.assert_allclose(found, expected * (0.1 + 0.9 * np.minimum(COUNTS / 500, 1)), atol=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (dict(lr_schedule="piecewise"), "--lr_schedule=piecewise and --lr_boundaries=none"),
-        (dict(lr_boundaries=(3, 4)), "--lr_schedule=exponential and --lr_boundaries=3,4"),
-        (dict(lr_schedule="points"), "--lr_schedule=points and --lr_points=none: points needs points"),
-        (dict(lr_points="0:1"), "--lr_schedule=exponential and --lr_points=0:1: points needs points"),
-        (dict(lr_schedule="points", lr_points="0:1", lr_boundaries=(3,)), "--lr_schedule=points and --lr_boundaries=3"),
-        (dict(nesterov=True), "--nesterov is for --optimizer=momentum, not for sgd"),
-        (dict(lookahead_decay=0.9), "--lookahead_decay=0.9 is for --lookahead_every_steps"),
-        (dict(lookahead_ramp=3.0), "--lookahead_ramp=3 is for --lookahead_every_steps"),
-        (dict(sync_batch_norm=True, accumulate_steps=2), "--accumulate_steps=2 exclude each other"),
-    ],
-)
-def test_options_that_exclude_each_other_are_refused(options, text):
-    with pytest.raises(errors.ConfigError, match=text):
-        Config(**options)
 
 
 def apply(optimizer, gradients, start, steps):

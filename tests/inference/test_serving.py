@@ -15,7 +15,8 @@ from PIL import Image
 import tower_train
 from tower_train import export, predict
 from tower_train.config import Config, EvaluateOptions, ExportOptions
-from tower_train.graph import build, devices
+from tower_train.graph import devices
+from tower_train.graph.evaluation import evaluation_graph
 from tower_train.inference import serving, trained
 from tower_train.options import command_line
 
@@ -114,7 +115,7 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, files, batch, ha
         workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
     )
     placed = devices.place(Config(device="cpu"))
-    built = build.evaluation_graph(workload, examples, batch, "float32", config["moving_average_decay"], placed)
+    built = evaluation_graph(workload, examples, batch, "float32", config["moving_average_decay"], placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         v1.train.Saver(built.restored).restore(session, tf.train.latest_checkpoint(str(run)))
         session.run(built.stream_initializer)

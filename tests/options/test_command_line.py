@@ -2,19 +2,18 @@
 
 import dataclasses
 import os
-import pathlib
 import re
 import subprocess
 import sys
 import time
 
+import jobs
 import pytest
 
 from tower_train import errors
 from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions, RecipeOptions
 from tower_train.options import command_line
 
-REPOSITORY = pathlib.Path(__file__).parents[1]
 COMMANDS = [
     ("tower_train", Config), ("tower_train.evaluate", EvaluateOptions), ("tower_train.export", ExportOptions),
     ("tower_train.predict", PredictOptions),
@@ -35,7 +34,7 @@ def refusal(*words):
 def without_tensorflow(tmp_path):
     """Runs a command in a Python in which importing TensorFlow fails."""
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(jobs.ROOT)])}
 
     def run(*words):
         command = [sys.executable, "-m", *words]
@@ -64,7 +63,7 @@ def test_help_comes_within_a_second():
     command, seconds = [sys.executable, "-m", "tower_train", "--help"], []
     for _ in range(3):  # of which the fastest counts, on a machine that has other things to do
         start = time.perf_counter()
-        subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, cwd=jobs.ROOT, check=True, stdout=subprocess.DEVNULL)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 1
 

@@ -3,7 +3,7 @@
 import jobs
 import pytest
 
-from tower_train import Config, EvaluateOptions, evaluate_run
+from tower_train import Config, EvaluateOptions, evaluate_run, host
 from tower_train.config import ExportOptions
 from tower_train.inference import serving
 from tower_train.run import dtypes
@@ -12,7 +12,14 @@ PROCESSOR = (
     "processor\t: {core}\nmodel name\t: Some avx512_bf16 processor\n{name}\t\t: fpu sse2 {flags}\nbugs\t\t: bf16\n\n"
 )
 NONE = "since this processor has no bfloat16 instructions"
-UNKNOWN = "since /proc/cpuinfo does not tell this processor's instructions"
+UNKNOWN = "since {path} does not tell this processor's instructions"
+
+
+@pytest.fixture
+def cpuinfo_path(tmp_path, monkeypatch):
+    """Where the processor is described; nothing lies there yet."""
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
+    return host.CPUINFO
 
 
 def cpuinfo(*flags_of_cores, name="flags"):
@@ -32,10 +39,14 @@ def cpuinfo(*flags_of_cores, name="flags"):
         (cpuinfo("asimd", "asimd bf16", name="Features"), ("float32", NONE)),  # not every core
         (cpuinfo("bf16", name="vmx flags"), ("float32", UNKNOWN)),
         ("", ("float32", UNKNOWN)),
+        (None, ("float32", UNKNOWN)),  # another system than Linux
     ],
 )  # fmt: skip
-def test_a_processor_is_known_by_its_flags(text, expected):
-    assert dtypes.of_processor(text) == expected
+def test_a_processor_is_known_by_its_flags(text, expected, cpuinfo_path):
+    if text is not None:
+        cpuinfo_path.write_text(text)
+    dtype, why = expected
+    assert dtypes.of_processor() == (dtype, why.format(path=cpuinfo_path))
 
 
 @pytest.mark.parametrize(
@@ -61,26 +72,17 @@ def test_only_the_gpus_that_are_used_are_looked_at(monkeypatch):
         assert dtypes.resolve(Config(dtype="auto", **options), {})[0].dtype == expected
 
 
-def test_where_there_is_no_proc_it_is_float32(monkeypatch, tmp_path):
-    monkeypatch.setattr(dtypes, "_CPUINFO", tmp_path / "none")
-    config, [line] = dtypes.resolve(Config(dtype="auto", device="cpu"), {})
-    assert (config.dtype, line) == (
-        "float32", f"dtype: float32, since there is no {tmp_path / 'none'} to tell this processor's instructions"
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_one_that_is_asked_for_is_left_alone(dtype):
     before = {"config": {"dtype": "bfloat16"}}
     assert dtypes.resolve(Config(dtype=dtype), before) == (Config(dtype=dtype), [])
 
 
-def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(monkeypatch, tmp_path, capsys):
+def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys):
     """run.json, evaluation and export have the resolved one."""
-    path, run = tmp_path / "cpuinfo", tmp_path / "run"
-    monkeypatch.setattr(dtypes, "_CPUINFO", path)
+    run = tmp_path / "run"
     for flags, chosen, steps in [("avx512_bf16", "bfloat16", 5), ("avx2", "float32", 10)]:
-        path.write_text(cpuinfo(flags))
+        cpuinfo_path.write_text(cpuinfo(flags))
         alone = tmp_path / chosen
         jobs.train_toy(alone, max_steps=5, dtype="auto")
         output = capsys.readouterr().out

@@ -9,7 +9,7 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config
-from tower_train.graph import build, devices
+from tower_train.graph import devices, training
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 
@@ -78,7 +78,7 @@ def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_th
     for secs in (0.0, 5.0):
         config = Config(num_gpus=2, batch_size=8, stall_timeout_secs=secs)
         examples = toy_workload.load(DataRequest("train"))
-        graph = build.training_graph(toy_workload.WORKLOAD, examples, config, devices.place(config))
+        graph = training.training_graph(toy_workload.WORKLOAD, examples, config, devices.place(config))
         assert sorted(graph.progress) == (["input", "tower_0", "tower_1"] if secs else [])
         names.append([variable.op.name for variable in graph.variables])
     assert names[0] == names[1]

@@ -1,8 +1,10 @@
-"""Where a step's time goes, from a trace of its operations, and why more towers do not help. No TensorFlow here."""
+"""Parts of a step's time, from a trace of its operations, and why more towers do not help. No TensorFlow here."""
 
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
+
+from tower_train.bench import report, systems
 
 INPUT_WAIT = "input wait"
 AVERAGING = "averaging"
@@ -12,7 +14,7 @@ MOVING_AVERAGES = "moving averages"
 OTHER = "other operations"
 NOTHING = "no operation running"
 
-# The first pattern that an operation's name begins with says what it belongs to: the name scopes that graph/ gives;
+# The first pattern that an operation's name begins with gives its category: the name scopes that graph/ gives;
 # the update is in the branches of the conditional `train`.
 _PATTERNS = [
     (INPUT_WAIT, re.compile(r"Iterator")),
@@ -38,7 +40,7 @@ class Operation:
 
     @property
     def category(self) -> str:
-        """What it belongs to: 'tower 0', ..., or one of the constants above."""
+        """Its part of the step: 'tower 0', ..., or one of the constants above."""
         name = _BY_OPTIMIZERS.sub("", self.name)
         if tower := _TOWER.match(name):
             return f"tower {tower[1]}"
@@ -47,16 +49,18 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Breakdown:
-    """Where the time of a step goes.
+    """The time of a step by category.
 
     Attributes:
       towers: their number.
       on_gpus: whether each has a device of its own; logical CPU devices share the cores.
       step_secs: a step's time, without tracing.
       cores: how many there are.
-      busy, own: how much of them was in use meanwhile, and in use by this process, 0 to 1.
+      busy: the part of them in use meanwhile, 0 to 1.
+      own: the part of them in use by this process, 0 to 1.
       seconds: by category, of a traced step; together they are its duration.
-      late_tower, late_secs: the last tower to finish, and how long after the one before it; 0.0 with one tower.
+      late_tower: the last tower to finish.
+      late_secs: how long after the one before it; 0.0 with one tower.
     """
 
     towers: int
@@ -70,7 +74,7 @@ class Breakdown:
     late_secs: float
 
     def share(self, *categories: str) -> float:
-        """Of the traced step's duration."""
+        """The share of the traced step's duration that these categories take."""
         return sum(self.seconds.get(category, 0.0) for category in categories) / sum(self.seconds.values())
 
 
@@ -78,7 +82,7 @@ def seconds_by_category(operations: Sequence[Operation]) -> dict[str, float]:
     """Shares the duration of a step out among the categories.
 
     A moment at which several categories have an operation running is shared equally by them; waiting for input counts
-    only where nothing else runs. So the parts add up to the time from the first operation's start to the last's end.
+    only while nothing else runs. So the parts add up to the time from the first operation's start to the last's end.
     """
     seconds: dict[str, float] = {}
     for duration, active in _spans(operations):
@@ -101,11 +105,23 @@ def lateness(operations: Sequence[Operation]) -> tuple[int, float]:
     return in_order[-1], ends[in_order[-1]] - ends[in_order[-2]]
 
 
+def table(breakdowns: Sequence[Breakdown]) -> list[str]:
+    """Milliseconds and share of a step by category, a column for each tower count."""
+    towers = [f"tower {i}" for i in range(max(one.towers for one in breakdowns))]
+    after = [AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES, OTHER, NOTHING]
+    body = [[category, *(_part(one, category) for one in breakdowns)] for category in [INPUT_WAIT, *towers, *after]]
+    body.append(["a step, without tracing", *(f"{one.step_secs * 1e3:.1f} ms" for one in breakdowns)])
+    body.append(["cores busy meanwhile", *(f"{one.busy:.0%} of {one.cores}" for one in breakdowns)])
+    body.append(["cores busy with this", *(f"{one.own:.0%} of {one.cores}" for one in breakdowns)])
+    return report.markdown(["", *(systems.count_of(one.towers, "tower") for one in breakdowns)], body)
+
+
 def sentence(fewest: Breakdown, most: Breakdown) -> str:
-    """Whether more towers help, and if not, why.
+    """Says whether more towers help, and if not, why.
 
     Args:
-      fewest, most: the breakdowns of the smallest and of the greatest number of towers, at one global batch.
+      fewest: the breakdown of the smallest number of towers.
+      most: that of the greatest number, at the same global batch.
     """
     gain, perfect = fewest.step_secs / most.step_secs, most.towers / fewest.towers
     if perfect > 1 and gain >= _BUSY * perfect:
@@ -124,8 +140,14 @@ def sentence(fewest: Breakdown, most: Breakdown) -> str:
     return f"More towers do not help: {reason.format(share)}."
 
 
+def _part(one: Breakdown, category: str) -> str:
+    if category.startswith("tower ") and category not in one.seconds:
+        return ""
+    return f"{one.seconds.get(category, 0.0) * 1e3:.1f} ms {one.share(category):4.0%}"
+
+
 def _waits(breakdown: Breakdown) -> list[tuple[float, str]]:
-    """What the towers wait for: its share of the step, and the reason in words with a place for the share."""
+    """(share of the step, reason with a place for the share) of each thing that towers wait for."""
     return [
         (
             breakdown.share(INPUT_WAIT),
@@ -142,28 +164,6 @@ def _waits(breakdown: Breakdown) -> list[tuple[float, str]]:
             "shorten that (averaging)",
         ),
     ]
-
-
-def chrome_trace(operations: Sequence[Operation]) -> dict:
-    """The operations in the Trace Event Format of chrome://tracing and ui.perfetto.dev; no two overlap in a lane."""
-    devices = sorted({operation.device for operation in operations})
-    events = [
-        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": device}} for pid, device in enumerate(devices)
-    ]
-    free_from: dict[str, list[float]] = {device: [] for device in devices}
-    origin = min((operation.start for operation in operations), default=0.0)
-    for operation in sorted(operations, key=lambda o: o.start):
-        lanes = free_from[operation.device]
-        lane = next((i for i, end in enumerate(lanes) if end <= operation.start), len(lanes))
-        lanes[lane : lane + 1] = [operation.end]
-        events.append(
-            {
-                "ph": "X", "name": operation.name, "cat": operation.category, "pid": devices.index(operation.device),
-                "tid": lane, "ts": (operation.start - origin) * 1e6, "dur": (operation.end - operation.start) * 1e6,
-                "args": {"category": operation.category},
-            }
-        )  # fmt: skip
-    return {"traceEvents": events}
 
 
 def _spans(operations: Sequence[Operation]) -> Iterator[tuple[float, set[str]]]:

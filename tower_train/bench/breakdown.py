@@ -1,25 +1,26 @@
-"""Where a step's time goes: the trainer's own steps, first timed and then traced. Runs in this process."""
+"""The breakdown of a step: the trainer's own steps, first timed and then traced, in this process."""
 
 import contextlib
 import dataclasses
 import io
-import json
 import re
 import statistics
 import tempfile
 import time
 
 import tensorflow as tf
+from tensorflow.python.client import timeline
 
-from tower_train.bench import attribution, machine, session, sides, table
+import tower_train
+from tower_train import host
+from tower_train.bench import attribution, report, sides
 from tower_train.bench.attribution import Breakdown, Operation
-from tower_train.bench.options import BenchmarkOptions
-from tower_train.run import loop
+from tower_train.bench.systems import BenchmarkOptions
 
 v1 = tf.compat.v1
 
 _WARM_UP_STEPS, _TRACED_STEPS = 10, 5
-_TRANSFERS = ("_Send", "_Recv", "_HostSend", "_HostRecv")  # run from the start of a step until what they wait for comes
+_TRANSFERS = ("_Send", "_Recv", "_HostSend", "_HostRecv")  # run from the start of a step until their input comes
 _OP_TYPE = re.compile(r" = (\w+)\(")
 
 
@@ -27,32 +28,31 @@ def run(options: BenchmarkOptions) -> list[str]:
     """Takes a step of each tower count apart, writes breakdown.json and a Chrome trace file for each.
 
     Returns:
-      What to print.
+      The lines to print.
     """
-    out = session.results_directory(options)
-    found, written = [], [out / "breakdown.json"]
+    out = report.directory(options.out)
+    breakdowns, written = [], [out / "breakdown.json"]
     for towers in options.tower_counts:
-        breakdown, operations, data = measure(options, towers)
-        found.append(breakdown)
+        breakdown, trace, data = measure(options, towers)
+        breakdowns.append(breakdown)
         written.append(out / f"trace-{towers}.json")
-        written[-1].write_text(json.dumps(attribution.chrome_trace(operations)))
-    where = {"options": dataclasses.asdict(options), "machine": machine.describe()}
-    content = where | {"breakdowns": [dataclasses.asdict(breakdown) for breakdown in found]}
-    written[0].write_text(json.dumps(content, indent=1) + "\n")
+        written[-1].write_text(timeline.Timeline(trace.step_stats).generate_chrome_trace_format(show_dataflow=False))
+    measured_on = {"options": dataclasses.asdict(options), "machine": host.describe()}
+    report.write(written[0], measured_on | {"breakdowns": [dataclasses.asdict(one) for one in breakdowns]})
     return [
         f"Where the time of a step of {options.batch_size} examples goes. Data: {data}", "",
-        *table.breakdown(found), "",
-        attribution.sentence(found[0], found[-1]), "",
-        *table.written(written),
+        *attribution.table(breakdowns), "",
+        attribution.sentence(breakdowns[0], breakdowns[-1]), "",
+        *report.written(written),
         "The traces open in chrome://tracing and in https://ui.perfetto.dev.",
     ]  # fmt: skip
 
 
-def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, list[Operation], str]:
+def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMetadata, str]:
     """Trains with so many towers for a moment.
 
     Returns:
-      The breakdown, the operations of the traced steps, and what was trained on.
+      The breakdown, the trace of its last step, and a line on the data.
     """
     workload = sides.workload_of(options.workload, options.model)
     tracer = _Tracer(options.seconds_each)
@@ -62,32 +62,31 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, list[Ope
             batch_size=options.batch_size // towers, train_dir=train_dir, max_steps=10**12, summary_every_steps=0,
             save_every_steps=0, eval_at_end=False,
         )  # fmt: skip
-        result = loop.train(workload, config, [tracer])
-    steps = [operations_of(step_stats) for step_stats in tracer.traces]
+        result = tower_train.train(workload, config, [tracer])
+    steps = [operations_of(trace) for trace in tracer.traces]
     each = [attribution.seconds_by_category(operations) for operations in steps]
     late = [attribution.lateness(operations) for operations in steps]
     breakdown = Breakdown(
         towers=towers,
         on_gpus=any("GPU" in operation.device for operation in steps[0]),
         step_secs=tracer.step_secs,
-        cores=machine.cores(),
+        cores=host.cores(),
         busy=tracer.busy,
         own=tracer.own,
-        seconds={name: sum(one.get(name, 0.0) for one in each) / len(each) for name in sorted(set().union(*each))},
+        seconds={name: statistics.fmean(one.get(name, 0.0) for one in each) for name in sorted(set().union(*each))},
         late_tower=statistics.mode(tower for tower, _ in late),
-        late_secs=sum(secs for _, secs in late) / len(late),
+        late_secs=statistics.fmean(secs for _, secs in late),
     )
-    data = f"{result.data}. {result.notice}" if result.notice else result.data
-    return breakdown, [operation for operations in steps for operation in operations], data
+    return breakdown, tracer.traces[-1], f"{result.data}. {result.notice}" if result.notice else result.data
 
 
-def operations_of(step_stats) -> list[Operation]:
-    """The operations of a step, from the StepStats of a traced run.
+def operations_of(trace: v1.RunMetadata) -> list[Operation]:
+    """The operations of a traced step.
 
-    A GPU's kernels are in a device of their own, '.../GPU:0/stream:all', named 'operation:type'; what is in '.../GPU:0'
-    then only launches them.
+    A GPU's kernels are in a device of their own, '.../GPU:0/stream:all', named 'operation:type'; those in '.../GPU:0'
+    only launch them.
     """
-    devices = {device.device: device.node_stats for device in step_stats.dev_stats}
+    devices = {device.device: device.node_stats for device in trace.step_stats.dev_stats}
     found = []
     for device, nodes in devices.items():
         if f"{device}/stream:all" in devices or ("/stream:" in device and not device.endswith("/stream:all")):
@@ -107,13 +106,14 @@ class _Tracer(v1.train.SessionRunHook):
 
     Attributes:
       step_secs: wall-clock time of a timed step.
-      own, busy: the part of the cores that this process, and that all processes used meanwhile, 0 to 1.
-      traces: the StepStats of the traced steps.
+      own: the part of the cores that this process used meanwhile, 0 to 1.
+      busy: the part of the cores that all processes used meanwhile, 0 to 1.
+      traces: of the traced steps.
     """
 
     def __init__(self, seconds: float):
         self.step_secs = self.own = self.busy = 0.0
-        self.traces: list = []
+        self.traces: list[v1.RunMetadata] = []
         self._seconds, self._steps, self._start = seconds, 0, _clocks()
 
     def before_run(self, run_context):
@@ -126,17 +126,17 @@ class _Tracer(v1.train.SessionRunHook):
         if self._steps == _WARM_UP_STEPS:
             self._start = _clocks()
         elif self.step_secs:
-            self.traces.append(run_values.run_metadata.step_stats)
+            self.traces.append(run_values.run_metadata)
             if len(self.traces) > _TRACED_STEPS:
                 del self.traces[0]  # the first one also sets tracing up
                 run_context.request_stop()
         elif self._steps > _WARM_UP_STEPS and time.perf_counter() - self._start[0] >= self._seconds:
             wall, own, busy = (now - start for now, start in zip(_clocks(), self._start, strict=True))
             self.step_secs = wall / (self._steps - _WARM_UP_STEPS)
-            self.own = own / (wall * machine.cores())
-            self.busy = max(self.own, min(1.0, busy / (wall * machine.cores())))
+            self.own = own / (wall * host.cores())
+            self.busy = max(self.own, min(1.0, busy / (wall * host.cores())))
 
 
 def _clocks() -> tuple[float, float, float]:
-    """Seconds of time, of this process's work and of all processes' work (0.0 where not known)."""
-    return time.perf_counter(), time.process_time(), machine.busy_core_secs() or 0.0
+    """Seconds of time, of this process's work and of all processes' work (0.0 if not known)."""
+    return time.perf_counter(), time.process_time(), host.busy_core_secs() or 0.0

@@ -1,4 +1,9 @@
-"""The arithmetic of a network, counted from the shapes in its graph."""
+"""The arithmetic of a network, counted from the shapes in its graph.
+
+tf.compat.v1.profiler counts more: operations that are in the graph but never run, such as the gradient for the images,
+the gradient of a strided convolution by the size of its input, products with constants, and all that is no product. For
+a training step that is 6.1 % more for convnet, 1.3 % for minigooglenet, 0.6 % for resnet20 and 0.3 % for cifar10_94.
+"""
 
 import math
 
@@ -11,10 +16,10 @@ def training_flops(loss: tf.Tensor) -> int:
     A multiplication and an addition count as two. A product counts once in the forward pass, and once more for the
     gradient of each operand that depends on trained variables: the first layer's input has none. Products with
     constants are not the network's but a way to compute something else (a window sum as a banded matrix) and do not
-    count; nor does anything that is no product.
+    count.
 
     Args:
-      loss: scalar. What stands inside functions and control flow is not looked into.
+      loss: scalar. Functions and control flow are not looked into.
 
     Raises:
       ValueError: a product whose shape is not known statically.

@@ -1,4 +1,4 @@
-"""The benchmark's end of its workers: starting them, asking them, and what is said when one dies or hangs."""
+"""The processes of the sides: start-up, requests, and the error when one dies or hangs."""
 
 import contextlib
 import json
@@ -29,6 +29,9 @@ class Worker:
       spec: what it runs, for `sides.run` or `sides.describe`.
       scratch: a directory of its own, made here; its standard error goes there.
       timeout_secs: how long it may take to answer.
+
+    Attributes:
+      pid: the process's number.
     """
 
     def __init__(self, name: str, spec: dict, scratch: pathlib.Path, timeout_secs: float):
@@ -42,6 +45,7 @@ class Worker:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=_environment(spec),
                 start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its workers
             )  # fmt: skip
+        self.pid = self._process.pid
         self._lines: queue.SimpleQueue[tuple[float, str | None]] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -55,7 +59,7 @@ class Worker:
             self._process.stdin.close()
 
     def wait_for(self, event: str, extra_secs: float = 0.0) -> dict:
-        """The content of its next line, which tells of `event`, and under "secs" how long after its start that came.
+        """Returns its next line, which must tell of `event`, and under "secs" the seconds from its start to that.
 
         Raises:
           SideError: it says something else, or nothing in time.
@@ -68,15 +72,15 @@ class Worker:
             if answer["event"] == event:
                 return answer | {"secs": when - self._started}
             if answer["event"] != "warming_up":
-                raise SideError(f"{self.name}: its process said {line.strip()} in place of {event!r}.")
+                raise SideError(f"{self.name}: its process said {line.strip()} instead of {event!r}.")
 
     def measure(self, seconds: float = 0.0, steps: int = 1) -> dict:
-        """Has it do at least so many steps for at least so long; returns what it measured."""
+        """Lets it do at least so many steps for at least so long; returns its measurement."""
         self._send(json.dumps({"seconds": seconds, "steps": steps}))
         return self.wait_for("measured", seconds)
 
     def stop(self) -> dict:
-        """Has it do no more steps; returns its last answer. Nobody waits for what it does then, such as saving."""
+        """Lets it do no more steps; returns its last answer. Nobody waits for what it does then, such as saving."""
         self._send("{}")
         return self.wait_for("stopped")
 
@@ -110,6 +114,6 @@ class Worker:
 
 
 def _environment(spec: dict) -> dict[str, str]:
-    """One process's GPU memory must leave room for the others'."""
+    """Leaves room for other processes in the GPUs' memory, and hides GPUs from sides that train on CPUs."""
     chosen = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} | ({"CUDA_VISIBLE_DEVICES": "-1"} if spec["device"] == "cpu" else {})
     return os.environ | chosen

@@ -1,20 +1,19 @@
-"""What a worker runs: tower_train itself, a rival, or matrix products; and what is found out before any of them."""
+"""The sides as their workers run them: tower_train, a rival, or matrix products; first, a look at the data."""
 
 import contextlib
 import dataclasses
 import importlib
-import json
-import time
-from unittest import mock
+import pathlib
+import pickle
+import timeit
 
 import numpy as np
 import tensorflow as tf
 
+import tower_train
 from tower_train import workload as workloads
 from tower_train.bench import flops, systems
-from tower_train.config import Config
-from tower_train.graph import devices, gradients, stream
-from tower_train.run import loop
+from tower_train.graph import gradients, stream
 
 v1 = tf.compat.v1
 
@@ -31,14 +30,14 @@ def describe(spec: dict) -> dict:
       spec: workload, model, dataset, data_dir, device, batch_size, and fixed_path, the file for the batch.
 
     Returns:
-      For JSON: gpus, data, dataset, notice, flops_per_example (None where shapes are not static), reference, rivals.
+      For JSON: gpus, data, dataset, notice, flops_per_example (None if shapes are not static), reference, rivals.
     """
     workload = workload_of(spec["workload"], spec["model"])
     workload.check_dataset(spec["dataset"])
     rivals = _rivals(spec["workload"], workload)
     examples = workload.examples(_request(spec))
-    batch = _one_batch(workload, examples, spec)
-    _save(spec["fixed_path"], batch)
+    batch = _one_batch(workload, examples, spec["batch_size"])
+    pathlib.Path(spec["fixed_path"]).write_bytes(pickle.dumps(batch))
     gpus = [] if spec["device"] == "cpu" else tf.config.list_physical_devices("GPU")
     return {
         "gpus": [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus],
@@ -58,15 +57,15 @@ def run(spec: dict, pacer) -> None:
     """Runs one side until its pacer stops it.
 
     Args:
-      spec: kind; workload, model, dataset, data_dir, device; batch_size; scratch, a directory of its own; and what is
-        in the `settings` of its `systems.System`.
+      spec: kind; workload, model, dataset, data_dir, device; batch_size; scratch, a directory of its own; and the
+        `settings` of its `systems.System`.
       pacer: the `worker.Pacer` that it reports its steps to.
     """
     {"trainer": _run_trainer, "rival": _run_rival, "matmul": _run_matmul}[spec["kind"]](spec, pacer)
 
 
 def workload_of(path: str, model: str | None) -> workloads.Workload:
-    """The workload at an import path, with one of its models where one is named.
+    """The workload at an import path, with one of its models if one is named.
 
     Raises:
       ConfigError: there is no such workload or model.
@@ -75,7 +74,7 @@ def workload_of(path: str, model: str | None) -> workloads.Workload:
 
 
 def _run_trainer(spec: dict, pacer) -> None:
-    """What `python -m tower_train` runs, its hooks included, with one hook more."""
+    """Runs what `python -m tower_train` runs, its hooks included, with one hook more."""
     workload = workload_of(spec["workload"], spec["model"])
     if spec["is_fixed"]:
         workload = fixed_workload(workload, spec["fixed_path"], _request(spec))
@@ -90,20 +89,23 @@ def _run_trainer(spec: dict, pacer) -> None:
         variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
         train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **often[spec["reports"]],
     )  # fmt: skip
-    with _unguarded() if spec["reports"] == systems.UNGUARDED else contextlib.nullcontext():
-        loop.train(workload, config, [_AfterStep(pacer.after_step)])
+    with unguarded() if spec["reports"] == systems.UNGUARDED else contextlib.nullcontext():
+        tower_train.train(workload, config, [_AfterStep(pacer.after_step)])
 
 
 @contextlib.contextmanager
-def _unguarded():
-    """Within this block graphs are built without the check that a step is finite, which no option turns off."""
+def unguarded():
+    """Builds graphs in this block without the check that a step is finite, which no option turns off."""
 
     def update(tower_grads, tower_losses, applied_grads, loss, apply, skip):
         with tf.control_dependencies([apply()]):
             return tf.ones([len(tower_grads) + 1, len(applied_grads) + 1], tf.bool)
 
-    with mock.patch.object(gradients, "update_if_finite", update):
+    checked, gradients.update_if_finite = gradients.update_if_finite, update
+    try:
         yield
+    finally:
+        gradients.update_if_finite = checked
 
 
 class _AfterStep(v1.train.SessionRunHook):
@@ -116,11 +118,11 @@ class _AfterStep(v1.train.SessionRunHook):
 
 
 def fixed_workload(workload: workloads.Workload, path: str, request: workloads.DataRequest) -> workloads.Workload:
-    """The workload with one batch, which is part of the graph, in place of its examples and their preprocessing.
+    """The workload with one batch, which is part of the graph, instead of its examples and their preprocessing.
 
     A network that begins with values made from examples gets those of the request, before any preprocessing.
     """
-    batch = _load(path)
+    batch = pickle.loads(pathlib.Path(path).read_bytes())
 
     def fetch(indices):
         # As many as are asked for, over and over again, since the look at the data takes more than a step does.
@@ -142,15 +144,13 @@ def _run_rival(spec: dict, pacer) -> None:
 
 
 def _run_matmul(spec: dict, pacer) -> None:
-    """Products of square matrices, of the size at which this machine multiplies fastest."""
-    session_config = v1.ConfigProto(device_count={"GPU": 0} if spec["device"] == "cpu" else {})
-    session_config.gpu_options.allow_growth = True
-    with tf.Graph().as_default(), v1.Session(config=session_config) as session:
+    """Multiplies square matrices of the size at which this machine does most products a second."""
+    with tf.Graph().as_default(), v1.Session() as session:
         fastest = 0.0
         for size in _MATRIX_SIZES:
             trial = _product(session, size, tf.as_dtype(spec["dtype"]))
             trial()  # the first one plans
-            seconds = min(_seconds(trial) for _ in range(_MATRIX_TRIALS))
+            seconds = min(timeit.repeat(trial, number=1, repeat=_MATRIX_TRIALS))
             if size**3 / seconds > fastest:
                 fastest, product, pacer.work_per_step = size**3 / seconds, trial, 2 * size**3
             if seconds > _LONGEST_TRIAL_SECS:
@@ -169,45 +169,21 @@ def _product(session: v1.Session, size: int, dtype: tf.DType):
     return session.make_callable(tf.matmul(left, right)[0, 0])  # one element: the rest need not be copied out
 
 
-def _seconds(function) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def _one_batch(workload: workloads.Workload, examples: workloads.Examples, spec: dict):
+def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch_size: int):
     """The first (features, labels) of training, as numpy arrays."""
-    session_config = devices.place(Config(device=spec["device"])).session_config
-    with tf.Graph().as_default(), v1.Session(config=session_config) as session:
+    with tf.Graph().as_default(), tf.device("/cpu:0"), v1.Session() as session:
         first = stream.training_stream(
-            workload, examples, seed=0, start=tf.zeros([], tf.int64), tower_batch=spec["batch_size"], num_towers=1
+            workload, examples, seed=0, start=tf.zeros([], tf.int64), split=stream.Split(batch_size, 1)
         )
         session.run(first.initializer)
         return session.run(first.batches[0])
 
 
-def _save(path: str, batch) -> None:
-    """Writes a nest of arrays as .npz: the arrays, and as JSON the nest of their numbers."""
-    arrays = tf.nest.flatten(batch)
-    numbers = tf.nest.pack_sequence_as(batch, list(range(len(arrays))))
-    with open(path, "wb") as file:
-        np.savez(file, *arrays, nest=json.dumps(numbers))
-
-
-def _load(path: str):
-    """The nest of arrays that `_save` wrote; its lists are tuples."""
-    with np.load(path, allow_pickle=False) as arrays:
-
-        def filled(numbers):
-            if isinstance(numbers, dict):
-                return {key: filled(value) for key, value in numbers.items()}
-            return tuple(map(filled, numbers)) if isinstance(numbers, list) else arrays[f"arr_{numbers}"]
-
-        return filled(json.loads(str(arrays["nest"])))
-
-
 def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | None:
-    """Of the network in its plain formulation, where the rivals have one: a trick that saves operations is no work."""
+    """Operations of training the network, in its plain formulation if the rivals have one.
+
+    Operations that a trick saves are not the network's, nor are operations that it adds.
+    """
     with tf.Graph().as_default():
         features, labels = tf.nest.map_structure(lambda a: v1.placeholder(a.dtype, a.shape), batch)
         plain = rivals and rivals.plain_inference
@@ -219,7 +195,7 @@ def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | N
 
 
 def _rivals(workload_path: str, workload: workloads.Workload):
-    """What the module of the workload's rivals gives `of` the workload's options, or None where there is none."""
+    """The rivals of a workload under its options, from the module `rivals` beside it; None if there is none."""
     path = f"{workload_path.partition(':')[0]}.rivals"
     try:
         return importlib.import_module(path).of(workload.options)

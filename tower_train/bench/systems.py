@@ -1,27 +1,110 @@
-"""The sides of each comparison. No TensorFlow here."""
+"""The options of the benchmark, and the sides of each comparison that they ask for. No TensorFlow here."""
 
 import dataclasses
 import fnmatch
 from typing import Any
 
-from tower_train import config, errors
-from tower_train.bench.options import BenchmarkOptions
+from tower_train import errors
+from tower_train.options import Options, option
 
 CEILING = "ceiling"
 TRAINER = "tower_train"
+DTYPES = ("float32", "bfloat16")
 LOG_LINES, REPORTS, SILENCE, UNGUARDED = "log lines", "reports", "silence", "unguarded"
+
+
+FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkOptions(Options):
+    """The sides to compare, and how thoroughly."""
+
+    quick: bool = option(False, "the most telling sides only, in under two minutes on two cores", FORMS)
+    sweep: bool = option(
+        False, "instead: examples/sec over batch size, towers, and length of the run, of tower_train alone", FORMS
+    )
+    overhead: bool = option(
+        False, "instead: the cost of logging, summaries and checkpoints, and of starting, of tower_train alone", FORMS
+    )
+    breakdown: bool = option(
+        False, "instead: where a step's time goes, with Chrome trace files, of tower_train alone", FORMS
+    )
+
+    growing: bool = option(
+        False, "instead: towers with copies of the variables, and two processes on this machine, against towers that "
+        "share the variables and against TensorFlow's strategies", FORMS,
+    )  # fmt: skip
+
+    systems: str | None = option(
+        None, "only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/real (all)", SIDES
+    )
+    towers: tuple[int, ...] | None = option(
+        None, "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16; with --growing 2,4)",
+        SIDES, minimum=1,
+    )  # fmt: skip
+    batch_size: int = option(128, "examples a step over all towers or replicas of a side", SIDES, minimum=1)
+    device: str = option("auto", "gpu, cpu, or auto: GPUs if there are any", SIDES, choices=("auto", "gpu", "cpu"))
+    workload: str = option("cifar10", "what is trained: an import path; its rivals are in MODULE.rivals", SIDES)
+    model: str | None = option(None, "which of the workload's models, if it has several (its own choice)", SIDES)
+    dataset: str = option("auto", "which of the workload's data sets", SIDES)
+    data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", SIDES)
+
+    rounds: int | None = option(None, "how often each side is measured (5; with --quick 3)", MEASURING, minimum=1)
+    seconds: float | None = option(
+        None, "how long each side is measured in each round (5; with --quick 1.5)", MEASURING, above=0
+    )
+    timeout_secs: float = option(
+        300.0,
+        "how long a side may take to start, or to finish a measurement, before it is given up",
+        MEASURING,
+        above=0,
+    )
+    out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
+
+    def check(self):
+        forms = [name for name in ("sweep", "overhead", "breakdown", "growing") if getattr(self, name)]
+        if len(forms) > 1:
+            raise errors.ConfigError(
+                f"--{forms[0]} and --{forms[1]} exclude each other. Run the command once for each."
+            )
+        if self.systems and (forms or self.quick):
+            other = forms[0] if forms else "quick"
+            raise errors.ConfigError(f"--systems and --{other} both choose the sides. Give one of them.")
+        for towers in self.tower_counts:
+            if self.batch_size % towers:
+                raise errors.ConfigError(
+                    f"--batch_size={self.batch_size} cannot be shared out evenly among {towers} towers. Choose a "
+                    "multiple, or other --towers."
+                )
+
+    @property
+    def tower_counts(self) -> tuple[int, ...]:
+        if self.towers:
+            return self.towers
+        if self.growing:
+            return (2, 4)
+        return (1, 2) if self.quick else (1, 2, 4, 8, 16) if self.sweep else (1, 2, 4, 8)
+
+    @property
+    def num_rounds(self) -> int:
+        return self.rounds or (3 if self.quick else 5)
+
+    @property
+    def seconds_each(self) -> float:
+        return self.seconds or (1.5 if self.quick else 5.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """One side: what a worker process runs.
+    """One side, which a worker process runs.
 
     Attributes:
       name: its row in the table.
       kind: 'trainer', 'rival' or 'matmul', which `sides` knows how to run.
-      settings: what it runs, for `sides`.
-      batch_size: examples a step; None where steps have no examples.
-      dtype: its arithmetic, which says what ceiling it is held against; None for none.
+      settings: further arguments for `sides`.
+      batch_size: examples a step; None if steps have no examples.
+      dtype: of its arithmetic, hence of the ceiling that it is compared with.
       is_anchor: others are compared with it, so it is measured along with every group of sides.
     """
 
@@ -32,11 +115,10 @@ class System:
     dtype: str | None = "float32"
     is_anchor: bool = False
 
-
-def dtypes() -> tuple[str, ...]:
-    """float32, and bfloat16 where the trainer knows it."""
-    (field,) = (field for field in dataclasses.fields(config.Config) if field.name == "dtype")
-    return tuple(dtype for dtype in ("float32", "bfloat16") if dtype in field.metadata["choices"])
+    @property
+    def is_ceiling(self) -> bool:
+        """Whether it multiplies matrices, instead of training."""
+        return self.kind == "matmul"
 
 
 def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
@@ -44,7 +126,7 @@ def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
 
     Args:
       options: which of them.
-      about: what `sides.describe` found out.
+      about: what `sides.describe` returned.
 
     Raises:
       ConfigError: --systems or --growing has none.
@@ -81,19 +163,21 @@ def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
 
 
 def trainers(options: BenchmarkOptions, about: dict) -> list[System]:
-    """tower_train: every tower count, in every dtype, on fixed inputs and on real ones."""
+    """Sides of tower_train: every tower count, in every dtype, on fixed inputs and on real ones."""
     return [
         trainer(f"{count_of(towers, 'tower')}/{dtype}/{inputs}", towers, options.batch_size, dtype, inputs == "fixed")
         for inputs in ("fixed", "real")
-        for dtype in dtypes()
+        for dtype in DTYPES
         for towers in options.tower_counts
         if _has_devices(about, towers)
     ]
 
 
 def growing(options: BenchmarkOptions, about: dict) -> list[System]:
-    """Towers that share the variables on the CPU, towers with copies of their own, and two processes; all others are
-    compared with the first of them."""
+    """Towers that share the variables on the CPU, towers with copies of their own, and two processes.
+
+    All others are compared with the first of them.
+    """
     sides = []
     for shared in trainers(options, about):
         towers = shared.settings["towers"]
@@ -122,13 +206,13 @@ def trainer(
     """One tower_train side.
 
     Args:
-      name: what it is called after 'tower_train/'.
+      name: its name after 'tower_train/'.
       towers: their number.
       batch_size: examples a step, over all towers.
       dtype: of the arithmetic.
-      is_fixed: train on one distorted batch that is part of the graph, in place of a stream of images.
-      reports: LOG_LINES, REPORTS for summaries and checkpoints too, all as often as by default, SILENCE, or UNGUARDED
-        for silence without the check of each step that it is finite.
+      is_fixed: train on one distorted batch that is part of the graph, instead of a stream of images.
+      reports: LOG_LINES; REPORTS, which adds summaries and checkpoints, all as often as by default; SILENCE; or
+        UNGUARDED, silence without the check that each step is finite.
       warm_up_steps: done before it is measured; None for the usual few.
     """
     settings = dict(towers=towers, dtype=dtype, is_fixed=is_fixed, reports=reports, num_processes=1,
@@ -139,10 +223,10 @@ def trainer(
 
 
 def ceilings() -> list[System]:
-    """How fast this machine multiplies matrices."""
+    """The sides that tell how fast this machine multiplies matrices."""
     return [
         System(f"{CEILING}/{dtype} matrix product", "matmul", {"dtype": dtype}, None, dtype, is_anchor=True)
-        for dtype in dtypes()
+        for dtype in DTYPES
     ]
 
 
@@ -156,7 +240,7 @@ def _has_devices(about: dict, count: int, processes: int = 1) -> bool:
 
 
 def _is_telling(side: System, options: BenchmarkOptions) -> bool:
-    """Whether a quick benchmark has it, of those that are no rivals."""
+    """Whether a quick benchmark has this side of tower_train or this ceiling."""
     if side.kind == "trainer":  # real images with all towers, and with the fewest of them all dtypes and inputs but one
         plain, real = side.dtype == "float32", not side.settings["is_fixed"]
         return plain and real or (plain or real) and side.settings["towers"] == options.tower_counts[0]

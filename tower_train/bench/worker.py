@@ -12,16 +12,23 @@ time from the side that is measured.
     worker:     {"event": "measured", "steps": 134, "seconds": 5.01, ...}
     benchmark:  {}, or the end of its output
     worker:     {"event": "stopped", "peak_bytes": 900000000}
+
+A side that trains in several processes has one worker, which starts the others, its peers. They talk with nobody, and
+find their task in TF_CONFIG. When one of these processes ends, however it ends, they all do.
 """
 
+import contextlib
 import json
 import os
+import subprocess
 import sys
+import threading
 import time
+import types
 from collections.abc import Iterator, Sequence
 
-from tower_train import errors
-from tower_train.bench import peers, usage
+from tower_train import errors, host
+from tower_train.cluster import ports
 from tower_train.options import command_line
 
 WARM_UP_STEPS, WARM_UP_SECS = 10, 1.0
@@ -34,18 +41,24 @@ class Pacer:
 
     A side calls `after_step` after every step, and leaves when that returns True.
 
+    Args:
+      channel: file of the lines to the benchmark.
+      requests: file of the lines from the benchmark.
+      import_secs: how long importing TensorFlow took.
+      work_per_step: the attribute.
+      warm_up_steps: how many steps are done before it is ready.
+      peers: numbers of the side's other processes.
+
     Attributes:
       work_per_step: what a step is worth in the side's unit, for the benchmark: examples, or floating-point operations.
     """
 
     def __init__(
         self, channel, requests, import_secs: float, work_per_step: int | None, warm_up_steps: int,
-        others: Sequence[int] = (),
+        peers: Sequence[int] = (),
     ):  # fmt: skip
-        """Args: where lines go and come from, what importing TensorFlow took, the attribute, steps before ready, the
-        numbers of the side's other processes."""
         self.work_per_step = work_per_step
-        self._channel, self._requests, self._others = channel, requests, others
+        self._channel, self._requests, self._peers = channel, requests, peers
         self._import_secs, self._warm_up_steps = import_secs, warm_up_steps
         self._steps = self._pace()
         next(self._steps)
@@ -65,9 +78,9 @@ class Pacer:
         yield from self._do(WARM_UP_SECS, self._warm_up_steps % SIGN_OF_LIFE_STEPS)
         self._tell("ready", work_per_step=self.work_per_step, peak_bytes=self._bytes("VmHWM"))
         while True:
-            idle = -time.perf_counter(), -usage.processor_secs(self._others)
+            idle = -time.perf_counter(), -host.processor_secs(self._peers)
             request = json.loads(self._requests.readline() or "{}")
-            idle = idle[0] + time.perf_counter(), idle[1] + usage.processor_secs(self._others)
+            idle = idle[0] + time.perf_counter(), idle[1] + host.processor_secs(self._peers)
             if not request:
                 break
             yield from self._do(0, LEAD_IN_STEPS)
@@ -87,15 +100,65 @@ class Pacer:
         return done
 
     def _bytes(self, name: str) -> int:
-        return usage.resident_bytes(name, self._others)
+        return host.resident_bytes(name, self._peers)
 
     def _tell(self, event: str, **content) -> None:
         self._channel.write(json.dumps({"event": event, **content}) + "\n")
         self._channel.flush()
 
 
-def main(argv: list[str]) -> int:
-    spec = json.loads(argv[1])
+@contextlib.contextmanager
+def peers_of(spec: dict) -> Iterator[list[int]]:
+    """Within this block the peers of this process run, if its side has any; yields their process numbers."""
+    hosts = [f"localhost:{port}" for port in ports.free_ports(spec.get("num_processes", 1))]
+    environments = [
+        {"TF_CONFIG": json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})}
+        for index in range(len(hosts))
+    ]
+    if len(hosts) > 1:
+        os.environ |= environments[0]
+    peers = [
+        subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, json.dumps(spec | {"is_peer": True})],
+            stdin=subprocess.PIPE, stdout=sys.stderr, env=os.environ | environment,
+        )
+        for environment in environments[1:]
+    ]  # fmt: skip
+    leaving = threading.Event()
+    for peer in peers:
+        threading.Thread(target=_end_with_peer, args=[peer, leaving], daemon=True).start()
+    try:
+        yield [peer.pid for peer in peers]
+    finally:
+        leaving.set()
+        for peer in peers:
+            peer.kill()
+            peer.wait()
+
+
+def _end_with_peer(peer: subprocess.Popen, leaving: threading.Event) -> None:
+    status = peer.wait()
+    if not leaving.is_set():
+        os.write(2, f"another process of this side ended with status {status}\n".encode())
+        os._exit(1)
+
+
+def _end_with_worker() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+def _run_peer(spec: dict) -> None:
+    threading.Thread(target=_end_with_worker, daemon=True).start()
+    command_line.import_tensorflow()
+    from tower_train.bench import sides
+
+    scratch = os.path.join(spec["scratch"], f"of process {os.getpid()}")
+    os.makedirs(scratch)
+    sides.run(spec | {"scratch": scratch}, types.SimpleNamespace(after_step=lambda loss=None: False))
+
+
+def _run_worker(spec: dict) -> None:
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a side prints must not get among the lines
     start = time.perf_counter()
@@ -108,12 +171,17 @@ def main(argv: list[str]) -> int:
             channel.write(json.dumps({"event": "described", **sides.describe(spec)}) + "\n")
         else:
             warm_up_steps = spec.get("warm_up_steps", WARM_UP_STEPS)
-            with peers.started(spec) as others:
-                pacer = Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps, others)
-                sides.run(spec, pacer)
+            with peers_of(spec) as peers:
+                sides.run(spec, Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps, peers))
     except errors.UserError as error:
         channel.write(json.dumps({"event": "refused", "message": str(error)}) + "\n")
     channel.close()
+
+
+def main(argv: list[str]) -> int:
+    spec = json.loads(argv[1])
+    run = _run_peer if spec.get("is_peer") else _run_worker
+    run(spec)
     return 0
 
 

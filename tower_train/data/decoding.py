@@ -1,4 +1,4 @@
-"""From image files to arrays of one size: decoded and resized in TensorFlow, on all cores, and what cannot be."""
+"""Decodes and resizes image files in TensorFlow, on all cores, and finds those that cannot be."""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from tower_train import host
 from tower_train.data.image_files import EXTENSIONS, Listing
 
 v1 = tf.compat.v1
@@ -78,7 +79,7 @@ def _decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def decode_contents(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.Tensor:
-    """As `decode`, of what is in a file (string scalar): uint8 [height, width, channels]."""
+    """Decodes the content of a file (string scalar) as `decode` does, to uint8 [height, width, channels]."""
     resized = tf.image.resize(_decode(contents, channels), [height, width], antialias=True)
     return tf.saturate_cast(tf.round(resized), tf.uint8)
 
@@ -99,7 +100,7 @@ def _decoded(paths, kinds, size: int, channels: int, resized: bool) -> Iterator[
         # Fed, since a graph holds at most 2 GiB.
         fed = [v1.placeholder(tf.string, [len(paths)]) for _ in range(2)]
         dataset = tf.data.Dataset.from_tensor_slices((tf.range(len(paths), dtype=tf.int64), *fed))
-        dataset = dataset.map(load, num_parallel_calls=os.cpu_count(), deterministic=False)
+        dataset = dataset.map(load, num_parallel_calls=host.cores(), deterministic=False)
         dataset = dataset.ignore_errors().batch(_BATCH).prefetch(2)
         iterator = v1.data.make_initializable_iterator(dataset)
         batch = iterator.get_next()

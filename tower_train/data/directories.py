@@ -1,4 +1,4 @@
-"""Where data lies: in the directory that the user named, or in the default one."""
+"""The directory of the data: the one that the user named, or the default one."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ from tower_train import errors
 
 
 def chosen(data_dir: str | None) -> pathlib.Path:
-    """The directory of --data_dir, or the default one where the user named none.
+    """Returns the directory of --data_dir, or the default one if the user named none.
 
     Raises:
       DataError: as `expanded`.
@@ -16,14 +16,14 @@ def chosen(data_dir: str | None) -> pathlib.Path:
 
 
 def default_directory() -> pathlib.Path:
-    """$TOWER_TRAIN_DATA, or else tower_train in the user's cache directory ($XDG_CACHE_HOME or ~/.cache)."""
+    """Returns $TOWER_TRAIN_DATA, or else tower_train in the user's cache directory ($XDG_CACHE_HOME or ~/.cache)."""
     if named := os.environ.get("TOWER_TRAIN_DATA"):
         return expanded(named)
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tower_train"
 
 
 def expanded(path: str) -> pathlib.Path:
-    """A path with ~ replaced by the home directory.
+    """Returns a path with ~ replaced by the home directory.
 
     Raises:
       DataError: there is no such home directory.

@@ -14,8 +14,9 @@ import zlib
 
 import numpy as np
 
-from tower_train import errors, workload
+from tower_train import errors
 from tower_train.data import arrays
+from tower_train.examples import Examples
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -47,10 +48,8 @@ def read(path: str | os.PathLike) -> np.ndarray:
         raise errors.DataError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
-def examples(
-    name: str, images: str | os.PathLike, labels: str | os.PathLike, class_names: tuple[str, ...]
-) -> workload.Examples:
-    """The examples of one file of images and one of labels, as MNIST's.
+def examples(name: str, images: str | os.PathLike, labels: str | os.PathLike, class_names: tuple[str, ...]) -> Examples:
+    """Reads the examples of one file of images and one of labels, such as MNIST's.
 
     Args:
       name: what the data set is called in logs.
@@ -85,9 +84,7 @@ def examples(
     digest.update(pixels)
     digest.update(classes)
     fetch = arrays.fetcher(pixels[..., np.newaxis], classes.astype(np.int32))
-    return workload.Examples(
-        name, len(classes), lambda: fetch, digest.hexdigest()[:16], tuple(class_names), labels=classes
-    )
+    return Examples(name, len(classes), lambda: fetch, digest.hexdigest()[:16], tuple(class_names), labels=classes)
 
 
 def _parse(path, content, most_bytes: int) -> np.ndarray:

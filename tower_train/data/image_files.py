@@ -1,4 +1,4 @@
-"""Which images a folder holds: split/class/*.jpeg, *.jpg, *.png, labels from the names of the class folders."""
+"""The images that a folder holds: split/class/*.jpeg, *.jpg, *.png, labels from the names of the class folders."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ class Listing:
       names: over images.
       labels: int32 [images].
       class_names: what label i means, in sorted order.
-      passed_over: how many files are no images, in words; empty where there are none.
+      passed_over: how many files are no images, in words; empty if there are none.
     """
 
     root: pathlib.Path
@@ -34,11 +34,11 @@ class Listing:
     passed_over: str = ""
 
     def paths(self) -> list[bytes]:
-        """As the file system has them, whatever its encoding."""
+        """Returns the images' paths as the file system has them, whatever its encoding."""
         return [os.fsencode(self.root / name) for name in self.names]
 
     def subset(self, chosen: np.ndarray) -> "Listing":
-        """The images at the given indices."""
+        """Returns the images at the given indices."""
         return dataclasses.replace(self, names=tuple(self.names[i] for i in chosen), labels=self.labels[chosen])
 
 
@@ -47,8 +47,8 @@ def find(
 ) -> Listing:
     """Lists the images of a split.
 
-    The directory holds `train` and `test` (or `val`, `validation`, `valid`), each with one folder a class. Where there
-    is no second split, or there are class folders at once, a fraction of the groups of images is split off for testing.
+    The directory holds `train` and `test` (or `val`, `validation`, `valid`), each with one folder a class. If there is
+    no second split, or there are class folders at once, a fraction of the groups of images is split off for testing.
 
     Args:
       directory: where the folders are.
@@ -60,7 +60,7 @@ def find(
 
     Raises:
       DataError: no folders, a class without images or in one split only, a name without a group.
-      ConfigError: a fraction where there is a second split, none where it is needed, or a bad pattern.
+      ConfigError: a fraction beside a second split, none where it is needed, or a bad pattern.
     """
     train = directory / "train" if (directory / "train").is_dir() else directory
     tests = [directory / name for name in TEST_NAMES if (directory / name).is_dir()] if train != directory else []
@@ -93,7 +93,7 @@ def fingerprint(listing: Listing, modified: bool = False) -> str:
 
 
 def shown(name: str) -> str:
-    """A file's name in a message, also where it is not valid in the file system's encoding."""
+    """Returns a file's name for a message, also if it is not valid in the file system's encoding."""
     return os.fsencode(name).decode(errors="replace")
 
 
@@ -171,7 +171,7 @@ def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str
 
 
 def _groups(listing: Listing, group_pattern: str) -> list[str]:
-    """Each image's group."""
+    """Returns each image's group."""
     if not group_pattern:
         return list(listing.names)
     try:

@@ -6,7 +6,7 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-from absl import logging
+from tower_train import console
 
 _PARTIAL_SUFFIX = ".partial"
 
@@ -22,7 +22,7 @@ def publish_folder(
     Args:
       folder: what to make; its parents are made too.
       fill: writes everything into the (empty) folder it is given.
-      is_complete: whether a folder of that name (it may not exist) is already all it should be. Where it exists and is
+      is_complete: whether a folder of that name (it may not exist) is already all it should be. If it exists and is
         not, it is replaced; `is_complete` may raise to prevent that.
 
     Raises:
@@ -50,7 +50,7 @@ def _wait_for(lock, folder: pathlib.Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        logging.info("Another process is making %s; waiting for it.", folder)
+        console.notice(f"Another process is making {folder}; waiting for it.")
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 

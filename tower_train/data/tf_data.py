@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tower_train import errors, workload
+from tower_train import errors
+from tower_train.examples import Examples
 
 v1 = tf.compat.v1
 
@@ -28,8 +29,8 @@ def examples(
     class_names: Sequence[str] = (),
     fingerprint: str = "",
     parallel_steps: int = 2,
-) -> workload.Examples:
-    """The elements of a dataset.
+) -> Examples:
+    """Makes examples of the elements of a dataset.
 
     Args:
       name: what the data set is called in logs.
@@ -62,9 +63,7 @@ def examples(
     if num_examples < 1:
         raise errors.DataError(f"{name}: num_examples is {num_examples}; there must be at least one example.")
     digest = hashlib.sha256(f"{spec} {num_examples} {fingerprint}".encode()).hexdigest()[:16]
-    return workload.Examples(
-        name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=make
-    )
+    return Examples(name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=make)
 
 
 def _count(name: str, dataset: tf.data.Dataset) -> int:

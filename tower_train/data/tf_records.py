@@ -19,7 +19,8 @@ from concurrent import futures
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, workload
+from tower_train import errors, host
+from tower_train.examples import Examples
 
 _HEADER, _FOOTER = 12, 4  # bytes around a record's content
 _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x01": "ZLIB", b"\x78\x9c": "ZLIB", b"\x78\xda": "ZLIB"}
@@ -42,7 +43,7 @@ class DamagedRecordError(errors.DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """Where the records of some files lie; arrays over records.
+    """The places of the records of some files; arrays over records.
 
     Attributes:
       paths: of the files, in sorted order.
@@ -59,7 +60,7 @@ class Index:
     checksums: np.ndarray
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """The contents of records: bytes objects [batch].
+        """Reads the contents of records: bytes objects [batch].
 
         Raises:
           DamagedRecordError: a file changed since it was indexed.
@@ -70,7 +71,7 @@ class Index:
         return contents
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with the records or their order, not with the files' names."""
+        """Returns 16 hexadecimal digits that change with the records or their order, not with the files' names."""
         digest = hashlib.sha256()
         for array in (self.files, self.lengths, self.checksums):
             digest.update(array)
@@ -99,8 +100,8 @@ def examples(
     class_names: Sequence[str] = (),
     batched: bool = False,
     parallel_steps: int | None = None,
-) -> workload.Examples:
-    """The records of files. The trainer's own permutation shuffles them, all of them at once, each epoch anew.
+) -> Examples:
+    """Makes examples of the records of files. The trainer's permutation shuffles all of them at once, each epoch anew.
 
     Args:
       name: what the data set is called in logs.
@@ -108,7 +109,7 @@ def examples(
       parse: string scalar, a record's content -> (features, label), as with tf.io.parse_single_example.
       class_names: what label i means; empty where labels are not classes.
       batched: parse takes [batch] records at once, as tf.io.parse_example does, which is faster.
-      parallel_steps: how many steps' records are parsed at the same time; None for one a core, or two where batched.
+      parallel_steps: how many steps' records are parsed at the same time; None for one a core, or two if batched.
 
     Raises:
       DataError: no such file, one that cannot be read or is compressed, or no records.
@@ -129,9 +130,9 @@ def examples(
 
     if not len(index.files):
         raise errors.DataError(f"{name}: {', '.join(index.paths)} hold no records.")
-    return workload.Examples(
+    return Examples(
         name, len(index.files), open_records, index.fingerprint(), tuple(class_names),
-        parallel_steps=parallel_steps or (2 if batched else os.cpu_count() or 2),
+        parallel_steps=parallel_steps or (2 if batched else host.cores()),
     )  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def index_of(paths: Sequence[str]) -> Index:
     Raises:
       DataError, DamagedRecordError: as `examples`.
     """
-    with futures.ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1)) as pool, _no_warnings():
+    with futures.ThreadPoolExecutor(min(len(paths), host.cores())) as pool, _no_warnings():
         found = list(pool.map(_scan, paths))
     lengths = [lengths for lengths, _ in found]
     offsets = [np.cumsum(part + _HEADER + _FOOTER) - part - _FOOTER for part in lengths]

@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import functools
 import re
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 from tower_train import errors, layers
 from tower_train.fronts import keras_state
+from tower_train.graph import context
 
 v1 = tf.compat.v1
 _NEAR = 5  # layers that a message suggests
@@ -149,13 +149,12 @@ class _Network:
         self._initial = {id(v): _initial(v, assigned.get_current_value(v)) for v in self._variables}
         self._moving: set[int] = set()  # ids of what follows the batch statistics
         self._in_graph: dict[int, tf.Variable] = {}  # by id of the model's: of the tower being built
-        self._towers = weakref.WeakKeyDictionary()  # {graph: how many towers were built for training}
         self._normalizing, self._unlike = [], []  # layers that do so by the towers' rules, and in a way of their own
         for layer in model._flatten_layers(include_self=False):
             self._adapt(layer)
 
     def __call__(self, features, training: bool):
-        if self._unlike and v1.get_collection(layers.SYNCHRONIZED):
+        if self._unlike and context.current().synchronized_towers:
             raise errors.ConfigError(
                 f"--sync_batch_norm: {self._unlike[0].name} of {self._model.name} is a batch normalisation that is not "
                 "keras.layers.BatchNormalization over the last axis. Leave the option out."
@@ -164,9 +163,7 @@ class _Network:
         values = {id(v): tf.convert_to_tensor(self._in_graph[id(v)]) for v in self._variables}
         before = dict(values)
         if training:
-            tower = self._towers[v1.get_default_graph()] = self._towers.get(v1.get_default_graph(), -1) + 1
-            tower += sum(v1.get_collection(layers.TOWERS_BEFORE))
-            before |= keras_state.tower_seeds(self._variables, list(values.values()), tower)
+            before |= keras_state.tower_seeds(self._variables, list(values.values()), context.current().tower)
         with (
             _floatx(self._dtype),
             self._layers_in_towers(),
@@ -183,8 +180,8 @@ class _Network:
             if now is not before[id(v)]:
                 if keras_state.is_seed(v):  # the next step's seeds are counted from those of the first tower
                     now += values[id(v)] - before[id(v)]
-                assigned = layers.Statistic(self._in_graph[id(v)], now, momentum=0.0, followed=False)
-                v1.add_to_collection(layers.STATISTICS, assigned)
+                assigned = context.Statistic(self._in_graph[id(v)], now, momentum=0.0, followed=False)
+                layers.note(assigned)
         return outputs
 
     def _graph_variables(self) -> dict[int, tf.Variable]:
@@ -196,7 +193,7 @@ class _Network:
                 trainable=v.trainable, collections=collections, constraint=v.constraint,
             )  # fmt: skip
 
-        trained = not layers.is_frozen()
+        trained = not context.current().frozen
         return {
             id(v): in_graph(
                 v, name, None if v.trainable else layers.moving_collections(trained and id(v) in self._moving)
@@ -237,7 +234,7 @@ class _Network:
         mean, variance = (self._in_graph[id(v)] for v in (layer.moving_mean, layer.moving_variance))
         gamma = self._in_graph[id(layer.gamma)] if layer.scale else tf.ones(mean.shape, mean.dtype)
         beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(mean.shape, mean.dtype)
-        training = bool(training) and layer.trainable and not layers.is_frozen()
+        training = bool(training) and layer.trainable and not context.current().frozen
         return layers.normalize(inputs, training, gamma, beta, mean, variance, layer.momentum, layer.epsilon)
 
 

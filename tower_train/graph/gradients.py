@@ -1,11 +1,10 @@
 """average_gradients: from the towers' gradients to one mean, and the check that it is finite."""
 
-import logging
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import console, errors
 
 v1 = tf.compat.v1
 
@@ -30,12 +29,12 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
     with v1.name_scope("average_gradients"):
         return [
             (_mean([grad for grad, _ in grads_and_vars], _name(grads_and_vars[0][1])), grads_and_vars[0][1])
-            for grads_and_vars in zip(*trained_in_all(tower_grads), strict=True)
+            for grads_and_vars in zip(*with_gradients(tower_grads), strict=True)
         ]
 
 
-def trained_in_all(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
-    """What average_gradients would average, by tower: without the variables that have no gradient in any tower.
+def with_gradients(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
+    """Leaves out the variables that have no gradient in any tower.
 
     Args, Raises: as average_gradients.
     """
@@ -47,8 +46,8 @@ def trained_in_all(tower_grads: list[GradientsAndVariables]) -> list[GradientsAn
         grads = [grad for grad, _ in grads_and_vars]
         missing = [i for i, grad in enumerate(grads) if grad is None]
         if len(missing) == len(grads):
-            logging.getLogger("tower_train").warning(
-                "The loss does not depend on %s: it has no gradient in any tower and is not trained.", _name(variable)
+            console.notice(
+                f"The loss does not depend on {_name(variable)}: it has no gradient in any tower and is not trained."
             )
             continue
         if missing:
@@ -61,20 +60,19 @@ def trained_in_all(tower_grads: list[GradientsAndVariables]) -> list[GradientsAn
 
 
 def add_weight_decay(
-    mean_grads: GradientsAndVariables, losses: list[tf.Tensor], dtype: tf.DType
-) -> tuple[tf.Tensor, GradientsAndVariables]:
+    mean_grads: GradientsAndVariables, losses: list[tf.Tensor]
+) -> tuple[tf.Tensor | float, GradientsAndVariables]:
     """Adds the gradients of the variables' regularizers, which are there once however many towers there are.
 
     Args:
       mean_grads: from average_gradients.
       losses: the values of the regularizers, scalars.
-      dtype: of the loss where there are no regularizers.
 
     Returns:
       The sum of the regularizers, scalar, and the gradients with theirs added.
     """
     if not losses:
-        return tf.zeros([], dtype), mean_grads
+        return 0.0, mean_grads
     with v1.name_scope("weight_decay"):
         total = tf.add_n(losses)
         decays = v1.gradients(total, [variable for _, variable in mean_grads])

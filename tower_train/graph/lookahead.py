@@ -4,9 +4,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tower_train.config import Config
-from tower_train.graph import schedule
-
 v1 = tf.compat.v1
 
 
@@ -29,16 +26,21 @@ class Lookahead:
       counts: (counter, int64 scalar to add) of a step that was not skipped.
     """
 
-    def __init__(self, config: Config, num_examples: int, global_step: tf.Variable, examples_seen: tf.Variable):
-        """Args: the options; examples an epoch; the counters, which this step has yet to move."""
+    def __init__(self, every_steps: int, decay: float, ramp: float, step: tf.Tensor, last_step: int, done: tf.Tensor):
+        """Creates the counter of updates.
+
+        Args:
+          every_steps, decay, ramp: --lookahead_every_steps, --lookahead_decay, --lookahead_ramp.
+          step: int64 scalar, the step's number, from 1.
+          last_step: of the training.
+          done: float64 scalar, the share of the training that is done after the step.
+        """
         updates = v1.get_variable("lookahead/updates", [], tf.int64, v1.zeros_initializer(), trainable=False)
         with v1.name_scope("lookahead"):
-            step = global_step.read_value() + 1
-            is_due = tf.equal(step % config.lookahead_every_steps, 0)
-            self._is_now = tf.logical_or(is_due, tf.equal(step, config.last_step(num_examples)))
-            done = schedule.share_done(config, num_examples, examples_seen + config.global_batch)
-            decay = tf.where(is_due, config.lookahead_decay * done**config.lookahead_ramp, tf.ones_like(done))
-            self._decay = tf.where(updates.read_value() > 0, decay, tf.zeros_like(done))
+            is_due = tf.equal(step % every_steps, 0)
+            self._is_now = tf.logical_or(is_due, tf.equal(step, last_step))
+            share = tf.where(is_due, decay * done**ramp, tf.ones_like(done))
+            self._decay = tf.where(updates.read_value() > 0, share, tf.zeros_like(done))
             self.counts = [(updates, tf.cast(self._is_now, tf.int64))]
 
     def apply(self, variables: Sequence[tf.Variable]) -> tf.Operation:

@@ -1,66 +1,87 @@
 """The learning rate as a function of examples seen, so that it does not change with the number of towers."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tower_train.config import Config
-from tower_train.options import points
+from tower_train.graph.context import Learning
 
 
-def learning_rate(config: Config, num_examples: int, examples_seen: tf.Tensor) -> tf.Tensor:
-    """The rate of one step: the initial one, scaled to the global batch, times the schedule's factor, times warm-up.
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The learning rate of a run.
 
-    Args:
-      config: the options whose names begin with learning_rate or lr, num_epochs_per_decay and warmup_epochs.
+    Attributes:
+      kind: --lr_schedule.
+      initial: --learning_rate.
+      factor: --learning_rate_decay_factor, of 'exponential' and 'piecewise'.
+      epochs_per_decay: --num_epochs_per_decay, of 'exponential'.
+      boundaries: --lr_boundaries in epochs, of 'piecewise'.
+      points: --lr_points as (share of the training, factor), of 'points'.
+      scale: multiplies the rate for the global batch, see `scaling`.
+      warmup_epochs: --warmup_epochs.
       num_examples: examples an epoch.
-      examples_seen: int64 scalar, examples trained on before this step.
-
-    Returns:
-      float64 scalar.
+      total_examples: examples that the whole training sees.
     """
-    if config.lr_schedule == "exponential":
-        rate = exponential_decay(
-            config.learning_rate, config.learning_rate_decay_factor, config.num_epochs_per_decay, num_examples,
-            examples_seen,
-        )  # fmt: skip
-    elif config.lr_schedule == "piecewise":
-        rate = piecewise_decay(
-            config.learning_rate, config.learning_rate_decay_factor, config.lr_boundaries, num_examples, examples_seen
-        )
-    else:
-        done = share_done(config, num_examples, examples_seen)
-        if config.lr_schedule == "points":
-            rate = config.learning_rate * interpolation(points.parse(config.lr_points, "lr_points"), done)
-        else:
-            rate = annealing(config.lr_schedule, config.learning_rate, done)
-    scale = scaling(config.lr_scaling, config.global_batch, config.lr_base_batch)
-    if not config.warmup_epochs:
-        return rate * scale
-    return rate * warmup(scale, config.warmup_epochs * num_examples, examples_seen)
+
+    kind: str
+    initial: float
+    factor: float
+    epochs_per_decay: float
+    boundaries: Sequence[int] | None
+    points: Sequence[tuple[float, float]] | None
+    scale: float
+    warmup_epochs: float
+    num_examples: int
+    total_examples: int
+
+    def rate(self, examples_seen: tf.Tensor) -> tf.Tensor:
+        """The rate of one step: the initial one, times the schedule's factor, scaled to the global batch, warmed up.
+
+        Args:
+          examples_seen: int64 scalar, examples trained on before this step.
+
+        Returns:
+          float64 scalar.
+        """
+        rate = self._unscaled(examples_seen)
+        if not self.warmup_epochs:
+            return rate * self.scale
+        return rate * warmup(self.scale, self.warmup_epochs * self.num_examples, examples_seen)
+
+    def _unscaled(self, examples_seen: tf.Tensor) -> tf.Tensor:
+        if self.kind == "exponential":
+            return exponential_decay(self.initial, self.factor, self.epochs_per_decay, self.num_examples, examples_seen)
+        if self.kind == "piecewise":
+            return piecewise_decay(self.initial, self.factor, self.boundaries, self.num_examples, examples_seen)
+        if self.kind == "points":
+            return self.initial * interpolation(self.points, self.share_done(examples_seen))
+        return annealing(self.kind, self.initial, self.share_done(examples_seen))
+
+    def share_done(self, examples_seen: tf.Tensor) -> tf.Tensor:
+        """The share of the whole training that so many examples are; float64 scalar, at most 1."""
+        return tf.minimum(tf.cast(examples_seen, tf.float64) / self.total_examples, 1.0)
 
 
-def group_rate(
-    rate: tf.Tensor, num_examples: int, examples_seen: tf.Tensor, rate_factor: float, until_epoch: float
-) -> tf.Tensor:
+def group_rate(rate: tf.Tensor, epochs_seen: tf.Tensor, learning: Learning) -> tf.Tensor:
     """The rate of variables from a block of tower_train.layers.learning.
 
     Args:
-      rate: float64 scalar, from `learning_rate`.
-      num_examples: examples an epoch.
-      examples_seen: int64 scalar, examples trained on before this step.
-      rate_factor, until_epoch: the block's.
+      rate: float64 scalar, of the step.
+      epochs_seen: float64 scalar, examples trained on before this step / examples an epoch.
+      learning: the block's.
 
     Returns:
-      rate * rate_factor while examples_seen / num_examples < until_epoch, then 0; float64 scalar.
+      rate * rate_factor while epochs_seen < until_epoch, then 0; float64 scalar.
     """
-    if rate_factor != 1:
-        rate = rate * rate_factor
-    if math.isinf(until_epoch):
+    if learning.rate_factor != 1:
+        rate = rate * learning.rate_factor
+    if math.isinf(learning.until_epoch):
         return rate
-    return tf.where(tf.cast(examples_seen, tf.float64) / num_examples < until_epoch, rate, tf.zeros_like(rate))
+    return tf.where(epochs_seen < learning.until_epoch, rate, tf.zeros_like(rate))
 
 
 def exponential_decay(
@@ -92,12 +113,6 @@ def piecewise_decay(
     reached = examples_seen >= tf.constant([epoch * num_examples for epoch in boundaries], tf.int64)
     decays = tf.reduce_sum(tf.cast(reached, tf.float64))
     return tf.constant(initial, tf.float64) * tf.constant(factor, tf.float64) ** decays
-
-
-def share_done(config: Config, num_examples: int, examples_seen: tf.Tensor) -> tf.Tensor:
-    """The share of the whole training, up to its last step, that so many examples are; float64 scalar, at most 1."""
-    total = config.last_step(num_examples) * config.global_batch
-    return tf.minimum(tf.cast(examples_seen, tf.float64) / total, 1.0)
 
 
 def annealing(kind: str, initial: float, done: tf.Tensor) -> tf.Tensor:

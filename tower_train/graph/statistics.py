@@ -1,45 +1,51 @@
-"""From the towers' batch statistics to one update of the moving ones, in which no tower counts more than another."""
+"""Batch statistics: from those of the towers to one mean for each moving variable."""
+
+import itertools
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph.mirrors import Copies
-from tower_train.layers import STATISTICS, Statistic
-
-v1 = tf.compat.v1
+from tower_train.graph.context import Statistic
 
 
-def average_statistics(num_towers: int, copies: Copies) -> list[list[Statistic]]:
-    """Over copies, the mean over its towers of what they noted in the collection STATISTICS, one a moving variable.
+def check_same(tower_statistics: list[list[Statistic]], original: Callable[[tf.Variable], tf.Variable]) -> None:
+    """Refuses towers that did not note the same.
+
+    Args:
+      tower_statistics: over towers, what its layers noted.
+      original: variable -> the one that it is a copy of.
 
     Raises:
       GraphError: some towers noted something that others did not.
     """
-    by_variable: dict[str, list[Statistic]] = {}
-    for statistic in v1.get_collection(STATISTICS):
-        by_variable.setdefault(copies.original(statistic.moving).op.name, []).append(statistic)
-    averaged = [[] for _ in range(len(copies))]
-    for name, found in by_variable.items():
-        if len(found) % num_towers:
+    names = [[original(statistic.moving).op.name for statistic in noted] for noted in tower_statistics]
+    for others in names:
+        if others != names[0]:
+            name = next(pair[0] or pair[1] for pair in itertools.zip_longest(others, names[0]) if pair[0] != pair[1])
             raise errors.GraphError(
-                f"{name} has {len(found)} batch statistics from {num_towers} towers. Every tower must call its "
-                "layer as often as the others."
+                f"{name} has {sum(noted.count(name) for noted in names)} batch statistics from {len(names)} towers. "
+                "Every tower must call its layer as often as the others."
             )
-        each = len(found) // len(copies)  # towers note one after the other, and those of one copy follow each other
-        for i, device in enumerate(copies.devices):
-            first, *_ = own = found[i * each : (i + 1) * each]
-            if first.is_mean:
-                with tf.device(device), v1.name_scope("average_statistics"):
-                    first = first._replace(value=tf.add_n([statistic.value for statistic in own]) / each)
-            averaged[i].append(first)
-    return averaged
 
 
-def update_moving(statistics: list[Statistic]) -> tf.Operation:
-    """moving = momentum * moving + (1 - momentum) * value, for each."""
-    return tf.group(
-        *[
-            moving.assign_sub((1 - momentum) * (moving - value)) if momentum else moving.assign(value)
-            for moving, value, momentum, _ in statistics
-        ]
-    )
+def values(noted: list[Statistic]) -> list[tf.Tensor]:
+    """The values of one tower that are averaged."""
+    return [statistic.value for statistic in noted if statistic.is_mean]
+
+
+def with_means(noted: list[Statistic], means: list[tf.Tensor]) -> list[Statistic]:
+    """Puts means over towers in the place of one tower's `values`: one statistic for each moving variable, the mean of
+    all calls of its layer."""
+    remaining, by_variable = iter(means), {}
+    for statistic in noted:
+        value = next(remaining) if statistic.is_mean else statistic.value
+        by_variable.setdefault(statistic.moving.ref(), []).append(statistic._replace(value=value))
+    return [_mean_of_calls(calls) for calls in by_variable.values()]
+
+
+def _mean_of_calls(calls: list[Statistic]) -> Statistic:
+    first = calls[0]
+    if len(calls) == 1 or not first.is_mean:
+        return first
+    return first._replace(value=tf.add_n([statistic.value for statistic in calls]) / len(calls))

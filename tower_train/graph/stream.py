@@ -135,11 +135,30 @@ class Stream:
     state: iterator_state.IteratorState | None = None
 
 
-def training_stream(
-    workload: Workload, examples: Examples, seed: int, start: tf.Tensor, tower_batch: int, num_towers: int,
-    num_workers: int = 1, worker: int = 0,
-) -> Stream:  # fmt: skip
-    """The stream from position `start` (int64 scalar) on; a step takes tower_batch * num_towers positions a worker.
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The parts of a step's examples, one a tower.
+
+    Attributes:
+      tower_batch: examples a tower.
+      num_towers: of each worker.
+      num_workers: processes that train together.
+      worker: which of them this is.
+    """
+
+    tower_batch: int
+    num_towers: int
+    num_workers: int = 1
+    worker: int = 0
+
+    @property
+    def worker_batch(self) -> int:
+        """Examples a worker."""
+        return self.tower_batch * self.num_towers
+
+
+def training_stream(workload: Workload, examples: Examples, seed: int, start: tf.Tensor, split: Split) -> Stream:
+    """The stream from position `start` (int64 scalar) on.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
     of all workers, worker 0's first.
@@ -147,38 +166,39 @@ def training_stream(
     Raises:
       ConfigError: several workers on examples that are not fetched by index.
     """
-    step_size = tower_batch * num_towers * num_workers
+    step_size = split.worker_batch * split.num_workers
     firsts = tf.data.Dataset.range(
-        start + worker * tower_batch * num_towers, np.iinfo(np.int64).max - step_size, step_size
+        start + split.worker * split.worker_batch, np.iinfo(np.int64).max - step_size, step_size
     )
-    if examples.elements and num_workers > 1:
+    if examples.elements and split.num_workers > 1:
         raise errors.ConfigError(
-            f"{examples.name} comes in an order of its own, which {num_workers} workers cannot take their parts of. "
-            "Use one process, or examples that are fetched by index."
+            f"{examples.name} comes in an order of its own, which {split.num_workers} workers cannot take their parts "
+            "of. Use one process, or examples that are fetched by index."
         )
     if examples.elements:
-        return _training_stream_of_elements(workload, examples, seed, firsts, tower_batch, num_towers)
+        return _training_stream_of_elements(workload, examples, seed, firsts, split)
     fetch = examples.open()
 
     def tower_examples(first: tf.Tensor):
-        draws = PositionDraws(first, tower_batch, examples.num_examples, seed)
+        draws = PositionDraws(first, split.tower_batch, examples.num_examples, seed)
         features, labels = fetch(draws.indices)
-        return _with_batch_size((_preprocessed(workload, features, draws), labels), tower_batch)
+        return _with_batch_size((_preprocessed(workload, features, draws), labels), split.tower_batch)
 
-    iterator = _iterator(
-        firsts, lambda first: tuple(tower_examples(first + i * tower_batch) for i in range(num_towers)), examples
-    )
+    def step(first: tf.Tensor):
+        return tuple(tower_examples(first + i * split.tower_batch) for i in range(split.num_towers))
+
+    iterator = _iterator(firsts, step, examples)
     return Stream(list(iterator.get_next()), iterator.initializer)
 
 
 def _training_stream_of_elements(
-    workload: Workload, examples: Examples, seed: int, firsts: tf.data.Dataset, tower_batch: int, num_towers: int
+    workload: Workload, examples: Examples, seed: int, firsts: tf.data.Dataset, split: Split
 ) -> Stream:
     """The elements of a data set's own dataset, a whole step at a time.
 
     Towers divide what has left the iterator, so that its state does not depend on their number.
     """
-    step_size = tower_batch * num_towers
+    step_size = split.worker_batch
     elements = examples.elements()
 
     def step(first: tf.Tensor, batch: tuple[Tensors, Tensors]):
@@ -190,8 +210,8 @@ def _training_stream_of_elements(
     iterator = _iterator(tf.data.Dataset.zip(firsts, batches), step, examples)
     whole = iterator.get_next()
     towers = [
-        tf.nest.map_structure(lambda t, i=i: t[i * tower_batch : (i + 1) * tower_batch], whole)
-        for i in range(num_towers)
+        tf.nest.map_structure(lambda t, i=i: t[i * split.tower_batch : (i + 1) * split.tower_batch], whole)
+        for i in range(split.num_towers)
     ]
     length = tf.data.experimental.cardinality(elements)
     return Stream(towers, iterator.initializer, iterator_state.of(iterator, length, step_size))

@@ -5,7 +5,6 @@ import math
 import tensorflow as tf
 
 from tower_train.graph.gradients import GradientsAndVariables
-from tower_train.graph.towers import Tower
 from tower_train.workload import Tensors
 
 v1 = tf.compat.v1
@@ -18,7 +17,7 @@ _MOST_VALUES = 2**16  # in a histogram
 def step_summary(
     scalars: dict[str, tf.Tensor],
     gradients: GradientsAndVariables,
-    tower: Tower,
+    tower: str,
     features: Tensors,
     update: tf.Operation,
 ) -> tf.Tensor:
@@ -28,7 +27,7 @@ def step_summary(
     Args:
       scalars: by tag.
       gradients: what was applied.
-      tower: the first tower.
+      tower: the first tower's name.
       features: its input.
       update: the op that changes the variables.
     """
@@ -38,14 +37,14 @@ def step_summary(
         parts.append(_histogram(f"{variable.op.name}/gradients", values))
     with tf.control_dependencies([update]):
         parts += [_histogram(v.op.name, v.read_value()) for v in v1.trainable_variables()]
-    for activation in v1.get_collection(ACTIVATIONS, scope=f"{tower.name}/"):
-        layer = activation.op.name.removeprefix(f"{tower.name}/")
+    for activation in v1.get_collection(ACTIVATIONS, scope=f"{tower}/"):
+        layer = activation.op.name.removeprefix(f"{tower}/")
         parts.append(_histogram(f"{layer}/activations", activation))
         parts.append(v1.summary.scalar(f"{layer}/sparsity", tf.nn.zero_fraction(activation)))
     for image in tf.nest.flatten(features):
         if image.shape.rank == 4 and image.shape[-1] in (1, 3, 4):
             parts.append(v1.summary.image("images", tf.cast(image[:_IMAGES], tf.float32), max_outputs=_IMAGES))
-    return v1.summary.merge(parts + _of_the_network(tower.name), collections=[])
+    return v1.summary.merge(parts + _of_the_network(tower), collections=[])
 
 
 def _histogram(tag: str, values: tf.Tensor) -> tf.Tensor:
@@ -71,16 +70,16 @@ def _finite(values: tf.Tensor) -> tf.Tensor:
     return tf.boolean_mask(values, tf.math.is_finite(values)) if values.dtype.is_floating else values
 
 
-def _of_the_network(tower_name: str) -> list[tf.Tensor]:
+def _of_the_network(tower: str) -> list[tf.Tensor]:
     """The scalars and histograms that inference or loss summarised in one tower, tagged as if there were no towers."""
     kinds = {
         "ScalarSummary": lambda tag, values: tf.raw_ops.ScalarSummary(tags=tag, values=values),
         "HistogramSummary": lambda tag, values: tf.raw_ops.HistogramSummary(tag=tag, values=_finite(values)),
     }
     renamed = []
-    for summary in v1.get_collection(v1.GraphKeys.SUMMARIES, scope=f"{tower_name}/"):
+    for summary in v1.get_collection(v1.GraphKeys.SUMMARIES, scope=f"{tower}/"):
         tag = tf.get_static_value(summary.op.inputs[0])
         if summary.op.type in kinds and tag is not None:
-            tag = tag.item().decode().removeprefix(f"{tower_name}/")
+            tag = tag.item().decode().removeprefix(f"{tower}/")
             renamed.append(kinds[summary.op.type](tag, summary.op.inputs[1]))
     return renamed

@@ -1,36 +1,17 @@
 """tower_loss: one replica of the network per device, all on the same variables or on copies of them."""
 
+import contextlib
 import copy
-import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from tower_train import errors, initializers
-from tower_train.graph.mirrors import Copies
+from tower_train.graph.variables import Variables
 from tower_train.workload import Tensors, Workload
 
 v1 = tf.compat.v1
-
-
-@dataclasses.dataclass(frozen=True)
-class Tower:
-    """One replica.
-
-    Attributes:
-      name: 'tower_0', ...: its name scope.
-      device: where it computes.
-      outputs: what inference returned, or its mean over views.
-      labels: its labels [tower_batch, ...].
-      loss: scalar, the mean over its own examples. None in a tower built without loss.
-    """
-
-    name: str
-    device: str
-    outputs: Tensors
-    labels: Tensors
-    loss: tf.Tensor | None
 
 
 def variable_dtype(dtype: tf.DType) -> tf.DType:
@@ -103,48 +84,28 @@ def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], 
         return tf.nest.map_structure(mean, *outputs)
 
 
-def build_towers(
-    workload: Workload,
-    batches: Iterable,
-    devices: tuple[str, ...],
-    dtype: tf.DType,
-    seed: int = 0,
-    training: bool = True,
-    copies: Copies | None = None,
-) -> Iterator[Tower]:
-    """One tower a device: tower 0 creates the variables, later towers reuse them, or get copies of them.
-
-    A tower is built when it is asked for, and its batch is asked for then.
+@contextlib.contextmanager
+def scope(index: int, device: str, variables: Variables, getter: Callable) -> Iterator[str]:
+    """Builds one replica within this block: on its device, in its name scope, on the variables of all.
 
     Args:
-      workload: what a tower computes.
-      batches: over towers, (features, labels).
-      devices: over towers, a device string; where it is the same, towers share the device.
-      dtype: of the arithmetic.
-      seed: of the variables' initial values, which depend on it and on their names only.
-      training: whether towers have a loss.
-      copies: where the variables live; None: on the CPU, for all towers.
+      index: of the tower; tower 0 creates the variables.
+      device: where it computes.
+      variables: those of the graph.
+      getter: what get_variable's initial values are: `seeded(seed)` or `restored`.
 
     Yields:
-      The towers.
-
-    Raises:
-      GraphError: a later tower would create a variable; the message names it.
+      The tower's name.
     """
-    copies = copies or Copies()
-    for i, (device, (features, labels)) in enumerate(zip(devices, batches, strict=True)):
-        name = f"tower_{i}"
-        copies.prepare(i)
-        with (
-            tf.device(device),
-            v1.name_scope(f"{name}/"),
-            tf.variable_creator_scope(copies.create if i == 0 else _refused(name)),
-            v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=copies.getter(i)),
-            v1.variable_scope(v1.get_variable_scope(), custom_getter=_seeded(seed) if training else _restored),
-            v1.variable_scope(v1.get_variable_scope(), custom_getter=_kept_in_full_precision),
-        ):
-            outputs, loss = tower_loss(workload, features, labels, dtype, training)
-        yield Tower(name, device, outputs, labels, loss)
+    name = f"tower_{index}"
+    with (
+        variables.of_tower(index),
+        tf.device(device),
+        v1.name_scope(f"{name}/"),
+        v1.variable_scope(v1.get_variable_scope(), custom_getter=getter),
+        v1.variable_scope(v1.get_variable_scope(), custom_getter=_kept_in_full_precision),
+    ):
+        yield name
 
 
 def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:
@@ -158,17 +119,7 @@ def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, *
     return variable if variable.dtype.base_dtype == dtype else tf.cast(variable, dtype)
 
 
-def _refused(tower: str):
-    def refuse(create, **kwargs):
-        raise errors.GraphError(
-            f"{tower} would create the variable {kwargs.get('name')!r}, which tower_0 did not create. Create variables "
-            "with tf.compat.v1.get_variable under names that are the same in every call of inference and loss."
-        )
-
-    return refuse
-
-
-def _restored(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
+def restored(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
     """A custom getter for a network whose values come from a checkpoint: it needs no training examples for them, and an
     exported one no Python."""
     if isinstance(initializer, initializers.FromExamples):
@@ -176,11 +127,11 @@ def _restored(getter, name, shape=None, dtype=None, initializer=None, *args, **k
     return getter(name, shape, dtype, initializer, *args, **kwargs)
 
 
-def _seeded(seed: int):
+def seeded(seed: int):
     """A custom getter that seeds initializers by variable name: an op's own default seed would depend on how many
     ops, and so towers, were built before it."""
 
-    def seeded(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
+    def with_seed(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
         if initializer is None and tf.as_dtype(dtype or tf.float32).is_floating:
             initializer = v1.glorot_uniform_initializer()  # get_variable's own default for floating-point variables
         if isinstance(initializer, type):
@@ -191,4 +142,4 @@ def _seeded(seed: int):
             initializer.seed = int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
         return getter(name, shape, dtype, initializer, *args, **kwargs)
 
-    return seeded
+    return with_seed

@@ -1,17 +1,38 @@
 """The one update of a copy of the variables: optimizer, lookahead, then moving averages; and the counters."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tower_train.graph import statistics
+from tower_train.graph.context import Learning, Statistic
 from tower_train.graph.gradients import GradientsAndVariables
 from tower_train.graph.lookahead import Lookahead
-from tower_train.layers import Learning, Statistic
 
 v1 = tf.compat.v1
-Groups = list[tuple[v1.train.Optimizer, GradientsAndVariables]]
+
+
+class Counters:
+    """The variables that count: steps done, and examples seen.
+
+    Attributes:
+      global_step: int64 variable, steps done.
+      examples_seen: int64 variable, examples trained on.
+    """
+
+    def __init__(self, global_batch: int):
+        """Creates the counters; a step moves on by global_batch examples."""
+        self.global_step = v1.train.create_global_step()
+        self.examples_seen = v1.get_variable("examples_seen", [], tf.int64, v1.zeros_initializer(), trainable=False)
+        self._global_batch = global_batch
+
+    def epochs_seen(self, num_examples: int) -> tf.Tensor:
+        """Epochs seen before this step; float64 scalar."""
+        return tf.cast(self.examples_seen, tf.float64) / num_examples
+
+    def count(self, others: Sequence[tuple[tf.Variable, tf.Tensor]] = ()) -> tf.Operation:
+        """Moves on by one step; others: further (counter, amount)."""
+        amounts = [(self.global_step, 1), (self.examples_seen, self._global_batch), *others]
+        return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
 
 
 def make_optimizer(name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False) -> v1.train.Optimizer:
@@ -24,27 +45,25 @@ def make_optimizer(name: str, learning_rate: tf.Tensor, momentum: float, nestero
     }[name]()
 
 
-def optimizers(
-    gradients: GradientsAndVariables,
-    learning: Callable[[tf.Variable], Learning],
-    make: Callable[[float, float], v1.train.Optimizer],
-) -> Groups:
-    """An optimizer for each group of variables that learn at the same rate.
+def by_learning(
+    gradients: GradientsAndVariables, learning: Callable[[tf.Variable], Learning]
+) -> dict[Learning, GradientsAndVariables]:
+    """Groups gradients by the rates of their variables; each group needs an optimizer of its own.
 
-    Args:
-      gradients: what to apply.
-      learning: variable -> how it is trained.
-      make: (rate_factor, until_epoch) -> the optimizer of variables that are trained so.
-
-    Returns:
-      (optimizer, its share of the gradients). Those that no block of `layers.learning` is about come first, so that all
-      that their optimizer creates is named as it is without such blocks.
+    The group of no block of `layers.learning` comes first, so that all that its optimizer creates is named as it is
+    without such blocks.
     """
-    groups = {(1.0, math.inf): []}
+    groups = {Learning(): []}
     for gradient, variable in gradients:
-        _, *group = learning(variable)
-        groups.setdefault(tuple(group), []).append((gradient, variable))
-    return [(make(*group), members) for group, members in groups.items() if members or not gradients]
+        groups.setdefault(learning(variable), []).append((gradient, variable))
+    return {rate: members for rate, members in groups.items() if members or not gradients}
+
+
+def limited(gradients: GradientsAndVariables, clip_norm: float, lars: bool) -> GradientsAndVariables:
+    """What is applied of the gradients: clipped to a norm, 0 for none, and scaled layer by layer with lars."""
+    if clip_norm:
+        gradients = clip_by_norm(gradients, clip_norm)
+    return lars_gradients(gradients) if lars else gradients
 
 
 def clip_by_norm(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
@@ -88,26 +107,26 @@ def variables_to_restore(decay: float) -> dict[str, tf.Variable]:
 
 
 def apply_update(
-    groups: Groups,
+    groups: Sequence[tuple[v1.train.Optimizer, GradientsAndVariables]],
     weights: Sequence[tf.Variable],
-    averages: tf.train.ExponentialMovingAverage | None,
     moving: Sequence[Statistic] = (),
     lookahead: Lookahead | None = None,
+    averages: tf.train.ExponentialMovingAverage | None = None,
 ) -> tf.Operation:
-    """One step of one copy, in this order: the variables, the moving statistics, the lookahead of both, the moving
-    averages of both.
+    """Updates one copy, in this order: the variables, the moving statistics, the lookahead of both, the moving averages
+    of both.
 
     Args:
-      groups: what to apply, and by what; from `optimizers`.
+      groups: over groups, the optimizer and the gradients that it applies.
       weights: the trained variables, also those that have no gradient.
-      averages: from `moving_averages`, or None.
-      moving: from `statistics.average_statistics`.
+      moving: the means of the batch statistics.
       lookahead: or None.
+      averages: from `moving_averages`, or None.
     """
     followed = [*weights, *(statistic.moving for statistic in moving if statistic.followed)]
     updated = [optimizer.apply_gradients(gradients) for optimizer, gradients in groups]
     with tf.control_dependencies(updated):
-        moved = statistics.update_moving(moving)
+        moved = tf.group(*[_move(statistic) for statistic in moving])
     if lookahead:
         with tf.control_dependencies([moved]):
             moved = lookahead.apply(followed)
@@ -115,6 +134,7 @@ def apply_update(
         return averages.apply(followed) if averages else tf.no_op()
 
 
-def count_step(counts: Sequence[tuple[tf.Variable, int | tf.Tensor]]) -> tf.Operation:
-    """Moves the counters on by one step."""
-    return tf.group(*[counter.assign_add(amount) for counter, amount in counts])
+def _move(statistic: Statistic) -> tf.Tensor:
+    """moving = momentum * moving + (1 - momentum) * value."""
+    moving, value, momentum, _ = statistic
+    return moving.assign_sub((1 - momentum) * (moving - value)) if momentum else moving.assign(value)

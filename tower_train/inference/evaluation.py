@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import build
 from tower_train.graph.devices import Devices
+from tower_train.graph.evaluation import evaluation_graph
 from tower_train.run import input_stream
 from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Workload
@@ -83,7 +83,7 @@ class Evaluator:
     ):  # fmt: skip
         self._examples, self._several_views = examples, workload.views is not None
         self._weights = "moving averages" if moving_average_decay else "raw weights"
-        self._built = build.evaluation_graph(workload, examples, tower_batch, dtype, moving_average_decay, devices)
+        self._built = evaluation_graph(workload, examples, tower_batch, dtype, moving_average_decay, devices)
         with self._built.graph.as_default():
             self._saver = v1.train.Saver(self._built.restored)
             self._prepare = [v1.local_variables_initializer(), v1.tables_initializer(), self._built.stream_initializer]

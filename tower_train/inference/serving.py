@@ -12,6 +12,7 @@ from tower_train.config import RunOptions
 from tower_train.data import decoding
 from tower_train.graph import towers, update
 from tower_train.graph.devices import HOST
+from tower_train.graph.variables import Variables
 from tower_train.inference import trained
 from tower_train.run_dir import checkpoint, directory
 from tower_train.workload import Examples, Workload
@@ -43,7 +44,7 @@ def serving_graph(workload: Workload, examples: Examples, dtype: str, moving_ave
     """Builds the network on one device, as evaluation does.
 
     Args:
-      workload, examples, dtype, moving_average_decay: as for build.evaluation_graph.
+      workload, examples, dtype, moving_average_decay: as for evaluation_graph.
 
     Raises:
       ConfigError: labels are not classes, or an example has several features.
@@ -58,10 +59,11 @@ def serving_graph(workload: Workload, examples: Examples, dtype: str, moving_ave
         files = v1.placeholder(tf.string, [None], name="files") if is_image else None
 
         def network(features):
-            batch = [(workload.prepare(features) if workload.prepare else features, None)]
-            [tower] = towers.build_towers(workload, batch, (HOST,), tf.as_dtype(dtype), training=False)
-            names = tf.tile(tf.constant([examples.class_names]), [tf.shape(tower.outputs)[0], 1])
-            return {"logits": tower.outputs, "probabilities": tf.nn.softmax(tower.outputs), "classes": names}
+            features = workload.prepare(features) if workload.prepare else features
+            with towers.scope(0, HOST, Variables(), towers.restored):
+                logits, _ = towers.tower_loss(workload, features, None, tf.as_dtype(dtype), training=False)
+            names = tf.tile(tf.constant([examples.class_names]), [tf.shape(logits)[0], 1])
+            return {"logits": logits, "probabilities": tf.nn.softmax(logits), "classes": names}
 
         outputs = {FEATURES: network(features)}
         if is_image:

@@ -1,4 +1,4 @@
-"""How options are declared, which go together, how a command line is read. No TensorFlow here."""
+"""Options: their declaration, the rules between them, and command lines. No TensorFlow here."""
 
 from tower_train.options.declare import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option
 

@@ -1,4 +1,4 @@
-"""From a command line to an options record, and from an error to one line and an exit status. No TensorFlow here."""
+"""Command lines: options read into records, errors as one line and an exit status. No TensorFlow here."""
 
 import dataclasses
 import difflib
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tower_train import config, errors
+from tower_train import console, errors
 from tower_train.options import Options, as_text, declare
 
 
-def parse(argv: Sequence[str], options_class: type, usage: str):
-    """Reads a command line, absl's `--flagfile=FILE` included; prints --help and leaves where it is asked for.
+def parse(argv: Sequence[str], options_class: type[Options], usage: str) -> Options:
+    """Reads a command line, absl's `--flagfile=FILE` included; prints --help and leaves if that is asked for.
 
     Args:
       argv: the command line, with the program's name in front.
@@ -28,86 +28,53 @@ def parse(argv: Sequence[str], options_class: type, usage: str):
     Raises:
       ConfigError: an unknown option, an option's bad value, or a word that is no option.
     """
-    if _asks_for_help(argv):
-        print(help_text(_fields(options_class), usage))
-        sys.exit(0)
-    return options_class(**_given(argv, _fields(options_class)))
+    fields = fields_of(options_class)
+    answer_help(argv, fields, usage)
+    return options_class(**given(argv, fields))
 
 
-def parse_with_files(argv: Sequence[str], options_class: type, usage: str) -> tuple[Options, list[str]]:
+def parse_with_files(argv: Sequence[str], options_class: type[Options], usage: str) -> tuple[Options, list[str]]:
     """As `parse`, for a command that takes files too, named by the words that are no options; returns those second."""
-    if _asks_for_help(argv):
-        print(help_text(_fields(options_class), usage))
+    fields = fields_of(options_class)
+    answer_help(argv, fields, usage)
+    values, files = _read(argv, fields, known_only=False)
+    return options_class(**values), files
+
+
+def fields_of(*options_classes: type[Options]) -> dict[str, dataclasses.Field]:
+    """Returns the options of several classes by name."""
+    return {field.name: field for options_class in options_classes for field in dataclasses.fields(options_class)}
+
+
+def answer_help(argv: Sequence[str], fields: dict[str, dataclasses.Field], usage: str, *last_lines: str) -> None:
+    """Prints --help, with lines at its end, and leaves if that is asked for."""
+    if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:]):
+        console.say(help_text(fields, usage), *last_lines)
         sys.exit(0)
-    given, files = _read(argv, _fields(options_class), known_only=False)
-    return options_class(**given), files
 
 
-def parse_with_workload(argv: Sequence[str], usage: str) -> tuple[config.Config, dict]:
-    """Reads the trainer's command line, on which a workload's own options may stand too; imports TensorFlow for it.
-
-    Mistakes in the trainer's own options, and --help without --workload, are answered before TensorFlow is imported.
+def given(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool = False) -> dict:
+    """Reads the options on a command line.
 
     Args:
-      argv, usage: as for `parse`.
+      argv: as for `parse`.
+      fields: the options that there are, by name.
+      known_only: pass over unknown options and words that are no options.
 
     Returns:
-      The Config, in which the workload's recipe fills in what the command line does not give, and {name: value} of the
-      workload's own options, those of --recipe among them.
+      {name: value} of the options that are given.
 
     Raises:
-      ConfigError: as for `parse`; or no such workload or recipe, or a workload with an option that the trainer has
-        already.
+      ConfigError: as `parse`.
     """
-    trainers = _fields(config.Config) | _fields(config.RecipeOptions)
-    first = _given(argv, trainers, known_only=True)
-    if _asks_for_help(argv) and "workload" not in first:
-        print(help_text(trainers, usage))
-        sys.exit(0)
-    # Not yet a Config: which options go together is known with the workload's recipe.
-    path = first.get("workload", config.Config.workload)
-    import_tensorflow(talkative=first.get("log_device_placement", False))
-    from tower_train import workload as workloads
-
-    workload = workloads.load(path)
-    own = _fields(type(workload.options)) if workload.options else {}
-    if taken := sorted(set(own) & set(trainers)):
-        raise errors.ConfigError(
-            f"--workload={path} has an option --{taken[0]}, as the trainer has. Give it another name."
-        )
-    if _asks_for_help(argv):
-        print(help_text(trainers | own, usage))
-        print(f"Recipes: {', '.join(workload.recipes) or 'none'}.")
-        sys.exit(0)
-    given = _given(argv, trainers | own)
-    chosen = {name: given.pop(name) for name in own if name in given}
-    if "recipe" in given:
-        chosen = workload.recipe_options(given["recipe"], chosen)
-    return workload.with_options(chosen).config(**_without_recipe(given)), chosen
-
-
-def _without_recipe(given: dict) -> dict:
-    return {name: value for name, value in given.items() if name != "recipe"}
-
-
-def _fields(options_class: type) -> dict[str, dataclasses.Field]:
-    return {field.name: field for field in dataclasses.fields(options_class)}
-
-
-def _asks_for_help(argv: Sequence[str]) -> bool:
-    return any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:])
-
-
-def _given(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool = False) -> dict:
-    """{name: value} of the options on a command line; known_only passes over what is no option or an unknown one."""
-    given, rest = _read(argv, fields, known_only)
+    values, rest = _read(argv, fields, known_only)
     if rest and not known_only:
         raise errors.ConfigError(f"{rest[0]!r} is no option. Options begin with --; --help lists them.")
-    return given
+    return values
 
 
 def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool) -> tuple[dict, list[str]]:
-    """The options, and the words that are none."""
+    """Returns the options, and the words that are none."""
     words = flags.FlagValues()
     words.set_gnu_getopt(True)  # options may follow other words
     for name, field in fields.items():
@@ -130,7 +97,7 @@ def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
 
 
 def help_text(fields: dict[str, dataclasses.Field], usage: str) -> str:
-    """All options with their defaults, under the headings of their groups."""
+    """Lists all options with their defaults, under the headings of their groups."""
     lines = [textwrap.dedent(usage).strip()]
     groups: dict[str, list[dataclasses.Field]] = {}
     for field in fields.values():
@@ -145,7 +112,7 @@ def help_text(fields: dict[str, dataclasses.Field], usage: str) -> str:
                 text, 110, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False
             )
     lines += ["", "Also: --flagfile=FILE reads options from a file, one a line; a switch is turned off with --noNAME.",
-              "Defaults stand in [brackets], or in (parentheses) where they follow from something else."]  # fmt: skip
+              "Defaults stand in [brackets], or in (parentheses) if they follow from something else."]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -154,10 +121,10 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     try:
         status = main(sys.argv)
     except errors.UserError as error:
-        print(f"tower_train: error: {error}", file=sys.stderr)
+        console.notice(f"error: {error}")
         status = error.exit_status
     except KeyboardInterrupt:  # before or after the steps, which have a handler of their own
-        print("tower_train: interrupted", file=sys.stderr)
+        console.notice("interrupted")
         status = 130
     try:
         sys.stdout.flush()
@@ -176,7 +143,7 @@ def start_again() -> None:
 def import_tensorflow(talkative: bool = False) -> None:
     """Imports TensorFlow without the remarks it writes to stderr on a machine that has no NVIDIA driver.
 
-    They stay where there is a driver, where the import fails, since they then say why, and where talkative.
+    They stay if there is a driver, if talkative, and if the import fails, since they then say why.
     """
     if talkative or os.path.exists("/proc/driver/nvidia/version"):
         import tensorflow  # noqa: F401

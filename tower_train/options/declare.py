@@ -1,4 +1,4 @@
-"""How an option is described: from one field come the command line, the checks and the arguments of the Python API.
+"""The declaration of an option: from one field come the command line, the checks and the arguments of the Python API.
 
 An options class is a frozen dataclass whose fields are made by `option`; it derives from `Options`, which checks the
 values with the same messages wherever they come from. No TensorFlow here, so that --help answers at once.
@@ -9,6 +9,8 @@ import math
 import os
 import types
 import typing
+from collections.abc import Mapping
+from typing import Any
 
 from tower_train import errors
 
@@ -16,19 +18,27 @@ TOWERS, MACHINES, DATA, TRAINING = "Towers and devices", "Many machines", "Data"
 RUN, REPORTS = "The run and its files", "Reports"
 
 
-def option(default, help, group, *, choices=(), minimum=None, above=None, below=None, resume="free"):
-    """One field of an options class.
+def option(
+    default, help, group, *, choices=(), minimum=None, above=None, below=None, resume="free", needs=(), instead_of=()
+):
+    """One field of an options class. It has more arguments than other functions, since it is a declaration.
 
     Args:
-      default: the value where the user gives none; None where it follows from other options (the help says how).
+      default: the value if the user gives none; None if it follows from other options (the help says how).
       help: one line for --help, with the unit.
       group: the heading it stands under in --help.
-      choices: the allowed values, where they can be listed.
+      choices: the allowed values, if they can be listed.
       minimum, above, below: the bounds of a number: value >= minimum, value > above, value < below.
       resume: whether a run may go on with another value: 'same' (no, unless --override), 'note' (yes, with a log line)
         or 'free'.
+      needs: (name of another option, those of its values with which this one is of use); without values any but a
+        false one. E.g. ("optimizer", "momentum", "lars").
+      instead_of: (name of another option that says the same, what both say). Only one of them may be given.
     """
-    about = dict(help=help, group=group, choices=choices, minimum=minimum, above=above, below=below, resume=resume)
+    about = dict(
+        help=help, group=group, choices=choices, minimum=minimum, above=above, below=below, resume=resume, needs=needs,
+        instead_of=instead_of,
+    )  # fmt: skip
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -36,7 +46,7 @@ class Options:
     """Base of the options classes: checks every value when it is created.
 
     Raises:
-      ConfigError: a value of the wrong type or out of bounds, or options that exclude each other.
+      ConfigError: a value of the wrong type or out of bounds, or options that exclude or need each other.
     """
 
     def __post_init__(self):
@@ -44,14 +54,29 @@ class Options:
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
                 object.__setattr__(self, field.name, _checked(field, value))
+        _check_relations(self)
         self.check()
 
     def check(self):
-        """Rules between options."""
+        """Checks rules between options beyond those that they declare."""
+
+
+def without_useless(
+    options_class: type[Options], recipe: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Leaves out of a recipe what is of no use beside the options that a user gave; all by name."""
+    useless = set()
+    for field in dataclasses.fields(options_class):
+        if not _is_of_use(field, given):
+            useless.add(field.name)
+        if field.metadata["instead_of"]:
+            other = field.metadata["instead_of"][0]
+            useless |= {left for left, taken in ((field.name, other), (other, field.name)) if given.get(taken)}
+    return {name: value for name, value in recipe.items() if name not in useless}
 
 
 def parse(field: dataclasses.Field, text: str):
-    """The value of an option from the command line.
+    """Reads the value of an option from the command line.
 
     Raises:
       ConfigError: the text is not of the option's type, or out of its bounds.
@@ -76,7 +101,7 @@ def kind_of(field: dataclasses.Field) -> type:
 
 
 def allowed(field: dataclasses.Field) -> str:
-    """What an option may be, in words."""
+    """Says in words what an option may be."""
     about = field.metadata
     if about["choices"]:
         return "one of " + ", ".join(about["choices"])
@@ -103,6 +128,40 @@ def _checked(field: dataclasses.Field, value):
     if not parts or not all(_in_bounds(part, about) for part in parts):
         raise _refusal(field, as_text(value))
     return value
+
+
+def _is_of_use(field: dataclasses.Field, values: Mapping[str, Any]) -> bool:
+    """Whether the values of options, as far as they are known, hold what this option needs."""
+    if not field.metadata["needs"]:
+        return True
+    other, *choices = field.metadata["needs"]
+    return other not in values or (values[other] in choices if choices else bool(values[other]))
+
+
+def _check_relations(options: Options) -> None:
+    """Checks `needs` and `instead_of`. An option that is as by default may be given too, which is no mistake."""
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+
+    def as_given(name: str) -> str:
+        value = values[name]
+        if value is True:
+            return f"--{name}"
+        return f"--{name}={format(value, 'g') if isinstance(value, float) else as_text(value)}"
+
+    for field in dataclasses.fields(options):
+        if values[field.name] != field.default and not _is_of_use(field, values):
+            other, *choices = field.metadata["needs"]
+            if choices:
+                reason = f"is for --{other}={' or '.join(choices)}, not for {values[other]}."
+            else:
+                reason = f"needs --{other}. Give that too."
+            raise errors.ConfigError(f"{as_given(field.name)} {reason}")
+        if field.metadata["instead_of"]:
+            other, what = field.metadata["instead_of"]
+            if values[field.name] and values[other]:
+                raise errors.ConfigError(
+                    f"{as_given(other)} and {as_given(field.name)} both say {what}. Give one of them."
+                )
 
 
 def _in_bounds(value, about) -> bool:

@@ -45,7 +45,11 @@ def _arrays(workload: Workload, examples: Examples, config: Config, first: int) 
     count, tower_batch = config.global_batch, config.tower_batch
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         again = stream.training_stream(
-            workload, examples, config.seed, tf.constant(first, tf.int64), tower_batch, count // tower_batch
+            workload,
+            examples,
+            config.seed,
+            tf.constant(first, tf.int64),
+            stream.Split(tower_batch, count // tower_batch),
         )
         positions = first + tf.range(count, dtype=tf.int64)
         fetches = positions, stream.shuffled_indices(positions, examples.num_examples, config.seed), again.batches

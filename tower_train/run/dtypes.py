@@ -1,13 +1,12 @@
 """--dtype=auto: bfloat16 where the devices of the towers have instructions for it, else float32."""
 
 import dataclasses
-import pathlib
 
 import tensorflow as tf
 
+from tower_train import host
 from tower_train.config import Config
 
-_CPUINFO = pathlib.Path("/proc/cpuinfo")
 # As Linux calls them: of x86 (AVX-512 or AMX), and of ARM.
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 _LEAST_CAPABILITY = (8, 0)  # of an NVIDIA GPU; the first with bfloat16 is Ampere
@@ -29,16 +28,16 @@ def resolve(config: Config, before: dict) -> tuple[Config, list[str]]:
         dtype, why = began_with, "as the run began"
     else:
         gpus = [] if config.device == "cpu" else tf.config.list_physical_devices("GPU")
-        dtype, why = of_gpus([_about(gpus[i]) for i in config.gpus or range(config.num_towers)]) if gpus else _here()
+        used = [gpus[i] for i in config.gpus or range(config.num_towers)] if gpus else []
+        dtype, why = of_gpus([_about(gpu) for gpu in used]) if used else of_processor()
     return dataclasses.replace(config, dtype=dtype), [f"dtype: {dtype}, {why}"]
 
 
-def of_processor(cpuinfo: str) -> tuple[str, str]:
-    """(dtype, why) for a processor, from the text of Linux's /proc/cpuinfo; all cores must have the instructions."""
-    cores = [set(about.split()) for name, _, about in (line.partition(":") for line in cpuinfo.splitlines())
-             if name.strip() in ("flags", "Features")]  # fmt: skip
+def of_processor() -> tuple[str, str]:
+    """(dtype, why) for this machine's processor; all of its cores must have the instructions."""
+    cores = [set(flags.split()) for flags in host.about_cores("flags", "Features")]  # of x86 and of ARM
     if not cores:
-        return "float32", f"since {_CPUINFO} does not tell this processor's instructions"
+        return "float32", f"since {host.CPUINFO} does not tell this processor's instructions"
     if found := sorted(_INSTRUCTIONS.intersection(*cores)):
         return "bfloat16", f"since this processor has instructions for it ({', '.join(found)})"
     return "float32", "since this processor has no bfloat16 instructions"
@@ -53,13 +52,6 @@ def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
             known = ".".join(map(str, capability))
             return "float32", f"since {name} has no bfloat16 arithmetic (compute capability {known}, below 8.0)"
     return "bfloat16", f"since {gpus[0][0] if len(gpus) == 1 else 'every GPU used'} has arithmetic for it"
-
-
-def _here() -> tuple[str, str]:
-    try:
-        return of_processor(_CPUINFO.read_text())
-    except OSError:  # another system than Linux
-        return "float32", f"since there is no {_CPUINFO} to tell this processor's instructions"
 
 
 def _about(gpu) -> tuple[str, tuple[int, int] | None]:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tower_train.cluster import member
 from tower_train.config import Config
-from tower_train.graph import build
+from tower_train.graph import training
 from tower_train.run import dtypes, hooks, input_stream, nonfinite, report, sessions, signals, watchdog
 from tower_train.run.results import Result
 from tower_train.run_dir import directory, manifest
@@ -32,7 +32,7 @@ def follow(path: str | None, workload: Workload, config: Config, session_hooks, 
     config, notes = dtypes.resolve(config, before)
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset  # as the chief
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
-    built = build.training_graph(workload, examples, config, me.placed)
+    built = training.training_graph(workload, examples, config, me.placed)
     now = manifest.describe(workload, path, examples, config, me.placed, built.num_parameters)
     first_step, last_step = me.meet(manifest.same_everywhere(now, workload))
     place = me.place

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph.build import StepReport, TrainingGraph
+from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run import report as reporting
 from tower_train.run_dir import events
 from tower_train.run_dir.metrics import MetricsFile

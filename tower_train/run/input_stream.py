@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import Config
-from tower_train.graph.build import TrainingGraph
+from tower_train.graph.record import TrainingGraph
 from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples
 

@@ -12,7 +12,7 @@ from tower_train import errors
 from tower_train.cluster import member
 from tower_train.cluster import task as cluster
 from tower_train.config import Config
-from tower_train.graph import build, devices
+from tower_train.graph import devices, training
 from tower_train.inference import evaluate_run
 from tower_train.run import bad_batch, data_check, dtypes, follower, input_stream, report, signals
 from tower_train.run.results import Result
@@ -66,7 +66,7 @@ def _train(path: str | None, workload: Workload, config: Config, placed, session
         dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
         examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
         input_stream.check_options(examples, config)
-        built = build.training_graph(workload, examples, config, me.placed if me else placed)
+        built = training.training_graph(workload, examples, config, me.placed if me else placed)
         now = manifest.describe(workload, path, examples, config, placed, built.num_parameters)
         notes += run_dir.warnings() + manifest.check_resume(
             run_dir.path, before, now, config.override, workload.options

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tower_train import errors
-from tower_train.graph.build import StepReport, TrainingGraph
+from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run import hooks
 
 _MOST_DUMPS = 10  # batches that one start writes down

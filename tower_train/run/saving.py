@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tower_train.graph.build import TrainingGraph
+from tower_train.graph.record import TrainingGraph
 from tower_train.run import hooks
 from tower_train.run_dir import checkpoint
 

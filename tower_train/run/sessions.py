@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train.cluster.member import Member
-from tower_train.graph.build import TrainingGraph
+from tower_train.graph.record import TrainingGraph
 
 v1 = tf.compat.v1
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster import member
 from tower_train.config import Config
-from tower_train.graph import build, devices
+from tower_train.graph import devices, record
 from tower_train.inference import evaluate_run
 from tower_train.run import hooks, input_stream, nonfinite, report, saving, sessions, signals, watchdog
 from tower_train.run.results import Result
@@ -32,7 +32,7 @@ class Start:
 
     config: Config
     placed: devices.Devices
-    built: build.TrainingGraph
+    built: record.TrainingGraph
     run_dir: directory.RunDirectory
     checkpoints: checkpoint.Checkpoints
     restored: str | None

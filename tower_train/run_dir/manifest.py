@@ -11,7 +11,7 @@ import platform
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, version
+from tower_train import __version__, errors
 from tower_train.config import Config
 from tower_train.graph.devices import Devices
 from tower_train.options import Options
@@ -37,7 +37,7 @@ def describe(
         "num_parameters": num_parameters,
         "devices": list(devices.names),
         "versions": {
-            "tower_train": version.__version__,
+            "tower_train": __version__,
             "tensorflow": tf.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),

@@ -46,7 +46,7 @@ def network(name: str, image_size: int, weights: str, freeze_until: str, num_cla
         return keras.Model(base.input, logits, name=name)
 
     # Without training the values come from a checkpoint, and the file may be gone. Keras builds an EfficientNetB with
-    # one layer more where it has the weights from ImageNet.
+    # one layer more if it has the weights from ImageNet.
     needed = weights if weights == IMAGENET and name.startswith("EfficientNetB") else NONE
     beginning, restored = (keras_network(functools.partial(build, kind)) for kind in (weights, needed))
     return lambda images, training: (beginning if training else restored)(images, training)
@@ -58,13 +58,13 @@ def check(name: str, image_size: int, weights: str, freeze_until: str) -> None:
 
 
 def preprocessing(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A network's own preprocess_input: images [batch, height, width, 3] of 0..255, RGB, to float32 of that shape."""
+    """Returns a network's preprocessing: RGB images [batch, height, width, 3] of 0..255 to float32 of that shape."""
     own = importlib.import_module(getattr(keras.applications, name).__module__).preprocess_input
     return lambda images: own(tf.cast(images, tf.float32), data_format="channels_last")
 
 
 def notice(name: str, weights: str, freeze_until: str) -> str | None:
-    """What the user must know of these weights."""
+    """Says what the user must know of these weights."""
     if weights != NONE:
         return None
     frozen = f" The layers up to {freeze_until} stay as random as they are." if freeze_until else ""
@@ -75,7 +75,7 @@ def notice(name: str, weights: str, freeze_until: str) -> str | None:
 
 
 def _base(name: str, image_size: int, weights: str, freeze_until: str) -> keras.Model:
-    """The network without its top, with its weights, to be built `apart`."""
+    """Builds the network without its top, with its weights; to be called `apart`."""
     base = _with_weights(name, image_size, weights)
     if freeze_until:
         freeze(base, freeze_until)
@@ -93,7 +93,7 @@ def _with_weights(name: str, image_size: int, weights: str) -> keras.Model:
     if weights == IMAGENET:
         try:
             return make(include_top=False, weights=IMAGENET, input_shape=shape)
-        except Exception as error:  # Keras raises a bare Exception where the download fails
+        except Exception as error:  # Keras raises a bare Exception if the download fails
             raise errors.ConfigError(
                 f"--weights={IMAGENET}: those of {name} cannot be fetched ({_first_line(error)}). Fetch them where "
                 f"there is a network and give the file by --weights=FILE, or go without: --weights={NONE}."

@@ -10,7 +10,7 @@ import pathlib
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, layers
 from tower_train.data import directories, idx, publish, remote
 from tower_train.workload import DataRequest, Examples, Workload
 
@@ -37,7 +37,7 @@ FILES = tuple(
 
 
 def examples(request: DataRequest) -> Examples:
-    """The images of a split: from --data_dir or `fashion-mnist` in it, gzipped or plain; downloaded where missing.
+    """Reads the images of a split from --data_dir or `fashion-mnist` in it, gzipped or plain; downloads missing ones.
 
     Returns:
       Examples of uint8 [batch, 28, 28, 1] images and int32 [batch] labels.
@@ -87,6 +87,8 @@ def download(directory: pathlib.Path, files: tuple[remote.RemoteFile, ...] = FIL
 def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
     """Three convolutions of 3 x 3, the first two followed by pooling, and two fully connected layers.
 
+    Weights begin as Keras has them: Glorot's uniform ones, and zeros.
+
     Args:
       images: floating point [batch, 28, 28, 1].
       training: not used, since no layer behaves differently in training.
@@ -97,27 +99,22 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
     del training
     maps = images
     for i, filters in enumerate((32, 64, 64), start=1):
-        weights, biases = _variables(f"conv{i}", [3, 3, maps.shape[-1], filters], images.dtype)
-        maps = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(maps, weights, strides=1, padding="VALID"), biases))
+        with v1.variable_scope(f"conv{i}"):
+            weights = layers.weights([3, 3, maps.shape[-1], filters], maps.dtype)
+            maps = tf.nn.conv2d(maps, weights, strides=1, padding="VALID")
+            maps = tf.nn.relu(tf.nn.bias_add(maps, layers.biases(maps)))
         if i < 3:
             maps = tf.nn.max_pool2d(maps, ksize=2, strides=2, padding="VALID")
     height, width, channels = maps.shape[1:]
     hidden = tf.reshape(maps, [-1, height * width * channels])
-    weights, biases = _variables("dense", [hidden.shape[-1], 64], images.dtype)
-    hidden = tf.nn.relu(tf.nn.bias_add(tf.matmul(hidden, weights), biases))
-    weights, biases = _variables("softmax_linear", [64, len(CLASS_NAMES)], images.dtype)
-    return tf.nn.bias_add(tf.matmul(hidden, weights), biases)
-
-
-def _variables(layer: str, shape: list[int], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Weights, Glorot uniform (get_variable's own default), and biases, zeros: as Keras does it."""
-    with v1.variable_scope(layer):
-        weights = v1.get_variable("weights", shape, dtype)
-        return weights, v1.get_variable("biases", shape[-1:], dtype, v1.zeros_initializer())
+    with v1.variable_scope("dense"):
+        hidden = tf.nn.relu(layers.affine(hidden, 64))
+    with v1.variable_scope("softmax_linear"):
+        return layers.affine(hidden, len(CLASS_NAMES))
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
-    """From 0..255 to 0..1: float32 of the same shape."""
+    """Scales 0..255 to 0..1: float32 of the same shape."""
     return tf.cast(images, tf.float32) * (1 / 255)  # a division is rounded otherwise in some graphs
 
 

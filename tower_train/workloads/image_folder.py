@@ -9,8 +9,8 @@ import functools
 
 import tensorflow as tf
 
-from tower_train import errors
-from tower_train.data import image_files, image_folder
+from tower_train import errors, layers
+from tower_train.data import image_files, images
 from tower_train.data.directories import expanded
 from tower_train.options import DATA, Options, option
 from tower_train.workload import DataRequest, Draws, Examples, Workload
@@ -21,11 +21,13 @@ v1 = tf.compat.v1
 _CHANNELS = {"grayscale": 1, "rgb": 3}
 _SMALL = "small"
 NETWORK = "Network"
+# The variance 2 / inputs, which rectified layers keep: He et al. 2015, "Delving deep into rectifiers", section 2.2.
+_INITIALIZER = v1.variance_scaling_initializer(2.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class FolderOptions(Options):
-    """What this workload may be told."""
+    """This workload's own options."""
 
     image_size: int = option(
         224, "height and width, in pixels, that images are resized to", DATA, minimum=16, resume="same"
@@ -35,12 +37,12 @@ class FolderOptions(Options):
     )
     flip: bool = option(True, "flip training images left to right at random", DATA, resume="note")
     cache: str = option(
-        "auto", "where decoded images are kept: none, memory, disk, or auto: memory where they fit well", DATA,
-        choices=image_folder.CACHES,
+        "auto", "where decoded images are kept: none, memory, disk, or auto: memory if they fit well", DATA,
+        choices=images.CACHES,
     )  # fmt: skip
     skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
     validation_fraction: float = option(
-        0.0, "share of the images to test on, where there is no test folder", DATA, minimum=0, below=1, resume="same"
+        0.0, "share of the images to test on, if there is no test folder", DATA, minimum=0, below=1, resume="same"
     )
     group_pattern: str = option(
         "", "regular expression for the group (such as the patient) in a file's name; groups are not split", DATA,
@@ -73,7 +75,7 @@ class FolderOptions(Options):
 
 
 def workload(options: FolderOptions) -> Workload:
-    """The workload under these options."""
+    """Makes the workload under these options."""
     is_small = options.network == _SMALL
     own_prepare = prepare if is_small else applications.preprocessing(options.network)
     chosen = (options.network, options.image_size, options.weights, options.freeze_until)
@@ -87,7 +89,7 @@ def workload(options: FolderOptions) -> Workload:
         )
         if not is_small and request.split == "train":
             applications.check(*chosen)  # before the images are decoded, which may take long
-        examples = image_folder.examples(
+        examples = images.examples(
             listing, f"{directory} {request.split}", options.image_size, _CHANNELS[options.color], options.cache,
             options.skip_bad_images,
         )  # fmt: skip
@@ -125,32 +127,25 @@ def inference(images: tf.Tensor, training: bool, num_classes: int) -> tf.Tensor:
     del training
     maps = images
     for i, (width, filters) in enumerate([(5, 32), (3, 64), (3, 128), (3, 128)], start=1):
-        weights, biases = _variables(f"conv{i}", [width, width, maps.shape[-1], filters], images.dtype)
-        maps = tf.nn.relu(
-            tf.nn.bias_add(tf.nn.conv2d(maps, weights, strides=2 if i == 1 else 1, padding="SAME"), biases)
-        )
+        with v1.variable_scope(f"conv{i}"):
+            weights = layers.weights([width, width, maps.shape[-1], filters], maps.dtype, _INITIALIZER)
+            maps = tf.nn.conv2d(maps, weights, strides=2 if i == 1 else 1, padding="SAME")
+            maps = tf.nn.relu(tf.nn.bias_add(maps, layers.biases(maps)))
         maps = tf.nn.max_pool2d(maps, ksize=2, strides=2, padding="SAME")
     features = tf.reduce_mean(maps, axis=[1, 2])
-    weights, biases = _variables("softmax_linear", [features.shape[-1], num_classes], images.dtype)
-    return tf.nn.bias_add(tf.matmul(features, weights), biases)
-
-
-def _variables(layer: str, shape: list[int], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Weights with the variance 2 / inputs, which rectified layers keep (He et al. 2015, "Delving deep", 2.2)."""
-    with v1.variable_scope(layer):
-        weights = v1.get_variable("weights", shape, dtype, v1.variance_scaling_initializer(2.0))
-        return weights, v1.get_variable("biases", shape[-1:], dtype, v1.zeros_initializer())
+    with v1.variable_scope("softmax_linear"):
+        return layers.affine(features, num_classes, _INITIALIZER)
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
-    """From 0..255 to -1..1: float32 of the same shape."""
+    """Scales 0..255 to -1..1: float32 of the same shape."""
     # Not a division: TensorFlow computes one by a constant so in a graph, but as it stands in a tf.data pipeline, and
     # what is exported would differ from what is evaluated in the last bit.
     return tf.cast(images, tf.float32) * (1 / 127.5) - 1
 
 
 def flip(images: tf.Tensor, draws: Draws, prepare=prepare) -> tf.Tensor:
-    """What `prepare` gives of the images, half of them flipped left to right."""
+    """Prepares the images, half of them flipped left to right."""
     flipped = draws.uniform("flip", 1)[:, :, tf.newaxis, tf.newaxis] < 0.5
     return prepare(tf.where(flipped, tf.reverse(images, [2]), images))
 

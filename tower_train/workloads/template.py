@@ -22,14 +22,14 @@ CLASS_NAMES = ("first", "second", "third")
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadOptions(Options):
-    """What this workload may be told; each is an option of the command line."""
+    """This workload's own options, which the command line offers too."""
 
     # resume="same": a run does not go on with another value. "note": it does, and says so. "free": it does.
     units: int = option(64, "units of each hidden layer", TRAINING, minimum=1, resume="same")
 
 
 def examples(request: DataRequest) -> Examples:
-    """The data of request.split, 'train' or 'test': arrays whose first dimension counts examples.
+    """Returns the data of request.split, 'train' or 'test': arrays whose first dimension counts examples.
 
     request.data_dir is --data_dir, if there is one. tower_train.data reads idx files and image folders.
     """
@@ -42,7 +42,7 @@ def examples(request: DataRequest) -> Examples:
 
 
 def distort(points: tf.Tensor, draws: Draws) -> tf.Tensor:
-    """Random changes to training examples, from random numbers that do not depend on the towers."""
+    """Changes training examples at random, by random numbers that do not depend on the towers."""
     return points + 0.02 * (draws.uniform("shift", 2) - 0.5)
 
 
@@ -70,7 +70,7 @@ def _decay(weights: tf.Tensor) -> tf.Tensor:
 
 
 def workload(options: WorkloadOptions) -> Workload:
-    """The workload under these options."""
+    """Makes the workload under these options."""
     return Workload(
         name="NAME",
         examples=examples,
@@ -78,7 +78,7 @@ def workload(options: WorkloadOptions) -> Workload:
         distort=distort,
         options=options,
         configure=workload,
-        # What the trainer's own options are where the command line does not say.
+        # Values of the trainer's own options, unless the command line gives others.
         recipe={"optimizer": "adam", "learning_rate": 0.01, "max_steps": 300},
     )
 

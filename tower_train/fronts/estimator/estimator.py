@@ -16,7 +16,7 @@ from tower_train.fronts.estimator import model_towers, outputs, saved_model, ses
 from tower_train.fronts.estimator.inputs import Inputs
 from tower_train.fronts.estimator.run_config import RunConfig
 from tower_train.fronts.estimator.spec import ModeKeys
-from tower_train.graph import build
+from tower_train.graph import record
 from tower_train.graph.devices import HOST
 from tower_train.run import nonfinite
 from tower_train.run_dir import checkpoint, events
@@ -37,7 +37,7 @@ class WarmStartSettings(NamedTuple):
 class _Checks(NamedTuple):
     """What nonfinite.NonFiniteGuard needs to know."""
 
-    report: build.StepReport
+    report: record.StepReport
     checked: tuple[str, ...]
     num_towers: int
     num_workers: int = 1
@@ -297,7 +297,7 @@ class Estimator:
         return path
 
 
-def _guard(report: build.StepReport, checked: tuple[str, ...], num_towers: int) -> nonfinite.NonFiniteGuard:
+def _guard(report: record.StepReport, checked: tuple[str, ...], num_towers: int) -> nonfinite.NonFiniteGuard:
     return nonfinite.NonFiniteGuard(_Checks(report, checked, num_towers))
 
 

@@ -12,12 +12,12 @@ from keras.src.backend.common import (
     global_state,
 )  # Keras has no public way to number its layers' names afresh for a while
 
-from tower_train import errors, layers
+from tower_train import errors
 from tower_train.fronts.estimator.captured import Captured, capturing
 from tower_train.fronts.estimator.spec import EstimatorSpec
-from tower_train.graph import gradients
-from tower_train.graph.build import StepReport
+from tower_train.graph import context, gradients
 from tower_train.graph.devices import HOST
+from tower_train.graph.record import StepReport
 
 v1 = tf.compat.v1
 
@@ -82,9 +82,15 @@ def build_towers(
             shared.unassigned() if i else contextlib.nullcontext(),
             _fresh_keras_names(seed),
             capturing(i) as captured,
+            context.entered(context.Context()) as tower,
         ):
             specs.append(call(features, labels))
             captures.append(captured)
+        for name in tower.learning:
+            raise errors.GraphError(
+                f"{name} is created in a block of layers.learning, which is for workloads. Give it an optimizer of its "
+                "own in model_fn."
+            )
         of_first = of_first or {key: graph.get_collection(key) for key in _OF_ONE_TOWER}
         for key in _OF_ONE_TOWER:
             graph.clear_collection(key)
@@ -107,11 +113,6 @@ def train_op(specs: list[EstimatorSpec], captures: list[Captured], global_step: 
     Raises:
       GraphError: towers that cannot be averaged.
     """
-    if marked := v1.get_collection(layers.LEARNING):
-        raise errors.GraphError(
-            f"{marked[0].name} is created in a block of layers.learning, which is for workloads. Give it an optimizer "
-            "of its own in model_fn."
-        )
     loss = tf.add_n([spec.loss for spec in specs]) / len(specs)
     counts = {len(captured.updates) for captured in captures}
     if counts == {0} and len(specs) == 1:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tower_train.bench import rounds
-from tower_train.bench.progress import Progress
+from tower_train.bench import measure
 from tower_train.bench.systems import System
 
 
@@ -11,13 +10,13 @@ def sides(*names, anchors=()):
     return [System(name, "rival", {}, 8, is_anchor=name in anchors) for name in names]
 
 
-def measure(chosen, workers, count=6, **options):
-    return rounds.measure(chosen, workers.start, count, Progress(), seconds=0.5, **options)
+def measured(chosen, workers, count=6, **options):
+    return measure.in_rounds(chosen, workers.start, count, measure.progress_bar(), seconds=0.5, **options)
 
 
 def test_every_side_is_measured_once_a_round_in_an_order_that_changes(fake_workers):
     workers = fake_workers()
-    found = measure(sides("a", "b", "c"), workers)
+    found = measured(sides("a", "b", "c"), workers)
     turns = [name for what, name in workers.log if what == "measure"]
     orders = [turns[i : i + 3] for i in range(0, len(turns), 3)]
     assert len(orders) == 6
@@ -29,13 +28,13 @@ def test_every_side_is_measured_once_a_round_in_an_order_that_changes(fake_worke
 
 def test_all_sides_live_before_any_is_measured_and_none_afterwards(fake_workers):
     workers = fake_workers()
-    measure(sides("a", "b", "c"), workers)
+    measured(sides("a", "b", "c"), workers)
     assert [what for what, _ in workers.log[:3]] == ["start"] * 3
     assert not workers.live
 
 
 def test_rates_are_work_per_second(fake_workers):
-    (one,) = measure(sides("a"), fake_workers(), count=1)
+    (one,) = measured(sides("a"), fake_workers(), count=1)
     assert one.samples[0]["per_sec"] == 10 * 8 / 0.5
     assert (one.first_step_secs, one.import_secs, one.peak_bytes) == (3.0, 2.0, 1001)
 
@@ -43,7 +42,7 @@ def test_rates_are_work_per_second(fake_workers):
 def test_where_memory_is_short_groups_are_measured_each_with_the_anchors(fake_workers):
     workers = fake_workers()
     chosen = sides("port", "a", "b", "c", anchors=["port"])
-    found = {one.side.name: one for one in measure(chosen, workers, count=2, has_room=lambda _: False)}
+    found = {one.side.name: one for one in measured(chosen, workers, count=2, has_memory=lambda _: False)}
     assert workers.most_live == 2
     assert [sample["round"] for sample in found["port"].samples] == [0, 1, 2, 3, 4, 5]
     for first_round, name in [(0, "a"), (2, "b"), (4, "c")]:
@@ -52,18 +51,18 @@ def test_where_memory_is_short_groups_are_measured_each_with_the_anchors(fake_wo
 
 def test_room_is_asked_for_as_much_as_the_largest_side_took(fake_workers):
     asked = []
-    measure(sides("a", "b", "c"), fake_workers(), count=1, has_room=lambda size: asked.append(size) or True)
+    measured(sides("a", "b", "c"), fake_workers(), count=1, has_memory=lambda size: asked.append(size) or True)
     assert asked == [1250, 1250]
 
 
 def test_anchors_alone_are_measured_too(fake_workers):
     workers = fake_workers()
-    (one,) = measure(sides("port", anchors=["port"]), workers, count=2)
+    (one,) = measured(sides("port", anchors=["port"]), workers, count=2)
     assert len(one.samples) == 2
 
 
 def test_when_one_side_fails_all_end(fake_workers):
     workers = fake_workers(failing="b")
     with pytest.raises(RuntimeError):
-        measure(sides("a", "b", "c"), workers)
+        measured(sides("a", "b", "c"), workers)
     assert not workers.live

@@ -13,7 +13,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tower_train import errors
-from tower_train.data import image_files, image_folder
+from tower_train.data import image_files, images
 
 CLASSES = ("a b", "blåbær", "cat")
 SIZE = 8
@@ -53,7 +53,7 @@ def cache_dir(tmp_path, monkeypatch):
 
 
 def load(root, split="train", channels=3, cache="none", skip_bad=False, **find):
-    return image_folder.examples(image_files.find(root, split, **find), "mine", SIZE, channels, cache, skip_bad)
+    return images.examples(image_files.find(root, split, **find), "mine", SIZE, channels, cache, skip_bad)
 
 
 def fetch(examples, indices=None):
@@ -115,8 +115,21 @@ def test_the_cache_on_disk_is_used_and_follows_the_files(root, cache_dir):
 def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(original, cache):
     listing = image_files.find(original, "train")
     with pytest.raises(errors.DataError, match=rf"^--cache={cache}: the decoded images take 5400.* GB, and .* free"):
-        image_folder.examples(listing, "mine", 10**7 // 10, 3, cache)
-    assert image_folder._where("auto", 10**15) == "none"
+        images.examples(listing, "mine", 10**7 // 10, 3, cache)
+
+
+@pytest.mark.parametrize(
+    ("cache", "num_bytes", "expected"),
+    [
+        ("auto", 50, "memory"),
+        ("auto", 51, "none"),
+        ("memory", 100, "memory"),
+        ("disk", 999, "disk"),
+        ("none", 1, "none"),
+    ],
+)
+def test_memory_is_taken_unasked_if_the_images_take_half_of_what_is_free(cache, num_bytes, expected):
+    assert images.place(cache, num_bytes, free_bytes=100) == expected
 
 
 def test_a_cache_that_is_there_is_used_on_a_full_disk(original, monkeypatch):
@@ -236,6 +249,12 @@ def test_hidden_files_and_other_types_are_passed_over_and_counted(root):
     examples = load(root)
     assert examples.num_examples == 18 and examples.class_names == CLASSES
     assert examples.notice == (f"Passed over in {root}/train: 2 .txt, 1 folders, 2 hidden, 1 without extension.")
+
+
+def test_the_name_that_programs_know_is_kept():
+    from tower_train.data import image_folder
+
+    assert image_folder.examples is images.examples
 
 
 @pytest.mark.parametrize(("there", "missing"), [("train", "test"), ("test", "train")])

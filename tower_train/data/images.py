@@ -1,18 +1,17 @@
-"""Image folders as `Examples`: checked, decoded once where the result fits in memory or on disk, fetched by index."""
+"""Image folders as `Examples`: checked, decoded once if the result fits in memory or on disk, fetched by index."""
 
-import contextlib
 import json
 import math
-import os
 import pathlib
 import shutil
 
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, workload
+from tower_train import errors, host
 from tower_train.data import arrays, decoding, image_files, publish
 from tower_train.data.directories import default_directory
+from tower_train.examples import Examples
 
 CACHES = ("auto", "none", "memory", "disk")
 
@@ -28,20 +27,20 @@ def examples(
     cache: str = "auto",
     skip_bad: bool = False,
     cache_dir: pathlib.Path | None = None,
-) -> workload.Examples:
-    """The examples of a listing, after every file was decoded once.
+) -> Examples:
+    """Makes the examples of a listing, after decoding every file once.
 
-    What that found is remembered in `cache_dir` (with 'disk' together with the decoded images) as long as no file of
-    the listing changes; 'memory' writes nothing.
+    The bad files are remembered in `cache_dir` (with 'disk' together with the decoded images) as long as no file of the
+    listing changes; 'memory' writes nothing.
 
     Args:
       listing: from image_files.find.
       name: what the data set is called in logs.
       size: height and width that images are resized to.
       channels: 1 for grayscale, 3 for RGB.
-      cache: where decoded images are kept: 'memory', 'disk', 'none', or 'auto', which is memory where they take at most
+      cache: where decoded images are kept: 'memory', 'disk', 'none', or 'auto', which is memory if they take at most
         half of what is free, and else none.
-      skip_bad: go on without the files that cannot be used, in place of an error.
+      skip_bad: go on without the files that cannot be used, instead of an error.
       cache_dir: None for image_folder in the default data directory.
 
     Returns:
@@ -53,7 +52,7 @@ def examples(
     """
     cache_dir = cache_dir or default_directory() / "image_folder"
     shape = (len(listing.names), size, size, channels)
-    cache = _where(cache, math.prod(shape))
+    cache = place(cache, math.prod(shape), host.free_memory() or 0)  # if that is not known, nothing is kept unasked
     pixels = None
     if cache == "memory":
         pixels = np.empty(shape, np.uint8)
@@ -66,23 +65,20 @@ def examples(
     good = np.setdiff1d(np.arange(len(listing.names)), list(bad))
     left_out = _left_out(listing, bad, good, skip_bad)
     used = listing.subset(good)
-    return workload.Examples(
+    return Examples(
         name=name,
         num_examples=len(good),
         open=lambda: _fetcher(used, good, pixels, size, channels),
         fingerprint=image_files.fingerprint(used),
         class_names=listing.class_names,
         notice=" ".join(filter(None, [left_out, listing.passed_over])) or None,
-        parallel_steps=2 if pixels is not None else os.cpu_count() or 2,
+        parallel_steps=2 if pixels is not None else host.cores(),
         labels=used.labels,
     )
 
 
 def _fetcher(used: image_files.Listing, good: np.ndarray, pixels: np.ndarray | None, size: int, channels: int):
-    if pixels is None:
-        by_index = arrays.fetcher(np.array(used.paths()), used.labels)
-    else:
-        by_index = arrays.fetcher(good, used.labels)
+    by_index = arrays.fetcher(np.array(used.paths()) if pixels is None else good, used.labels)
 
     def fetch(indices: tf.Tensor):
         found, labels = by_index(indices)
@@ -95,16 +91,25 @@ def _fetcher(used: image_files.Listing, good: np.ndarray, pixels: np.ndarray | N
     return fetch
 
 
-def _where(cache: str, num_bytes: int) -> str:
-    """Where decoded images of so many bytes are kept."""
-    if cache not in ("auto", "memory"):
-        return cache
-    free = _free_memory()
-    if num_bytes <= (free / 2 if cache == "auto" else free):
-        return "memory"
-    if cache == "memory":
-        raise _does_not_fit(cache, num_bytes, free, "of memory")
-    return "none"
+def place(cache: str, num_bytes: int, free_bytes: int) -> str:
+    """Chooses where decoded images are kept.
+
+    Args:
+      cache: as for `examples`.
+      num_bytes: what they take.
+      free_bytes: of memory.
+
+    Returns:
+      'memory', 'disk' or 'none'.
+
+    Raises:
+      DataError: cache is 'memory', which does not hold them.
+    """
+    if cache == "auto":
+        return "memory" if num_bytes <= free_bytes / 2 else "none"
+    if cache == "memory" and num_bytes > free_bytes:
+        raise _does_not_fit(cache, num_bytes, free_bytes, "of memory")
+    return cache
 
 
 def _does_not_fit(cache: str, num_bytes: int, free: float, where: str) -> errors.DataError:
@@ -114,17 +119,8 @@ def _does_not_fit(cache: str, num_bytes: int, free: float, where: str) -> errors
     )
 
 
-def _free_memory() -> float:
-    """Bytes; where the system does not tell, none, so that nothing is kept unasked."""
-    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0.0
-
-
 def _remembered(listing, size: int, channels: int, folder: pathlib.Path, with_pixels: bool) -> dict[int, str]:
-    """The bad files, from what an earlier run left in `folder` or by decoding everything into it."""
+    """Finds the bad files from what an earlier run left in `folder`, or by decoding everything into it."""
 
     def fill(partial: pathlib.Path) -> None:
         pixels = None
@@ -151,7 +147,7 @@ def _remembered(listing, size: int, channels: int, folder: pathlib.Path, with_pi
 
 
 def _left_out(listing: image_files.Listing, bad: dict[int, str], good: np.ndarray, skip_bad: bool) -> str:
-    """What the user is told of bad files, where they may be left out."""
+    """Tells the user of bad files, if they may be left out; refuses them otherwise."""
     if not bad:
         return ""
     shown = [f"{image_files.shown(listing.names[index])} {why}" for index, why in list(bad.items())[:_NAMED]]

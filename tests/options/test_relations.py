@@ -1,0 +1,140 @@
+"""Options that need or replace each other: what a user gives is refused, what a recipe has beside it goes."""
+
+import dataclasses
+
+import pytest
+
+from tower_train import errors
+from tower_train.config import Config, EvaluateOptions
+from tower_train.options import DATA, Options, declare, option
+from tower_train.workload import Workload
+
+RECIPE = dict(epochs=9.9, optimizer="momentum", momentum=0.85, nesterov=True, lr_schedule="points",
+              lr_points="0:1,1:0", lookahead_every_steps=5, lookahead_decay=0.7, lookahead_ramp=3.0)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Tea(Options):
+    kind: str = option("green", "which", DATA, choices=("green", "black", "mint"))
+    milk: float = option(0.0, "milk in it", DATA, minimum=0, needs=("kind", "black"))
+    minutes: int = option(3, "how long", DATA, minimum=1, needs=("kind", "green", "black"))
+    sugar: bool = option(False, "with sugar", DATA)
+    lumps: int = option(1, "lumps of it", DATA, minimum=1, needs=("sugar",))
+    cups: int | None = option(None, "how much", DATA)
+    litres: float | None = option(None, "how much", DATA, instead_of=("cups", "how much to make"))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (dict(milk=0.5), "--milk=0.5 is for --kind=black, not for green."),
+        (dict(minutes=5, kind="mint"), "--minutes=5 is for --kind=green or black, not for mint."),
+        (dict(lumps=2), "--lumps=2 needs --sugar. Give that too."),
+        (dict(cups=4, litres=1), "--cups=4 and --litres=1 both say how much to make. Give one of them."),
+    ],
+)
+def test_an_option_without_what_it_needs_is_refused(given, text):
+    with pytest.raises(errors.ConfigError) as error:
+        Tea(**given)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict(kind="black", milk=0.5, minutes=5),
+        dict(kind="mint", milk=0.0, minutes=3, lumps=1),  # as by default
+        dict(sugar=True, lumps=2),
+        dict(litres=0.5),
+    ],
+)
+def test_what_is_of_use_or_as_by_default_is_taken(given):
+    assert dataclasses.asdict(Tea(**given)).items() >= given.items()
+
+
+@pytest.mark.parametrize(
+    ("given", "gone"),
+    [
+        (dict(kind="green"), {"milk"}),
+        (dict(kind="mint"), {"milk", "minutes"}),
+        (dict(sugar=False), {"lumps"}),
+        (dict(litres=2.0), {"cups"}),
+        (dict(kind="black", sugar=True, litres=None), set()),
+    ],
+)
+def test_what_a_recipe_has_of_no_use_beside_what_is_given_goes(given, gone):
+    recipe = dict(kind="black", milk=0.5, minutes=5, sugar=True, lumps=2, cups=4)
+    kept = declare.without_useless(Tea, recipe, given)
+    assert kept == {name: value for name, value in recipe.items() if name not in gone}
+    assert declare.without_useless(Tea, dict(litres=1.0), dict(cups=4)) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "gone"),
+    [
+        (dict(max_steps=5), {"epochs"}),
+        (dict(optimizer="adam"), {"nesterov", "momentum"}),
+        (dict(optimizer="lars"), {"nesterov"}),
+        (dict(lr_schedule="cosine"), {"lr_points"}),
+        (dict(lookahead_every_steps=0), {"lookahead_decay", "lookahead_ramp"}),
+        (dict(lookahead_every_steps=3, lr_schedule="points", optimizer="momentum", epochs=2.0), set()),
+    ],
+)
+def test_a_workloads_recipe_gives_way(given, gone):
+    config = Workload("recipe", None, None, recipe=RECIPE).config(**given)
+    expected = {name: value for name, value in RECIPE.items() if name not in gone} | given
+    assert dataclasses.asdict(config).items() >= expected.items()
+
+
+def test_decays_go_with_their_schedule():
+    recipe = dict(lr_schedule="piecewise", lr_boundaries=(82, 123), learning_rate_decay_factor=0.2)
+    config = Workload("recipe", None, None, recipe=recipe).config(lr_schedule="linear")
+    assert (config.lr_boundaries, config.learning_rate_decay_factor) == (None, Config().learning_rate_decay_factor)
+    assert Workload("recipe", None, None, recipe=recipe).config(epochs=200.0).learning_rate_decay_factor == 0.2
+
+
+def test_what_is_given_stays_and_is_refused():
+    with pytest.raises(errors.ConfigError, match="--lookahead_decay=0.9 needs --lookahead_every_steps"):
+        Workload("recipe", None, None, recipe=RECIPE).config(lookahead_every_steps=0, lookahead_decay=0.9)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (dict(momentum=0.8), "--momentum=0.8 is for --optimizer=momentum or lars, not for sgd."),
+        (dict(nesterov=True), "--nesterov is for --optimizer=momentum, not for sgd."),
+        (dict(lr_base_batch=64), "--lr_base_batch=64 is for --lr_scaling=linear or sqrt, not for none."),
+        (dict(max_nonfinite_in_a_row=3), "--max_nonfinite_in_a_row=3 is for --on_nonfinite=skip, not for stop."),
+        (dict(num_epochs_per_decay=3.0, lr_schedule="cosine"),
+         "--num_epochs_per_decay=3 is for --lr_schedule=exponential, not for cosine."),
+        (dict(num_epochs_per_decay=3.0, lr_schedule="piecewise", lr_boundaries=(3,)),
+         "--num_epochs_per_decay=3 is for --lr_schedule=exponential, not for piecewise."),
+        (dict(learning_rate_decay_factor=0.5, lr_schedule="linear"),
+         "--learning_rate_decay_factor=0.5 is for --lr_schedule=exponential or piecewise, not for linear."),
+        (dict(keep_best=True), "--keep_best needs --eval_every_steps. Give that too."),
+        (dict(stop_after_no_gain_epochs=2.0),
+         "--stop_after_no_gain_epochs=2 needs --eval_every_steps. Give that too."),
+        (dict(lr_boundaries=(3, 4)), "--lr_boundaries=3,4 is for --lr_schedule=piecewise, not for exponential."),
+        (dict(lr_points="0:1"), "--lr_points=0:1 is for --lr_schedule=points, not for exponential."),
+        (dict(lr_schedule="piecewise"), "--lr_schedule=piecewise needs --lr_boundaries. Give that too."),
+        (dict(lr_schedule="points"), "--lr_schedule=points needs --lr_points. Give that too."),
+        (dict(lookahead_ramp=3.0), "--lookahead_ramp=3 needs --lookahead_every_steps. Give that too."),
+        (dict(sync_batch_norm=True, accumulate_steps=2),
+         "--sync_batch_norm and --accumulate_steps=2 exclude each other: "),
+        (dict(train_eval_examples=50), "--train_eval_examples=50 is for evaluations during training. Say when with"),
+    ],
+)  # fmt: skip
+def test_a_trainers_option_without_the_one_that_it_is_for_is_refused(given, text):
+    with pytest.raises(errors.ConfigError) as error:
+        Config(**given)
+    assert str(error.value).startswith(text)
+
+
+def test_training_examples_are_looked_at_where_there_are_evaluations():
+    Config(train_eval_examples=0)
+    Config(train_eval_examples=50, eval_at_end=True)
+
+
+def test_how_often_to_look_needs_that_somebody_looks():
+    with pytest.raises(errors.ConfigError, match=r"^--watch_secs=1 needs --watch\. Give that too\.$"):
+        EvaluateOptions(train_dir="runs/x", watch_secs=1.0)

@@ -1,0 +1,26 @@
+"""What the machine tells is read from Linux's files, and is not known elsewhere."""
+
+import os
+
+import pytest
+
+from tower_train import host
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("MemTotal:  9 kB\nMemAvailable:    3 kB\nBuffers: 5 kB\n", 3 * 1024),
+        ("MemTotal: 9 kB\n", None),
+        (None, None),
+    ],
+)
+def test_free_memory_is_what_linux_says_is_available(text, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
+    if text is not None:
+        host.MEMINFO.write_text(text)
+    assert host.free_memory() == expected
+
+
+def test_cores_are_those_that_this_process_may_use():
+    assert 1 <= host.cores() <= os.cpu_count()

@@ -1,0 +1,156 @@
+"""Measuring: all sides live at once, and one of them does steps while the others stand still."""
+
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+
+from tower_train import host
+from tower_train.bench import report
+from tower_train.bench.processes import Worker
+from tower_train.bench.report import Measured
+from tower_train.bench.systems import BenchmarkOptions, System
+from tower_train.console import ProgressBar
+
+START_SECS = 8.0  # about what starting a side takes, for the progress bar
+_SPARE = 1.25  # the next process may need this times what the largest so far does
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """One run of the benchmark.
+
+    Attributes:
+      options: the command line's.
+      out: the directory of the results.
+      machine: `host.describe` at its begin.
+      about: what `sides.describe` found out about workload, data and devices.
+      start: starts a side's process, with an empty place for its files.
+      progress: the bar, in seconds of work; its field is `doing`.
+    """
+
+    options: BenchmarkOptions
+    out: pathlib.Path
+    machine: dict
+    about: dict
+    start: Callable[[System], Worker]
+    progress: ProgressBar
+
+    def write(self, name: str, content: dict) -> pathlib.Path:
+        """Writes results, with what they were measured on, into NAME.json; returns its path."""
+        measured_on = {"options": dataclasses.asdict(self.options), "machine": self.machine, "about": self.about}
+        return report.write(self.out / f"{name}.json", measured_on | content)
+
+
+@contextlib.contextmanager
+def session(options: BenchmarkOptions) -> Iterator[Session]:
+    """Finds out what there is to measure; on leaving, temporary files go.
+
+    Raises:
+      ConfigError: the directory for results cannot be made.
+      SideError: the data or the workload cannot be used.
+    """
+    out, here = report.directory(options.out), host.describe()
+    with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch, progress_bar() as progress:
+        places = (pathlib.Path(scratch, str(number)) for number in itertools.count())
+        common = {name: getattr(options, name) for name in ("workload", "model", "dataset", "data_dir", "device")}
+        common["fixed_path"] = str(pathlib.Path(scratch, "fixed"))
+        progress.update(doing="looking at data and devices")
+        spec = common | {"kind": "describe", "batch_size": options.batch_size}
+        with Worker(f"workload {options.workload}", spec, next(places), options.timeout_secs) as worker:
+            about = worker.wait_for("described")
+        common["dataset"] = about["dataset"]  # what `auto` chose is what all sides are trained on
+
+        def start(side: System) -> Worker:
+            place = next(places)
+            own = {"name": side.name, "kind": side.kind, "batch_size": side.batch_size, "scratch": str(place)}
+            return Worker(side.name, common | side.settings | own, place, options.timeout_secs)
+
+        yield Session(options, out, here, about, start, progress)
+
+
+def progress_bar() -> ProgressBar:
+    """A bar on standard error, so that the table can be redirected to a file."""
+
+    def columns(progress):
+        return (
+            progress.TextColumn("{task.percentage:>3.0f} %"), progress.BarColumn(), progress.TimeElapsedColumn(),
+            progress.TextColumn("(about"), progress.TimeRemainingColumn(), progress.TextColumn("left)"),
+            progress.TextColumn("{task.fields[doing]}"),
+        )  # fmt: skip
+
+    return ProgressBar(columns, total=0.0, stream=sys.stderr, doing="")
+
+
+def in_rounds(
+    sides: Sequence[System],
+    start: Callable[[System], Worker],
+    rounds: int,
+    progress: ProgressBar,
+    seconds: float = 0.0,
+    steps: int = 1,
+    has_memory: Callable[[int], bool] = host.has_memory,
+) -> list[Measured]:
+    """Measures every side `rounds` times, in an order that changes from round to round.
+
+    If memory does not hold all sides at once they are measured in groups, each together with the anchors, which the
+    others are compared with.
+
+    Args:
+      sides: what to measure.
+      start: starts a side's worker.
+      rounds: how often each side is measured; the anchors as often in every group.
+      progress: counts the seconds of every start and every measurement.
+      seconds: how long each measurement is at least.
+      steps: how many steps each measurement has at least.
+      has_memory: whether so many bytes of memory are free.
+
+    Returns:
+      In the order of `sides`.
+    """
+    measured = {side.name: Measured(side) for side in sides}
+    anchors = [side for side in sides if side.is_anchor]
+    waiting = [side for side in sides if not side.is_anchor]
+    progress.expect(len(sides) * (START_SECS + rounds * seconds))
+    first_round = 0
+    while first_round == 0 or waiting:
+        with contextlib.ExitStack() as stack:
+            live, waiting = {}, anchors + waiting
+            while waiting and (len(live) <= len(anchors) or has_memory(_memory_of_next(measured))):
+                side = waiting.pop(0)
+                progress.update(doing=f"starting {side.name}")
+                live[side.name] = stack.enter_context(start(side))
+                _note_start(measured[side.name], live[side.name])
+                progress.advance(START_SECS)
+            for number in range(first_round, first_round + rounds):
+                progress.update(doing=f"round {number + 1}")
+                for name in random.Random(number).sample(list(live), len(live)):
+                    _take_sample(measured[name], live[name], number, seconds, steps)
+                    progress.advance(seconds)
+            for name, worker in live.items():
+                measured[name].peak_bytes = max(measured[name].peak_bytes, worker.stop()["peak_bytes"])
+        first_round += rounds
+    return list(measured.values())
+
+
+def _memory_of_next(measured: dict[str, Measured]) -> int:
+    return int(_SPARE * max(one.peak_bytes for one in measured.values()))
+
+
+def _note_start(measured: Measured, worker: Worker) -> None:
+    first = worker.wait_for("first_step")
+    ready = worker.wait_for("ready")
+    measured.first_step_secs = measured.first_step_secs or first["secs"]  # of an anchor's starts, the first
+    measured.import_secs = measured.import_secs or first["import_secs"]
+    measured.work_per_step, measured.peak_bytes = ready["work_per_step"], ready["peak_bytes"]
+
+
+def _take_sample(measured: Measured, worker: Worker, number: int, seconds: float, steps: int) -> None:
+    answer = worker.measure(seconds, steps)
+    del answer["event"], answer["secs"]
+    per_sec = answer["steps"] * measured.work_per_step / answer["seconds"]
+    measured.samples.append({"round": number, "per_sec": per_sec} | answer)

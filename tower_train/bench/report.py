@@ -1,0 +1,214 @@
+"""Reports: from samples to medians, spreads and ratios, and tables of them in Markdown that reads well on a terminal.
+
+The machine's speed changes while a benchmark runs, so ratios are taken within a round, and their median is shown.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+from tower_train import errors
+from tower_train.bench.systems import System
+
+_IDLE_SHARE = 0.02  # of one core, that a side may use while it stands still before that is worth a warning
+
+
+@dataclasses.dataclass
+class Measured:
+    """The measurements of one side; all of it goes to benchmark.json.
+
+    Attributes:
+      side: which one.
+      first_step_secs: from the start of its process to the end of its first step.
+      import_secs: what importing TensorFlow took of that.
+      work_per_step: examples, or for a ceiling floating-point operations.
+      peak_bytes: resident memory at its peak.
+      samples: one a round, with round, steps, seconds, per_sec (work per second) and what else the worker says.
+    """
+
+    side: System
+    first_step_secs: float = 0.0
+    import_secs: float = 0.0
+    work_per_step: int = 0
+    peak_bytes: int = 0
+    samples: list[dict] = dataclasses.field(default_factory=list)
+
+    def rates(self, flops_per_example: float | None = None) -> dict[int, float]:
+        """Examples a second by round; of a ceiling, as many as its operations a second are enough for."""
+        per_example = flops_per_example if self.side.is_ceiling else 1
+        return {sample["round"]: sample["per_sec"] / per_example for sample in self.samples}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+      name: the side's.
+      per_sec: examples a second, the median over rounds; for a ceiling, what it would be if a step were nothing but the
+        network's products.
+      low: the first quartile.
+      high: the third quartile.
+      ratio: to the reference, the median over rounds of the ratio within a round; None without a reference.
+      share: of the ceiling of the same arithmetic, likewise; None if it is not known.
+      peak_bytes: resident memory of its process; None for a ceiling.
+      first_step_secs: from the start of its process; None for a ceiling.
+    """
+
+    name: str
+    per_sec: float
+    low: float
+    high: float
+    ratio: float | None
+    share: float | None
+    peak_bytes: int | None
+    first_step_secs: float | None
+
+
+def rows(measured: Sequence[Measured], reference: str | None, flops_per_example: float | None) -> list[Row]:
+    """A row for each side; none for ceilings if the network's arithmetic is not known.
+
+    Args:
+      measured: by side.
+      reference: name of the side that ratios are taken to; it need not be among them.
+      flops_per_example: the network's arithmetic; None if it is not known.
+    """
+    if flops_per_example is None:
+        measured = [one for one in measured if not one.side.is_ceiling]
+    rates = {one.side.name: one.rates(flops_per_example) for one in measured}
+    ceilings = {one.side.dtype: rates[one.side.name] for one in measured if one.side.is_ceiling}
+    found = []
+    for one in measured:
+        side, by_round = one.side, rates[one.side.name]
+        ratios = median_ratio(by_round, rates.get(reference, {})), median_ratio(by_round, ceilings.get(side.dtype, {}))
+        costs = (None, None) if side.is_ceiling else (one.peak_bytes, one.first_step_secs)
+        found.append(Row(side.name, *median_and_quartiles(by_round.values()), *ratios, *costs))
+    return found
+
+
+def median_ratio(rates: Mapping[int, float], base: Mapping[int, float]) -> float | None:
+    """The median of the ratios over the rounds that are in both; None if there are none."""
+    ratios = [rate / base[number] for number, rate in rates.items() if number in base]
+    return statistics.median(ratios) if ratios else None
+
+
+def median_and_quartiles(values) -> tuple[float, float, float]:
+    """The median, the first and the third quartile, interpolated linearly as numpy does by default."""
+    values = list(values)
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return median, low, high
+
+
+def directory(out: str | None) -> pathlib.Path:
+    """Makes the directory of the results, a new one below runs/ unless it is named.
+
+    Raises:
+      ConfigError: it cannot be made.
+    """
+    out = pathlib.Path(out or f"runs/benchmark-{time.strftime('%Y%m%d-%H%M%S')}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.ConfigError(f"--out={out} cannot be made ({error.strerror}). Give a directory that can.") from None
+    return out
+
+
+def write(path: pathlib.Path, content: dict) -> pathlib.Path:
+    """Writes results as JSON; returns the path."""
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """A table whose first column is flush left and whose others are flush right."""
+    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+
+    def line(cells):
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        return " | ".join([f"| {cells[0]:<{widths[0]}}", *aligned[1:]]) + " |"
+
+    return [line(head), line(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]), *map(line, body)]
+
+
+def comparison(rows: Sequence[Row], reference: str | None) -> list[str]:
+    """The table of the sides; see Row."""
+    head = ["system", "examples/sec", "spread", f"over {reference or 'reference'}", "of the ceiling", "peak memory",
+            "first step"]  # fmt: skip
+    body = [
+        [
+            row.name,
+            f"{row.per_sec:.0f}",
+            f"+/- {(row.high - row.low) / 2:.0f}",
+            _or_dash(row.ratio, ".2f"),
+            _or_dash(row.share, ".2f"),
+            _or_dash(row.peak_bytes and row.peak_bytes / 2**20, ".0f", " MiB"),
+            _or_dash(row.first_step_secs, ".1f", " s"),
+        ]
+        for row in rows
+    ]
+    return markdown(head, body)
+
+
+def sweep(axis: str, measured: Mapping[int, Measured]) -> list[str]:
+    """A table of {x: measurements at x}, each also as a ratio to the first, round by round."""
+    first = next(iter(measured.values())).rates()
+    body = []
+    for x, one in measured.items():
+        median, low, high = median_and_quartiles(one.rates().values())
+        body.append([
+            f"{x:,}", f"{median:.0f}", f"+/- {(high - low) / 2:.0f}", _or_dash(median_ratio(one.rates(), first), ".2f"),
+            f"{one.samples[-1]['resident_bytes'] / 2**20:.0f} MiB",
+        ])  # fmt: skip
+    return markdown([axis, "examples/sec", "spread", "over the first", "memory at the end"], body)
+
+
+def opening(machine: dict, about: dict, what: str) -> list[str]:
+    """The lines above a table.
+
+    Args:
+      machine: of `host.describe`.
+      about: of `sides.describe`.
+      what: the measurements, such as '128 examples a step, 5 rounds of 5 s'.
+    """
+    gpus = f", {', '.join(about['gpus'])}" if about["gpus"] else ", no GPU"
+    lines = [
+        f"machine:  {machine['processor']}, {machine['cores']} cores{gpus}, {machine['memory_bytes'] / 2**30:.0f} GiB",
+        f"versions: {', '.join(f'{package} {version}' for package, version in machine['versions'].items())}",
+        f"data:     {about['data']}",
+        f"each:     {what}",
+    ]
+    return lines + ([f"*** {about['notice']}"] if about["notice"] else [])
+
+
+def notes(measured: Sequence[Measured], flops_per_example: float | None) -> list[str]:
+    """The lines below a table: how to read it, and warnings about measurements that were disturbed."""
+    lines = [
+        "examples/sec: median over rounds; spread: half of what lies between the quartiles; ratios: median of each "
+        "round's. first step: from the start of the process."
+    ]
+    for one in measured:
+        if one.side.is_ceiling:
+            _, low, high = median_and_quartiles(sample["per_sec"] / 1e9 for sample in one.samples)
+            lines.append(f"{one.side.name}: {low:.0f} to {high:.0f} GFLOP/s between the quartiles.")
+    if flops_per_example:
+        lines.append(
+            f"The network's convolutions and matrix products: {flops_per_example / 1e6:.1f} MFLOP a training example; "
+            "a ceiling's examples/sec are what its rate is enough for."
+        )
+    for one in measured:
+        idle, cpu = (sum(sample[name] for sample in one.samples) for name in ("idle_secs", "idle_cpu_secs"))
+        if cpu > _IDLE_SHARE * idle:
+            lines.append(f"Warning: {one.side.name} used {cpu / idle:.0%} of a core while others were measured.")
+    return lines
+
+
+def written(paths: Sequence[pathlib.Path]) -> list[str]:
+    """The line that names the files of the results."""
+    return [f"Written:  {', '.join(map(str, paths))}"]
+
+
+def _or_dash(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"

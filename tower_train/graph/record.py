@@ -1,0 +1,81 @@
+"""The record of a training graph, which is all that running knows of it."""
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tower_train.graph.iterator_state import IteratorState
+
+
+class StepReport(NamedTuple):
+    """The small values of one step that running looks at; tensors in the graph, numpy values after the step.
+
+    Attributes:
+      step: int64 scalar, steps done, this one included.
+      examples: int64 scalar, examples trained on, this step's included.
+      loss: scalar, mean over towers plus weight decay, on the weights the gradients were taken at.
+      learning_rate: float64 scalar, what the update used.
+      stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.ask_to_stop.
+      finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
+    """
+
+    step: tf.Tensor
+    examples: tf.Tensor
+    loss: tf.Tensor
+    learning_rate: tf.Tensor
+    stopping: tf.Tensor
+    finite: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingGraph:
+    """What running needs to know of a training graph.
+
+    Attributes:
+      graph: the graph.
+      data: the name of the examples.
+      train_op: does one step; if a loss or gradient is not finite nothing but the stream moves, and with
+        --on_nonfinite=skip global_step and examples_seen.
+      report: what to fetch with it.
+      global_step: int64 variable, steps done.
+      summary: serialized Summary of this step.
+      progress: {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one.
+      checked: names of what report.finite tells of, per column.
+      variables: what a checkpoint holds. Local variables take their first values from these.
+      variables_finite: {name of one of them: bool scalar}, of those in floating point.
+      fingerprints: int64 [copies of all workers, variables], see Variables.fingerprints; None for a single copy.
+      copied: over the columns of fingerprints, the variable's name.
+      stream_initializer: starts the stream at the variable examples_seen.
+      stream_state: what else a checkpoint needs to hold of the stream, if that does not say it all; else None.
+      broadcast: gives this worker's variables the chief's values; None for one worker.
+      ask_to_stop: makes the steps from the next on tell all workers, in report.stopping, that this one wants to stop;
+        None for one worker.
+      num_parameters: number of trained weights.
+      num_towers: rows of report.finite, less one.
+      num_workers: each with as many towers.
+      global_batch: examples a step.
+      num_examples: examples an epoch.
+    """
+
+    graph: tf.Graph
+    data: str
+    train_op: tf.Operation
+    report: StepReport
+    global_step: tf.Variable
+    summary: tf.Tensor
+    progress: dict[str, tf.Tensor]
+    checked: tuple[str, ...]
+    variables: list[tf.Variable]
+    variables_finite: dict[str, tf.Tensor]
+    fingerprints: tf.Tensor | None
+    copied: tuple[str, ...]
+    stream_initializer: tf.Operation
+    stream_state: IteratorState | None
+    broadcast: tf.Operation | None
+    ask_to_stop: tf.Operation | None
+    num_parameters: int
+    num_towers: int
+    num_workers: int
+    global_batch: int
+    num_examples: int

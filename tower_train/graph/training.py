@@ -1,0 +1,256 @@
+"""The training graph: what happens in one step, in the order in which it happens."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.config import Config
+from tower_train.graph import (
+    context,
+    gradients,
+    progress,
+    statistics,
+    stream,
+    summaries,
+    towers,
+    update,
+)
+from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.gradients import average_gradients
+from tower_train.graph.lookahead import Lookahead
+from tower_train.graph.record import StepReport, TrainingGraph
+from tower_train.graph.schedule import Schedule, group_rate, scaling
+from tower_train.graph.towers import tower_loss
+from tower_train.graph.variables import Variables
+from tower_train.options import points
+from tower_train.workload import Examples, Tensors, Workload, softmax_cross_entropy
+
+v1 = tf.compat.v1
+
+
+def training_graph(workload: Workload, examples: Examples, config: Config, devices: Devices) -> TrainingGraph:
+    """Builds N towers, the mean of their gradients, and one update of the variables.
+
+    Raises:
+      GraphError: the workload's network breaks a rule of the towers.
+      ConfigError: an option that this network has no use for.
+    """
+    workload, dtype = _with_smooth_labels(workload.for_examples(examples), config.label_smoothing), config.dtype
+    with tf.Graph().as_default() as graph, tf.device(HOST):
+        v1.set_random_seed(config.seed & 0x7FFFFFFF)
+        counters = update.Counters(config.global_batch)
+        variables = _variables(config, devices)
+
+        # 1. The stream: a batch for every tower, from the position that the run has come to.
+        places = [device for device in devices.towers for _ in range(config.accumulate_steps)]
+        split = stream.Split(config.tower_batch, len(places), devices.num_workers, devices.worker)
+        source = stream.training_stream(workload, examples, config.seed, counters.examples_seen, split)
+
+        # 2. The learning rate, a function of the examples seen.
+        schedule = learning_schedule(config, examples.num_examples)
+        learning_rate = schedule.rate(counters.examples_seen)
+
+        # 3. A tower on each device: the same network on the same variables, its loss, its gradients.
+        step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples))
+        tower_losses, tower_grads, tower_statistics = [], [], []
+        for i, (device, batch) in enumerate(zip(places, source.batches, strict=True)):
+            if i % config.accumulate_steps:  # on the same device, one after the other
+                batch = _after(tower_grads[-1], batch)
+            with towers.scope(i, device, variables, towers.seeded(config.seed)), step.of_tower(i) as tower:
+                _, loss = tower_loss(workload, *batch, tf.as_dtype(dtype), training=True)
+                tower_grads.append(variables.gradients(i, loss))
+            tower_losses.append(loss)
+            tower_statistics.append(tower.statistics)
+
+        # 4. The mean over all towers of all workers.
+        mean_grads = variables.average(average_gradients, tower_grads)
+        stop_wish, ask_to_stop = _stop_wish(devices.num_workers, loss.dtype)
+        mean_losses, stopping, moving = _other_means(variables, tower_losses, stop_wish, tower_statistics)
+        _check_synchronized(workload, config.sync_batch_norm, moving[0])
+
+        # 5. The weight decay, once a variable, and the limits of gradients.
+        decayed = variables.each(gradients.add_weight_decay, mean_grads, variables.weight_decays())
+        loss = mean_losses[0] + decayed[0][0]
+        limit = functools.partial(update.limited, clip_norm=config.clip_gradients, lars=config.optimizer == "lars")
+        applied = variables.each(limit, [grads for _, grads in decayed])
+
+        # 6. The check that everything is finite, and 7. if it is, the update; a skipped step counts all the same, so
+        # that each step has its own examples.
+        apply = _update(config, variables, step, counters, schedule, learning_rate)
+        skip = counters.count if config.on_nonfinite == "skip" else tf.no_op
+        with variables.updated():
+            finite = gradients.update_if_finite(
+                tower_grads, tf.stack(tower_losses), applied[0], loss, lambda: apply(applied, moving), skip
+            )
+
+        # 8. The report of the step, and what else running wants to know of it.
+        counting, so_far = [], {}
+        if config.stall_timeout_secs:
+            counting, so_far = progress.count_progress(source.batches, tower_losses, tower_grads)
+        with tf.control_dependencies([finite, *counting]):
+            done, seen = counters.global_step.read_value(), counters.examples_seen.read_value()
+            report = StepReport(done, seen, loss, learning_rate, stopping, finite)
+        scalars = {"total_loss": loss, "cross_entropy": mean_losses[0], "learning_rate": learning_rate}
+        summary = summaries.step_summary(scalars, applied[0], "tower_0", source.batches[0][0], finite.op)
+        return TrainingGraph(
+            graph=graph, data=examples.name, train_op=finite.op, report=report, global_step=counters.global_step,
+            summary=summary, progress=so_far, checked=_checked(applied[0]),
+            stream_initializer=source.initializer, stream_state=source.state, ask_to_stop=ask_to_stop,
+            num_parameters=sum(math.prod(variable.shape) for variable in v1.trainable_variables()),
+            num_towers=len(places), num_workers=devices.num_workers, global_batch=config.global_batch,
+            num_examples=examples.num_examples, **_state(graph, variables, devices),
+        )  # fmt: skip
+
+
+def _checked(applied: gradients.GradientsAndVariables) -> tuple[str, ...]:
+    return ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
+
+
+def _state(graph: tf.Graph, variables: Variables, devices: Devices) -> dict[str, Any]:
+    """The attributes of TrainingGraph that are about what a checkpoint holds and its copies."""
+    saved = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
+    return {
+        "variables": saved,
+        "variables_finite": {v.op.name: gradients.is_finite(v) for v in saved if v.dtype.is_floating},
+        "fingerprints": variables.fingerprints() if len(variables.devices) * devices.num_workers > 1 else None,
+        "copied": tuple(original.op.name for original, *_ in variables.copied()),
+        "broadcast": variables.broadcast(saved, devices.worker) if devices.num_workers > 1 else None,
+    }
+
+
+def learning_schedule(config: Config, num_examples: int) -> Schedule:
+    """The learning rate that the options describe, for as many examples an epoch."""
+    return Schedule(
+        kind=config.lr_schedule,
+        initial=config.learning_rate,
+        factor=config.learning_rate_decay_factor,
+        epochs_per_decay=config.num_epochs_per_decay,
+        boundaries=config.lr_boundaries,
+        points=points.parse(config.lr_points, "lr_points") if config.lr_points else None,
+        scale=scaling(config.lr_scaling, config.global_batch, config.lr_base_batch),
+        warmup_epochs=config.warmup_epochs,
+        num_examples=num_examples,
+        total_examples=config.last_step(num_examples) * config.global_batch,
+    )
+
+
+def _with_smooth_labels(workload: Workload, label_smoothing: float) -> Workload:
+    if not label_smoothing:
+        return workload
+    if workload.loss is not softmax_cross_entropy:
+        raise errors.ConfigError(
+            f"--label_smoothing={label_smoothing:g}: workload {workload.name} has a loss of its own: smooth there."
+        )
+    return dataclasses.replace(workload, loss=functools.partial(softmax_cross_entropy, label_smoothing=label_smoothing))
+
+
+def _variables(config: Config, devices: Devices) -> Variables:
+    """Chooses where the variables live, and what averages between those places."""
+    mirrored = config.variable_update == "mirrored"
+    places, towers_each = (devices.towers, config.accumulate_steps) if mirrored else ((HOST,), None)
+    if len(places) * devices.num_workers == 1:
+        for name, is_given in (("check_mirrors_every_steps", config.check_mirrors_every_steps),
+                               ("all_reduce_dtype", config.all_reduce_dtype != "same")):  # fmt: skip
+            if is_given:
+                raise errors.ConfigError(
+                    f"--{name}={getattr(config, name)}: there is one copy of the variables. It is for several workers, "
+                    "or for --variable_update=mirrored with several towers."
+                )
+    dtype = tf.bfloat16 if config.all_reduce_dtype == "bfloat16" else None
+    all_reduce = AllReduce(places, config.all_reduce or "collective", dtype, devices.num_workers)
+    return Variables(places, towers_each, all_reduce)
+
+
+def _step_context(config: Config, devices: Devices, split: stream.Split, epochs_seen: tf.Tensor) -> context.Context:
+    return context.Context(
+        tower=split.worker * split.num_towers,
+        synchronized_towers=len(devices.towers) * split.num_workers if config.sync_batch_norm else 0,
+        epochs_seen=epochs_seen,
+    )
+
+
+def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tensors:
+    """Delays a tower's batch until the tower before it on its device has its gradients, so that the device holds the
+    activations of one at a time."""
+    with tf.control_dependencies([grad.op for grad, _ in tower_grads if grad is not None]):
+        return tf.nest.map_structure(tf.identity, batch)
+
+
+def _stop_wish(num_workers: int, dtype: tf.DType) -> tuple[list[tf.Tensor], tf.Operation | None]:
+    """Whether this worker wants to stop, as a number that is averaged over workers, and the op that says so; nothing
+    when there are no others to tell."""
+    if num_workers == 1:
+        return [], None
+    wish = v1.get_variable("stopping", [], dtype, v1.zeros_initializer(), trainable=False,
+                           collections=[v1.GraphKeys.LOCAL_VARIABLES])  # fmt: skip
+    return [wish.read_value()], wish.assign(1, read_value=False)
+
+
+def _other_means(
+    variables: Variables, losses: list[tf.Tensor], stop_wish: list[tf.Tensor], noted: list[list[context.Statistic]]
+) -> tuple[list[tf.Tensor], tf.Tensor, list[list[context.Statistic]]]:
+    """The means over all towers of what is small and travels together.
+
+    Args:
+      losses: over towers.
+      stop_wish: from `_stop_wish`.
+      noted: over towers, the batch statistics.
+
+    Returns:
+      The mean loss, over copies; the mean wish to stop, scalar; the mean statistics, over copies.
+    """
+    statistics.check_same(noted, variables.original)
+    values = [[loss, *stop_wish, *statistics.values(own)] for loss, own in zip(losses, noted, strict=True)]
+    means = variables.average_values(values)
+    stopping = means[0][1] if stop_wish else tf.zeros([], losses[0].dtype)
+    moving = [
+        statistics.with_means(own[0], mean[1 + len(stop_wish) :])
+        for own, mean in zip(variables.by_copy(noted), means, strict=True)
+    ]
+    return [mean[0] for mean in means], stopping, moving
+
+
+def _check_synchronized(workload: Workload, sync_batch_norm: bool, moving: list[context.Statistic]) -> None:
+    if sync_batch_norm and not any(statistic.followed for statistic in moving):
+        raise errors.ConfigError(
+            f"--sync_batch_norm: workload {workload.name} has no tower_train.layers.batch_normalization "
+            "that is trained. Leave the option out."
+        )
+
+
+def _update(
+    config: Config, variables: Variables, step: context.Context, counters: update.Counters, schedule: Schedule,
+    learning_rate: tf.Tensor,
+):  # fmt: skip
+    """Returns what builds the update of all copies from the gradients and statistics of each."""
+    dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
+    averages = update.moving_averages(config.moving_average_decay, counters.global_step)
+    ahead = None
+    if config.lookahead_every_steps:
+        ahead = Lookahead(
+            config.lookahead_every_steps, config.lookahead_decay, config.lookahead_ramp,
+            counters.global_step.read_value() + 1, config.last_step(schedule.num_examples),
+            schedule.share_done(counters.examples_seen + config.global_batch),
+        )  # fmt: skip
+
+    def learning(variable):
+        return step.learning.get(variables.original(variable).op.name, context.Learning())
+
+    def optimizer(learning):
+        rate = tf.cast(group_rate(learning_rate, step.epochs_seen, learning), dtype)
+        return update.make_optimizer(config.optimizer, rate, config.momentum, config.nesterov)
+
+    def update_copy(grads, weights, moving):
+        groups = [(optimizer(rate), members) for rate, members in update.by_learning(grads, learning).items()]
+        return update.apply_update(groups, weights, moving, ahead, averages)
+
+    def apply(applied, moving):
+        with tf.control_dependencies(variables.each(update_copy, applied, variables.trained(), moving)):
+            return counters.count(ahead.counts if ahead else ())
+
+    return apply

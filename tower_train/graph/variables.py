@@ -1,0 +1,254 @@
+"""Where the variables live: one copy on the host for all towers, or one on each tower's device.
+
+Whoever builds the step need not know which: a value that each copy of the variables has its own of is a list over
+copies, made by `each` or `average` and handed on to the next of them.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.devices import HOST
+from tower_train.graph.gradients import GradientsAndVariables, with_gradients
+
+v1 = tf.compat.v1
+
+
+class Variables:
+    """All copies of the variables.
+
+    Copy 0 holds the originals: they have the variables' own names and are what a checkpoint holds. The other copies are
+    local variables whose initializers read the originals, and so they are initialised once those have their values.
+
+    Attributes:
+      devices: over copies, where it lives.
+    """
+
+    def __init__(
+        self, devices: tuple[str, ...] = (HOST,), towers_each: int | None = None, all_reduce: AllReduce | None = None
+    ):
+        """Creates none yet.
+
+        Args:
+          devices: where the copies live.
+          towers_each: how many consecutive towers use one copy; None for all on the only one.
+          all_reduce: averages between the copies of all workers; None for one copy of one worker.
+        """
+        self.devices = devices
+        self._towers_each = towers_each
+        self._all_reduce = all_reduce or AllReduce(devices, "add_n")
+        self._regularizers = {}  # {original's name: (original, function or None)}, in the order of creation
+        self._copies = [{} for _ in devices]  # over copies, {original's name: copy}
+        self._decays = [[] for _ in devices]  # over copies, the values of the regularizers
+        self._states = [[] for _ in devices]  # over copies, what its optimizer and its moving averages created
+        self._current = None  # the copy that `each` is at
+
+    # Towers.
+
+    @contextlib.contextmanager
+    def of_tower(self, tower: int) -> Iterator[None]:
+        """Lets tower 0 create variables within this block, and later towers find them or their copies of them.
+
+        Raises:
+          GraphError: a later tower would create a variable, or there are variables that cannot be copied.
+        """
+        copy = self._copy_of(tower)
+        if copy and not self._copies[copy]:
+            self._make_copy(copy)
+
+        def create(create, **kwargs):
+            if tower:
+                raise errors.GraphError(
+                    f"tower_{tower} would create the variable {kwargs.get('name')!r}, which tower_0 did not create. "
+                    "Create variables with tf.compat.v1.get_variable under names that are the same in every call of "
+                    "inference and loss."
+                )
+            with tf.device(self.devices[0]):
+                return create(**kwargs)
+
+        def get(getter, name, *args, regularizer=None, **kwargs):
+            variable = getter(name, *args, regularizer=regularizer, **kwargs)
+            if tower == 0:
+                self._regularizers.setdefault(variable.op.name, (variable, regularizer))
+            return self._copies[copy].get(variable.op.name, variable)
+
+        with (
+            tf.variable_creator_scope(create),
+            v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=get),
+        ):
+            yield
+
+    def gradients(self, tower: int, loss: tf.Tensor) -> GradientsAndVariables:
+        """The gradients of a tower's loss for its copy of the trained variables, each beside the original."""
+        originals = v1.trainable_variables()
+        return list(zip(v1.gradients(loss, self._of(self._copy_of(tower), originals)), originals, strict=True))
+
+    def original(self, variable: tf.Variable) -> tf.Variable:
+        """The original of any copy of a variable."""
+        for copies in self._copies:
+            for name, copy in copies.items():
+                if copy is variable:
+                    return self._regularizers[name][0]
+        return variable
+
+    # Values that each copy has its own of.
+
+    def each(self, function: Callable, *values: Sequence) -> list:
+        """Calls function for each copy of the variables, on its device.
+
+        Args:
+          function: gets the copy's element of each of `values`.
+          values: over copies.
+
+        Returns:
+          The results, over copies.
+        """
+        results = []
+        for i, (device, *own) in enumerate(zip(self.devices, *values, strict=True)):
+            self._current = i
+            with tf.device(device):
+                results.append(function(*own))
+        self._current = None
+        return results
+
+    def by_copy(self, by_tower: Sequence) -> list[list]:
+        """Splits a list over towers into a list over copies of lists over the copy's towers."""
+        towers = [[] for _ in self.devices]
+        for tower, value in enumerate(by_tower):
+            towers[self._copy_of(tower)].append(value)
+        return towers
+
+    def average(
+        self, mean: Callable[[list[GradientsAndVariables]], GradientsAndVariables],
+        tower_grads: list[GradientsAndVariables],
+    ) -> list[GradientsAndVariables]:  # fmt: skip
+        """Averages gradients over all towers of all workers: over the towers of each copy, then between the copies.
+
+        Args:
+          mean: average_gradients.
+          tower_grads: over towers, from `gradients`.
+
+        Returns:
+          Over copies, (mean gradient, the copy's variable).
+        """
+        own_means = self.each(mean, self.by_copy(with_gradients(tower_grads)))
+        means = self._all_reduce.mean([[grad for grad, _ in own] for own in own_means])
+        originals = [variable for _, variable in own_means[0]]
+        return [list(zip(grads, self._of(i, originals), strict=True)) for i, grads in enumerate(means)]
+
+    def average_values(self, tower_values: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        """Averages as `average`, but tensors that all towers have as many of, sent in their own dtype.
+
+        Returns:
+          Over copies, the means in the order of a tower's values.
+        """
+
+        def mean(towers):
+            with v1.name_scope("average_values"):
+                return [tf.add_n(values) / len(values) for values in zip(*towers, strict=True)]
+
+        return self._all_reduce.mean(self.each(mean, self.by_copy(tower_values)), exactly=True)
+
+    def weight_decays(self) -> list[list[tf.Tensor]]:
+        """The values of the variables' regularizers, scalars, over copies.
+
+        Raises:
+          GraphError: there are regularization losses that are not a variable's, which cannot be computed from a copy.
+        """
+        losses = v1.losses.get_regularization_losses()
+        for decays in self._decays[1:]:
+            if len(decays) != len(losses):
+                raise errors.GraphError(
+                    f"There are {len(losses)} regularization losses, but {len(decays)} variables with a regularizer=. "
+                    "Declare them all so, or use --variable_update=cpu."
+                )
+        return [losses, *self._decays[1:]]
+
+    def trained(self) -> list[list[tf.Variable]]:
+        """The trained variables, over copies."""
+        return [self._of(i, v1.trainable_variables()) for i in range(len(self.devices))]
+
+    # The update.
+
+    @contextlib.contextmanager
+    def updated(self) -> Iterator[None]:
+        """Builds the update of all copies within this block: it waits for the means between devices, which all of them
+        must compute. Variables that `each` creates in it, such as the optimizer's slots, belong to the copy."""
+        with tf.variable_creator_scope(self._create_state), tf.control_dependencies(self._all_reduce.operations):
+            yield
+
+    def _create_state(self, create, **kwargs):
+        if self._current is None:
+            return create(**kwargs)
+        states = self._states[self._current]
+        if self._current:
+            kwargs |= _as_copy(self._states[0][len(states)])
+        states.append(create(**kwargs))
+        return states[-1]
+
+    # Copies that must stay the same, and workers that must begin the same.
+
+    def copied(self) -> list[list[tf.Variable]]:
+        """All that was copied so far: over variables, the original and its copies."""
+        trained = [[original, *(copies[name] for copies in self._copies[1:])]
+                   for name, (original, _) in self._regularizers.items()]  # fmt: skip
+        return trained + [list(states) for states in zip(*self._states, strict=True)]
+
+    def fingerprints(self) -> tf.Tensor:
+        """A 64-bit fingerprint (FarmHash) of the bytes of each variable of `copied`, which tells copies apart.
+
+        Returns:
+          int64 [copies of all workers, variables].
+        """
+
+        def fingerprint(variable):
+            values = tf.bitcast(tf.reshape(variable.read_value(), [1, -1]), tf.uint8)
+            return tf.bitcast(tf.raw_ops.Fingerprint(data=values, method="farmhash64"), tf.int64)[0]
+
+        with v1.name_scope("mirrors"):
+            rows = [tf.stack([fingerprint(v) for v in copy]) for copy in zip(*self.copied(), strict=True)]
+            return self._all_reduce.gather(tf.stack(rows))
+
+    def broadcast(self, variables: Sequence[tf.Variable], worker: int) -> tf.Operation:
+        """Gives all workers' variables the values that worker 0's have; all must run it."""
+        return self._all_reduce.broadcast(variables, worker)
+
+    def _copy_of(self, tower: int) -> int:
+        return tower // self._towers_each if self._towers_each else 0
+
+    def _of(self, copy: int, originals: Sequence[tf.Variable]) -> list[tf.Variable]:
+        return [self._copies[copy].get(variable.op.name, variable) for variable in originals]
+
+    def _make_copy(self, index: int) -> None:
+        """Copies all variables that tower 0 asked for."""
+        for variable in v1.trainable_variables():
+            if variable.op.name not in self._regularizers:
+                raise errors.GraphError(
+                    f"{variable.op.name} cannot be mirrored: the network did not get it from "
+                    "tf.compat.v1.get_variable. Get it there, or use --variable_update=cpu."
+                )
+        for name, (original, regularizer) in self._regularizers.items():
+            with tf.device(self.devices[index]):
+                copy = v1.Variable(
+                    name=f"copy_{index}/{name}", dtype=original.dtype.base_dtype, use_resource=True,
+                    **_as_copy(original),
+                )  # fmt: skip
+                self._copies[index][name] = copy
+                if regularizer:
+                    with v1.name_scope(f"{copy.op.name}/Regularizer/"):
+                        decay = regularizer(copy)
+                    self._decays[index] += [] if decay is None else [decay]  # None: tf.compat.v1.no_regularizer's
+
+
+def _as_copy(original: tf.Variable) -> dict[str, Any]:
+    """The arguments that make a variable a copy."""
+    return {
+        "initial_value": original.read_value,
+        "trainable": False,
+        "constraint": original.constraint,
+        "collections": [v1.GraphKeys.LOCAL_VARIABLES],
+    }

@@ -1,0 +1,114 @@
+"""The machine that this process runs on, as its operating system describes it. No TensorFlow here."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import sys
+import time
+from collections.abc import Sequence
+
+CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
+_PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
+_TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory() -> int | None:
+    """Returns the bytes that may be taken without swapping; None if the system does not tell."""
+    amounts = _values(MEMINFO, "MemAvailable")
+    return int(amounts[0].split()[0]) * 1024 if amounts else None
+
+
+def has_memory(num_bytes: int) -> bool:
+    """Whether so many bytes may be taken without swapping; True if the system does not tell."""
+    free = free_memory()
+    return free is None or free >= num_bytes
+
+
+def about_cores(*names: str) -> list[str]:
+    """Reads the values of any of these names in /proc/cpuinfo, one a core; none if the system does not tell."""
+    return _values(CPUINFO, *names)
+
+
+def _values(path: str | os.PathLike, *names: str) -> list[str]:
+    """Reads the values of lines `name: value`."""
+    try:
+        with open(path) as lines:
+            pairs = [line.partition(":") for line in lines]
+    except OSError:
+        return []
+    return [value.strip() for name, _, value in pairs if name.strip() in names]
+
+
+def describe() -> dict:
+    """Processor, usable cores, memory, operating system and versions."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # tower_train may run from a checkout
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "processor": next(iter(about_cores("model name")), platform.processor() or platform.machine()),
+        "cores": cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "platform": platform.platform(),
+        "load_at_start": os.getloadavg(),
+        "versions": versions,
+    }
+
+
+def busy_core_secs() -> float | None:
+    """Seconds that this machine's cores have been in use, by anyone; None if that is not known for just these cores.
+
+    From Linux's /proc/stat, see proc(5): user, nice, system, idle, iowait, irq, softirq and steal, in clock ticks.
+    """
+    try:
+        with open("/proc/stat") as lines:
+            by_core = [line.split()[1:9] for line in lines if re.match(r"cpu\d", line)]
+    except OSError:
+        return None
+    if len(by_core) != cores():
+        return None
+    return sum(int(value) for core in by_core for i, value in enumerate(core) if i not in (3, 4)) / _TICKS_PER_SEC
+
+
+def resident_bytes(name: str, others: Sequence[int] = ()) -> int:
+    """Resident memory of this process and others together, now (VmRSS) or at its peak (VmHWM).
+
+    Without Linux's /proc it is the peak in both cases, of this process alone. On Linux ru_maxrss would begin at the
+    peak of the process that started this one.
+
+    Args:
+      name: of a line of /proc/PID/status.
+      others: process numbers; processes that have ended count nothing.
+    """
+    try:
+        total = _status_bytes(os.getpid(), name)
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    for other in others:
+        with contextlib.suppress(OSError, StopIteration):
+            total += _status_bytes(other, name)
+    return total
+
+
+def processor_secs(others: Sequence[int] = ()) -> float:
+    """Processor time of this process and others together since they began; of the others on Linux only."""
+    secs = time.process_time()
+    for other in others:
+        with contextlib.suppress(OSError), open(f"/proc/{other}/stat") as file:
+            user, system = file.read().rpartition(")")[2].split()[11:13]  # what is before may hold spaces
+            secs += (int(user) + int(system)) / _TICKS_PER_SEC
+    return secs
+
+
+def _status_bytes(process: int, name: str) -> int:
+    with open(f"/proc/{process}/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
