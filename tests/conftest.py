@@ -1,6 +1,7 @@
 """What tests of several rooms share. Every test runs on the CPU, also where there are GPUs."""
 
 import os
+import sys
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -8,6 +9,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jobs  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+from tower_train.options import command_line  # noqa: E402
 
 TRAIN_FILES = [f"data_batch_{i}.bin" for i in range(1, 6)]
 RECORDS_PER_FILE = 40  # 200 training examples and 40 test examples in all
@@ -29,6 +32,20 @@ def cifar10_dir(tmp_path_factory):
     for seed, name in enumerate([*TRAIN_FILES, "test_batch.bin"]):
         write_records(directory / name, RECORDS_PER_FILE, seed)
     return directory
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Runs a command in this process: (its module, words) -> (exit status, stdout, stderr)."""
+
+    def run(module, *words):
+        monkeypatch.setattr(sys, "argv", [module.__name__, *words])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            command_line.run(module.main)
+        return left.value.code, *capfd.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="session")

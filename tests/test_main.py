@@ -1,5 +1,6 @@
 """python -m tower_train: a mistake is one line that says what to do, and a workload of one's own trains by its name."""
 
+import functools
 import inspect
 import os
 import pathlib
@@ -18,17 +19,8 @@ from tower_train.options import command_line
 
 
 @pytest.fixture
-def main(monkeypatch, capfd):
-    """Runs the command in this process: words -> (exit status, stdout, stderr)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["tower_train", *words])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as left:
-            command_line.run(__main__.main)
-        return left.value.code, *capfd.readouterr()
-
-    return run
+def main(command):
+    return functools.partial(command, __main__)
 
 
 @pytest.fixture
