@@ -1,13 +1,28 @@
 """Processes for tests: `python -m`, forked from a server that has imported TensorFlow, which takes three seconds."""
 
+import functools
 import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
+from multiprocessing import forkserver
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tensorflow"])
+
+
+@functools.cache
+def _start_server():
+    """Without what TensorFlow writes to stderr when it is imported."""
+    stderr = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 class Process:
@@ -23,6 +38,7 @@ class Process:
           stdout, stderr: paths of the files that it writes to.
           cwd: its directory; this process's if None.
         """
+        _start_server()
         what = (module, words, dict(environment), stdout, stderr, cwd or os.getcwd())
         self._process = _context.Process(target=_run, args=what, daemon=True)
         self._process.start()

@@ -142,14 +142,14 @@ def test_a_module_in_the_current_directory_trains_by_its_name_and_is_evaluated_b
 
     words = ["--workload=my_workload", "--num_gpus=2", "--batch_size=16", "--max_steps=200", "--learning_rate=0.05"]
     trained = run([sys.executable, "-m", "tower_train", *words])
-    assert trained.returncode == 0, trained.stderr
+    assert (trained.returncode, trained.stderr) == (0, "")
     [train_dir] = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"toy-\d{8}-\d{6}", train_dir.name)
     assert f"run:      runs/{train_dir.name}\n" in trained.stdout
 
     printed = re.search(r"^Evaluate: (.*)$", trained.stdout, re.MULTILINE)[1]
     evaluated = run(printed, shell=True)
-    assert evaluated.returncode == 0, evaluated.stderr
+    assert (evaluated.returncode, evaluated.stderr) == (0, "")
     lines = evaluated.stdout.splitlines()
     assert lines[0] == "step 200: 50 examples of toy test, moving averages"
     precision = float(re.match(r"precision @ 1 = (0\.\d{3}) \(95 % interval 0\.\d{3} to \d\.\d{3}\)$", lines[1])[1])
