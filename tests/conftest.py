@@ -6,11 +6,13 @@ import sys
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+from tower_train.options import command_line  # noqa: E402
+
+command_line.import_tensorflow()  # whose remarks would follow the summary of the tests
+
 import jobs  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-
-from tower_train.options import command_line  # noqa: E402
 
 TRAIN_FILES = [f"data_batch_{i}.bin" for i in range(1, 6)]
 RECORDS_PER_FILE = 40  # 200 training examples and 40 test examples in all
