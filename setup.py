@@ -15,9 +15,19 @@ setup(
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
-    python_requires=">=3.10",
-    # requests comes with TensorFlow and rich (the progress bar) with Keras anyway; read1 is from urllib3 2.2 on.
-    install_requires=["tensorflow>=2.21", "numpy", "absl-py", "requests", "rich", "urllib3>=2.2"],
+    python_requires=">=3.10,<3.14",
+    # The versions that were tested: tower_train/fronts/compat.py holds private names of both. On Python 3.10 Keras is
+    # 3.12, its last version there. requests comes with TensorFlow and rich (the progress bar) with Keras anyway; read1
+    # is from urllib3 2.2 on.
+    install_requires=[
+        "tensorflow>=2.21,<2.22",
+        "keras>=3.12,<3.16",
+        "numpy",
+        "absl-py",
+        "requests",
+        "rich",
+        "urllib3>=2.2",
+    ],  # fmt: skip
     extras_require={
         "tensorboard": ["tensorboard"],
         "plots": ["matplotlib"],

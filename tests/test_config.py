@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 import cifar10
-from tower_train import config, new_workload, plan
+from tower_train import config, plan
 from tower_train.bench import systems as benchmark
 from tower_train.config import Config, EvaluateOptions
 from tower_train.errors import ConfigError
@@ -14,7 +14,7 @@ from tower_train.options import Options, declare
 from tower_train.workloads import image_folder, template
 
 OPTIONS = {field.name: field for field in dataclasses.fields(Config)}
-WITH_OPTIONS = (benchmark, cifar10, config, image_folder, new_workload, plan, template)  # modules
+WITH_OPTIONS = (benchmark, cifar10, config, image_folder, plan, template)  # modules
 
 
 def subclasses(cls):

@@ -5,13 +5,13 @@ from tower_train import estimator as tf_estimator
 
 import tensorflow as tf
 
-from tower_train.fronts.estimator import saved_model as export
-from tower_train.fronts.estimator.estimator import Estimator, WarmStartSettings
-from tower_train.fronts.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
-from tower_train.fronts.estimator.from_keras import model_to_estimator
-from tower_train.fronts.estimator.run_config import RunConfig
-from tower_train.fronts.estimator.spec import EstimatorSpec, ModeKeys
-from tower_train.fronts.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
+from tower_train.fronts.tf_estimator import saved_model as export
+from tower_train.fronts.tf_estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
+from tower_train.fronts.tf_estimator.from_keras import model_to_estimator
+from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings
+from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
+from tower_train.fronts.tf_estimator.tower_estimator import Estimator
+from tower_train.fronts.tf_estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 
 VocabInfo = tf.compat.v1.train.VocabInfo
 CheckpointSaverHook = tf.compat.v1.train.CheckpointSaverHook

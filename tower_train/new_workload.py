@@ -1,10 +1,9 @@
 """python -m tower_train.new_workload: a file to begin a workload of one's own with."""
 
-import dataclasses
 import keyword
 import pathlib
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.options import Options, command_line
 
 USAGE = """
@@ -15,13 +14,8 @@ Exit status: 0 done, 2 the name or the file is wrong.
 _TEMPLATE = pathlib.Path(__file__).parent / "workloads" / "template.py"
 
 
-@dataclasses.dataclass(frozen=True)
-class NoOptions(Options):
-    """The command has no options beside the name."""
-
-
 def main(argv) -> int:
-    _, names = command_line.parse_with_files(argv, NoOptions, USAGE)
+    _, names = command_line.parse_with_files(argv, Options, USAGE)
     if len(names) != 1 or not names[0].isidentifier() or keyword.iskeyword(names[0]):
         raise errors.ConfigError(
             f"Got {' '.join(names) or 'no name'}: give one name, of letters, digits and _, for the workload and "
@@ -37,7 +31,7 @@ def main(argv) -> int:
         raise errors.ConfigError(f"{path} is there already. Give another name.") from None
     except OSError as error:
         raise errors.ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-    print(f"Written: {path}. Train it: python -m tower_train --workload={name} --num_gpus=2")
+    console.say(f"Written: {path}. Train it: python -m tower_train --workload={name} --num_gpus=2")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tower_train import console
 from tower_train.options import MACHINES, TOWERS, TRAINING, Options, command_line, option
 
 USAGE = """
@@ -27,7 +28,7 @@ class PlanOptions(Options):
     link: float = option(16e9, "bytes a second between a tower's device and the CPU or another device", TOWERS, above=0)
     host_memory: float = option(50e9, "bytes a second that a machine's CPU reads from its memory", TOWERS, above=0)
     all_reduce_dtype: str = option(
-        "same", "what gradients are sent in: same (float32), or bfloat16", TOWERS, choices=("same", "bfloat16")
+        "same", "what gradients are sent in: same (float32), or bfloat16", TOWERS, choices=tuple(_GRADIENT_BYTES)
     )
     workers: int = option(128, "machines, at most", MACHINES, minimum=1)
     bandwidth: float = option(3e9, "bytes a second that a machine sends to another", MACHINES, above=0)
@@ -95,8 +96,7 @@ def table(options: PlanOptions) -> list[str]:
 
 def main(argv) -> int:
     options = command_line.parse(argv, PlanOptions, USAGE)
-    print("Computed, not measured. `used`: the share of the towers' time in which they compute.")
-    print("\n".join(table(options)))
+    console.say("Computed, not measured. `used`: the share of the towers' time in which they compute.", *table(options))
     return 0
 
 

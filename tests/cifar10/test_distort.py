@@ -3,21 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from draws import GivenDraws
 
 from cifar10 import distort
 
 v1 = tf.compat.v1
-
-
-class Draws:
-    """Implements workload.Draws with given numbers."""
-
-    def __init__(self, numbers):
-        self._numbers = numbers
-
-    def uniform(self, name, count):
-        assert count == 4
-        return self._numbers
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +15,7 @@ def distorted():
     """(images, numbers drawn) -> distorted images; the batch size is not known statically."""
     with tf.Graph().as_default(), v1.Session() as session:
         x, u = v1.placeholder(tf.uint8, [None, 32, 32, 3]), v1.placeholder(tf.float32, [None, 4])
-        y = distort.distort(x, Draws(u))
+        y = distort.distort(x, GivenDraws(u))
         assert y.shape.as_list() == [None, 24, 24, 3] and y.dtype == tf.float32
         yield lambda images, numbers: session.run(y, {x: images, u: numbers})
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
+from draws import GivenDraws
 
 import cifar10
 from cifar10 import crops
@@ -45,19 +46,11 @@ def test_two_synchronized_towers_match_one_tower_step_by_step(cifar10_dir, name,
     trainings.assert_same(two, one)
 
 
-class Draws:
-    def __init__(self, numbers):
-        self.numbers = np.asarray(numbers, np.float32)
-
-    def uniform(self, name, count):
-        return tf.constant(self.numbers[:, :count])
-
-
 def test_crops_are_those_of_the_padded_image():
     """All 81 places, flipped and not, against numpy."""
     images = np.random.default_rng(0).integers(0, 256, [2, 32, 32, 3], np.uint8)
     places = [(row, column, flip, k) for row in range(9) for column in range(9) for flip in (0, 1) for k in (0, 1)]
-    draws = Draws([((row + 0.5) / 9, (column + 0.5) / 9, 0.75 - 0.5 * flip) for row, column, flip, _ in places])
+    draws = GivenDraws([((row + 0.5) / 9, (column + 0.5) / 9, 0.75 - 0.5 * flip) for row, column, flip, _ in places])
     with tf.Graph().as_default(), v1.Session() as session:
         chosen = tf.constant(images[[k for *_, k in places]])
         found = session.run(crops.distort(chosen, draws))
@@ -69,12 +62,10 @@ def test_crops_are_those_of_the_padded_image():
 
 
 def test_crops_end_at_the_edges_of_the_padding():
-    images = tf.zeros([2, 32, 32, 3], tf.uint8)
     with tf.Graph().as_default(), v1.Session() as session:
-        found = session.run(
-            crops.distort(tf.zeros([2, 32, 32, 3], tf.uint8), Draws([[0, 0, 0.9], [0.9999999, 0, 0.9]]))
-        )
-    assert images.shape == found.shape
+        images, draws = tf.zeros([2, 32, 32, 3], tf.uint8), GivenDraws([[0, 0, 0.9], [0.9999999, 0, 0.9]])
+        found = session.run(crops.distort(images, draws))
+    assert found.shape == (2, 32, 32, 3)
     np.testing.assert_array_equal(found[0, :4], 0), np.testing.assert_array_equal(found[0, :, :4], 0)
     np.testing.assert_array_equal(found[1, 28:], 0)
     assert (found[0, 4:, 4:] != 0).all() and (found[1, :28, 4:] != 0).all()

@@ -3,26 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from draws import GivenDraws
 
 from cifar10 import crops, shifts
 from tower_train.graph import stream
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
-
-
-class Draws:
-    """Given numbers, for `uniform` and for `of_example`, and given epochs."""
-
-    def __init__(self, places, flips, epochs):
-        self._places, self._flips = np.asarray(places, np.float32), np.asarray(flips, np.float32)
-        self.epochs = tf.constant(epochs, tf.int64)
-
-    def uniform(self, name, count):
-        return tf.constant(self._places[:, :count])
-
-    def of_example(self, name, count):
-        return tf.constant(self._flips[:, np.newaxis])
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +23,9 @@ def test_every_shift_and_flip_is_numpys(images):
              for k in (0, 1)]  # fmt: skip
     rows, columns, bits, epochs, chosen = map(np.array, zip(*cases, strict=True))
     with tf.Graph().as_default(), v1.Session() as session:
-        draws = Draws(np.stack([rows + 0.5, columns + 0.5], axis=1) / 5, 0.75 - 0.5 * bits, epochs)
+        draws = GivenDraws(
+            np.stack([rows + 0.5, columns + 0.5], axis=1) / 5, (0.75 - 0.5 * bits)[:, np.newaxis], epochs
+        )
         found = session.run(shifts.distort(tf.constant(images[chosen]), draws))
     assert found.dtype == np.float32
     padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect").astype(np.float64)
@@ -49,7 +38,7 @@ def test_every_shift_and_flip_is_numpys(images):
 
 def test_the_extreme_numbers_give_the_extreme_shifts(images):
     with tf.Graph().as_default(), v1.Session() as session:
-        draws = Draws([[0, 0], [np.float32(1 - 2**-24)] * 2], [0.5, 0.5], [0, 0])
+        draws = GivenDraws([[0, 0], [1 - 2**-24] * 2], [[0.5], [0.5]], [0, 0])
         found = session.run(shifts.distort(tf.constant(images), draws))
         plain = session.run(crops.prepare(tf.constant(images)))
     np.testing.assert_array_equal(found[0, 2:, 2:], plain[0, :30, :30])

@@ -1,5 +1,7 @@
 """Networks of keras.applications on image folders: weights, frozen layers, and what comes of them in every command."""
 
+import functools
+
 import jobs
 import keras
 import numpy as np
@@ -43,10 +45,7 @@ def weights(tmp_path_factory, base):
     """A file as `save_weights` writes it, of a MobileNet with its own moving statistics."""
     rng = np.random.default_rng(0)
     for variable in base.variables:
-        if variable.name in (
-            "moving_mean",
-            "moving_variance",
-        ):  # small ones, so that something comes through to the end
+        if variable.name in ("moving_mean", "moving_variance"):  # small, so that something comes through to the end
             low = 0.01 if variable.name == "moving_variance" else -0.1
             variable.assign(rng.uniform(low, 0.1, variable.shape))
     path = tmp_path_factory.mktemp("weights") / "mobilenet.weights.h5"
@@ -135,10 +134,15 @@ def test_a_file_of_another_network_is_refused_in_one_line(data, weights, tmp_pat
 
 
 def test_weights_that_cannot_be_fetched_are_told_in_one_line(data, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise Exception("URL fetch failure on https://storage: None -- no network\nmore")
+    make = keras.applications.MobileNet
 
-    monkeypatch.setattr("keras.src.applications.mobilenet.file_utils.get_file", refuse)
+    @functools.wraps(make)
+    def refuse(*args, weights, **kwargs):
+        if weights:
+            raise Exception("URL fetch failure on https://storage: None -- no network\nmore")
+        return make(*args, weights=weights, **kwargs)
+
+    monkeypatch.setattr(keras.applications, "MobileNet", refuse)
     with pytest.raises(errors.ConfigError) as raised:
         inference(data, weights="imagenet")
     assert str(raised.value).startswith("--weights=imagenet: those of MobileNet cannot be fetched (URL fetch failure")

@@ -1,12 +1,11 @@
 """Devices for towers in a process that uses its GPUs outside the towers too."""
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.config import DeviceOptions
 from tower_train.graph import devices
 
@@ -14,17 +13,17 @@ from tower_train.graph import devices
 def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = False) -> devices.Devices:
     """Chooses the devices of towers, as this process numbers its devices.
 
-    A TensorFlow process fixes the numbers of its GPUs when it first uses one, so that the GPUs keep them here, where
+    A TensorFlow process fixes the numbers of its GPUs when it first uses one. So the GPUs keep them here, whereas
     `tower_train.train` counts the chosen ones from 0. Without GPUs the towers share the CPU: tower i lives on logical
-    CPU device i where the program made that many, else they take turns; one log line says so.
+    CPU device i if the program made that many, else they take turns; one line on standard error says so.
 
     Args:
-      gpus: how many towers, or which GPUs carry them, or None: one on each GPU.
-      argument: what the user calls gpus, for messages.
+      gpus: the number of towers, or the ids of the GPUs that carry them, or None: one on each GPU.
+      argument: the user's name for gpus, for messages.
       in_session: whether the towers run in a session of their own.
 
     Raises:
-      ConfigError: no tower, a GPU named twice, or a GPU that is not there; the message lists those that are.
+      ConfigError: no tower, a GPU named twice, or a missing GPU; the message lists the GPUs.
     """
     here = [device.name for device in tf.config.list_logical_devices("GPU")]
     ids, count = _asked(gpus, argument, len(here))
@@ -40,7 +39,7 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
         placed.session_config.gpu_options.visible_device_list = ""
         return dataclasses.replace(placed, towers=tuple(f"/gpu:{i}" for i in ids))
     if count > 1:
-        logging.getLogger("tower_train").warning("There is no GPU: %d towers on the CPU.", count)
+        console.notice(f"There is no GPU: {count} towers on the CPU.")
     placed = devices.place(DeviceOptions(num_gpus=count, device="cpu"))
     if in_session:
         return placed
@@ -53,7 +52,7 @@ def _is_list(gpus) -> bool:
 
 
 def _asked(gpus, argument: str, gpus_here: int) -> tuple[list[int], int]:
-    """(the GPUs asked for, the number of towers)."""
+    """Returns the ids of the GPUs asked for, and the number of towers."""
     ids = list(gpus) if _is_list(gpus) else gpus
     if ids is None:
         ids = max(gpus_here, 1)

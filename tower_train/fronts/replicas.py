@@ -1,4 +1,4 @@
-"""One Keras model run on several devices at a time, each on its share of one batch, its variables left as they are."""
+"""Runs one Keras model on several devices at a time, each on its share of a batch; its variables stay as they are."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,20 +7,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tower_train.fronts import keras_state
+from tower_train.fronts import compat, keras_variables
 from tower_train.graph.devices import HOST
 
 
 @dataclasses.dataclass(frozen=True)
 class Replica:
-    """What the model did on one device.
+    """The model's results on one device.
 
     Attributes:
-      device: where.
-      share: float scalar, the part of the batch's examples that it got; 0 where there were fewer than replicas.
+      device: the device.
+      share: float scalar, its part of the batch's examples; 0 if there were fewer than replicas.
       outputs: of its own examples, structured as the model returned them.
-      added_loss: scalar, the sum of what its layers gave to add_loss, or None.
-      assigned: {index in model.variables: what its layers assigned to that variable}.
+      added_loss: scalar, the sum of its layers' calls of add_loss, or None.
+      assigned: {index in model.variables: the value that its layers assigned}.
     """
 
     device: str
@@ -33,13 +33,12 @@ class Replica:
 
     @property
     def differentiable(self) -> list[tf.Tensor]:
-        """The tensors through which a loss of the whole batch depends on what this replica computed."""
+        """The tensors through which a loss of the whole batch depends on this replica."""
         tensors = [*keras.tree.flatten(self.outputs), self.added_loss]
         return [tensor for tensor in tensors if tensor is not None and tensor.dtype.is_floating]
 
     def gradients(self, output_gradients: list[tf.Tensor | None]) -> list:
-        """Carries the gradients with respect to `differentiable` back to the trainable weights: their gradients, None
-        where a weight has none."""
+        """Carries the gradients of `differentiable` back to the trainable weights; None for a weight without one."""
         reached = [pair for pair in zip(self.differentiable, output_gradients, strict=True) if pair[1] is not None]
         if not reached:
             return [None] * len(self._weights)
@@ -50,13 +49,13 @@ class Replica:
 def run(model: keras.Model, x, devices: Sequence[str], training: bool) -> list[Replica]:
     """Runs a model on consecutive parts of a batch whose sizes differ by one at most.
 
-    A replica for which no example is left gets a copy of the last one, since not every op can do with none, and returns
-    no outputs for it.
+    A replica without examples gets a copy of the last one, since not every op can do with none, and returns no outputs
+    for it.
 
     Args:
       model: the model; it must have its variables already.
       x: its input, a tensor [batch, ...] or a structure of them.
-      devices: over replicas, where it computes.
+      devices: over replicas, a device string.
       training: as for the model's call.
     """
     batch = batch_size(x)
@@ -78,23 +77,23 @@ def batch_size(x) -> tf.Tensor:
 
 
 def merge(replicas: list[Replica]):
-    """The outputs for the whole batch, Keras' masks included."""
+    """Joins the outputs, and Keras' masks, for the whole batch."""
     if len(replicas) == 1:
         return replicas[0].outputs
 
     def joined(*parts):
         whole = tf.concat(parts, axis=0)
-        masks = [_mask(part) for part in parts]
+        masks = [compat.mask_of(part) for part in parts]
         if None not in masks:
-            whole._keras_mask = tf.concat(masks, axis=0)
+            compat.set_mask(whole, tf.concat(masks, axis=0))
         return whole
 
     return keras.tree.map_structure(joined, *[replica.outputs for replica in replicas])
 
 
 def assign_merged(model: keras.Model, replicas: list[Replica]) -> None:
-    """Gives the model's variables what the replicas' layers assigned to them: the mean over examples for floating-point
-    variables such as moving averages, the first replica's value for others, such as the states of seeds."""
+    """Assigns the replicas' values to the model's variables: the mean over examples to floating-point variables such
+    as moving averages, the first replica's value to others such as seed states."""
     for i, variable in enumerate(model.variables):
         if i in replicas[0].assigned:
             values = [replica.assigned[i] for replica in replicas]
@@ -109,11 +108,11 @@ def _forward(model: keras.Model, x, index: int, training: bool, size: tf.Tensor)
     """Calls the model on copies of its variables.
 
     Returns:
-      The attributes of a Replica from outputs on. Its tape has followed what came of the copies of the trainable ones.
+      The attributes of a Replica from outputs on. The tape watched the copies of the trainable variables.
     """
     weights = [tf.identity(variable.value) for variable in model.trainable_weights]
     before = {id(v): value for v, value in zip(model.trainable_weights, weights, strict=True)}
-    before |= keras_state.tower_seeds(model.variables, [v.value for v in model.variables], index)
+    before |= keras_variables.tower_seeds(model.variables, [v.value for v in model.variables], index)
     copies = [(v, before[id(v)]) for v in model.variables if id(v) in before]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)
@@ -131,11 +130,7 @@ def _rows(x, begin: tf.Tensor, size: tf.Tensor):
 
 
 def _first_rows(y: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    rows, mask = y[:size], _mask(y)
+    rows, mask = y[:size], compat.mask_of(y)
     if mask is not None:
-        rows._keras_mask = mask[:size]
+        compat.set_mask(rows, mask[:size])
     return rows
-
-
-def _mask(tensor: tf.Tensor):
-    return getattr(tensor, "_keras_mask", None)

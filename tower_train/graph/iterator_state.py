@@ -37,7 +37,11 @@ def of(iterator, length: tf.Tensor, step_size: int) -> IteratorState:
     variable = v1.get_variable(
         f"iterator/batches_of_{step_size}", [], tf.string, v1.constant_initializer(b""), trainable=False
     )
-    resource = iterator._iterator_resource  # as tf.data.experimental.make_saveable_from_iterator takes it
+    parts = tf.nest.flatten(iterator.element_spec)
+    resource = tf.raw_ops.IteratorFromStringHandleV2(
+        string_handle=iterator.string_handle(), output_types=[part.dtype for part in parts],
+        output_shapes=[part.shape for part in parts],
+    )  # fmt: skip
     # In a string, since what reads checkpoints in Python cannot read the variants that TensorFlow saves it in.
     state = tf.io.serialize_tensor(tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_FAIL))
 

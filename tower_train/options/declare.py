@@ -42,6 +42,7 @@ def option(
     return dataclasses.field(default=default, metadata=about)
 
 
+@dataclasses.dataclass(frozen=True)
 class Options:
     """Base of the options classes: checks every value when it is created.
 

@@ -1,7 +1,6 @@
-"""The networks of keras.applications for image workloads: with weights from somewhere, and a new classifier on top."""
+"""The networks of keras.applications for image workloads, with loaded weights and a new classifier on top."""
 
 import functools
-import importlib
 import os
 import warnings
 from collections.abc import Callable
@@ -10,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts.keras_towers import apart, freeze, keras_network
+from tower_train.fronts.keras_network import build_isolated, freeze, keras_network
 
 NAMES = tuple(
     name
@@ -18,11 +17,11 @@ NAMES = tuple(
     if name[0].isupper() and callable(getattr(keras.applications, name))
 )
 IMAGENET, NONE = "imagenet", "none"
-_FLATTENING = ("VGG16", "VGG19")  # whose own classifier sees every place of the last feature map, and not their mean
+_FLATTENING = ("VGG16", "VGG19")  # their own classifiers see every place of the last feature map, and not the mean
 
 
 def network(name: str, image_size: int, weights: str, freeze_until: str, num_classes: int):
-    """`inference` of a network of keras.applications, without its top, under a new softmax layer named `classifier`.
+    """Makes the `inference` of a network of keras.applications, with a new softmax layer named `classifier` as its top.
 
     The layer sees the last feature map: flattened for VGG16 and VGG19 (Simonyan and Zisserman 2015, table 1), else its
     mean over places.
@@ -30,13 +29,13 @@ def network(name: str, image_size: int, weights: str, freeze_until: str, num_cla
     Args:
       name: one of NAMES.
       image_size: height and width of the images, in pixels; they have three channels.
-      weights: a file that Keras wrote (.weights.h5, or .h5 as published for `include_top=False`), 'imagenet' for those
-        that Keras offers, or 'none'.
-      freeze_until: the layer that is the last not to be trained; empty to train all.
-      num_classes: how many logits.
+      weights: a file that Keras wrote (.weights.h5, or .h5 as published for `include_top=False`), 'imagenet' for Keras'
+        own, or 'none'.
+      freeze_until: the last layer that is not trained; empty to train all.
+      num_classes: the number of logits.
 
     Raises, when it is called:
-      ConfigError: images too small for the network, no such layer, weights that are not there or not of this network.
+      ConfigError: images too small for the network, no such layer, missing weights or those of another network.
     """
 
     def build(weights: str) -> keras.Model:
@@ -53,13 +52,14 @@ def network(name: str, image_size: int, weights: str, freeze_until: str, num_cla
 
 
 def check(name: str, image_size: int, weights: str, freeze_until: str) -> None:
-    """Raises what `network` raises, at once."""
-    apart(lambda _: _base(name, image_size, weights, freeze_until))
+    """Raises the errors of `network` at once."""
+    build_isolated(lambda _: _base(name, image_size, weights, freeze_until))
 
 
 def preprocessing(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a network's preprocessing: RGB images [batch, height, width, 3] of 0..255 to float32 of that shape."""
-    own = importlib.import_module(getattr(keras.applications, name).__module__).preprocess_input
+    """Returns a network's own preprocess_input: RGB images [batch, height, width, 3] of 0..255 to float32."""
+    module = getattr(keras.applications, name).__module__.rpartition(".")[2]  # "mobilenet", of MobileNet
+    own = getattr(keras.applications, module).preprocess_input
     return lambda images: own(tf.cast(images, tf.float32), data_format="channels_last")
 
 
@@ -75,7 +75,7 @@ def notice(name: str, weights: str, freeze_until: str) -> str | None:
 
 
 def _base(name: str, image_size: int, weights: str, freeze_until: str) -> keras.Model:
-    """Builds the network without its top, with its weights; to be called `apart`."""
+    """Makes the network without its top, with its weights; to be called by build_isolated."""
     base = _with_weights(name, image_size, weights)
     if freeze_until:
         freeze(base, freeze_until)
@@ -105,7 +105,7 @@ def _with_weights(name: str, image_size: int, weights: str) -> keras.Model:
 def _load(base: keras.Model, name: str, path: str) -> None:
     if not os.path.isfile(path):
         raise errors.ConfigError(f"--weights={path}: there is no such file. Give a file, {IMAGENET} or {NONE}.")
-    # Keras passes over what a file lacks, with a warning: what it did read is seen from the outside.
+    # Keras passes over missing weights with a warning: the scope tells what it did read.
     with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False) as read:
         warnings.simplefilter("ignore")
         try:

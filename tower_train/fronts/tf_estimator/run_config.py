@@ -1,9 +1,9 @@
-"""RunConfig: how an Estimator runs."""
+"""The settings of an Estimator: RunConfig and WarmStartSettings."""
 
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -12,26 +12,35 @@ from tower_train import errors
 _DEFAULT_SAVE_SECS = 600
 
 
+class WarmStartSettings(NamedTuple):
+    """The values that variables begin with; the arguments are those of tf.compat.v1.train.warm_start."""
+
+    ckpt_to_initialize_from: str
+    vars_to_warm_start: object = ".*"
+    var_name_to_vocab_info: dict | None = None
+    var_name_to_prev_var_name: dict | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """How an Estimator runs. Names and defaults are those of TensorFlow 1.15; num_gpus and gpus are new.
+    """The settings of an Estimator's runs. Names and defaults are those of TensorFlow 1.15; num_gpus and gpus are new.
 
     Attributes:
-      model_dir: where checkpoints and events are.
+      model_dir: the directory of checkpoints and events.
       tf_random_seed: seed of the graph's random ops and of initial weights; None for another one each time.
       save_summary_steps: steps between summaries; None for none.
-      save_checkpoints_steps, save_checkpoints_secs: when to save, besides the beginning and the end of training; give
-        one of them. Every 600 seconds where neither is given.
+      save_checkpoints_steps: steps between checkpoints; the first and the last step are saved too.
+      save_checkpoints_secs: seconds between checkpoints, instead of steps; 600 if neither is given.
       session_config: a tf.compat.v1.ConfigProto.
       keep_checkpoint_max: newest checkpoints kept; 0 or None for all.
       keep_checkpoint_every_n_hours: one more is kept each so many hours.
       log_step_count_steps: steps between log lines of the loss and of steps/sec; None for none.
-      train_distribute: a tf.distribute strategy, of which the number of replicas is taken for num_gpus.
+      train_distribute: a tf.distribute strategy, whose number of replicas is taken for num_gpus.
       num_gpus: towers that train; None for one.
-      gpus: which GPUs carry them, in place of num_gpus.
+      gpus: the ids of the GPUs that carry them, instead of num_gpus.
 
     Raises:
-      ConfigError: values that cannot be, or exclude each other.
+      ConfigError: values out of range, or that exclude each other.
     """
 
     model_dir: str | None = None
@@ -47,7 +56,7 @@ class RunConfig:
     num_gpus: int | None = None
     gpus: Sequence[int] | None = None
 
-    # There is one process here, which is what 1.15 called the chief.
+    # There is one process here, the chief of 1.15.
     is_chief: ClassVar[bool] = True
     task_type: ClassVar[str] = "worker"
     task_id: ClassVar[int] = 0
@@ -75,7 +84,7 @@ class RunConfig:
 
     @property
     def towers(self) -> int | Sequence[int]:
-        """How many towers train, or the ids of their GPUs."""
+        """The number of towers that train, or the ids of their GPUs."""
         if self.gpus is not None:
             return self.gpus
         if self.train_distribute is not None:
@@ -83,7 +92,7 @@ class RunConfig:
         return 1 if self.num_gpus is None else self.num_gpus
 
     def replace(self, **changes) -> "RunConfig":
-        """A copy with other values."""
+        """Returns a copy with other values."""
         if "save_checkpoints_steps" in changes:
             changes.setdefault("save_checkpoints_secs", None)
         elif "save_checkpoints_secs" in changes:

@@ -1,4 +1,4 @@
-"""What a model_fn returns."""
+"""The record that a model_fn returns."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ v1 = tf.compat.v1
 
 
 class ModeKeys:
-    """What a model_fn is asked for; the values are those of TensorFlow 1.15."""
+    """The purposes of a call of model_fn; the values are those of TensorFlow 1.15."""
 
     TRAIN, EVAL, PREDICT = "train", "eval", "infer"
 
@@ -36,14 +36,17 @@ class EstimatorSpec(_Spec):
       mode: a ModeKeys value.
       predictions: a tensor or a dict of tensors [batch, ...].
       loss: scalar, or of shape [1]; for TRAIN and EVAL.
-      train_op: what does a step; for TRAIN.
+      train_op: does a step; for TRAIN.
       eval_metric_ops: {name: (value, update_op)}, as tf.compat.v1.metrics returns them.
       export_outputs: {signature: tower_train.estimator.export.PredictOutput, ...}.
-      training_chief_hooks, training_hooks, evaluation_hooks, prediction_hooks: further session hooks.
-      scaffold: how the variables are initialised and saved.
+      training_chief_hooks: further session hooks for training.
+      training_hooks: more of them.
+      scaffold: initialises and saves the variables.
+      evaluation_hooks: further session hooks for evaluation.
+      prediction_hooks: and for prediction.
 
     Raises:
-      GraphError: something is missing for this mode, or is of another kind.
+      GraphError: a field is missing for this mode, or is of another kind.
     """
 
     __slots__ = ()

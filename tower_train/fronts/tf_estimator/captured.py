@@ -1,13 +1,13 @@
-"""Takes gradients out of a model_fn's own optimizer calls: they are averaged, and applied once for all towers."""
+"""Takes the gradients out of a model_fn's own optimizer calls: they are averaged, and applied once for all towers."""
 
 import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator
-from unittest import mock
 
-import keras
 import tensorflow as tf
+
+from tower_train.fronts import compat
 
 v1 = tf.compat.v1
 _current = contextvars.ContextVar("captured", default=None)
@@ -18,9 +18,9 @@ class Update:
     """One call of apply_gradients.
 
     Attributes:
-      grads_and_vars: what was to be applied.
-      apply: (grads_and_vars) -> op that applies others in their place, and increments the global step if asked to.
-      placeholder: the op that the caller got: it does nothing itself; what waits for it must wait for the update.
+      grads_and_vars: its arguments.
+      apply: (grads_and_vars) -> op that applies these instead, and increments the global step if asked to.
+      placeholder: the op that the caller got. It does nothing; whatever waits for it must wait for the update.
     """
 
     grads_and_vars: list
@@ -30,10 +30,10 @@ class Update:
 
 @dataclasses.dataclass
 class Captured:
-    """What a model_fn did to variables, in the order in which it did it.
+    """The changes that one call of a model_fn makes to variables, in their order.
 
     Attributes:
-      tower: for which tower it was called.
+      tower: the tower's index.
       updates: its calls of apply_gradients.
       assigned: ops by which Keras layers assign to their variables (moving averages, seeds). Keras does not run them in
         a graph.
@@ -50,7 +50,6 @@ def capturing(tower: int) -> Iterator[Captured]:
     captured = Captured(tower)
     token = _current.set(captured)
     apply_gradients = v1.train.Optimizer.apply_gradients
-    assign = keras.Variable._direct_assign
 
     def capture(optimizer, grads_and_vars, global_step=None, name=None):
         def original(averaged):
@@ -58,25 +57,26 @@ def capturing(tower: int) -> Iterator[Captured]:
 
         return original(grads_and_vars) if _current.get() is None else record(grads_and_vars, original)
 
-    def capture_assign(variable, value):
-        if _current.get() is None:
-            assign(variable, value)
-        else:
-            value = tf.cast(value, variable.value.dtype)
-            _current.get().assigned.append(variable.value.assign(value, read_value=False))
-
     try:
         with (
-            mock.patch.object(v1.train.Optimizer, "apply_gradients", capture),
-            mock.patch.object(keras.Variable, "_direct_assign", capture_assign),
+            compat.replaced(v1.train.Optimizer, "apply_gradients", capture),
+            compat.intercepted_assignments(_capture_assign),
         ):
             yield captured
     finally:
         _current.reset(token)
 
 
+def _capture_assign(assign, variable, value) -> None:
+    if _current.get() is None:  # another thread's
+        assign(variable, value)
+    else:
+        value = tf.cast(value, variable.value.dtype)
+        _current.get().assigned.append(variable.value.assign(value, read_value=False))
+
+
 def tower() -> int:
-    """Which tower a model_fn is being called for; 0 elsewhere, such as for an export."""
+    """The index of the tower that a model_fn is being called for; 0 elsewhere, such as for an export."""
     return _current.get().tower if _current.get() else 0
 
 

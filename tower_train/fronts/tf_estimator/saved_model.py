@@ -1,26 +1,26 @@
-"""A SavedModel of a model_fn, and what describes its inputs and outputs."""
+"""The SavedModel of a model_fn, and the records of its inputs and outputs."""
 
 import os
 import shutil
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.saved_model import model_utils  # what tf.estimator itself exported with
 
-from tower_train.fronts.estimator.spec import EstimatorSpec
+from tower_train.fronts import compat
+from tower_train.fronts.tf_estimator.spec import EstimatorSpec
 
 v1 = tf.compat.v1
-PredictOutput = model_utils.PredictOutput
-ClassificationOutput = model_utils.ClassificationOutput
-RegressionOutput = model_utils.RegressionOutput
+PredictOutput = compat.PredictOutput
+ClassificationOutput = compat.ClassificationOutput
+RegressionOutput = compat.RegressionOutput
 
 
 class ServingInputReceiver(NamedTuple):
-    """Where requests come in.
+    """The inputs of a served model.
 
     Attributes:
-      features: what model_fn gets.
-      receiver_tensors: a placeholder, or a dict of them, by which a request is fed.
+      features: those of model_fn.
+      receiver_tensors: a placeholder, or a dict of them, that requests are fed to.
       receiver_tensors_alternatives: {name: further ones}.
     """
 
@@ -30,10 +30,10 @@ class ServingInputReceiver(NamedTuple):
 
 
 def build_raw_serving_input_receiver_fn(features: dict, default_batch_size: int | None = None):
-    """A serving_input_receiver_fn whose requests are the features themselves.
+    """Makes a serving_input_receiver_fn whose requests are the features themselves.
 
     Args:
-      features: {name: a tensor, of which the dtype and the shape [batch, ...] are taken}.
+      features: {name: a tensor with the dtype and the shape [batch, ...] of requests}.
       default_batch_size: the batch size of requests; None for any.
     """
     specs = {name: (tensor.dtype, [default_batch_size, *tensor.shape[1:]]) for name, tensor in features.items()}
@@ -46,7 +46,7 @@ def build_raw_serving_input_receiver_fn(features: dict, default_batch_size: int 
 
 
 def build_parsing_serving_input_receiver_fn(feature_spec: dict, default_batch_size: int | None = None):
-    """A serving_input_receiver_fn whose requests are serialized tf.train.Examples.
+    """Makes a serving_input_receiver_fn whose requests are serialized tf.train.Examples.
 
     Args:
       feature_spec: as of tf.io.parse_example.
@@ -65,13 +65,13 @@ def write(
     base: str, receiver: ServingInputReceiver, spec: EstimatorSpec, checkpoint: str, assets: dict, as_text: bool
 ) -> bytes:
     """Writes the default graph, with a checkpoint's values, into a new directory under base, and returns its path."""
-    outputs = model_utils.export_outputs_for_mode(spec.mode, spec.export_outputs, spec.predictions)
-    signatures = model_utils.build_all_signature_defs(
+    outputs = compat.export_outputs_for_mode(spec.mode, spec.export_outputs, spec.predictions)
+    signatures = compat.build_all_signature_defs(
         receiver.receiver_tensors, outputs, receiver.receiver_tensors_alternatives
     )
-    directory = model_utils.get_timestamped_export_dir(base)
+    directory = compat.get_timestamped_export_dir(base)
     # Written under another name first: whoever watches the base directory must not find half a model.
-    temporary = model_utils.get_temp_export_dir(directory)
+    temporary = compat.get_temp_export_dir(directory)
     saver = (spec.scaffold and spec.scaffold.saver) or v1.train.Saver(sharded=True)
     local_init_op = (spec.scaffold and spec.scaffold.local_init_op) or v1.train.Scaffold.default_local_init_op()
     with v1.Session() as session:

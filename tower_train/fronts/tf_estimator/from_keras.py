@@ -6,11 +6,11 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import keras_state
-from tower_train.fronts.estimator import captured, saved_model
-from tower_train.fronts.estimator.estimator import Estimator
-from tower_train.fronts.estimator.run_config import RunConfig
-from tower_train.fronts.estimator.spec import EstimatorSpec, ModeKeys
+from tower_train.fronts import compat, keras_variables
+from tower_train.fronts.tf_estimator import captured, saved_model
+from tower_train.fronts.tf_estimator.run_config import RunConfig
+from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
+from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
 _LOCAL = [v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES]
@@ -23,7 +23,8 @@ def model_to_estimator(keras_model: keras.Model, model_dir=None, config: RunConf
 
     Args:
       keras_model: a model that has its variables and is compiled.
-      model_dir, config: as of Estimator.
+      model_dir: as for Estimator.
+      config: likewise.
 
     Raises:
       ConfigError: the model is not compiled, has no variables yet, or scales its loss.
@@ -52,9 +53,9 @@ class _KerasModelFn:
     def __call__(self, features, labels, mode):
         model, training = self._model, mode == ModeKeys.TRAIN
         x = _arranged(model, features)
-        state = _Mirrored(model.variables, self._initial)
-        values = state.values()
-        seeds = keras_state.tower_seeds(model.variables, values, captured.tower())
+        mine = _in_graph(model.variables, self._initial)
+        values = [tf.identity(mine[id(v)]) for v in model.variables]
+        seeds = keras_variables.tower_seeds(model.variables, values, captured.tower())
         before = [(v, seeds.get(id(v), value)) for v, value in zip(model.variables, values, strict=True)]
         with keras.StatelessScope(before, collect_losses=True) as scope:
             outputs = model(x, training=training)
@@ -62,21 +63,21 @@ class _KerasModelFn:
         if mode == ModeKeys.PREDICT:
             exports = {"serving_default": saved_model.PredictOutput(predictions)}
             return EstimatorSpec(mode, predictions, export_outputs=exports)
-        _build_losses_and_metrics(model, x, labels)
+        compat.build_losses_and_metrics(model, x, labels)
         unused = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]  # compute_loss keeps metrics too
         with keras.StatelessScope([*before, *unused], collect_losses=True):
             loss = tf.add_n([model.compute_loss(x, labels, outputs, None, training=training), *scope.losses])
         if not training:
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=_metrics(model, x, labels, outputs))
-        weights = state.of(model.trainable_variables)
-        now = [(v, scope.get_current_value(v), value) for v, value in before]
+        weights = [mine[id(v)] for v in model.trainable_variables]
         grads, apply = v1.gradients(loss, weights), self._apply(weights)
-        with tf.control_dependencies(state.assign([(v, new) for v, new, value in now if new is not value])):
+        now = [(mine[id(v)], scope.get_current_value(v), value) for v, value in before]
+        with tf.control_dependencies([v.assign(new, read_value=False) for v, new, value in now if new is not value]):
             train_op = captured.record(zip(grads, weights, strict=True), apply)
         return EstimatorSpec(mode, predictions, loss, train_op)
 
     def _apply(self, weights: list[tf.Variable]):
-        """What applies the towers' mean gradients by an optimizer like the model's, with variables of this graph."""
+        """Returns the function that applies the towers' mean gradients, by an optimizer like the model's."""
         if captured.tower():
             return None  # the first tower's is called for all
         variables, global_step = self._model.trainable_variables, v1.train.get_global_step()
@@ -100,7 +101,7 @@ class _KerasModelFn:
 
 
 def _named_under(scope: str):
-    """A creator of variables with plain names: the numbers that Keras' name scopes get here tell of nothing."""
+    """Returns a variable creator with plain names: Keras' name scopes get meaningless numbers here."""
 
     def create_named(create, **kwargs):
         with v1.name_scope(None):
@@ -111,49 +112,41 @@ def _named_under(scope: str):
 
 @contextlib.contextmanager
 def _standing_in(mine: list[tf.Variable], variables: list[keras.Variable]):
-    """Within this block Keras variables are those of the graph."""
+    """Within this block the storage of Keras variables is the graph's variables."""
     before = [v.value for v in variables]
     try:
         for v, value in zip(variables, mine, strict=True):
-            v._initialize(value)
+            compat.set_storage(v, value)
         yield
     finally:
         for v, value in zip(variables, before, strict=True):
-            v._initialize(value)
+            compat.set_storage(v, value)
 
 
-class _Mirrored:
-    """For each of some Keras variables one of the default graph, of the same name, that begins with its value."""
+def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[str] | None = None) -> dict:
+    """Makes a variable of the default graph for each Keras variable, with its name.
 
-    def __init__(self, variables: list[keras.Variable], initial: dict, collections: list[str] | None = None):
-        """Args: the Keras variables; {path: value}, 0 where there is none; the graph variables' collections."""
-        self._variables = variables
-        self.in_graph = []
-        for v in variables:
-            with tf.device(None):
-                self.in_graph.append(
-                    v1.get_variable(
-                        v.path, v.shape, v.dtype, keras_state.begins_with(initial.get(v.path)), trainable=v.trainable,
-                        collections=collections,
-                    )
-                )  # fmt: skip
+    Args:
+      variables: the Keras variables.
+      initial: {path: value}; others begin with 0.
+      collections: of the graph's variables; None for the usual ones.
 
-    def values(self) -> list[tf.Tensor]:
-        return [tf.identity(v) for v in self.in_graph]
-
-    def of(self, variables: list[keras.Variable]) -> list[tf.Variable]:
-        """The graph variables of some of the Keras variables."""
-        by_id = {id(v): mine for v, mine in zip(self._variables, self.in_graph, strict=True)}
-        return [by_id[id(v)] for v in variables]
-
-    def assign(self, pairs: list[tuple[keras.Variable, tf.Tensor]]) -> list[tf.Operation]:
-        """Ops that give graph variables new values."""
-        mine = self.of([v for v, _ in pairs])
-        return [v.assign(new, read_value=False) for v, (_, new) in zip(mine, pairs, strict=True)]
+    Returns:
+      {id of the Keras variable: the graph's}.
+    """
+    made = {}
+    for v in variables:
+        value = initial.get(v.path)
+        initializer = v1.zeros_initializer() if value is None else keras_variables.constant(value)
+        with tf.device(None):
+            made[id(v)] = v1.get_variable(
+                v.path, v.shape, v.dtype, initializer, trainable=v.trainable, collections=collections
+            )
+    return made
 
 
 def _arranged(model: keras.Model, features):
-    """The features as the model takes them: those of a dict by the names of its inputs."""
+    """Returns the features as the model takes them: those of a dict by the names of its inputs."""
     wanted = getattr(model, "input", None)
     if not isinstance(features, dict) or wanted is None or isinstance(wanted, dict):
         return features
@@ -167,7 +160,7 @@ def _arranged(model: keras.Model, features):
 
 
 def _by_name(model: keras.Model, outputs) -> dict:
-    """The outputs as a dict."""
+    """Returns the outputs as a dict."""
     if isinstance(outputs, dict):
         return outputs
     flat = keras.tree.flatten(outputs)
@@ -178,18 +171,18 @@ def _by_name(model: keras.Model, outputs) -> dict:
     return dict(zip(names, flat, strict=True))
 
 
-def _build_losses_and_metrics(model: keras.Model, x, labels) -> None:
-    """Lets Keras make the variables of its losses and metrics; they must not become the graph's."""
-    with tf.__internal__.eager_context.eager_mode():
-        model._symbolic_build(data_batch=(x, labels, None))
-
-
 def _metrics(model: keras.Model, x, labels, outputs) -> dict:
-    """The compiled metrics as {name: (value, update_op)}, over all batches."""
-    state = _Mirrored(model.metrics_variables, {}, _LOCAL)
-    with keras.StatelessScope(zip(model.metrics_variables, state.values(), strict=True)) as scope:
+    """Returns the compiled metrics over all batches, {name: (value, update_op)}."""
+    variables = model.metrics_variables
+    mine = list(_in_graph(variables, {}, _LOCAL).values())
+
+    def read():
+        return zip(variables, [tf.identity(v) for v in mine], strict=True)
+
+    with keras.StatelessScope(read()) as scope:
         names = model.compute_metrics(x, labels, outputs)
-    update = tf.group(state.assign([(v, scope.get_current_value(v)) for v in model.metrics_variables]))
-    with keras.StatelessScope(zip(model.metrics_variables, state.values(), strict=True)):
+    now = [scope.get_current_value(v) for v in variables]
+    update = tf.group([v.assign(new, read_value=False) for v, new in zip(mine, now, strict=True)])
+    with keras.StatelessScope(read()):
         values = model.get_metrics_result()
     return {name: (tf.convert_to_tensor(values[name]), update) for name in names if name != "loss"}

@@ -1,4 +1,4 @@
-"""From a model's predictions to what the user asked for."""
+"""The part of a model's predictions that the user asked for."""
 
 from collections.abc import Iterator
 
@@ -8,10 +8,10 @@ from tower_train import errors
 
 
 def chosen(predictions, keys):
-    """The predictions of some keys; all where there are no keys.
+    """Returns the predictions of some keys; all if there are no keys.
 
     Raises:
-      ConfigError: there are none by these keys.
+      ConfigError: no prediction has one of these keys.
     """
     if not keys:
         return predictions
@@ -24,10 +24,10 @@ def chosen(predictions, keys):
 
 
 def examples(batch) -> Iterator:
-    """The predictions for each example of a batch.
+    """Yields the predictions for each example of a batch.
 
     Raises:
-      GraphError: the predictions are not one for each example.
+      GraphError: there is not one prediction for each example.
     """
     if not isinstance(batch, dict):
         yield from batch

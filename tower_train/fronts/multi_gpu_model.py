@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import placement, replicas
+from tower_train.fronts import compat, placement, replicas
 from tower_train.graph import gradients
 from tower_train.graph.devices import HOST
 
@@ -13,8 +13,8 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     """Makes a model that computes what `model` computes, with every batch split over several devices.
 
     The arguments are those of the `keras.utils.multi_gpu_model` that TensorFlow removed. All training is Keras' own:
-    what `compile`, `fit` and their callbacks accept and do is what Keras documents, and the weights that it trains are
-    those of `model`, which can be used and saved as if nothing else had trained it.
+    `compile`, `fit` and their callbacks do what Keras documents. They train the weights of `model`, which can be used
+    and saved as if nothing else had trained it.
 
         with tf.device("/cpu:0"):
             model = keras.applications.Xception(weights=None)
@@ -24,7 +24,7 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         model.save("my_model.keras")
 
     Args:
-      model: the template. Where its weights were created, there they stay, which should be the CPU.
+      model: the template. Its weights stay where they were created, which should be the CPU.
       gpus: how many towers, or a list of the GPUs that carry them, or None for all GPUs. Without GPUs a count of towers
         lives on the CPU.
       cpu_merge: whether the towers' outputs are joined, and the loss is computed, on the CPU; if not, on the first
@@ -35,7 +35,20 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       A `ParallelModel`.
 
     Raises:
-      ConfigError: gpus that are not there, or a model that cannot be split.
+      ConfigError: missing GPUs, or a model that cannot be split.
+    """
+    _check(model)
+    placed = placement.place(gpus, "gpus")
+    if cpu_relocation:
+        _relocate(model)
+    return ParallelModel(model, placed.towers, HOST if cpu_merge else placed.towers[0])
+
+
+def _check(model) -> None:
+    """Checks that a model can be split over towers.
+
+    Raises:
+      ConfigError: it cannot.
     """
     if not isinstance(model, keras.Model):
         raise errors.ConfigError(f"multi_gpu_model got a {type(model).__name__}; it needs a keras.Model.")
@@ -53,14 +66,10 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
             f"multi_gpu_model: {type(model).__name__} defines its own {', '.join(overridden)}, which towers would not "
             "call. Put the computation into call() and add_loss(), or into losses and metrics for compile()."
         )
-    placed = placement.place(gpus, "gpus")
-    if cpu_relocation:
-        _relocate(model)
-    return ParallelModel(model, placed.towers, HOST if cpu_merge else placed.towers[0])
 
 
 class ParallelModel(keras.Model):
-    """What multi_gpu_model returns. All its weights are those of `template`, the model that was given."""
+    """A Keras model whose batches are split over towers. All its weights are those of `template`."""
 
     def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str):
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
@@ -73,9 +82,9 @@ class ParallelModel(keras.Model):
         return self.template(inputs, training=training)
 
     def compile(self, optimizer="rmsprop", *args, **kwargs):
-        """As keras.Model.compile, without jit_compile=True, since XLA compiles for one device.
+        """Compiles as keras.Model.compile does, but for jit_compile=True: XLA compiles for one device.
 
-        A template that was not compiled before is compiled alike, so that with it the optimizer's state is saved too.
+        A template that was not compiled before is compiled alike, so that the optimizer's state is saved with it.
         """
         if kwargs.get("jit_compile") is True:
             raise errors.ConfigError("jit_compile=True: XLA compiles for one device only. Leave it out.")
@@ -85,7 +94,7 @@ class ParallelModel(keras.Model):
             self.template.compile(self.optimizer, *args, **kwargs)
 
     def fit(self, x=None, y=None, batch_size=None, *args, **kwargs):
-        """As keras.Model.fit; batch_size is the global batch.
+        """Trains as keras.Model.fit does; batch_size is the global batch.
 
         Raises:
           ConfigError: a batch_size that leaves towers without examples.
@@ -98,10 +107,10 @@ class ParallelModel(keras.Model):
         return super().fit(x, y, batch_size, *args, **kwargs)
 
     def train_step(self, data):
-        """One step: the towers' outputs, one loss of them all, the mean of the towers' gradients, one update.
+        """Does a step: the towers' outputs, one loss of them all, the mean of the towers' gradients, one update.
 
-        The loss is computed on the joined outputs, as if there were one device: so it is exact also where it is no mean
-        over examples (masks, weights, a loss of the user's own) and where towers got unequal parts.
+        The loss is computed on the joined outputs, as on one device. So it is exact also if it is no mean over examples
+        (masks, weights, a loss of the user's own) and if towers got unequal parts.
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         towers = self._run_towers(x, training=True)
@@ -125,7 +134,7 @@ class ParallelModel(keras.Model):
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data):
-        """The loss and the metrics of a batch."""
+        """Computes the loss and the metrics of a batch."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         towers = self._run_towers(x, training=False)
         with tf.device(self._merge_device):
@@ -135,7 +144,7 @@ class ParallelModel(keras.Model):
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def predict_step(self, data):
-        """The outputs for a batch."""
+        """Computes the outputs for a batch."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         towers = self._run_towers(x, training=False)
         with tf.device(self._merge_device):
@@ -148,14 +157,15 @@ class ParallelModel(keras.Model):
         return replicas.run(self.template, x, self.towers, training)
 
     def _loss(self, towers, x, y, y_pred, sample_weight, training: bool) -> tf.Tensor:
-        """The loss of the whole batch, which the tracker of the log's "loss" gets too."""
-        self._clear_losses()
+        """Computes the loss of the whole batch, and adds it to the mean that Keras reports as "loss"."""
+        compat.clear_losses(self)
         for tower in towers:
             if tower.added_loss is not None:
                 self.add_loss(tf.cast(tower.share, tower.added_loss.dtype) * tower.added_loss)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=training)
-        self._clear_losses()
-        self._loss_tracker.update_state(loss, sample_weight=replicas.batch_size(x))
+        compat.clear_losses(self)
+        reported = next(metric for metric in self.metrics if metric.name == "loss")
+        reported.update_state(loss, sample_weight=replicas.batch_size(x))
         return loss
 
     def _update(self, mean_grads: gradients.GradientsAndVariables, penalty_grads: list) -> None:
@@ -171,7 +181,7 @@ class ParallelModel(keras.Model):
         self.optimizer.apply_gradients(total)
 
     def summary(self, *args, **kwargs):
-        """Prints the template's summary, and on which devices its towers are."""
+        """Prints the template's summary and the towers' devices."""
         self.template.summary(*args, **kwargs)
         print_fn = kwargs.get("print_fn") or print
         print_fn(f"{len(self.towers)} towers: {', '.join(self.towers)}")
@@ -194,7 +204,7 @@ class ParallelModel(keras.Model):
         return self.template.export(*args, **kwargs)
 
     def to_json(self, **kwargs):
-        """The template's architecture."""
+        """Returns the template's architecture."""
         return self.template.to_json(**kwargs)
 
 
@@ -205,4 +215,4 @@ def _relocate(model: keras.Model) -> None:
         if (there.device_type, there.device_index) != ("CPU", 0):
             value = variable.numpy()
             with tf.device(HOST):
-                variable._initialize(value)
+                compat.set_storage(variable, value)

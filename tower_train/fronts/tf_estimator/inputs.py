@@ -1,14 +1,15 @@
-"""From an input_fn to the batches of the towers."""
+"""The batches that an input_fn gives to towers."""
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
-from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.fronts import compat
+from tower_train.fronts.keras_variables import outside_graph
+from tower_train.fronts.tf_estimator.model_fn import call_with_taken
 
 v1 = tf.compat.v1
 _LARGE_BYTES = 2**16
@@ -21,18 +22,17 @@ class Inputs:
     data set, in the order of the calls.
 
     Args:
-      input_fn: what the user gave; may take `mode`, `params` and `config`.
-      arguments: by these names.
+      input_fn: the user's function; may take some of the arguments.
+      arguments: {name: value}, mode, params and config.
       with_labels: whether a pair is (features, labels); if not, its second part is left out.
 
     Raises:
-      DataError: it returns nothing that can be trained on.
+      DataError: it returns None, or a data set made outside of it.
     """
 
     def __init__(self, input_fn: Callable, arguments: dict, with_labels: bool = True):
-        takes = inspect.signature(input_fn).parameters
         with _arrays_outside_the_graph():
-            found = input_fn(**{name: value for name, value in arguments.items() if name in takes})
+            found = call_with_taken(input_fn, **arguments)
         if found is None:
             raise errors.DataError("input_fn returned None; it must return a tf.data.Dataset of (features, labels).")
         self._with_labels, self._taken = with_labels, []
@@ -44,10 +44,10 @@ class Inputs:
         self.hook = _Start(self._iterator and self._iterator.initializer)
 
     def next_batch(self):
-        """(features, labels) of one more tower; labels may be None.
+        """Returns (features, labels) of one more tower; labels may be None.
 
         Raises:
-          DataError: the elements are no pairs, or there are no batches for several towers.
+          DataError: the elements are not pairs, or there are no batches for several towers.
         """
         if self._tensors is not None:
             if self._taken:
@@ -78,9 +78,8 @@ def _arrays_outside_the_graph() -> Iterator[None]:
     once, and may not exceed 2 GiB."""
 
     def outside(leaf):
-        if not isinstance(leaf, np.ndarray) or leaf.nbytes < _LARGE_BYTES or leaf.dtype.hasobject:
-            return leaf
-        return tf.ensure_shape(tf.numpy_function(lambda: leaf, [], tf.as_dtype(leaf.dtype), stateful=False), leaf.shape)
+        is_large = isinstance(leaf, np.ndarray) and leaf.nbytes >= _LARGE_BYTES and not leaf.dtype.hasobject
+        return outside_graph(leaf) if is_large else leaf
 
     def changed(make):
         def make_outside(tensors, *args, **kwargs):
@@ -88,10 +87,9 @@ def _arrays_outside_the_graph() -> Iterator[None]:
 
         return staticmethod(make_outside)
 
-    with (
-        mock.patch.object(tf.data.Dataset, "from_tensor_slices", changed(tf.data.Dataset.from_tensor_slices)),
-        mock.patch.object(tf.data.Dataset, "from_tensors", changed(tf.data.Dataset.from_tensors)),
-    ):
+    with contextlib.ExitStack() as stack:
+        for name in ("from_tensor_slices", "from_tensors"):
+            stack.enter_context(compat.replaced(tf.data.Dataset, name, changed(getattr(tf.data.Dataset, name))))
         yield
 
 
@@ -107,7 +105,7 @@ def _iterator(dataset: tf.data.Dataset):
 
 
 class _Start(v1.train.SessionRunHook):
-    """Starts the data once the variables and tables are there."""
+    """Starts the data once variables and tables are initialised."""
 
     def __init__(self, initializer):
         self._initializer = initializer

@@ -1,4 +1,4 @@
-"""Exporters: what train_and_evaluate does with a model that it has evaluated."""
+"""Exporters: they write a SavedModel of what train_and_evaluate has evaluated."""
 
 import os
 import pathlib
@@ -8,15 +8,17 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts.estimator.estimator import Estimator
+from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 
 class Exporter:
-    """Base of exporters: exports a SavedModel into export_path/TIME.
+    """Base of exporters: writes a SavedModel into export_path/TIME.
 
     Args:
       name: of the directory in model_dir/export.
-      serving_input_receiver_fn, assets_extra, as_text: as of Estimator.export_saved_model.
+      serving_input_receiver_fn: as for Estimator.export_saved_model.
+      assets_extra: likewise.
+      as_text: likewise.
     """
 
     def __init__(self, name: str, serving_input_receiver_fn: Callable, assets_extra: dict | None = None, as_text=False):
@@ -26,7 +28,7 @@ class Exporter:
     def export(
         self, estimator: Estimator, export_path: str, checkpoint_path: str, eval_result: dict, is_the_final_export: bool
     ) -> bytes | None:
-        """Called after each evaluation; returns the path of what it exported, or None."""
+        """Called after each evaluation; returns the path of the export, or None."""
         return estimator.export_saved_model(export_path, *self._arguments, checkpoint_path)
 
 
@@ -43,8 +45,8 @@ class LatestExporter(Exporter):
     """Exports each evaluated model and keeps the newest ones.
 
     Args:
-      exports_to_keep: how many; None for all.
-      Others as for Exporter.
+      exports_to_keep: their number; None for all.
+      others: as for Exporter.
     """
 
     def __init__(self, name, serving_input_receiver_fn, assets_extra=None, as_text=False, exports_to_keep=5):
@@ -61,10 +63,10 @@ class BestExporter(LatestExporter):
     """Exports a model whenever its evaluation is better than all before, those of earlier runs included.
 
     Args:
-      event_file_pattern: where, in model_dir, the events of earlier evaluations are; None begins anew.
+      event_file_pattern: of the files in model_dir with the events of earlier evaluations; None begins anew.
       compare_fn: (best_eval_result, current_eval_result) -> whether the current one is better; a smaller loss by
         default.
-      Others as for LatestExporter.
+      others: as for LatestExporter.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class BestExporter(LatestExporter):
         return super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
 
     def _best_before(self, model_dir: pathlib.Path, now: dict) -> dict | None:
-        """The best evaluation in event files, but for the one that has just been written."""
+        """Returns the best evaluation in event files, but for the newest."""
         best = None
         for path in sorted(model_dir.glob(self._pattern)):
             for event in tf.compat.v1.train.summary_iterator(str(path)):

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts.estimator.estimator import Estimator
-from tower_train.fronts.estimator.exporters import Exporter
+from tower_train.fronts.tf_estimator.exporters import Exporter
+from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
 
 
 class TrainSpec(NamedTuple):
-    """How to train: as of Estimator.train."""
+    """Arguments of Estimator.train."""
 
     input_fn: Callable
     max_steps: int | None = None
@@ -24,13 +24,13 @@ class TrainSpec(NamedTuple):
 
 
 class EvalSpec(NamedTuple):
-    """How to evaluate.
+    """Arguments of Estimator.evaluate, and the exporters.
 
     Attributes:
-      input_fn, steps, name, hooks: as of Estimator.evaluate.
-      exporters: what exports the evaluated model: an Exporter or several.
+      input_fn: as for Estimator.evaluate, like steps, name and hooks.
+      exporters: an Exporter or several; each may export the evaluated model.
       start_delay_secs: accepted; there is one process, which evaluates in between.
-      throttle_secs: at least so long from one evaluation to the next; new checkpoints in between are left out.
+      throttle_secs: the least time between evaluations; new checkpoints in between are left out.
     """
 
     input_fn: Callable
@@ -46,10 +46,10 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     """Trains, evaluates checkpoints while training and the last one, and exports.
 
     Returns:
-      The last evaluation's result and a list of what its exporters returned; (None, []) where nothing was to train.
+      The last evaluation's result and the list of its exporters' results; (None, []) if there was nothing to train.
 
     Raises:
-      UserError: as of Estimator.train and Estimator.evaluate.
+      UserError: as Estimator.train and Estimator.evaluate.
     """
     for name, value, kind in (("train_spec", train_spec, TrainSpec), ("eval_spec", eval_spec, EvalSpec)):
         if not isinstance(value, kind):
@@ -63,7 +63,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 
 
 class _Evaluating(v1.train.CheckpointSaverListener):
-    """Evaluates what the trainer saves, but for the untrained model at the beginning."""
+    """Evaluates saved checkpoints, but for the untrained model at the beginning."""
 
     def __init__(self, estimator: Estimator, spec: EvalSpec, max_steps: int | None):
         self._estimator, self._spec, self._max_steps = estimator, spec, max_steps

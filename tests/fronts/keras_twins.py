@@ -1,0 +1,61 @@
+"""A Keras model trained twice from the same weights: by Keras on one device, and in towers."""
+
+import keras
+import numpy as np
+
+import tower_train
+
+layers = keras.layers
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.05),
+    "momentum": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.002),
+    "adam": lambda: keras.optimizers.Adam(0.002),
+}
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+rng = np.random.default_rng(0)
+
+
+def data(count, *shape, classes=3):
+    """Random features and labels."""
+    return rng.normal(size=[count, *shape]).astype(keras.config.floatx()), rng.integers(0, classes, count)
+
+
+def small_network():
+    return keras.Sequential(
+        [
+            keras.Input([6, 6, 2]),
+            layers.Conv2D(4, 3, activation="tanh"),
+            layers.Flatten(),
+            layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.01)),
+        ]
+    )
+
+
+def twins(build):
+    """Two models with the same initial weights."""
+    keras.utils.set_random_seed(1)
+    one = build()
+    keras.utils.set_random_seed(1)
+    return one, build()
+
+
+def fit_both(build, gpus, compile_args, *fit_args, **fit_kwargs):
+    """Trains one twin by Keras' own fit and the other in towers: (model, History), (template, History)."""
+    (one, template), runs_of = twins(build), []
+    parallel = tower_train.multi_gpu_model(template, gpus=gpus)
+    for trained, owner in ((one, one), (parallel, template)):
+        keras.utils.set_random_seed(2)
+        trained.compile(**(compile_args() if callable(compile_args) else compile_args))
+        runs_of.append((owner, trained.fit(*fit_args, **({"verbose": 0, "shuffle": False} | fit_kwargs))))
+    return runs_of
+
+
+def assert_same(trained, atol):
+    (one, one_history), (template, history) = trained
+    assert len(one.weights) == len(template.weights) > 0
+    for expected, weight in zip(one.weights, template.weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), expected.numpy(), atol=atol, rtol=0, err_msg=weight.path)
+    assert history.history.keys() == one_history.history.keys()
+    for name, values in one_history.history.items():
+        np.testing.assert_allclose(history.history[name], values, atol=10 * atol, rtol=0, err_msg=name)

@@ -1,0 +1,251 @@
+"""The private names of Keras and TensorFlow still are there and still mean what fronts/compat.py takes them for."""
+
+import inspect
+import os
+import pathlib
+import re
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tower_train
+from tower_train.fronts import compat
+
+v1 = tf.compat.v1
+PRIVATE = re.compile(r"(?<!self)(?<!cls)\._(?!_|replace\b|asdict\b|exit\b|current_frames\b)\w+|keras\.src|__internal__"
+                     r"|tensorflow\.python")  # fmt: skip
+
+
+def test_no_other_module_of_the_room_touches_a_private_name():
+    room = pathlib.Path(compat.__file__).parent
+    paths = [*room.rglob("*.py"), pathlib.Path(tower_train.__file__).parent / "workloads" / "applications.py"]
+    touched = {path.name for path in paths if PRIVATE.search(path.read_text())}
+    assert touched == {"compat.py"}
+
+
+class TestReplaced:
+    class Owner:
+        @staticmethod
+        def static():
+            return "static"
+
+        def method(self):
+            return "method"
+
+    class Heir(Owner):
+        pass
+
+    def test_of_a_class_and_of_its_heirs(self):
+        with compat.replaced(self.Owner, "static", staticmethod(lambda: "other")):
+            assert self.Owner.static() == self.Heir().static() == "other"
+        assert self.Owner.static() == self.Owner().static() == "static"
+        with compat.replaced(self.Heir, "method", lambda self: "heir"):
+            assert (self.Heir().method(), self.Owner().method()) == ("heir", "method")
+        assert self.Heir().method() == "method" and "method" not in vars(self.Heir)
+
+    def test_of_one_object_even_after_an_error(self):
+        one, other = self.Owner(), self.Owner()
+        one.value = 1
+        with pytest.raises(KeyError), compat.replaced(one, "method", lambda: 2), compat.replaced(one, "value", 3):
+            assert (one.method(), one.value, other.method()) == (2, 3, "method")
+            raise KeyError
+        assert (one.method(), one.value) == ("method", 1)
+
+    def test_of_a_keras_layer_calls_the_replacement(self):
+        layer = keras.layers.Dense(2)
+        expected = layer(tf.ones([1, 3]))
+        with compat.replaced(layer, "call", lambda inputs, training=None: inputs + 1):
+            np.testing.assert_array_equal(layer(tf.ones([1, 3])), [[2, 2, 2]])
+        np.testing.assert_array_equal(layer(tf.ones([1, 3])), expected)
+
+    def test_of_a_graph_variable_replaces_its_assignment(self):
+        with tf.Graph().as_default(), v1.Session() as session:
+            variable = v1.get_variable("v", [], initializer=v1.zeros_initializer())
+            with compat.replaced(variable, "assign", lambda *args: tf.identity(variable)):
+                done = variable.assign(3.0)
+            session.run(v1.global_variables_initializer())
+            assert session.run(done) == 0 and session.run(variable.assign(3.0)) == 3
+
+    def test_optimizers_apply_gradients_by_the_replaced_method(self):
+        calls = []
+        with (
+            tf.Graph().as_default(),
+            compat.replaced(
+                v1.train.Optimizer, "apply_gradients", lambda self, pairs, *args, **kwargs: calls.append(pairs)
+            ),
+        ):
+            variable = v1.get_variable("v", [])
+            v1.train.AdamOptimizer().minimize(2 * variable)
+        [[(_, found)]] = calls
+        assert found is variable
+
+
+def test_fresh_layer_names_begin_at_0_in_this_thread_and_go_on_afterwards():
+    def name():
+        return keras.layers.Dense(1).name
+
+    name()
+    before, others = int(name().rpartition("_")[2]), []
+    with compat.fresh_layer_names():
+        assert (name(), name()) == ("dense", "dense_1")
+        thread = threading.Thread(target=lambda: others.extend([name(), name()]))
+        thread.start()
+        thread.join()
+    assert name() == f"dense_{before + 1}" and others == ["dense", "dense_1"]
+
+
+def test_intercepted_assignments_are_all_that_keras_does():
+    seen = []
+
+    def assign(original, variable, value):
+        seen.append(variable.name)
+        original(variable, value + 1)
+
+    variable = keras.Variable([1.0, 2.0], name="mine")
+    layer = keras.layers.BatchNormalization(name="norm")
+    layer.build([None, 2])
+    with compat.intercepted_assignments(assign):
+        variable.assign([3.0, 4.0] * tf.ones([2]))
+        variable.assign_add(tf.ones([2]))
+        layer(tf.ones([2, 2]), training=True)
+    assert seen == ["mine", "mine", "moving_mean", "moving_variance"]
+    np.testing.assert_array_equal(variable.numpy(), [4 + 1 + 1, 5 + 1 + 1])
+    variable.assign([0.0, 0.0])
+    np.testing.assert_array_equal(variable.numpy(), [0, 0])
+
+
+def test_a_variable_without_a_value_has_its_initializer_pending():
+    with keras.StatelessScope(initialize_variables=False):
+        dense = keras.layers.Dense(3, kernel_initializer=keras.initializers.Constant(7))
+        dense.build([None, 2])
+    np.testing.assert_array_equal(compat.pending_initializer(dense.kernel)([2, 3]), np.full([2, 3], 7))
+    assert compat.pending_initializer(keras.Variable(1.0)) is None
+
+
+def test_set_storage_makes_a_variable_read_and_write_another():
+    variable, storage = keras.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+    before = variable.value
+    compat.set_storage(variable, storage)
+    variable.assign([5.0, 6.0])
+    np.testing.assert_array_equal(storage, [5, 6])
+    np.testing.assert_array_equal(before, [1, 2])
+    compat.set_storage(variable, np.array([7.0, 8.0], np.float32))
+    np.testing.assert_array_equal(variable.numpy(), [7, 8])
+    np.testing.assert_array_equal(storage, [5, 6])
+
+
+def test_seed_states_are_those_of_layers_that_draw_random_numbers():
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(4), keras.layers.Dropout(0.5)])
+    model(tf.ones([1, 4]), training=True)
+    [state] = [variable for variable in model.variables if compat.is_seed_state(variable)]
+    before = state.numpy()
+    model(tf.ones([1, 4]), training=True)
+    assert before.shape == (2,) and list(state.numpy() - before) == [0, 1]  # the second one counts the draws
+
+
+def test_sublayers_are_those_of_nested_models_and_of_layers_too():
+    inputs = keras.Input([4])
+    inner = keras.Sequential([keras.Input([4]), keras.layers.Dense(3, name="nested")], name="inner")
+    both = keras.layers.Bidirectional(keras.layers.LSTM(2, name="lstm"), name="both")
+    model = keras.Model(inputs, both(keras.layers.Reshape([3, 1])(inner(inputs))))
+    names = [layer.name for layer in compat.sublayers(model)]
+    assert set(names) > {"inner", "nested", "both", "forward_lstm", "backward_lstm"}
+    assert model.name not in names
+
+
+def test_renormalizes():
+    assert not compat.renormalizes(keras.layers.BatchNormalization())
+    if "renorm" in inspect.signature(keras.layers.BatchNormalization).parameters:
+        assert compat.renormalizes(keras.layers.BatchNormalization(renorm=True))
+
+
+def test_losses_and_metrics_are_built_in_no_graph_and_draw_nothing():
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile(loss="mse", metrics=["mae"])
+    assert [variable.path for variable in model.metrics_variables if "mae" in variable.path] == []
+    before = [weight.numpy() for weight in model.weights]
+    with tf.Graph().as_default() as graph:
+        x, y = v1.placeholder(tf.float32, [None, 2]), v1.placeholder(tf.float32, [None, 1])
+        compat.build_losses_and_metrics(model, x, y)
+        assert {op.type for op in graph.get_operations()} == {"Placeholder"}
+    assert any("mae" in variable.path or "mean_absolute" in variable.path for variable in model.metrics_variables)
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value)
+
+
+def test_cleared_losses_are_those_of_layers_and_not_of_regularizers():
+    model = keras.Sequential(
+        [keras.Input([2]), keras.layers.Dense(1, kernel_regularizer="l2"), keras.layers.ActivityRegularization(l2=1.0)]
+    )
+    model(tf.ones([1, 2]))
+    model.add_loss(tf.constant(3.0))
+    assert len(model.losses) == 3
+    compat.clear_losses(model)
+    assert len(model.losses) == 1
+
+
+def test_masks_go_from_embeddings_to_losses():
+    embedded = keras.layers.Embedding(3, 1, mask_zero=True)(np.array([[1, 0]]))
+    np.testing.assert_array_equal(compat.mask_of(embedded), [[True, False]])
+    assert compat.mask_of(tf.ones([1])) is None
+    outputs = tf.constant([[[1.0], [100.0]]])
+    compat.set_mask(outputs, tf.constant([[True, False]]))
+    assert float(keras.losses.MeanSquaredError()(tf.zeros([1, 2, 1]), outputs)) == pytest.approx(1)
+
+
+def test_eager_mode_leaves_the_default_graph():
+    with tf.Graph().as_default() as graph:
+        assert not tf.executing_eagerly()
+        with compat.eager_mode():
+            assert (tf.constant(1) + 1).numpy() == 2
+        assert not graph.get_operations()
+
+
+def test_an_op_waits_for_a_later_one():
+    with tf.Graph().as_default(), v1.Session() as session:
+        counter = v1.get_variable("counter", [], initializer=v1.zeros_initializer())
+        op = tf.no_op()
+        compat.add_control_input(op, counter.assign_add(1.0).op)
+        session.run(v1.global_variables_initializer())
+        session.run(op)
+        assert session.run(counter) == 1
+
+
+class TestExports:
+    def test_signatures_of_the_three_kinds_of_outputs(self):
+        with tf.Graph().as_default():
+            serialized = v1.placeholder(tf.string, [None])
+            x = tf.io.parse_example(serialized, {"x": tf.io.FixedLenFeature([2], tf.float32)})["x"]
+            scores = 2 * x
+            outputs = {
+                "predict": compat.PredictOutput({"scores": scores}),
+                "classify": compat.ClassificationOutput(scores),
+                "serving_default": compat.RegressionOutput(scores[:, 0]),
+            }
+            outputs = compat.export_outputs_for_mode("infer", outputs, scores)
+            found = compat.build_all_signature_defs(serialized, outputs, {"raw": {"x": x}})
+        methods = {key: signature.method_name.rpartition("/")[2] for key, signature in found.items()}
+        assert methods == {
+            "predict": "predict", "classify": "classify", "serving_default": "regress", "raw:predict": "predict",
+        }  # fmt: skip
+        assert list(found["predict"].outputs) == ["scores"] and list(found["raw:predict"].inputs) == ["x"]
+
+    def test_predictions_alone_are_the_default_signature(self):
+        with tf.Graph().as_default():
+            y = v1.placeholder(tf.float32, [None])
+            [(name, output)] = compat.export_outputs_for_mode("infer", None, {"y": y}).items()
+        assert name == "serving_default" and output.outputs["y"] is y
+
+    def test_directories_are_named_by_the_second_and_watchers_overlook_unfinished_ones(self, tmp_path):
+        before = int(time.time())
+        directory = os.fsdecode(compat.get_timestamped_export_dir(str(tmp_path)))
+        assert os.path.dirname(directory) == str(tmp_path)
+        assert before <= int(os.path.basename(directory)) <= time.time()
+        temporary = os.fsdecode(compat.get_temp_export_dir(os.fsencode(directory)))
+        assert os.path.dirname(temporary) == str(tmp_path) and not os.path.basename(temporary).isdigit()
+        os.mkdir(directory)
+        assert os.fsdecode(compat.get_timestamped_export_dir(str(tmp_path))) != directory

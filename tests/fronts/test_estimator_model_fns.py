@@ -1,0 +1,131 @@
+"""An Estimator trains the model_fns that people wrote for one device, and names the fault of others."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from regression import BATCH, EVAL, TRAIN, X, Y, input_fn, make, model_fn
+
+from tower_train import errors, layers
+from tower_train import estimator as tf_estimator
+
+v1 = tf.compat.v1
+
+
+def test_a_model_fn_with_its_own_train_op_of_clipped_gradients_and_ordered_averages(tmp_path):
+    """Each tower clips its own gradients, as under MirroredStrategy; averages follow the update, once a step."""
+
+    def clipped(features, labels, mode, params):
+        w = v1.get_variable("w", [3], tf.float64, v1.zeros_initializer())
+        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(features["x"], w) - labels))
+        optimizer = v1.train.GradientDescentOptimizer(0.125)
+        pairs = [(tf.clip_by_norm(grad, 0.5), v) for grad, v in optimizer.compute_gradients(loss)]
+        applied = optimizer.apply_gradients(pairs, v1.train.get_global_step())
+        averages = tf.train.ExponentialMovingAverage(0.5)
+        with tf.control_dependencies([applied]):
+            return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=averages.apply([w]))
+
+    estimator = make(tmp_path, 2, clipped)
+    estimator.train(input_fn)
+    w, average = np.zeros(3), np.zeros(3)
+    for step in range(6):
+        grads = []
+        for begin in (8 * step, 8 * step + 4):
+            x, y = X[begin : begin + 4], Y[begin : begin + 4]
+            grad = 2 * x.T @ (x @ w - y) / 4
+            grads.append(grad * min(1, 0.5 / np.linalg.norm(grad)))
+        w = w - 0.125 * np.mean(grads, axis=0)
+        average = 0.5 * average + 0.5 * w
+    np.testing.assert_allclose(estimator.get_variable_value("w"), w, atol=1e-12)
+    np.testing.assert_allclose(estimator.get_variable_value("w/ExponentialMovingAverage"), average, atol=1e-12)
+
+
+def test_a_model_fn_with_regularizers_losses_and_update_ops_in_collections(tmp_path):
+    """A tower's total loss holds its own losses only, and update ops run once a step."""
+
+    def collected(features, labels, mode):
+        w = v1.get_variable(
+            "w", [3], tf.float32, v1.ones_initializer(), regularizer=lambda w: 0.1 * tf.reduce_sum(w**2)
+        )
+        runs_so_far = v1.get_variable("runs", [], tf.int64, v1.zeros_initializer(), trainable=False)
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, runs_so_far.assign_add(1))
+        v1.losses.mean_squared_error(labels, tf.linalg.matvec(tf.cast(features["x"], tf.float32), w))
+        loss = v1.losses.get_total_loss()
+        with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
+            optimizer = v1.train.GradientDescentOptimizer(0.1)
+            train_op = optimizer.minimize(loss, v1.train.get_global_step())
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    estimator = make(tmp_path, 2, collected)
+    estimator.train(input_fn, steps=3)
+    w = np.ones(3)
+    for step in range(3):
+        x, y = X[8 * step : 8 * step + 8], Y[8 * step : 8 * step + 8]
+        w = w - 0.1 * (2 * x.T @ (x @ w - y) / 8 + 0.2 * w)
+    np.testing.assert_allclose(estimator.get_variable_value("w"), w, atol=1e-6)
+    assert estimator.get_variable_value("runs") == 3
+
+
+def test_a_model_fn_of_keras_layers_keeps_its_names_and_its_moving_averages(tmp_path):
+    def of_layers(features, labels, mode):
+        hidden = tf.keras.layers.BatchNormalization(momentum=0.5)(features["x"], training=mode == TRAIN)
+        y = tf.keras.layers.Dense(1, kernel_initializer="he_normal")(hidden)
+        loss = v1.losses.mean_squared_error(labels[:, tf.newaxis], y)
+        if mode == EVAL:
+            return tf_estimator.EstimatorSpec(mode, loss=loss)
+        train_op = v1.train.AdamOptimizer().minimize(loss, v1.train.get_global_step())
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    tf.keras.layers.Dense(2)  # what else the program makes does not count
+    estimator = make(tmp_path, 2, of_layers)
+    estimator.train(input_fn, steps=1)
+    [mean] = [name for name in estimator.get_variable_names() if name.endswith("moving_mean")]
+    np.testing.assert_allclose(estimator.get_variable_value(mean), 0.5 * X[:BATCH].mean(0), atol=1e-6)
+    assert estimator.evaluate(input_fn)["global_step"] == 1
+    estimator.train(input_fn, steps=1)
+    assert len([name for name in estimator.get_variable_names() if name.endswith("kernel")]) == 1
+
+
+def test_what_a_model_fn_must_not_do(tmp_path):
+    def train_with(change):
+        def changed(features, labels, mode, params):
+            spec = model_fn(features, labels, mode, params)
+            return change(spec)
+
+        make(tmp_path, 2, changed).train(input_fn)
+
+    with pytest.raises(errors.GraphError, match="'train' has no loss. model_fn must give loss and train_op"):
+        train_with(lambda spec: tf_estimator.EstimatorSpec(spec.mode, train_op=spec.train_op))
+    with pytest.raises(errors.GraphError, match="loss has shape \\(4,\\)"):
+        train_with(lambda spec: tf_estimator.EstimatorSpec(spec.mode, loss=tf.zeros([4]), train_op=spec.train_op))
+    with pytest.raises(errors.GraphError, match="model_fn returned a NoneType"):
+        train_with(lambda spec: None)
+    with pytest.raises(errors.GraphError, match=r"must be a pair \(value, update_op\)"):
+        tf_estimator.EstimatorSpec(EVAL, loss=tf.constant(0.0), eval_metric_ops={"a": 3})
+
+    def own_update(features, labels, mode):
+        w = v1.get_variable("w", [3], tf.float64)
+        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(features["x"], w) - labels))
+        update = w.assign_sub(0.1 * tf.gradients(loss, [w])[0])
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=update.op)
+
+    with pytest.raises(errors.GraphError, match=r"called apply_gradients .* \[0\] times"):
+        make(tmp_path, 2, own_update).train(input_fn)
+    with pytest.raises(errors.GraphError, match="takes no labels"):
+        make(tmp_path, 1, lambda features, mode: None).train(input_fn)
+
+    def of_its_own_rate(features, labels, mode, params):
+        with layers.learning(rate_factor=2.0):
+            return model_fn(features, labels, mode, params)
+
+    with pytest.raises(errors.GraphError, match="weights is created in a block of layers.learning"):
+        make(tmp_path, 2, of_its_own_rate).train(input_fn)
+
+    calls = []
+
+    def another_each_time(features, labels, mode):
+        calls.append(v1.get_variable(f"w{len(calls)}", []))
+
+    with pytest.raises(errors.GraphError, match="tower_1 would create the variable 'w1'"):
+        make(tmp_path, 2, lambda features, labels, mode, params: (
+            another_each_time(features, labels, mode) or model_fn(features, labels, mode, params)
+        )).train(input_fn)  # fmt: skip

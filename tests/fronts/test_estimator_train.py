@@ -1,0 +1,177 @@
+"""Estimator.train keeps what TensorFlow 1.15 documented, on one tower and on several."""
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+from regression import (
+    BATCH,
+    TRAIN,
+    Recorder,
+    X,
+    Y,
+    expected_weights,
+    input_fn,
+    make,
+    model_fn,
+    weights_of,
+)
+
+from tower_train import errors
+from tower_train import estimator as tf_estimator
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.parametrize("towers", [1, 2, 3])
+def test_towers_train_the_weights_of_one_device_on_their_joined_batches(tmp_path, towers):
+    estimator = make(tmp_path, towers)
+    assert estimator.train(lambda: input_fn(epochs=3)) is estimator
+    steps = 36 // towers
+    np.testing.assert_allclose(weights_of(estimator), expected_weights(steps, towers), atol=1e-12)
+    assert estimator.get_variable_value("global_step") == steps
+    assert sorted(estimator.get_variable_names()) == [
+        "bias", "bias/Momentum", "global_step", "weights", "weights/Momentum",
+    ]  # fmt: skip
+
+
+def test_batches_that_do_not_suffice_for_all_towers_are_left_out(tmp_path):
+    estimator = make(tmp_path, towers=5)
+    estimator.train(input_fn)  # 12 batches
+    np.testing.assert_allclose(weights_of(estimator), expected_weights(2, 5), atol=1e-12)
+
+
+def test_steps_count_from_here_and_max_steps_from_the_first_step(tmp_path):
+    for kwargs, expected in [({"steps": 3}, 3), ({"steps": 3}, 6), ({"max_steps": 8}, 8), ({"max_steps": 8}, 8)]:
+        estimator = make(tmp_path, 2).train(lambda: input_fn(epochs=None), **kwargs)
+        assert estimator.get_variable_value("global_step") == expected
+
+
+def test_a_resumed_run_goes_on_with_the_weights_and_the_momentum(tmp_path):
+    for end in (4, 9):
+        make(tmp_path, 2).train(lambda end=end: input_fn(epochs=None).skip(2 * (end - 4)), max_steps=end)
+    batches = [*range(0, 32, 8), *range(40, 80, 8)]  # their first rows
+    values = expected_weights(9, 2, first_row=batches.__getitem__)
+    np.testing.assert_allclose(weights_of(make(tmp_path)), values, atol=1e-12)
+
+
+def test_hooks_are_called_in_order_and_find_tensors_by_the_models_own_names(tmp_path):
+    log, saves = [], []
+
+    class Listener(v1.train.CheckpointSaverListener):
+        def before_save(self, session, step):
+            saves.append(f"before {step}")
+
+        def after_save(self, session, step):
+            saves.append(f"after {step}")
+
+    first, second = Recorder(log, "1:"), Recorder(log, "2:", stop_after=2)
+    estimator = make(tmp_path, 2, save_checkpoints_steps=1)
+    estimator.train(lambda: input_fn(epochs=None), hooks=[first, second], saving_listeners=[Listener()])
+    stages = ["begin", "after_create_session", *["before_run", "after_run"] * 2, "end"]
+    assert log == [f"{i}:{stage}" for stage in stages for i in (1, 2)]
+    assert first.losses[0] == pytest.approx(np.mean(Y[:BATCH] ** 2))  # the first tower's, at weights 0
+    assert saves == [f"{when} {step}" for step in range(3) for when in ("before", "after")]
+
+
+def test_the_reported_loss_is_the_mean_over_towers(tmp_path):
+    make(tmp_path, 3, save_summary_steps=1).train(input_fn, steps=1)
+    [event] = jobs.events(tmp_path).Scalars("loss")
+    assert event.value == pytest.approx(np.mean(Y[: 3 * BATCH] ** 2))
+    assert jobs.events(tmp_path).Tags()["scalars"] == ["loss"]
+
+
+def test_large_arrays_of_the_input_do_not_get_into_the_files(tmp_path):
+    large = np.tile(X, [1000, 1])  # 1.1 MB
+
+    def large_input_fn():
+        return tf.data.Dataset.from_tensor_slices(({"x": large}, np.tile(Y, 1000))).batch(BATCH)
+
+    estimator = make(tmp_path, 2).train(large_input_fn, steps=3)
+    np.testing.assert_allclose(weights_of(estimator), expected_weights(3, 2), atol=1e-12)
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) < large.nbytes / 2
+
+
+def test_checkpoints_are_kept_as_configured(tmp_path):
+    make(tmp_path, save_checkpoints_steps=2, keep_checkpoint_max=3).train(input_fn)
+    assert jobs.saved_steps(tmp_path) == [8, 10, 12]
+
+
+def test_params_and_config_reach_model_fn_and_input_fn(tmp_path):
+    def with_config(features, labels, mode, params, config):
+        assert config.num_gpus == 2 and config.model_dir == str(tmp_path)
+        return model_fn(features, labels, mode, params)
+
+    params = {"rate": 2**-7, "epochs": 2}
+    estimator = make(tmp_path, 2, with_config, params)
+    params["rate"] = 77  # the Estimator has a copy
+    estimator.train(lambda params, mode: input_fn(epochs=params["epochs"] if mode == TRAIN else 1))
+    np.testing.assert_allclose(weights_of(estimator), expected_weights(12, 2, rate=2**-7), atol=1e-12)
+
+
+def test_a_checkpoint_to_start_from(tmp_path):
+    trained = make(tmp_path / "one").train(input_fn)
+    config = tf_estimator.RunConfig(model_dir=tmp_path / "two")
+    settings = tf_estimator.WarmStartSettings(trained.model_dir, vars_to_warm_start="weights")
+    warm = tf_estimator.Estimator(model_fn, config=config, params={"rate": 1e-30}, warm_start_from=settings)
+    warm.train(input_fn, steps=1)
+    np.testing.assert_allclose(warm.get_variable_value("weights"), expected_weights(12)[:3], atol=1e-12)
+    assert abs(warm.get_variable_value("bias")) < 1e-12
+
+
+def test_what_is_not_finite_stops_the_run_before_it_changes_the_weights(tmp_path):
+    def bad_batch():
+        y = Y.copy()
+        y[21] = np.nan  # of the 6th batch: step 3 of two towers, in the second tower
+        return tf.data.Dataset.from_tensor_slices(({"x": X}, y)).batch(BATCH)
+
+    with pytest.raises(errors.NonFiniteError, match="not finite at step 3: tower_1: the loss"):
+        make(tmp_path, 2, save_checkpoints_steps=1).train(bad_batch)
+    np.testing.assert_allclose(weights_of(make(tmp_path)), expected_weights(2, 2), atol=1e-12)
+
+
+def test_what_the_user_should_know_is_said_on_standard_error(tmp_path, capsys):
+    model_dir = make(None, 2).model_dir
+    assert f"No model_dir was given; using the temporary {model_dir}." in capsys.readouterr().err
+    estimator = make(tmp_path, 2).train(input_fn, max_steps=1)
+    assert "tower_train: There is no GPU: 2 towers on the CPU.\n" in capsys.readouterr().err
+    estimator.train(input_fn, max_steps=1)
+    assert f"Nothing to train: {estimator.latest_checkpoint()} is at or after max_steps=1." in capsys.readouterr().err
+    next(make(tmp_path / "empty").predict(input_fn))
+    assert f"There is no checkpoint in {tmp_path / 'empty'}; using initial values." in capsys.readouterr().err
+
+
+def test_wrong_steps_input_and_hooks(tmp_path):
+    estimator = make(tmp_path, 2)
+    with pytest.raises(errors.ConfigError, match="steps=1 and max_steps=1 exclude each other"):
+        estimator.train(input_fn, steps=1, max_steps=1)
+    with pytest.raises(errors.ConfigError, match="steps=0; it must be above 0"):
+        estimator.train(input_fn, steps=0)
+    with pytest.raises(errors.DataError, match="a step takes 2 batches, one a tower"):
+        estimator.train(lambda: input_fn(count=BATCH))
+    with pytest.raises(errors.DataError, match="input_fn returned None"):
+        estimator.train(lambda: None)
+    elsewhere = input_fn()
+    with pytest.raises(errors.DataError, match="made outside of it"):
+        estimator.train(lambda: elsewhere)
+    with pytest.raises(errors.DataError, match="elements of 3 parts"):
+        estimator.train(lambda: tf.data.Dataset.from_tensors((X, Y, Y)))
+    with pytest.raises(errors.DataError, match="each tower would get the same"):
+        estimator.train(lambda: ({"x": tf.constant(X)}, tf.constant(Y)))
+    with pytest.raises(errors.ConfigError, match="must be a tf.compat.v1.train.SessionRunHook"):
+        estimator.train(input_fn, hooks=[print])
+
+
+def test_configurations_and_directories_that_cannot_be(tmp_path):
+    with pytest.raises(errors.ConfigError, match="num_gpus=0: it must be a count of at least 1"):
+        make(tmp_path, 0).train(input_fn)
+    with pytest.raises(errors.ConfigError, match="num_gpus and gpus both say what trains"):
+        tf_estimator.RunConfig(num_gpus=2, gpus=[0, 1])
+    with pytest.raises(errors.ConfigError, match="both say when to save"):
+        tf_estimator.RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)
+    with pytest.raises(errors.ConfigError, match="differ. Give one of them"):
+        tf_estimator.Estimator(model_fn, tmp_path, tf_estimator.RunConfig(model_dir="elsewhere"))
+    with pytest.raises(errors.RunError, match="holds no checkpoint. Train first"):
+        make(tmp_path).get_variable_names()
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    assert tf_estimator.RunConfig(train_distribute=strategy).towers == 1

@@ -1,0 +1,201 @@
+"""multi_gpu_model trains what Keras' own fit trains on one device, whatever the model, the data and the towers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_twins import CROSS_ENTROPY, OPTIMIZERS, assert_same, data, fit_both, rng, small_network, twins
+
+import tower_train
+from tower_train.fronts import replicas
+
+layers = keras.layers
+
+
+class TestTrainingEqualsKeras:
+    def fifty_steps(self, optimizer, gpus):
+        x, y = data(45, 6, 6, 2)  # batches of 8 and one of 5, which two or three towers cannot share out evenly
+        return fit_both(
+            small_network, gpus,
+            lambda: dict(optimizer=OPTIMIZERS[optimizer](), loss=CROSS_ENTROPY, metrics=["accuracy"]),
+            x, y, batch_size=10, epochs=10,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    def test_after_50_steps_in_float32(self, optimizer):
+        assert_same(self.fifty_steps(optimizer, 2), 1e-5)
+
+    @pytest.mark.parametrize(("optimizer", "gpus"), [*((name, 3) for name in OPTIMIZERS), ("adam", 1)])
+    def test_after_50_steps_in_float64(self, float64, optimizer, gpus):
+        assert_same(self.fifty_steps(optimizer, gpus), 1e-9)
+
+    def test_with_weights_of_samples_and_of_classes_and_validation_data(self, float64):
+        x, y = data(22, 6, 6, 2)
+        loss = {"optimizer": "sgd", "loss": CROSS_ENTROPY, "weighted_metrics": ["accuracy"]}
+        weights = rng.uniform(0, 2, 22)
+        assert_same(fit_both(small_network, 3, loss, x, y, 8, sample_weight=weights, validation_split=0.3), 1e-9)
+        assert_same(
+            fit_both(small_network, 3, loss, x, y, 8, class_weight={0: 1.0, 1: 3.0, 2: 0.5}, validation_data=(x, y)),
+            1e-9,
+        )
+
+    def test_on_datasets_generators_and_py_datasets(self, float64):
+        x, y = data(14, 6, 6, 2)
+        loss = {"optimizer": "sgd", "loss": CROSS_ENTROPY, "steps_per_execution": 2}
+        batches = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 14, 4)]
+
+        class Batches(keras.utils.PyDataset):
+            def __len__(self):
+                return len(batches)
+
+            def __getitem__(self, index):
+                return batches[index]
+
+        keras.utils.set_random_seed(1)
+        model = small_network()
+        model.compile(**loss)
+        expected = (model, model.fit(x, y, batch_size=4, shuffle=False, verbose=0))
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+        for source in (dataset, Batches(), (batch for batch in batches)):
+            keras.utils.set_random_seed(1)
+            parallel = tower_train.multi_gpu_model(small_network(), gpus=3)
+            parallel.compile(**loss)
+            history = parallel.fit(source, steps_per_epoch=4, shuffle=False, verbose=0)
+            assert_same([expected, (parallel.template, history)], 1e-9)
+
+    def test_with_fewer_examples_than_towers(self, float64):
+        x, y = data(9, 6, 6, 2)  # 5 examples, then 4, for 5 towers
+        assert_same(fit_both(small_network, 5, {"optimizer": "adam", "loss": CROSS_ENTROPY}, x, y, 5), 1e-9)
+        one, template = twins(small_network)
+        parallel = tower_train.multi_gpu_model(template, gpus=5)
+        for model in (one, parallel):
+            model.compile("adam", CROSS_ENTROPY)
+        np.testing.assert_allclose(parallel.train_on_batch(x[:1], y[:1]), one.train_on_batch(x[:1], y[:1]), atol=1e-9)
+        np.testing.assert_allclose(template.get_weights()[0], one.get_weights()[0], atol=1e-9)
+
+    def test_where_the_loss_is_no_mean_over_examples(self, float64):
+        x, y = data(20, 6, 6, 2)
+
+        def sharpest(y_true, y_pred):
+            losses = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+            return keras.ops.logsumexp(losses)
+
+        assert_same(fit_both(small_network, 3, {"optimizer": "sgd", "loss": sharpest}, x, y, batch_size=8), 1e-9)
+
+    def test_with_mixed_precision_and_loss_scaling(self):
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            x, y = data(16, 6, 6, 2)
+            loss = {"optimizer": "sgd", "loss": CROSS_ENTROPY}
+            trained = fit_both(small_network, 2, loss, x, y, batch_size=8, epochs=2)
+        finally:
+            keras.config.set_dtype_policy("float32")
+        assert_same(trained, 2e-3)
+
+
+class TestModels:
+    """Whatever the model is made of, two or three towers train what Keras trains."""
+
+    def test_several_inputs_and_outputs_with_a_shared_layer_in_a_nested_model(self, float64):
+        def build():
+            inner = keras.Sequential([keras.Input([4]), layers.Dense(5, "tanh"), layers.Dense(3)], name="inner")
+            inputs = {"left": keras.Input([4], name="left"), "right": keras.Input([4], name="right")}
+            left, right = inner(inputs["left"]), inner(inputs["right"])
+            both = layers.concatenate([left, right])
+            return keras.Model(inputs, {"sum": layers.Dense(1, name="sum")(both), "class": layers.Softmax()(left)})
+
+        x = {"left": data(11, 4)[0], "right": data(11, 4)[0]}
+        y = {"sum": data(11, 1)[0], "class": data(11)[1]}
+        settings = {
+            "optimizer": "adam",
+            "loss": {"sum": "mse", "class": "sparse_categorical_crossentropy"},
+            "loss_weights": {"sum": 0.3, "class": 1.0},
+            "metrics": {"sum": ["mae"], "class": ["accuracy"]},
+        }
+        assert_same(fit_both(build, 3, settings, x, y, batch_size=4, epochs=3), 1e-9)
+
+    def test_a_subclassed_model_that_adds_losses_and_is_built_by_its_first_batch(self, float64):
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.first = layers.Dense(4, activity_regularizer="l2", bias_regularizer="l1")
+                self.last = layers.Dense(3)
+
+            def call(self, x):
+                hidden = self.first(x)
+                self.add_loss(0.1 * keras.ops.mean(keras.ops.square(hidden)))
+                return self.last(hidden)
+
+        x, y = data(7, 4)
+        settings = {"optimizer": "sgd", "loss": CROSS_ENTROPY}
+        assert_same(fit_both(Model, 2, settings, x, y, batch_size=4, epochs=3), 1e-9)
+
+    def test_masked_sequences_with_an_embedding_and_a_recurrent_layer(self, float64):
+        def build():
+            return keras.Sequential(
+                [keras.Input([6], dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
+                 layers.GRU(3, return_sequences=True), layers.Dense(1)]
+            )  # fmt: skip
+
+        x = rng.integers(1, 9, [10, 6]) * (np.arange(6) < rng.integers(1, 7, [10, 1]))
+        y = rng.normal(size=[10, 6, 1])
+        settings = {"optimizer": "rmsprop", "loss": "mse", "metrics": ["mae"]}
+        assert_same(fit_both(build, 3, settings, x, y, batch_size=5, epochs=3), 1e-9)
+
+    def test_frozen_layers_stay_and_unused_weights_are_named(self, capsys):
+        def build():
+            inputs = keras.Input([4])
+            hidden = layers.Dense(4, trainable=False)(inputs)
+            return keras.Model(inputs, [layers.Dense(3)(hidden), layers.Dense(2, name="unused")(hidden)])
+
+        x, y = data(8, 4)
+        settings = {"optimizer": "adam", "loss": [CROSS_ENTROPY, None]}
+        before = twins(build)[0].get_weights()[0]
+        trained = fit_both(build, 2, settings, x, [y, y], batch_size=4)
+        assert_same(trained, 1e-6)
+        np.testing.assert_array_equal(trained[1][0].get_weights()[0], before)
+        assert "unused/kernel" in capsys.readouterr().err
+
+    def test_dropout_of_one_tower_is_keras_own_and_towers_draw_different_masks(self):
+        def build():
+            return keras.Sequential([keras.Input([50]), layers.Dropout(0.5, seed=3), layers.Dense(2)])
+
+        x, y = data(12, 50)
+        settings = {"optimizer": "sgd", "loss": "mse"}
+        assert_same(fit_both(build, 1, settings, x, data(12, 2)[0], batch_size=4, epochs=3), 1e-6)
+
+        dropout = keras.Sequential([keras.Input([100]), layers.Dropout(0.5, seed=3)])
+        state = dropout.layers[0].seed_generator.state
+        towers = replicas.run(dropout, tf.ones([6, 100]), ["/cpu:0"] * 3, training=True)
+        kept = [tower.outputs.numpy() > 0 for tower in towers]
+        for i, j in [(0, 1), (0, 2), (1, 2)]:
+            assert 0.3 < np.mean(kept[i] == kept[j]) < 0.7
+        before = state.numpy()
+        replicas.assign_merged(dropout, towers)
+        np.testing.assert_array_equal(state.numpy() - before, [0, 1])
+
+    @pytest.mark.parametrize("examples", [7, 2])
+    def test_batch_normalisation_averages_move_to_the_mean_over_examples(self, examples):
+        model = keras.Sequential([keras.Input([2]), layers.BatchNormalization(momentum=0.9)])
+        parallel = tower_train.multi_gpu_model(model, gpus=3)
+        parallel.compile("sgd", "mse")
+        x, _ = data(examples, 2)
+        parallel.train_on_batch(x, x)
+        parts = [part for part in np.array_split(x, 3) if len(part)]
+        of_tower = np.array([len(part) / examples for part in parts])
+        mean = of_tower @ [part.mean(0) for part in parts]
+        variance = of_tower @ [part.var(0) for part in parts]
+        gamma, beta, moving_mean, moving_variance = model.get_weights()
+        np.testing.assert_allclose(moving_mean, 0.1 * mean, atol=1e-6)
+        np.testing.assert_allclose(moving_variance, 0.9 + 0.1 * variance, atol=1e-6)
+
+    def test_batch_normalisation_in_one_tower_is_keras_own(self, float64):
+        def build():
+            return keras.Sequential(
+                [keras.Input([6, 6, 2]), layers.Conv2D(3, 3), layers.BatchNormalization(), layers.Flatten(),
+                 layers.Dense(3)]
+            )  # fmt: skip
+
+        x, y = data(20, 6, 6, 2)
+        settings = {"optimizer": "sgd", "loss": CROSS_ENTROPY}
+        assert_same(fit_both(build, 1, settings, x, y, batch_size=8, epochs=4, validation_split=0.2), 1e-9)

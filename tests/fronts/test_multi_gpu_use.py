@@ -1,0 +1,198 @@
+"""A model of multi_gpu_model is used like the Keras model that it is made of, and refuses what towers cannot do."""
+
+import csv
+import json
+import subprocess
+import sys
+import textwrap
+import zipfile
+
+import jobs
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_twins import CROSS_ENTROPY, data, twins
+
+import tower_train
+from tower_train.errors import ConfigError
+
+layers = keras.layers
+
+
+class TestUse:
+    def parallel(self, gpus=2, **kwargs):
+        model = keras.Sequential([keras.Input([4]), layers.Dense(8, "relu"), layers.Dense(3, "softmax")])
+        parallel = tower_train.multi_gpu_model(model, gpus=gpus, **kwargs)
+        parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return parallel
+
+    @pytest.mark.parametrize("options", [{}, {"cpu_merge": False}, {"cpu_relocation": True}])
+    def test_predict_and_evaluate_are_those_of_the_template(self, options):
+        parallel = self.parallel(3, **options)
+        x, y = data(10, 4)
+        expected = parallel.template.predict(x, verbose=0)
+        np.testing.assert_allclose(parallel.predict(x, batch_size=4, verbose=0), expected, atol=1e-6)
+        np.testing.assert_allclose(parallel(x), expected, atol=1e-6)
+        found = parallel.evaluate(x, y, batch_size=4, verbose=0, return_dict=True)
+        assert found["accuracy"] == pytest.approx(np.mean(expected.argmax(1) == y), abs=1e-6)
+        assert found["loss"] == pytest.approx(-np.log(expected[np.arange(10), y]).mean(), abs=1e-5)
+
+    def test_callbacks_work_as_documented(self, tmp_path):
+        parallel = self.parallel()
+        x, y = data(20, 4)
+        rates, seen = [0.1, 0.05, 0.02, 0.01], []
+        callbacks = [
+            keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras"),
+            keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.weights.h5", save_weights_only=True),
+            keras.callbacks.LearningRateScheduler(lambda epoch, _: rates[epoch]),
+            keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True),
+            keras.callbacks.TensorBoard(tmp_path / "events", histogram_freq=1),
+            keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(parallel.template.get_weights())),
+        ]
+        history = parallel.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=callbacks, validation_data=(x, y))
+        # "max" takes a falling loss for a growing harm: the first epoch is the best, and the second the last.
+        assert len(history.epoch) == len(seen) == 2
+        assert history.history["learning_rate"] == pytest.approx(rates[:2])
+        rows = list(csv.DictReader(open(tmp_path / "log.csv")))
+        assert [float(row["val_loss"]) for row in rows] == pytest.approx(history.history["val_loss"])
+        assert jobs.events(tmp_path / "events" / "train").Tags()["tensors"]
+        for epoch, weights in enumerate(seen, start=1):
+            saved = keras.models.load_model(tmp_path / f"{epoch}.keras")
+            for found, expected in zip(saved.get_weights(), weights, strict=True):
+                np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(parallel.get_weights()[0], seen[0][0])
+        parallel.load_weights(tmp_path / "2.weights.h5")
+        np.testing.assert_array_equal(parallel.template.get_weights()[0], seen[1][0])
+
+    def test_what_is_saved_is_the_plain_model_with_its_optimizer(self, tmp_path):
+        parallel = self.parallel()
+        x, y = data(20, 4)
+        parallel.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        for owner in (parallel, parallel.template):
+            owner.save(tmp_path / "model.keras")
+            assert "tower" not in zipfile.ZipFile(tmp_path / "model.keras").read("config.json").decode()
+            loaded = keras.models.load_model(tmp_path / "model.keras")
+            assert type(loaded) is keras.Sequential
+            assert loaded.optimizer.iterations == 6
+            np.testing.assert_allclose(loaded.predict(x, verbose=0), parallel.predict(x, verbose=0), atol=1e-6)
+        assert json.loads(parallel.to_json())["class_name"] == "Sequential"
+
+    def test_the_progress_bar_the_summary_and_the_callers_eager_mode_stay(self, capsys):
+        parallel = self.parallel()
+        x, y = data(20, 4)
+        parallel.fit(x, y, batch_size=8, epochs=2)
+        shown = capsys.readouterr().out
+        assert "Epoch 2/2" in shown and "3/3" in shown and "accuracy" in shown
+        parallel.summary()
+        assert "2 towers: /cpu:0, /cpu:0" in capsys.readouterr().out
+        assert tf.executing_eagerly() and tf.compat.v1.get_default_session() is None
+        assert (tf.constant(1) + 1).numpy() == 2
+
+    def test_a_template_can_be_trained_further_by_keras_itself(self):
+        parallel = self.parallel()
+        x, y = data(20, 4)
+        parallel.fit(x, y, batch_size=8, verbose=0)
+        before = parallel.predict(x, verbose=0)
+        parallel.template.fit(x, y, batch_size=8, verbose=0)
+        after = parallel.predict(x, verbose=0)
+        assert np.abs(after - before).max() > 1e-4
+        np.testing.assert_allclose(after, parallel.template.predict(x, verbose=0), atol=1e-6)
+
+    def test_a_step_can_be_debugged_eagerly(self):
+        one, template = twins(lambda: keras.Sequential([keras.Input([4]), layers.Dense(3)]))
+        parallel = tower_train.multi_gpu_model(template, gpus=2)
+        x, y = data(5, 4)
+        for model in (one, parallel):
+            model.compile("sgd", CROSS_ENTROPY, run_eagerly=model is parallel)
+            model.fit(x, y, batch_size=5, shuffle=False, verbose=0)
+        np.testing.assert_allclose(template.get_weights()[0], one.get_weights()[0], atol=1e-6)
+
+
+def test_towers_compute_on_their_devices_and_weights_stay_on_the_cpu():
+    """In a process of its own, since the number of logical devices is fixed once TensorFlow is in use."""
+    program = """
+        import tensorflow as tf
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3)
+        import keras, numpy as np, tower_train
+        with tf.device("/cpu:2"):
+            model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+        kernel = model.get_weights()[0]
+        parallel = tower_train.multi_gpu_model(model, gpus=3, cpu_relocation=True, cpu_merge=False)
+        np.testing.assert_array_equal(model.get_weights()[0], kernel)
+        parallel.compile("adam", "mse")
+        step = tf.function(parallel.train_step).get_concrete_function((tf.ones([6, 4]), tf.ones([6, 3])))
+        for op in step.graph.get_operations():
+            if op.type == "MatMul":
+                print(op.name, op.device)
+        parallel.fit(np.ones([6, 4]), np.ones([6, 3]), verbose=0)
+        print({variable.value.device for variable in model.variables + parallel.optimizer.variables})
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=jobs.environment(), capture_output=True, text=True,
+        timeout=jobs.WAIT_SECS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *products, variables = done.stdout.splitlines()
+    forward = [line for line in products if line.startswith("tower_")]
+    assert len(forward) == 3
+    for i, line in enumerate(forward):
+        assert line.startswith(f"tower_{i}/") and line.endswith(f":{i}"), line
+    gradients = [line for line in products if line not in forward]
+    assert sorted(line[-1] for line in gradients) == ["0", "1", "2"]
+    assert variables == "{'/job:localhost/replica:0/task:0/device:CPU:0'}"
+
+
+class TestMisuse:
+    def model(self):
+        return keras.Sequential([keras.Input([4]), layers.Dense(3)])
+
+    @pytest.mark.parametrize(
+        ("gpus", "message"),
+        [(0, "gpus=0: it must be a count of at least 1"), (-1, "at least 1"), ([], "at least 1"), ("2", "at least 1"),
+         (2.0, "at least 1"), ([0, 0], "names a GPU twice"), ([0, 2], "this program sees 0 GPUs .*a count makes")],
+    )  # fmt: skip
+    def test_gpus_that_cannot_be(self, gpus, message):
+        with pytest.raises(ConfigError, match=message):
+            tower_train.multi_gpu_model(self.model(), gpus=gpus)
+
+    @pytest.mark.parametrize("gpus", [3, [0, 2]])
+    def test_more_gpus_than_there_are(self, monkeypatch, gpus):
+        there = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(2)]
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: there if kind == "GPU" else [])
+        with pytest.raises(ConfigError, match=r"this program sees 2 GPUs \(0, 1\)\. Ask for those"):
+            tower_train.multi_gpu_model(self.model(), gpus=gpus)
+
+    def test_the_chosen_gpus_keep_their_numbers(self, monkeypatch):
+        there = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(4)]
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: there if kind == "GPU" else [])
+        assert tower_train.multi_gpu_model(self.model(), gpus=[0, 2]).towers == ("/gpu:0", "/gpu:2")
+        assert len(tower_train.multi_gpu_model(self.model()).towers) == 4
+
+    def test_fit_before_compile(self):
+        with pytest.raises(ValueError, match="call `compile\\(\\)`"):
+            tower_train.multi_gpu_model(self.model(), gpus=2).fit(np.ones([4, 4]), np.ones([4, 3]))
+
+    def test_a_batch_smaller_than_the_towers(self):
+        parallel = tower_train.multi_gpu_model(self.model(), gpus=4)
+        parallel.compile("sgd", "mse")
+        with pytest.raises(ConfigError, match="batch_size=3 is the global batch, which 4 towers share out"):
+            parallel.fit(np.ones([8, 4]), np.ones([8, 3]), batch_size=3)
+
+    def test_a_model_with_a_training_step_of_its_own(self):
+        class Own(keras.Model):
+            def train_step(self, data):
+                return {}
+
+        with pytest.raises(ConfigError, match="Own defines its own train_step"):
+            tower_train.multi_gpu_model(Own(), gpus=2)
+
+    def test_what_is_no_model_and_another_strategy_and_xla(self):
+        with pytest.raises(ConfigError, match="got a Dense"):
+            tower_train.multi_gpu_model(layers.Dense(3), gpus=2)
+        with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), pytest.raises(ConfigError, match="leave the scope"):
+            tower_train.multi_gpu_model(self.model(), gpus=2)
+        with pytest.raises(ConfigError, match="jit_compile"):
+            tower_train.multi_gpu_model(self.model(), gpus=2).compile("sgd", "mse", jit_compile=True)

@@ -1,0 +1,116 @@
+"""The private names of Keras and TensorFlow that the package depends on, and what it replaces in them for a while.
+
+Every such name stands here, behind a small function or constant. tests/fronts/test_compat.py fails when one goes away
+or changes its meaning; setup.py bounds the versions with which it passes.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.python.saved_model import model_utils
+
+_LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
+
+# What tf.estimator itself exported with.
+PredictOutput = model_utils.PredictOutput
+ClassificationOutput = model_utils.ClassificationOutput
+RegressionOutput = model_utils.RegressionOutput
+export_outputs_for_mode = model_utils.export_outputs_for_mode
+build_all_signature_defs = model_utils.build_all_signature_defs
+get_timestamped_export_dir = model_utils.get_timestamped_export_dir
+get_temp_export_dir = model_utils.get_temp_export_dir
+
+eager_mode = tf.__internal__.eager_context.eager_mode  # context manager: eager execution, also where a graph is default
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Replaces an attribute of a class or of one object within this block, unseen by Keras' and TensorFlow's trackers.
+
+    Args:
+      owner: a class, or an object with a __dict__.
+      name: the attribute, which may be inherited.
+      replacement: its value within the block; for a static method of a class, a staticmethod.
+    """
+    set_, delete = (setattr, delattr) if isinstance(owner, type) else (object.__setattr__, object.__delattr__)
+    is_own, before = name in vars(owner), vars(owner).get(name)
+    set_(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if is_own:
+            set_(owner, name, before)
+        else:
+            delete(owner, name)
+
+
+@contextlib.contextmanager
+def fresh_layer_names() -> Iterator[None]:
+    """Within this block this thread's Keras numbers layers without names from 0 on; afterwards it goes on as before."""
+    before = global_state.get_global_attribute(_LAYER_COUNTS)
+    global_state.set_global_attribute(_LAYER_COUNTS, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_LAYER_COUNTS, before)
+
+
+def intercepted_assignments(assign: Callable[[Callable, keras.Variable, Any], None]):
+    """Context manager: Keras variables are assigned to by assign(original, variable, value)."""
+    original = keras.Variable._direct_assign
+    return replaced(keras.Variable, "_direct_assign", lambda variable, value: assign(original, variable, value))
+
+
+def pending_initializer(variable: keras.Variable) -> Callable | None:
+    """The initializer of a variable that was created without a value, in a StatelessScope; None if it has its value."""
+    return variable._initializer
+
+
+def set_storage(variable: keras.Variable, value) -> None:
+    """Makes a tf.Variable, or a new one with this value on the device in scope, the storage of a Keras variable."""
+    variable._initialize(value)
+
+
+def is_seed_state(variable: keras.Variable) -> bool:
+    """Whether a variable is the state of a layer's random numbers, such as those of dropout."""
+    return variable.name == "seed_generator_state"
+
+
+def sublayers(model: keras.Model) -> list[keras.Layer]:
+    """All layers in a model, those within layers and nested models included."""
+    return model._flatten_layers(include_self=False)
+
+
+def renormalizes(layer: keras.layers.BatchNormalization) -> bool:
+    """Whether it is batch renormalisation, which Keras has had since 3.14."""
+    return getattr(layer, "renorm", False)
+
+
+def build_losses_and_metrics(model: keras.Model, x, y) -> None:
+    """Makes the variables of a compiled model's losses and metrics, outside of the default graph."""
+    with eager_mode():
+        model._symbolic_build(data_batch=(x, y, None))
+
+
+def clear_losses(model: keras.Model) -> None:
+    """Forgets what layers gave to add_loss."""
+    model._clear_losses()
+
+
+def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
+    """The mask of a layer's output."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
+    """Gives a tensor the mask that layers and losses will find."""
+    tensor._keras_mask = mask
+
+
+def add_control_input(op: tf.Operation, before: tf.Operation) -> None:
+    """Makes an op of a graph, which exists already, wait for another one."""
+    op._add_control_input(before)

@@ -1,1 +1,0 @@
-"""The multi-GPU Estimator; `tower_train.estimator` lists its public names."""

@@ -1,0 +1,230 @@
+"""keras_network: a Keras model as a workload's network, its layers those of Keras, its variables those of the towers.
+
+The model is built once, for its layers only: it holds no values. In each tower it computes with the variables that
+get_variable gives by the names of its own ("block1_conv1/kernel"), so that every rule of the towers holds for it.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import difflib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors, layers
+from tower_train.fronts import compat, keras_variables
+from tower_train.graph import context
+
+v1 = tf.compat.v1
+_NEAR = 5  # layers that a message suggests
+
+
+def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = None):
+    """Makes the `inference` of a workload from a function that builds a Keras model.
+
+    A workload's rules hold: no layer gets a value of its own that depends on the tower. Batch normalisation is
+    tower_train.layers.batch_normalization; what other layers assign to their variables in training is averaged over
+    towers once a step. Towers draw different dropout masks. Weights that `build` loads are what training begins with;
+    the other initial values depend on the run's seed and on the variables' names.
+
+    Args:
+      build: returns a model that has its variables and whose outputs are logits (without a softmax, for the usual
+        loss). It is called once for each dtype, in a thread of its own, in which Keras has the run's dtype and names
+        layers afresh.
+      freeze_until: the name of one of the model's layers: it and those before it in `model.layers` are not trained.
+        Layers that `build` set `trainable = False` for are not trained either.
+
+    Returns:
+      inference: (features, training) -> outputs. The arithmetic is in the dtype of the features, float32 if none of
+      them is floating point. It raises ConfigError if freeze_until names no layer or `build` returned no such model,
+      and GraphError if a layer does what towers cannot.
+    """
+
+    @functools.cache
+    def network(dtype: str) -> _Network:
+        return build_isolated(lambda assigned: _network(build(), freeze_until, dtype, assigned), dtype)
+
+    def inference(features, training: bool):
+        dtypes = [tensor.dtype for tensor in tf.nest.flatten(features) if tensor.dtype.is_floating]
+        return network((dtypes or [tf.float32])[0].name)(features, training)
+
+    return inference
+
+
+def build_isolated(work: Callable[[keras.StatelessScope], Any], dtype: str = "float32"):
+    """Calls a function that builds Keras models, isolated from what the program does with Keras and TensorFlow.
+
+    A thread begins with an empty state of Keras, in which layers without a name are numbered from 0 on, and outside of
+    any graph. No variable is given a value there; what is assigned, such as loaded weights, is noted.
+
+    Args:
+      work: gets the scope that notes what is assigned.
+      dtype: Keras' default for layers.
+
+    Returns:
+      The function's result.
+    """
+
+    def in_thread():
+        with compat.eager_mode(), tf.device("/cpu:0"), _floatx(dtype):
+            keras.config.set_dtype_policy("mixed_bfloat16" if dtype == "bfloat16" else dtype)
+            with keras.StatelessScope(initialize_variables=False) as assigned:
+                return work(assigned)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(in_thread).result()
+
+
+def freeze(model: keras.Model, until: str) -> None:
+    """Makes the layers up to a named one not trainable, in the order of model.layers.
+
+    Raises:
+      ConfigError: there is no such layer.
+    """
+    names = [layer.name for layer in model.layers]
+    if until not in names:
+        near = difflib.get_close_matches(until, names, _NEAR, cutoff=0.4)
+        meant = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise errors.ConfigError(
+            f"--freeze_until={until}: {model.name} has no layer of that name. {meant}"
+            f"Its {len(names)} layers run from {', '.join(names[:_NEAR])} to {', '.join(names[-_NEAR:])}."
+        )
+    for layer in model.layers[: names.index(until) + 1]:
+        layer.trainable = False
+
+
+@contextlib.contextmanager
+def _floatx(dtype: str) -> Iterator[None]:
+    """Within this block Keras' default is this dtype, and float32 for bfloat16, in which variables are kept."""
+    before = keras.config.floatx()
+    keras.config.set_floatx("float32" if dtype == "bfloat16" else dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+
+
+def _network(model: keras.Model, freeze_until: str | None, dtype: str, assigned: keras.StatelessScope) -> "_Network":
+    if not isinstance(model, keras.Model) or not model.built:
+        found = f"{model.name}, which has no variables yet" if isinstance(model, keras.Model) else repr(model)
+        raise errors.ConfigError(
+            f"keras_network: build() returned {found}. Let it return a keras.Model made from a keras.Input, or call "
+            "the model's build()."
+        )
+    expected = "float32" if dtype == "bfloat16" else dtype
+    for v in model.variables:
+        if tf.as_dtype(v.dtype).is_floating and v.dtype != expected:
+            raise errors.ConfigError(
+                f"keras_network: the variable {v.path} is {v.dtype}, and the run's are {expected}. Make the layers "
+                "within build(), without a dtype of their own, or choose another --dtype."
+            )
+    if freeze_until:
+        freeze(model, freeze_until)
+    return _Network(model, dtype, assigned)
+
+
+class _Network:
+    """A built model and its initial values; called, it is one tower's network."""
+
+    def __init__(self, model: keras.Model, dtype: str, assigned: keras.StatelessScope):
+        self._model, self._dtype = model, dtype
+        metrics = {id(variable) for variable in model.metrics_variables}
+        self._variables = [variable for variable in model.variables if id(variable) not in metrics]
+        self._names = [re.sub(r"[^\w.\-/]", "_", variable.path, flags=re.ASCII) for variable in self._variables]
+        twice = [name for name, count in collections.Counter(self._names).items() if count > 1]
+        if twice:
+            raise errors.GraphError(
+                f"keras_network: {model.name} has several variables named {twice[0]}. Give its layers different names."
+            )
+        self._initializers = [keras_variables.initializer_of(v, assigned.get_current_value(v)) for v in self._variables]
+        self._moving: set[int] = set()  # ids of what follows the batch statistics
+        self._in_graph: dict[int, tf.Variable] = {}  # by id of the model's: of the tower being built
+        self._normalizing: list[keras.layers.BatchNormalization] = []  # by the towers' rules
+        self._normalizing_alone: list[keras.Layer] = []  # by rules of their own
+        for layer in compat.sublayers(model):
+            self._adapt(layer)
+
+    def __call__(self, features, training: bool):
+        if self._normalizing_alone and context.current().synchronized_towers:
+            raise errors.ConfigError(
+                f"--sync_batch_norm: {self._normalizing_alone[0].name} of {self._model.name} is a batch normalisation "
+                "that is not keras.layers.BatchNormalization over the last axis. Leave the option out."
+            )
+        variables = self._variables
+        self._in_graph = {id(v): mine for v, mine in zip(variables, self._graph_variables(), strict=True)}
+        values = [tf.convert_to_tensor(self._in_graph[id(v)]) for v in variables]
+        seeds = keras_variables.tower_seeds(variables, values, context.current().tower) if training else {}
+        before = [seeds.get(id(v), value) for v, value in zip(variables, values, strict=True)]
+        with (
+            _floatx(self._dtype),
+            self._layers_in_towers(),
+            keras.StatelessScope(
+                zip(variables, before, strict=True), collect_losses=True, initialize_variables=False
+            ) as scope,
+        ):
+            outputs = self._model(features, training=training)
+        if training:
+            if scope.losses:
+                raise errors.GraphError(
+                    f"keras_network: {self._model.name} has layers that add to the loss (add_loss or an activity "
+                    "regularizer). Put that into the workload's loss."
+                )
+            for v, value, given in zip(variables, values, before, strict=True):
+                now = scope.get_current_value(v)
+                if now is not given:
+                    self._note(v, now + (value - given) if id(v) in seeds else now)
+        return outputs
+
+    def _note(self, variable: keras.Variable, value: tf.Tensor) -> None:
+        """Notes a value that this tower's layers assigned: the variable gets the towers' mean."""
+        moving = self._in_graph[id(variable)]
+        layers.note(context.Statistic(moving, value, momentum=0.0, followed=False))
+
+    def _graph_variables(self) -> Iterator[tf.Variable]:
+        """The graph's variables: the first tower creates them, on the CPU."""
+        trained = not context.current().frozen
+        for v, name, initializer in zip(self._variables, self._names, self._initializers, strict=True):
+            yield v1.get_variable(
+                name, v.shape, v.dtype, initializer, v.regularizer if v.trainable else None, trainable=v.trainable,
+                collections=None if v.trainable else layers.moving_collections(trained and id(v) in self._moving),
+                constraint=v.constraint,
+            )  # fmt: skip
+
+    def _adapt(self, layer: keras.Layer) -> None:
+        """Makes a layer fit for towers."""
+        if isinstance(layer, keras.layers.Normalization) and tf.is_tensor(getattr(layer, "mean", None)):
+            # Eager tensors, which cannot be used in a graph.
+            layer.mean, layer.variance = np.asarray(layer.mean), np.asarray(layer.variance)
+        if not isinstance(layer, keras.layers.BatchNormalization):
+            return
+        last = layer.axis in (-1, layer.input_spec.ndim - 1)
+        if type(layer) is not keras.layers.BatchNormalization or not last or compat.renormalizes(layer):
+            self._normalizing_alone += [layer] if layer.trainable else []
+            return
+        if layer.trainable:
+            self._moving |= {id(layer.moving_mean), id(layer.moving_variance)}
+        self._normalizing.append(layer)
+
+    @contextlib.contextmanager
+    def _layers_in_towers(self) -> Iterator[None]:
+        """Within this block the model's batch normalisation is that of towers; the model may be the user's."""
+        with contextlib.ExitStack() as stack:
+            for layer in self._normalizing:
+                stack.enter_context(compat.replaced(layer, "call", functools.partial(self._normalize, layer)))
+            yield
+
+    def _normalize(self, layer: keras.layers.BatchNormalization, inputs, training=None, mask=None):
+        """The layer's `call`, by the towers' rules."""
+        if mask is not None:
+            raise errors.GraphError(f"keras_network: {layer.name} gets a mask, which towers cannot normalise by.")
+        mean, variance = (self._in_graph[id(v)] for v in (layer.moving_mean, layer.moving_variance))
+        gamma = self._in_graph[id(layer.gamma)] if layer.scale else tf.ones(mean.shape, mean.dtype)
+        beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(mean.shape, mean.dtype)
+        training = bool(training) and layer.trainable and not context.current().frozen
+        return layers.normalize(inputs, training, gamma, beta, mean, variance, layer.momentum, layer.epsilon)

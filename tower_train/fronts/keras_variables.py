@@ -1,0 +1,77 @@
+"""Keras variables as variables of a graph: their initial values, and each tower's random states."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tower_train.fronts import compat
+
+_FAR_APART = 0x9E3779B9  # 2**32 over the golden ratio: its multiples share no neighbourhood (Knuth, vol. 3, 6.4)
+
+
+def tower_seeds(variables: list[keras.Variable], values: list[tf.Tensor], index: int) -> dict[int, tf.Tensor]:
+    """{id of a seed state: its value for a tower}: towers must not draw the same dropout masks.
+
+    Args:
+      variables: a model's, seed states or not.
+      values: their values.
+      index: of the tower; the first one has the seeds that the model would have alone.
+    """
+    if not index:
+        return {}
+    seeds = [(v, value) for v, value in zip(variables, values, strict=True) if compat.is_seed_state(v)]
+    return {id(v): value + tf.constant([index * _FAR_APART, 0], value.dtype) for v, value in seeds}
+
+
+def constant(value: np.ndarray):
+    """Returns an initializer whose value is not in the graph, which is written to disk with each checkpoint."""
+
+    def initializer(shape, dtype=None, partition_info=None):
+        return tf.ensure_shape(outside_graph(value), shape)
+
+    return initializer
+
+
+def initializer_of(variable: keras.Variable, assigned: tf.Tensor | None):
+    """Returns an initializer for get_variable.
+
+    Args:
+      variable: it may lack a value, when its model was built in a StatelessScope.
+      assigned: its value in that scope, such as a loaded weight; None if it has none there.
+    """
+    initializer = compat.pending_initializer(variable)
+    if assigned is None and initializer is None:  # of a model that was built elsewhere
+        assigned = variable.value
+    if assigned is not None:
+        return constant(np.asarray(assigned))
+    return _SeedState() if compat.is_seed_state(variable) else _SeededLater(initializer)
+
+
+class _SeededLater:
+    """A Keras initializer that gets its seed from get_variable (see graph/towers.py), unless it has one."""
+
+    seed = None
+
+    def __init__(self, initializer):
+        self._initializer = initializer
+
+    def __call__(self, shape, dtype=None, partition_info=None):
+        get_config = getattr(self._initializer, "get_config", dict)
+        if "seed" in get_config() and get_config()["seed"] is None:
+            return type(self._initializer).from_config(get_config() | {"seed": self.seed})(shape, dtype)
+        return self._initializer(shape, dtype=dtype)
+
+
+class _SeedState:
+    """The initial state of a layer's random numbers."""
+
+    seed = None
+
+    def __call__(self, shape, dtype=None, partition_info=None):
+        return tf.constant([self.seed or 0, 0], dtype)
+
+
+def outside_graph(array: np.ndarray) -> tf.Tensor:
+    """Returns an array as a tensor that is not stored in the graph, which is limited to 2 GiB and written to disk."""
+    tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
+    return tf.ensure_shape(tensor, array.shape)
