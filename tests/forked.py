@@ -1,4 +1,4 @@
-"""Processes for tests: `python -m`, forked from a server that has imported TensorFlow, which takes three seconds."""
+"""Python processes for tests, forked from a server that has imported TensorFlow, which takes three seconds."""
 
 import functools
 import multiprocessing
@@ -26,13 +26,13 @@ def _start_server():
 
 
 class Process:
-    """`python -m module words...`, with those methods of subprocess.Popen that tests use."""
+    """`python -m module words...` or `python -c source words...`, with methods of subprocess.Popen that tests use."""
 
     def __init__(self, module, words, environment, stdout, stderr, cwd=None):
         """Starts it.
 
         Args:
-          module: what to run.
+          module: what to run; `-c` for a source, which is the first of the words.
           words: its command line.
           environment: its environment, all of it.
           stdout, stderr: paths of the files that it writes to.
@@ -68,6 +68,11 @@ def _run(module, words, environment, stdout, stderr, cwd):
     os.chdir(cwd)
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+    if module == "-c":
+        source, *words = words
+        sys.argv[:] = [module, *words]
+        exec(source, {"__name__": "__main__"})
+        return
     sys.argv[:] = [module, *words]
     sys.orig_argv[:] = [sys.executable, "-m", module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

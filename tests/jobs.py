@@ -48,7 +48,7 @@ def environment(*python_path):
 
 
 def command(module, *words, cwd=None):
-    """Runs `python -m module words...` to its end."""
+    """Runs `python -m module words...`, or `python -c source words...`, to its end."""
     with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
         process = forked.Process(module, words, environment(TESTS), stdout.name, stderr.name, cwd)
         try:
@@ -58,13 +58,14 @@ def command(module, *words, cwd=None):
         return subprocess.CompletedProcess([module, *words], status, stdout.read(), stderr.read())
 
 
-class Trainer:
-    """A trainer in a process of its own, which ends with this context at the latest."""
+class Program:
+    """`python -m module words...` or `python -c source words...`, which ends with this context at the latest."""
 
-    def __init__(self, *words):
+    def __init__(self, module, *words, **variables):
+        """Starts it with further variables in its environment."""
         self._output = tempfile.NamedTemporaryFile("r")
         name = self._output.name
-        self.process = forked.Process("tower_train", words, environment(TESTS), stdout=name, stderr=name)
+        self.process = forked.Process(module, words, environment(TESTS) | variables, stdout=name, stderr=name)
 
     def __enter__(self):
         return self
@@ -79,7 +80,7 @@ class Trainer:
         return self._output.read()
 
     def wait_until(self, condition):
-        """Returns as soon as condition() holds, while the trainer is at work."""
+        """Returns as soon as condition() holds, while the program is at work."""
         deadline = time.monotonic() + WAIT_SECS
         while not condition():
             assert self.process.poll() is None, self.output()
@@ -91,6 +92,13 @@ class Trainer:
         assert self.process.poll() is None, self.output()
         self.process.send_signal(signal_number)
         return self.process.wait(WAIT_SECS)
+
+
+class Trainer(Program):
+    """`python -m tower_train words...`."""
+
+    def __init__(self, *words):
+        super().__init__("tower_train", *words)
 
 
 def read_json(train_dir, name):
