@@ -1,8 +1,6 @@
 """Initial values that come from the training examples are made of the first of them, and only where they are used."""
 
 import dataclasses
-import subprocess
-import sys
 import types
 
 import element_workloads
@@ -95,10 +93,7 @@ examples = toy_workload.load(DataRequest("train"))
 one_thread = dict(num_gpus=1, intra_op_threads=1, inter_op_threads=1)
 print(*trainings.train(Workload("one", None, None, inference_for=inference_for), examples, 1, **one_thread))
 """
-    found = subprocess.run(
-        [sys.executable, "-c", program], env=jobs.environment(jobs.TESTS), capture_output=True, text=True,
-        timeout=jobs.WAIT_SECS,
-    )  # fmt: skip
+    found = jobs.command("-c", program)
     assert found.returncode == 0 and "center" in found.stdout, found.stderr
 
 

@@ -1,28 +1,18 @@
 """python -m tower_train.evaluate: what it prints is what it found, and a mistake is one line."""
 
+import functools
 import re
 import shutil
-import sys
 
 import jobs
 import pytest
 
 from tower_train import evaluate
-from tower_train.options import command_line
 
 
 @pytest.fixture
-def main(monkeypatch, capsys):
-    """Runs the command in this process: words -> (exit status, stdout, stderr)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["tower_train.evaluate", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            command_line.run(evaluate.main)
-        return left.value.code, *capsys.readouterr()
-
-    return run
+def main(command):
+    return functools.partial(command, evaluate)
 
 
 @pytest.fixture(scope="module")
