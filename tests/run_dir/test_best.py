@@ -128,7 +128,7 @@ def test_without_a_kept_checkpoint_best_is_refused(toy_run):
 
 def test_both_need_evaluations_and_best_is_no_watch():
     for options in ({"keep_best": True}, {"stop_after_no_gain_epochs": 1}):
-        with pytest.raises(errors.ConfigError, match=f"--{next(iter(options))} needs .* with --eval_every_steps."):
+        with pytest.raises(errors.ConfigError, match=f"--{next(iter(options))} needs --eval_every_steps"):
             Config(**options)
     with pytest.raises(errors.ConfigError, match="--best and --watch exclude each other"):
         EvaluateOptions(train_dir="x", best=True, watch=True)
