@@ -13,6 +13,8 @@ import trainings
 
 import tower_train
 from tower_train import Config, Examples, Workload, initializers
+from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.task import Task
 from tower_train.config import EvaluateOptions, ExportOptions
 from tower_train.inference import serving
 from tower_train.run import sessions
@@ -140,18 +142,13 @@ def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected
         calls.append(features)
         return features.sum()
 
-    class Member(v1.train.SessionRunHook):
-        place, target = types.SimpleNamespace(is_chief=is_chief), ""
-        placed = types.SimpleNamespace(session_config=None)
-
-        def session_opened(self, session):
-            pass
-
+    task = Task(("a:1", "b:1"), 0 if is_chief else 1)
+    member = SingleProcess(task, types.SimpleNamespace(session_config=None))
     with tf.Graph().as_default():
         variable = v1.get_variable("sum", [], tf.float64, initializers.FromExamples(examples, 4, total))
         received = tf.no_op() if is_chief else variable.assign(6.0, read_value=False)
         built = types.SimpleNamespace(variables=[variable], broadcast=received, stream_initializer=tf.no_op())
-        with sessions.opened(built, None, [], me=Member()) as session:
+        with sessions.open_session(built, member, []) as session:
             assert session.run(variable) == 6
     assert len(calls) == expected
 

@@ -56,11 +56,13 @@ def assert_one_line(status, stdout, stderr, *parts):
         ("--workload=json", ["--workload=json", "no tower_train.Workload named WORKLOAD"]),
         ("--dataset=mnist", ["--dataset=mnist", "cifar10", "generated"]),
         ("--data_dir=/no/such/directory", ["--data_dir=/no/such/directory", "data_batch_1.bin"]),
+        ("--train_dir=gs://bucket/run", ["--train_dir=gs://bucket/run", "a local or mounted folder"]),
+        ("--dataset=generated --data_dir=s3://bucket", ["s3://bucket: ", "a local or mounted folder"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it_and_leaves_nothing_behind(word, parts, main, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert_one_line(*main(word), *parts)
+    assert_one_line(*main(*word.split()), *parts)
     assert jobs.contents(tmp_path) == {}
 
 

@@ -50,6 +50,7 @@ def test_while_watching_it_prints_no_confusion_matrix(main, run):
     ("words", "part"),
     [
         ([], "--train_dir is missing"),
+        (["--train_dir=gs://bucket/run"], "--train_dir=gs://bucket/run: it must be a local or mounted folder"),
         (["--train_dir={empty}"], "--train_dir={empty} holds no run: run.json is missing"),
         (["--train_dir={no_checkpoint}"], "--train_dir={no_checkpoint} holds no checkpoint yet"),
         (["--train_dir={run}", "--workload=cifar10"], "{run} is a run of workload toy, not of cifar10"),

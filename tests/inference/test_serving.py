@@ -16,7 +16,7 @@ from tower_train import export, predict
 from tower_train.config import Config, EvaluateOptions, ExportOptions
 from tower_train.graph import devices
 from tower_train.graph.evaluation import evaluation_graph
-from tower_train.inference import serving, trained
+from tower_train.inference import saved_run, serving
 
 v1 = tf.compat.v1
 SIZE = 16
@@ -89,7 +89,7 @@ def mirrored(images):
 
 def with_views(run):
     """The run's workload with those views, whatever its options."""
-    workload, _, _ = trained.read_run(EvaluateOptions(train_dir=str(run)))
+    workload = saved_run.read(EvaluateOptions(train_dir=str(run))).workload
     return dataclasses.replace(
         workload, configure=lambda options: dataclasses.replace(workload.configure(options), views=mirrored)
     )
@@ -108,12 +108,12 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, files, batch, ha
     """Every logit, at the same batches, of one view and of several."""
     exported = request.getfixturevalue("exported_with_views" if has_views else "exported")
     workload = with_views(run) if has_views else None
-    workload, examples, config = trained.read_run(EvaluateOptions(train_dir=str(run)), workload)
+    saved = saved_run.read(EvaluateOptions(train_dir=str(run)), workload)
     workload = dataclasses.replace(
-        workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
+        saved.workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
     )
     placed = devices.place(Config(device="cpu"))
-    built = evaluation_graph(workload, examples, batch, "float32", config["moving_average_decay"], placed)
+    built = evaluation_graph(workload, saved.examples, batch, saved.dtype, saved.moving_average_decay, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         v1.train.Saver(built.restored).restore(session, tf.train.latest_checkpoint(str(run)))
         session.run(built.stream_initializer)

@@ -110,7 +110,7 @@ def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path):
 
 def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):
     for step in range(5):
-        writer = events.open_writer(tmp_path)
+        writer = events.EventWriter(tmp_path)
         events.add_scalars(writer, {"a": step / 2, "b": 1.0}, step)
         writer.close()
     curves = jobs.events(tmp_path)
