@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
+from poisoned import poisoned
 
 from tower_train import Config, Examples, Workload, errors, train
 
@@ -96,21 +97,12 @@ def test_a_hook_of_the_user_may_end_the_run(tmp_path):
     assert jobs.saved_steps(tmp_path) == [7]
 
 
-def poisoned(position, value):
-    """The toy workload, but that the example at a position of the stream has a feature that is not finite."""
-
-    def spoil(features, draws):
-        return tf.where(tf.equal(draws.positions, position)[:, tf.newaxis], value, features)
-
-    return dataclasses.replace(toy_workload.WORKLOAD, distort=spoil)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("position", "step", "tower"), [(0, 1, 0), (45, 3, 1), (168, 11, 1), (160, 11, 0)])
 def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, tmp_path):
     assert (position // 16 + 1, position % 16 // 8) == (step, tower)
     with pytest.raises(errors.NonFiniteError) as error:
-        jobs.train_toy(tmp_path, max_steps=40, workload=poisoned(position, value), save_every_steps=5)
+        jobs.train_toy(tmp_path, max_steps=40, workload=poisoned(position, position + 1, value), save_every_steps=5)
     assert error.value.exit_status == 3
     message = str(error.value)
     # The network's relu turns a NaN into 0, so that the loss stays finite; the gradient does not.
@@ -129,9 +121,9 @@ def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, to
 
 def test_after_what_was_not_finite_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     with pytest.raises(errors.NonFiniteError, match="step 11: tower_0"):
-        jobs.train_toy(tmp_path / "run", max_steps=40, workload=poisoned(160, math.nan), save_every_steps=5)
-    jobs.train_toy(tmp_path / "run", max_steps=20, workload=poisoned(-1, math.nan))
-    jobs.train_toy(tmp_path / "whole", max_steps=20, workload=poisoned(-1, math.nan))
+        jobs.train_toy(tmp_path / "run", max_steps=40, workload=poisoned(160, 161), save_every_steps=5)
+    jobs.train_toy(tmp_path / "run", max_steps=20, workload=poisoned(0, 0))
+    jobs.train_toy(tmp_path / "whole", max_steps=20, workload=poisoned(0, 0))
     jobs.assert_identical(jobs.variables(tmp_path / "run", 20), jobs.variables(tmp_path / "whole", 20))
     assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")
 
