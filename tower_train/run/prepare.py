@@ -19,19 +19,9 @@ from tower_train.workload import DataRequest, Examples, Workload
 class Start:
     """One start of a run in one worker, ready to do its steps.
 
-    Attributes:
-      config: with the dtype and the workers that were found.
-      workload: with its options.
-      examples: to train on.
-      graph: the training graph.
-      run_dir: the run's, locked by the chief.
-      run_json: the content of run.json.
-      notes: lines for people.
-      last_step: the step that the run goes to.
-      first_step: the last step done before; in workers that are not the chief known once it is announced.
-      has_steps: whether there are steps to do.
-      resumed: the checkpoint to begin at; None in workers that are not the chief.
-      evaluations: of the checkpoints to come; None in workers that are not the chief.
+    Its config has the dtype and the workers that were found. Workers that are not the chief know `first_step`, the last
+    step done before, and `has_steps` once the start is announced. Only the chief has `resumed`, the checkpoint to begin
+    at, and `evaluations` of the checkpoints to come.
     """
 
     config: Config

@@ -32,14 +32,9 @@ class ResumePoint:
 def find(
     run_dir: directory.RunDirectory, graph: TrainingGraph, keep_checkpoints: int, override: bool, is_known: bool
 ) -> ResumePoint:
-    """Finds the newest intact checkpoint.
+    """Finds the newest intact checkpoint in a locked directory, for a graph that is not finalised.
 
-    Args:
-      run_dir: locked.
-      graph: not finalised.
-      keep_checkpoints: newest checkpoints to keep; 0 for all.
-      override: initialise afresh what a checkpoint lacks, and take one of another program.
-      is_known: whether there was a run.json.
+    With override it may be another program's (is_known: there was a run.json) or lack variables.
 
     Raises:
       RunError: the checkpoint is none of this run, or none is intact.

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -111,6 +111,21 @@ def run(
     return result, failure
 
 
+def conclude(start: Start, result: Result, failure: errors.UserError | None, membership: SingleProcess) -> Result:
+    """Writes the result, says what came out and, with the other workers, leaves."""
+    if start.is_chief:
+        failure = results.write(start.run_dir, result, failure, start.evaluations.results())
+        if not failure or isinstance(failure, errors.SaveError):
+            is_importable = start.run_json["config"]["workload"] is not None
+            say(*report.closing_lines(result, start.last_step, is_importable, start.evaluations.last.get(TEST)))
+    if failure:
+        raise failure
+    known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value
+    reason = StopReason(membership.leave(known) or StopReason.ANOTHER_WORKER)
+    stopped_by = reason.text(start.config.stop_after_no_gain_epochs)
+    return dataclasses.replace(result, reason=reason, stopped_by=stopped_by)
+
+
 class StepHooks:
     """The hooks of a start's steps; what they need closed is closed with the stack.
 
@@ -129,17 +144,18 @@ class StepHooks:
         self._start, self._received = start, received
         self._user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
         watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress))
-        self.last_values, self.guard = hooks.LastValues(graph, clock), _guard(start)
+        self.last_values = hooks.LastValues(graph, clock)
+        most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
+        self.guard = nonfinite.BatchGuard(graph, most_in_a_row, _dump(start))
         # The guards come first: nothing is logged or saved of a step that ends the run.
         self.in_order = [watchdog, self.last_values, self.guard]
         if config.check_mirrors_every_steps:
             self.in_order.append(hooks.MirrorCheck(graph, config.check_mirrors_every_steps))
         if graph.stream_state:
             self.in_order.append(input_stream.StateHook(graph, start.last_step))
-        chief_hooks = _chief_hooks(start, clock, watchdog, received, stack) if start.is_chief else [None]
-        self.saver = chief_hooks[-1]
-        self.in_order += filter(None, chief_hooks)
-        self.in_order += [*self._user_hooks, hooks.StopHook(graph, start.last_step, self.early_stop)]
+        chief_hooks = self._chief_hooks(clock, watchdog, stack) if start.is_chief else []
+        self.saver = chief_hooks[-1] if chief_hooks else None
+        self.in_order += [*chief_hooks, *self._user_hooks, hooks.StopHook(graph, start.last_step, self.early_stop)]
 
     def early_stop(self) -> StopReason | None:
         """The reason why the run ends before its last step; None if it does not."""
@@ -149,37 +165,33 @@ class StepHooks:
             return StopReason(self._received.stopping.name)
         return StopReason.SESSION_HOOK if any(hook.has_asked for hook in self._user_hooks) else None
 
+    def _chief_hooks(
+        self, clock: hooks.TrainingClock, watchdog: Watchdog, stack: contextlib.ExitStack
+    ) -> list[hooks.StepHook]:
+        """The log lines, the summaries and, last, the checkpoints."""
+        start, received = self._start, self._received
+        config, graph, path = start.config, start.graph, start.run_dir.path
+        bar = stack.enter_context(report.progress_bar(start.first_step, start.last_step))
+        evaluations = stack.enter_context(contextlib.closing(start.evaluations))
+        writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
+        # TensorBoard then drops what an interrupted start logged of this step and later ones.
+        writer.add(start.first_step + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
+        metrics = MetricsFile(path / directory.METRICS)
+        chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
+        if config.summary_every_steps:
+            chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
+        write = saving.checkpoint_writer(graph, start.run_dir, start.resumed.checkpoints, [metrics, writer])
+        saver = saving.CheckpointHook(graph, config.save_every_steps, write, evaluations, received, watchdog, clock)
+        return [*chief_hooks, saver]
 
-def _guard(start: Start) -> nonfinite.BatchGuard:
-    config, dump = start.config, None
-    if start.is_chief and config.dump_bad_batch:
-        split = stream.Split(config.tower_batch, config.batches_per_step)
-        dump = functools.partial(
-            bad_batch.write, start.run_dir.path, start.workload, start.examples, config.seed, split
-        )
-    return nonfinite.BatchGuard(
-        start.graph, config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None, dump
-    )
 
-
-def _chief_hooks(
-    start: Start, clock: hooks.TrainingClock, watchdog: Watchdog, received: signals.Received,
-    stack: contextlib.ExitStack,
-) -> list[hooks.StepHook]:  # fmt: skip
-    """The log lines, the summaries and, last, the checkpoints."""
-    config, graph, path = start.config, start.graph, start.run_dir.path
-    bar = stack.enter_context(report.progress_bar(start.first_step, start.last_step))
-    evaluations = stack.enter_context(contextlib.closing(start.evaluations))
-    writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
-    # TensorBoard then drops what an interrupted start logged of this step and later ones.
-    writer.add(start.first_step + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
-    metrics = MetricsFile(path / directory.METRICS)
-    chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
-    if config.summary_every_steps:
-        chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
-    write = saving.checkpoint_writer(graph, start.run_dir, start.resumed.checkpoints, [metrics, writer])
-    saver = saving.CheckpointHook(graph, config.save_every_steps, write, evaluations, received, watchdog, clock)
-    return [*chief_hooks, saver]
+def _dump(start: Start) -> Callable[[int, int], str] | None:
+    """Writes the batch of (step, first position) to a file; None: no batch is written."""
+    config = start.config
+    if not (start.is_chief and config.dump_bad_batch):
+        return None
+    split = stream.Split(config.tower_batch, config.batches_per_step)
+    return functools.partial(bad_batch.write, start.run_dir.path, start.workload, start.examples, config.seed, split)
 
 
 def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors.UserError | None) -> Result:
@@ -207,18 +219,3 @@ def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors
         failed_saves=saver.failures if saver else 0,
         skipped_steps=step_hooks.guard.skipped,
     )
-
-
-def conclude(start: Start, result: Result, failure: errors.UserError | None, membership: SingleProcess) -> Result:
-    """Writes the result, says what came out and, with the other workers, leaves."""
-    if start.is_chief:
-        failure = results.write(start.run_dir, result, failure, start.evaluations.results())
-        if not failure or isinstance(failure, errors.SaveError):
-            is_importable = start.run_json["config"]["workload"] is not None
-            say(*report.closing_lines(result, start.last_step, is_importable, start.evaluations.last.get(TEST)))
-    if failure:
-        raise failure
-    known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value
-    reason = StopReason(membership.leave(known) or StopReason.ANOTHER_WORKER)
-    stopped_by = reason.text(start.config.stop_after_no_gain_epochs)
-    return dataclasses.replace(result, reason=reason, stopped_by=stopped_by)
