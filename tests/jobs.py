@@ -172,6 +172,13 @@ def assert_identical(variables, expected):
         assert np.asarray(variables[name]).tobytes() == np.asarray(value).tobytes(), name
 
 
+def assert_close(variables, expected):
+    """The same variables, but for rounding in float64."""
+    assert variables.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(variables[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
 def events(folder):
     """What TensorBoard sees of a folder's event files."""
     accumulator = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
