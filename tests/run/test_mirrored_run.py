@@ -22,13 +22,6 @@ def on_cpu(tmp_path_factory):
     return directory
 
 
-def assert_close(directory, expected):
-    found, wanted = jobs.variables(directory, 30), jobs.variables(expected, 30)
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
-
-
 def test_a_run_moves_between_modes_and_tower_counts(on_cpu, tmp_path):
     """Slots and moving averages of the copies begin as those in the checkpoint."""
     starts = [
@@ -38,7 +31,7 @@ def test_a_run_moves_between_modes_and_tower_counts(on_cpu, tmp_path):
     ]
     for i, start in enumerate(starts):
         jobs.train_toy(tmp_path, max_steps=10 * (i + 1), **(OPTIONS | start))
-    assert_close(tmp_path, on_cpu)
+    jobs.assert_close(jobs.variables(tmp_path, 30), jobs.variables(on_cpu, 30))
     losses = [[record["loss"] for record in jobs.metrics(directory)] for directory in (tmp_path, on_cpu)]
     np.testing.assert_allclose(*losses, rtol=1e-9)
 
