@@ -32,7 +32,8 @@ def step(request, open_training):
     rng = np.random.default_rng(0)
     examples = Examples.from_arrays("random", rng.normal(size=[8, 2, 2, 3]), rng.integers(0, 3, 8))
     workload = Workload("toy", None, inference, loss)
-    with open_training(workload, examples, num_gpus=request.param, batch_size=8 // request.param) as (built, session):
+    options = dict(num_gpus=request.param, batch_size=8 // request.param, summary_every_steps=1)
+    with open_training(workload, examples, **options) as (built, session):
         serialized, report = session.run([built.summary, built.report])
         weights = session.run({variable.op.name: variable for variable in v1.trainable_variables()})
     values = v1.Summary.FromString(serialized).value

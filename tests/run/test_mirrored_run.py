@@ -6,7 +6,7 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-import test_nonfinite
+from poisoned import EVERY_STEP, poisoned
 
 from tower_train import errors
 
@@ -62,8 +62,8 @@ def test_copies_that_differ_by_a_bit_end_the_run_before_it_saves(tmp_path, monke
 
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
 def test_a_step_that_is_not_finite_changes_no_copy(on_nonfinite, tmp_path):
-    workload = test_nonfinite.poisoned(90, 91, math.inf)
-    options = test_nonfinite.EVERY_STEP | MIRRORED | dict(check_mirrors_every_steps=1, on_nonfinite=on_nonfinite)
+    workload = poisoned(90, 91, math.inf)
+    options = EVERY_STEP | MIRRORED | dict(check_mirrors_every_steps=1, on_nonfinite=on_nonfinite)
     if on_nonfinite == "stop":
         with pytest.raises(errors.NonFiniteError, match="not finite at step 6: tower_1: "):
             jobs.train_toy(tmp_path, max_steps=8, workload=workload, **options)

@@ -6,22 +6,10 @@ import math
 import jobs
 import numpy as np
 import pytest
-import tensorflow as tf
 import toy_workload
+from poisoned import EVERY_STEP, poisoned
 
 from tower_train import errors
-
-EVERY_STEP = dict(log_every_steps=1, summary_every_steps=1, save_every_steps=5)
-
-
-def poisoned(first, end, value=math.nan):
-    """The toy workload, but that the examples at positions first to end - 1 have features that are not finite."""
-
-    def spoil(features, draws):
-        bad = (draws.positions >= first) & (draws.positions < end)
-        return tf.where(bad[:, tf.newaxis], value, toy_workload.add_noise(features, draws))
-
-    return dataclasses.replace(toy_workload.WORKLOAD, distort=spoil)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

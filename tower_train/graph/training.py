@@ -92,8 +92,10 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         with tf.control_dependencies([finite, *counting]):
             done, seen = counters.global_step.read_value(), counters.examples_seen.read_value()
             report = StepReport(done, seen, loss, learning_rate, stopping, finite)
-        scalars = {"total_loss": loss, "cross_entropy": mean_losses[0], "learning_rate": learning_rate}
-        summary = summaries.step_summary(scalars, applied[0], "tower_0", source.batches[0][0], finite.op)
+        summary = None
+        if config.summary_every_steps:
+            scalars = {"total_loss": loss, "cross_entropy": mean_losses[0], "learning_rate": learning_rate}
+            summary = summaries.step_summary(scalars, applied[0], "tower_0", source.batches[0][0], finite.op)
         return TrainingGraph(
             graph=graph, train_op=finite.op, report=report, global_step=counters.global_step, summary=summary,
             progress=so_far, checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in applied[0])),
