@@ -73,7 +73,7 @@ def test_evaluations_have_curves_of_their_own(cifar10_run):
     for tag, mean in expected.items():
         points = curves.Scalars(tag)
         assert points[-1].value == pytest.approx(mean)
-        # test_run_report evaluates the last checkpoint once more.
+        # test_report evaluates the last checkpoint once more.
         assert [point.step for point in points[:2]] == [12, 24]
 
 
