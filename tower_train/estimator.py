@@ -5,6 +5,7 @@ from tower_train import estimator as tf_estimator
 
 import tensorflow as tf
 
+from tower_train.fronts.tf_estimator import input_functions as inputs
 from tower_train.fronts.tf_estimator import saved_model as export
 from tower_train.fronts.tf_estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from tower_train.fronts.tf_estimator.from_keras import model_to_estimator
@@ -33,5 +34,5 @@ __all__ = [
     "Exporter", "FinalExporter", "FinalOpsHook", "LatestExporter", "LoggingTensorHook", "ModeKeys", "NanTensorHook",
     "ProfilerHook", "RunConfig", "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues",
     "StepCounterHook", "StopAtStepHook", "SummarySaverHook", "TrainSpec", "VocabInfo", "WarmStartSettings", "export",
-    "model_to_estimator", "train_and_evaluate",
+    "inputs", "model_to_estimator", "train_and_evaluate",
 ]  # fmt: skip
