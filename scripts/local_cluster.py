@@ -17,17 +17,17 @@ _LINGER_SECS = 60  # for the others to end when the chief has
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(usage=__doc__, allow_abbrev=False)
     parser.add_argument("--workers", type=int, default=2, help="processes; the first is the chief")
-    own, flags = parser.parse_known_args(argv)
-    if own.workers < 1:
-        parser.error(f"--workers={own.workers}: it must be at least 1.")
-    hosts = ",".join(f"localhost:{port}" for port in ports.free_ports(own.workers))
+    options, flags = parser.parse_known_args(argv)
+    if options.workers < 1:
+        parser.error(f"--workers={options.workers}: it must be at least 1.")
+    hosts = ",".join(f"localhost:{port}" for port in ports.free_ports(options.workers))
     # In sessions of their own: the terminal's Ctrl-C would reach them twice, and the second leaves at once.
     workers = [
         subprocess.Popen(
             [sys.executable, "-u", "-m", "tower_train", *flags, f"--worker_hosts={hosts}", f"--task_index={index}"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )
-        for index in range(own.workers)
+        for index in range(options.workers)
     ]  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: [worker.send_signal(number) for worker in workers])

@@ -1,9 +1,14 @@
 """What tests of several rooms share. Every test runs on the CPU, also where there are GPUs."""
 
 import os
+import sys
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from tower_train.options import command_line  # noqa: E402
+
+command_line.import_tensorflow()  # whose remarks would follow the summary of the tests
 
 import jobs  # noqa: E402
 import numpy as np  # noqa: E402
@@ -31,11 +36,25 @@ def cifar10_dir(tmp_path_factory):
     return directory
 
 
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Runs a command in this process: (its module, words) -> (exit status, stdout, stderr)."""
+
+    def run(module, *words):
+        monkeypatch.setattr(sys, "argv", [module.__name__, *words])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            command_line.run(module.main)
+        return left.value.code, *capfd.readouterr()
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def toy_run(tmp_path_factory):
-    """The directory of a run of the toy workload, 40 steps on two towers."""
+    """The directory of a run of the toy workload, 40 steps on two towers, with summaries."""
     directory = tmp_path_factory.mktemp("toy") / "run"
-    jobs.train_toy(directory, max_steps=40)
+    jobs.train_toy(directory, max_steps=40, summary_every_steps=10)
     return directory
 
 

@@ -1,14 +1,13 @@
 """Starting runs, in this process and in others, and reading what they leave behind."""
 
-import contextlib
 import json
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import time
 
+import forked
 import numpy as np
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
@@ -23,7 +22,7 @@ WAIT_SECS = 120  # for another process, on a busy machine
 # A run of tests/toy_workload.py on two towers; momentum gives it slot variables too.
 TOY = dict(
     num_gpus=2, batch_size=8, optimizer="momentum", learning_rate=0.01, moving_average_decay=0.9,
-    log_every_steps=5, save_every_steps=20, summary_every_steps=10, check_data=False,
+    log_every_steps=5, save_every_steps=20, summary_every_steps=0, check_data=False,
 )  # fmt: skip
 
 
@@ -49,29 +48,30 @@ def environment(*python_path):
 
 
 def command(module, *words, cwd=None):
-    """Runs `python -m module words...` to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", module, *words], cwd=cwd, env=environment(TESTS), capture_output=True, text=True,
-        timeout=WAIT_SECS,
-    )  # fmt: skip
+    """Runs `python -m module words...`, or `python -c source words...`, to its end."""
+    with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
+        process = forked.Process(module, words, environment(TESTS), stdout.name, stderr.name, cwd)
+        try:
+            status = process.wait(WAIT_SECS)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess([module, *words], status, stdout.read(), stderr.read())
 
 
-class Trainer:
-    """A trainer in a process of its own, which ends with this context at the latest."""
+class Program:
+    """`python -m module words...` or `python -c source words...`, which ends with this context at the latest."""
 
-    def __init__(self, *words):
-        self._output = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tower_train", *words], env=environment(TESTS), stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    def __init__(self, module, *words, **variables):
+        """Starts it with further variables in its environment."""
+        self._output = tempfile.NamedTemporaryFile("r")
+        name = self._output.name
+        self.process = forked.Process(module, words, environment(TESTS) | variables, stdout=name, stderr=name)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
         self._output.close()
 
@@ -80,7 +80,7 @@ class Trainer:
         return self._output.read()
 
     def wait_until(self, condition):
-        """Returns as soon as condition() holds, while the trainer is at work."""
+        """Returns as soon as condition() holds, while the program is at work."""
         deadline = time.monotonic() + WAIT_SECS
         while not condition():
             assert self.process.poll() is None, self.output()
@@ -92,6 +92,13 @@ class Trainer:
         assert self.process.poll() is None, self.output()
         self.process.send_signal(signal_number)
         return self.process.wait(WAIT_SECS)
+
+
+class Trainer(Program):
+    """`python -m tower_train words...`."""
+
+    def __init__(self, *words):
+        super().__init__("tower_train", *words)
 
 
 def read_json(train_dir, name):

@@ -1,5 +1,7 @@
 """A workload with batch normalisation, weight decay and an embedding, whose gradient is sparse; 60 examples."""
 
+import os
+import signal
 import time
 
 import numpy as np
@@ -14,6 +16,13 @@ def load(request):
     rng = np.random.default_rng(0)
     features, labels = rng.normal(1, 2, [60, 4]), rng.integers(3, size=60).astype(np.int32)
     return Examples.from_arrays("norm", features, labels, ("a", "b", "c"))
+
+
+def load_signalled(request):
+    """The examples, after a SIGUSR1 to the process that asks; those for evaluation a long while later."""
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(4 if request.split == "test" else 0)
+    return load(request)
 
 
 def network(features, training):
@@ -31,4 +40,5 @@ def late(features, draws):
 
 
 WORKLOAD = Workload("norm", load, network)
+SIGNALLED = Workload("norm", load_signalled, network)
 SLOW = Workload("norm", load, network, distort=late)

@@ -32,7 +32,7 @@ import tensorflow as tf  # noqa: E402
 
 from tower_train import train  # noqa: E402
 
-OPTIONS = jobs.TOY | dict(save_every_steps=10, keep_checkpoints=4, eval_every_steps=70)
+OPTIONS = jobs.TOY | dict(summary_every_steps=10, save_every_steps=10, keep_checkpoints=4, eval_every_steps=70)
 GLOBAL_BATCH = OPTIONS["num_gpus"] * OPTIONS["batch_size"]
 DISK_MEGABYTES = 64
 KILLS = {signal.SIGKILL: 8, signal.SIGTERM: 1, signal.SIGINT: 1}  # and how often, in proportion

@@ -37,9 +37,10 @@ def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path)
 
 
 def test_the_manifest_gives_the_trainer_options_that_it_has():
-    [arguments] = re.findall(r"args: \[(.*)\]", TFJOB.read_text())
-    config = command_line.parse(["tower_train", *re.findall(r'"(.*?)"', arguments)], Config, "")
-    assert config.num_gpus == 8 and config.train_dir.startswith("/runs/")
+    job = yaml.safe_load(TFJOB.read_text())
+    [container] = job["spec"]["tfReplicaSpecs"]["Chief"]["template"]["spec"]["containers"]
+    config = command_line.parse(["tower_train", *container["args"]], Config, "")
+    assert config.num_gpus == 8 and config.train_dir.startswith("/runs/") and config.start_timeout_secs >= 3600
 
 
 def test_the_manifest_is_yaml_of_a_tfjob():
@@ -64,4 +65,5 @@ def test_the_batch_file_starts_again_what_lost_a_worker_or_ran_out_of_time(statu
     srun, *others = (tmp_path / "calls").read_text().splitlines()
     assert others == (["scontrol requeue 77"] if requeued else [])
     words = srun.partition("tower_train ")[2].split()
-    assert command_line.parse(["tower_train", *words], Config, "").max_steps == 5
+    config = command_line.parse(["tower_train", *words], Config, "")
+    assert config.max_steps == 5 and config.start_timeout_secs >= 3600

@@ -8,7 +8,7 @@ import pytest
 import cifar10
 from tower_train import config, plan
 from tower_train.bench import systems as benchmark
-from tower_train.config import Config, EvaluateOptions
+from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions
 from tower_train.errors import ConfigError
 from tower_train.options import Options, declare
 from tower_train.workloads import image_folder, template
@@ -140,6 +140,23 @@ def test_options_that_exclude_each_other_are_refused_by_name(options, named):
     message = refusal(**options)
     for word in named:
         assert word in message
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/run", "hdfs://host:9000/run", "file:///tmp/run", pathlib.Path("s3://a")])
+@pytest.mark.parametrize("options_class", [Config, EvaluateOptions, ExportOptions, PredictOptions])
+def test_a_train_dir_that_is_in_no_file_system_is_refused(path, options_class):
+    with pytest.raises(ConfigError, match=f"^--train_dir={path}: it must be a local or mounted folder"):
+        options_class(train_dir=path)
+
+
+def test_so_is_such_an_export_dir():
+    with pytest.raises(ConfigError, match="^--export_dir=gs://bucket: it must be a local or mounted folder"):
+        ExportOptions(train_dir="runs/one", export_dir="gs://bucket")
+
+
+@pytest.mark.parametrize("path", ["runs/a:b", "runs/12:30:00", "/mnt/gs:/run", "a:b/c"])
+def test_a_colon_in_a_train_dir_is_allowed(path):
+    assert Config(train_dir=path).train_dir == path
 
 
 def test_evaluation_needs_a_run():

@@ -1,8 +1,6 @@
 """Initial values that come from the training examples are made of the first of them, and only where they are used."""
 
 import dataclasses
-import subprocess
-import sys
 import types
 
 import element_workloads
@@ -15,6 +13,8 @@ import trainings
 
 import tower_train
 from tower_train import Config, Examples, Workload, initializers
+from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.task import Task
 from tower_train.config import EvaluateOptions, ExportOptions
 from tower_train.inference import serving
 from tower_train.run import sessions
@@ -93,10 +93,7 @@ examples = toy_workload.load(DataRequest("train"))
 one_thread = dict(num_gpus=1, intra_op_threads=1, inter_op_threads=1)
 print(*trainings.train(Workload("one", None, None, inference_for=inference_for), examples, 1, **one_thread))
 """
-    found = subprocess.run(
-        [sys.executable, "-c", program], env=jobs.environment(jobs.TESTS), capture_output=True, text=True,
-        timeout=jobs.WAIT_SECS,
-    )  # fmt: skip
+    found = jobs.command("-c", program)
     assert found.returncode == 0 and "center" in found.stdout, found.stderr
 
 
@@ -145,18 +142,13 @@ def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected
         calls.append(features)
         return features.sum()
 
-    class Member(v1.train.SessionRunHook):
-        place, target = types.SimpleNamespace(is_chief=is_chief), ""
-        placed = types.SimpleNamespace(session_config=None)
-
-        def session_opened(self, session):
-            pass
-
+    task = Task(("a:1", "b:1"), 0 if is_chief else 1)
+    member = SingleProcess(task, types.SimpleNamespace(session_config=None))
     with tf.Graph().as_default():
         variable = v1.get_variable("sum", [], tf.float64, initializers.FromExamples(examples, 4, total))
         received = tf.no_op() if is_chief else variable.assign(6.0, read_value=False)
         built = types.SimpleNamespace(variables=[variable], broadcast=received, stream_initializer=tf.no_op())
-        with sessions.opened(built, None, [], me=Member()) as session:
+        with sessions.open_session(built, member, []) as session:
             assert session.run(variable) == 6
     assert len(calls) == expected
 

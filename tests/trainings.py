@@ -1,5 +1,6 @@
 """Training a few steps without a train_dir, and comparing two such trainings."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -11,11 +12,16 @@ from tower_train.graph import devices, training
 v1 = tf.compat.v1
 
 
-def train(workload, examples, steps, **options):
-    """Trains on logical CPU devices; options of Config, the workload's recipe for the others.
+@contextlib.contextmanager
+def opened(workload, examples, **options):
+    """A training on logical CPU devices, before its first step: (TrainingGraph, Session).
 
-    Returns:
-      The losses, and {variable's name: value} after the last step.
+    Fetching `report` does a step.
+
+    Args:
+      workload: what to train; its recipe gives the options that are not given.
+      examples: to train on.
+      options: of Config.
     """
     config: Config = workload.config(device="cpu", **options)
     placed = devices.place(config)
@@ -24,6 +30,16 @@ def train(workload, examples, steps, **options):
         session.run(v1.global_variables_initializer())
         session.run(v1.local_variables_initializer())
         session.run(built.stream_initializer)
+        yield built, session
+
+
+def train(workload, examples, steps, **options):
+    """Does some steps of an `opened` training.
+
+    Returns:
+      The losses, and {variable's name: value} after the last step.
+    """
+    with opened(workload, examples, **options) as (built, session):
         losses = [float(session.run(built.report).loss) for _ in range(steps)]
         return losses, session.run({variable.op.name: variable for variable in built.variables})
 

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Config": "tower_train.config",
     "DataRequest": "tower_train.examples",
-    "Evaluation": "tower_train.inference.evaluation",
+    "Evaluation": "tower_train.inference.evaluator",
     "Examples": "tower_train.examples",
     "Result": "tower_train.run.results",
     "UserError": "tower_train.errors",
@@ -22,12 +22,12 @@ _HOMES = {
     "average_gradients": "tower_train.graph.gradients",
     "classification_metrics": "tower_train.workload",
     "estimator": "tower_train.estimator",
-    "evaluate_run": "tower_train.inference.evaluate_run",
+    "evaluate_run": "tower_train.inference.evaluator",
     "keras_network": "tower_train.fronts.keras_network",
     "multi_gpu_model": "tower_train.fronts.multi_gpu_model",
     "softmax_cross_entropy": "tower_train.workload",
     "tower_loss": "tower_train.graph.towers",
-    "train": "tower_train.run.loop",
+    "train": "tower_train.run.train",
 }
 __all__ = ["__version__", *_HOMES]
 

@@ -1,11 +1,10 @@
 """python -m tower_train: command line -> Config -> train."""
 
-import signal
-import sys
 from collections.abc import Sequence
 
 from tower_train import errors
 from tower_train.config import Config, RecipeOptions
+from tower_train.console import notice
 from tower_train.options import command_line
 
 USAGE = """
@@ -45,15 +44,15 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     from tower_train import workload as workloads
 
     workload = workloads.load(path)
-    own = command_line.fields_of(type(workload.options)) if workload.options else {}
-    if taken := sorted(set(own) & set(trainers)):
+    fields = command_line.fields_of(type(workload.options)) if workload.options else {}
+    if taken := sorted(set(fields) & set(trainers)):
         raise errors.ConfigError(
             f"--workload={path} has an option --{taken[0]}, as the trainer has. Give it another name."
         )
-    command_line.answer_help(argv, trainers | own, USAGE, f"Recipes: {', '.join(workload.recipes) or 'none'}.")
-    given = command_line.given(argv, trainers | own)
+    command_line.answer_help(argv, trainers | fields, USAGE, f"Recipes: {', '.join(workload.recipes) or 'none'}.")
+    given = command_line.given(argv, trainers | fields)
     recipe = given.pop("recipe", None)
-    chosen = {name: given.pop(name) for name in own if name in given}
+    chosen = {name: given.pop(name) for name in fields if name in given}
     if recipe is not None:
         chosen = workload.recipe_options(recipe, chosen)
     return workload.with_options(chosen).config(**given), chosen
@@ -61,16 +60,16 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
 
 def main(argv: Sequence[str]) -> int:
     config, workload_options = parse(argv)
-    from tower_train.run import loop
+    from tower_train.run.train import train
 
     try:
-        result = loop.train(config.workload, config, workload_options=workload_options)
+        result = train(config.workload, config, workload_options=workload_options)
     except errors.WorkerError as error:
         if not config.wait_for_workers or error.exit_status != errors.WorkerError.exit_status:
             raise
-        print(f"tower_train: {error}\nStarting again, to wait for it.", file=sys.stderr)
+        notice(f"{error}\nStarting again, to wait for it.")
         command_line.start_again()
-    return 128 + signal.Signals[result.stopped_by] if result.stopped_by in signal.Signals.__members__ else 0
+    return result.reason.exit_status
 
 
 if __name__ == "__main__":

@@ -2,9 +2,32 @@
 
 import dataclasses
 import math
+import re
 
 from tower_train import errors
 from tower_train.options import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option, rules
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path names a place in another system, such as gs://bucket/run."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path) is not None  # one slash: pathlib makes that of two
+
+
+def check_folder(path: str | None, shown: str) -> None:
+    """Refuses a folder that is in no file system.
+
+    Args:
+      path: the folder; None passes.
+      shown: the folder as messages call it.
+
+    Raises:
+      ConfigError: it is remote.
+    """
+    if path and is_remote(path):
+        raise errors.ConfigError(
+            f"{shown}: it must be a local or mounted folder, as files are locked and renamed in it. Mount that store, "
+            "or give a local folder and copy it later."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +95,9 @@ class Config(DeviceOptions):
     task_index: int | None = option(None, "which of --worker_hosts this process is, from 0", MACHINES, minimum=0)
     worker_timeout_secs: float = option(
         30.0, "seconds without a sign of life after which a worker is taken to be missing", MACHINES, above=0
+    )
+    start_timeout_secs: float = option(
+        1800.0, "seconds to wait for workers that have not started yet, e.g. while images are pulled", MACHINES, above=0
     )
     wait_for_workers: bool = option(
         False, "wait for a missing worker, and go on from the last checkpoint when it is back, instead of leaving "
@@ -226,6 +252,7 @@ class Config(DeviceOptions):
 
     def check(self):
         super().check()
+        check_folder(self.train_dir, f"--train_dir={self.train_dir}")
         rules.check(self)
 
     @property
@@ -283,6 +310,7 @@ class RunOptions(Options):
         super().check()
         if not self.train_dir:
             raise errors.ConfigError("--train_dir is missing. Give the directory of the run.")
+        check_folder(self.train_dir, f"--train_dir={self.train_dir}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,6 +334,10 @@ class ExportOptions(RunOptions):
     """Options of `python -m tower_train.export`."""
 
     export_dir: str | None = option(None, "directory of the SavedModel, which must be new (TRAIN_DIR/export)", RUN)
+
+    def check(self):
+        super().check()
+        check_folder(self.export_dir, f"--export_dir={self.export_dir}")
 
 
 @dataclasses.dataclass(frozen=True)

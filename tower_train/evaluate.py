@@ -1,5 +1,6 @@
 """python -m tower_train.evaluate: the precision of a run's checkpoints on the test examples."""
 
+from tower_train import console
 from tower_train.config import EvaluateOptions
 from tower_train.options import command_line
 
@@ -14,14 +15,13 @@ Exit status: 0 done, 2 an option or a file is wrong.
 def main(argv) -> int:
     options = command_line.parse(argv, EvaluateOptions, USAGE)
     command_line.import_tensorflow(talkative=options.log_device_placement)
-    from tower_train.inference import evaluate_run
-    from tower_train.run import report
+    from tower_train.inference import evaluator, report
 
-    for found in evaluate_run.evaluate_run(options):
-        lines = report.evaluation_lines(found)
-        if found.confusion and not options.watch:
-            lines += report.confusion_lines(found.confusion, found.class_names)
-        report.print_lines(lines)
+    for evaluation in evaluator.evaluate_run(options):
+        lines = report.evaluation_lines(evaluation)
+        if evaluation.confusion and not options.watch:
+            lines += report.confusion_lines(evaluation.confusion, evaluation.class_names)
+        console.say(*lines)
     return 0
 
 

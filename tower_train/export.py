@@ -2,6 +2,7 @@
 
 import pathlib
 
+from tower_train import console
 from tower_train.config import ExportOptions
 from tower_train.options import command_line
 
@@ -9,7 +10,7 @@ USAGE = """
 Writes a run's newest network as a SavedModel: python -m tower_train.export --train_dir=DIR [options]
 
 Its signature serving_default maps raw features (uint8 images) to logits, probabilities and class names; its signature
-files does so from what is in JPEG or PNG files. tf.saved_model.load and saved_model_cli run it.
+files does so from the contents of JPEG or PNG files. tf.saved_model.load and saved_model_cli run it.
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 
@@ -21,10 +22,10 @@ def main(argv) -> int:
 
     from tower_train.inference import serving
 
-    tf.get_logger().setLevel("ERROR")  # its own functions for writing a SavedModel from a graph warn of each other
-    folder = pathlib.Path(options.export_dir or pathlib.Path(options.train_dir) / "export")
+    tf.get_logger().setLevel("ERROR")  # its functions that write a SavedModel warn of each other
+    folder = pathlib.Path(options.export_dir or f"{options.train_dir}/export")
     signatures = serving.export(options, folder)
-    print(f"Exported: {folder} (signatures {', '.join(signatures)})")
+    console.say(f"Exported: {folder} (signatures {', '.join(signatures)})")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""python -m tower_train.predict: what a run's network sees in image files."""
+"""python -m tower_train.predict: the classes that a run's network gives image files."""
 
 import numpy as np
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.config import PredictOptions
 from tower_train.options import command_line
 
@@ -22,11 +22,11 @@ def main(argv) -> int:
     from tower_train.inference import serving
 
     built, session = serving.open_run(options)
-    if built.files is None:
-        raise errors.ConfigError(f"--train_dir={options.train_dir}: this run's examples are no images.")
     with session:
+        if built.files is None:
+            raise errors.ConfigError(f"--train_dir={options.train_dir}: this run's examples are no images.")
         for path, content in zip(paths, contents, strict=True):
-            print(f"{path}: {_ranking(path, content, built, session, options.top)}")
+            console.say(f"{path}: {_ranking(path, content, built, session, options.top)}")
     return 0
 
 

@@ -4,16 +4,15 @@ import hashlib
 import http.server
 import io
 import os
-import pathlib
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tarfile
 import threading
 import time
 
+import jobs
 import pytest
 
 from cifar10 import download, records
@@ -273,19 +272,17 @@ download.download(data_dir, remote.RemoteFile(url, int(num_bytes), (("sha256", s
 
 def _start(archive, data_dir):
     arguments = [archive.url, str(archive.num_bytes), dict(archive.checksums)["sha256"], str(data_dir)]
-    root = pathlib.Path(download.__file__).parents[1]
-    return subprocess.Popen([sys.executable, "-c", _SCRIPT, *arguments], cwd=root, stderr=subprocess.DEVNULL)
+    return jobs.Program("-c", _SCRIPT, *arguments)
 
 
 def test_a_killed_download_is_begun_again_and_processes_share_one(server, tmp_path):
     server.gap.clear()
-    killed = _start(server.archive(), tmp_path)
-    assert server.half_sent.wait(30)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait(20)
+    with _start(server.archive(), tmp_path) as killed:
+        assert server.half_sent.wait(30)
+        killed.end_by(signal.SIGKILL)
     assert len(_names(tmp_path)) == 1 and download.FOLDER not in _names(tmp_path)
     server.gap.set()
-    both = [_start(server.archive(), tmp_path) for _ in range(2)]
-    assert [process.wait(30) for process in both] == [0, 0]
+    with _start(server.archive(), tmp_path) as one, _start(server.archive(), tmp_path) as another:
+        assert [program.process.wait(30) for program in (one, another)] == [0, 0]
     assert server.requests == 2, "one for the killed process, one for the two that came after it"
     assert _names(tmp_path) == [download.FOLDER] and sorted(os.listdir(tmp_path / download.FOLDER)) == sorted(FILES)

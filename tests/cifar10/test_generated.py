@@ -3,10 +3,11 @@
 import hashlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
-import time
 
+import jobs
 import numpy as np
 import pytest
 
@@ -109,13 +110,11 @@ def test_what_exists_is_kept_and_what_is_damaged_is_drawn_again(folder, tmp_path
 @pytest.mark.parametrize("files_there", [0, 3])
 def test_what_a_killed_process_left_is_drawn_again(folder, tmp_path, files_there):
     code = f"from cifar10 import generated; generated.generate({str(tmp_path)!r})"
-    with subprocess.Popen([sys.executable, "-c", code], cwd=pathlib.Path(generated.__file__).parents[1]) as process:
-        partial = tmp_path / ".generated-0.partial"
-        while not partial.exists() or len(list(partial.iterdir())) < files_there:
-            assert process.poll() is None
-            time.sleep(0.001)
-        process.kill()
-    assert process.returncode == -9 and not (tmp_path / "generated-0").exists()
+    partial = tmp_path / ".generated-0.partial"
+    with jobs.Program("-c", code) as program:
+        program.wait_until(lambda: partial.exists() and len(list(partial.iterdir())) >= files_there)
+        assert program.end_by(signal.SIGKILL) == -signal.SIGKILL
+    assert not (tmp_path / "generated-0").exists()
     again = generated.generate(tmp_path, seed=0)
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         path.name: path.read_bytes() for path in folder.iterdir()

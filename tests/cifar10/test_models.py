@@ -37,7 +37,7 @@ def test_networks_have_the_published_size(name):
         assert len(layers) == int(name.removeprefix("resnet"))
 
 
-@pytest.mark.parametrize(("name", "batch"), [("resnet20", 8), ("minigooglenet", 4)])
+@pytest.mark.parametrize(("name", "batch"), [("resnet20", 4), ("minigooglenet", 2)])
 def test_two_synchronized_towers_match_one_tower_step_by_step(cifar10_dir, name, batch):
     examples = model(name).examples(DataRequest("train", "cifar10", str(cifar10_dir)))
     options = dict(dtype="float64", sync_batch_norm=True, learning_rate=0.01, steps=2)

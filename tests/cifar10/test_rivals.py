@@ -1,11 +1,11 @@
 """The rivals train the same network on the same images: what differs is how, not what."""
 
+import contextlib
+import functools
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
+import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -155,9 +155,7 @@ print(json.dumps({"losses": losses, "error": error, "decay": [decay, halved]}))
 @pytest.fixture(scope="module")
 def keras_outcome(request_for):
     """What KERAS found, in a process of its own, whose devices nobody has used yet."""
-    root = str(pathlib.Path(cifar10.__file__).parents[1])
-    command = [sys.executable, "-c", KERAS, request_for.data_dir, *KERAS_SIDES]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    done = jobs.command("-c", KERAS, request_for.data_dir, *KERAS_SIDES)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -187,17 +185,12 @@ print(*losses)
 def test_workers_under_keras_strategy_learn(request_for):
     hosts = [f"localhost:{port}" for port in ports.free_ports(2)]
     places = [{"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}} for index in range(2)]
-    root = str(pathlib.Path(cifar10.__file__).parents[1])
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, request_for.data_dir], cwd=root, text=True, stdout=subprocess.PIPE,
-            env=os.environ | {"TF_CONFIG": json.dumps(place)},
-        )
-        for place in places
-    ]  # fmt: skip
-    for worker in workers:
-        printed, _ = worker.communicate(timeout=120)
-        assert_falls([float(loss) for loss in printed.splitlines()[-1].split()])
+    with contextlib.ExitStack() as stack:
+        start = functools.partial(jobs.Program, "-c", WORKER, request_for.data_dir)
+        workers = [stack.enter_context(start(TF_CONFIG=json.dumps(place))) for place in places]
+        for worker in workers:
+            assert worker.process.wait(jobs.WAIT_SECS) == 0, worker.output()
+            assert_falls([float(loss) for loss in worker.output().splitlines()[-1].split()])
 
 
 def test_keras_has_the_same_network_and_weight_decay(keras_outcome):

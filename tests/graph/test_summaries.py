@@ -80,7 +80,7 @@ def test_a_sample_is_of_all_channels_alike(channels):
     count = 3 * 2**16 // channels
     values = np.tile(np.arange(channels, dtype=np.float32), [count, 1])
     with tf.Graph().as_default(), v1.Session() as session:
-        sample = session.run(summaries._sample(tf.constant(values)))
+        sample = session.run(summaries.sample(tf.constant(values)))
     assert 2**15 < sample.size <= 2**16
     of_each = np.bincount(sample.astype(int), minlength=channels)
     assert of_each.max() - of_each.min() <= 1
@@ -89,4 +89,4 @@ def test_a_sample_is_of_all_channels_alike(channels):
 def test_few_values_are_all_in_the_sample():
     with tf.Graph().as_default():
         values = tf.zeros([2, 3])
-        assert summaries._sample(values) is values
+        assert summaries.sample(values) is values

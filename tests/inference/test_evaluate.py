@@ -1,28 +1,18 @@
 """python -m tower_train.evaluate: what it prints is what it found, and a mistake is one line."""
 
+import functools
 import re
 import shutil
-import sys
 
 import jobs
 import pytest
 
 from tower_train import evaluate
-from tower_train.options import command_line
 
 
 @pytest.fixture
-def main(monkeypatch, capsys):
-    """Runs the command in this process: words -> (exit status, stdout, stderr)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["tower_train.evaluate", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            command_line.run(evaluate.main)
-        return left.value.code, *capsys.readouterr()
-
-    return run
+def main(command):
+    return functools.partial(command, evaluate)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +50,7 @@ def test_while_watching_it_prints_no_confusion_matrix(main, run):
     ("words", "part"),
     [
         ([], "--train_dir is missing"),
+        (["--train_dir=gs://bucket/run"], "--train_dir=gs://bucket/run: it must be a local or mounted folder"),
         (["--train_dir={empty}"], "--train_dir={empty} holds no run: run.json is missing"),
         (["--train_dir={no_checkpoint}"], "--train_dir={no_checkpoint} holds no checkpoint yet"),
         (["--train_dir={run}", "--workload=cifar10"], "{run} is a run of workload toy, not of cifar10"),

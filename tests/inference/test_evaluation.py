@@ -14,8 +14,7 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config, EvaluateOptions, Examples, errors, evaluate_run, train
-from tower_train.inference import evaluation
-from tower_train.run import report
+from tower_train.inference import evaluator, report
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 
@@ -25,14 +24,11 @@ def evaluate(train_dir, workload=None, **options):
     return found
 
 
-def test_examples():
+def toy_examples():
     """Features [50, 4] and labels [50] of the toy workload's test examples."""
     examples = toy_workload.load(DataRequest("test"))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         return session.run(examples.open()(tf.range(50, dtype=tf.int64)))
-
-
-test_examples.__test__ = False
 
 
 def toy_logits(weights, features, suffix=""):
@@ -62,7 +58,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(("num_gpus", "batch_size"), [(1, 50), (1, 1), (3, 7), (2, 16), (4, 64), (7, 3)])
 def test_every_example_counts_once_on_the_weights_asked_for(raw, num_gpus, batch_size, run):
     found = evaluate(run, raw=raw, num_gpus=num_gpus, batch_size=batch_size)
-    features, labels = test_examples()
+    features, labels = toy_examples()
     predicted = predictions(jobs.variables(run), features, "" if raw else "/ExponentialMovingAverage")
     assert found.num_examples == 50
     assert found.confusion == confusion(labels, predicted)
@@ -112,7 +108,7 @@ class TestViews:
     @pytest.mark.parametrize("single_view", [False, True])
     def test_evaluation_takes_the_mean_of_the_logits_unless_told_not_to(self, workload, viewed_run, single_view):
         found = evaluate(viewed_run[0], workload, single_view=single_view, num_gpus=2, batch_size=7)
-        weights, (features, labels) = jobs.variables(viewed_run[0]), test_examples()
+        weights, (features, labels) = jobs.variables(viewed_run[0]), toy_examples()
         logits = toy_logits(weights, features, "/ExponentialMovingAverage")
         if not single_view:
             logits = 0.25 * logits + 0.75 * toy_logits(weights, -features, "/ExponentialMovingAverage")
@@ -166,13 +162,13 @@ class TestAtTheEnd:
 
         options = dict(max_steps=7, eval_at_end=True, train_eval_examples=0)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(evaluation.Evaluator, "evaluate", killed)
+            patch.setattr(evaluator.Evaluator, "evaluate", killed)
             jobs.train_toy(tmp_path, **options)
         assert jobs.train_toy(tmp_path, **options).step == 7
         assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 7
         assert "nothing to do" in (shown := capsys.readouterr().out) and "\nResult:   precision @ 1 = " in shown
         with monkeypatch.context() as patch:
-            patch.setattr(evaluation.Evaluator, "evaluate", killed)
+            patch.setattr(evaluator.Evaluator, "evaluate", killed)
             jobs.train_toy(tmp_path, **options)
 
 
@@ -195,12 +191,12 @@ def test_the_wilson_interval_bounds_the_proportions_that_a_two_sided_test_accept
     # They satisfy (p - share)^2 <= z^2 p (1 - p) / n: the bounds are the roots of a quadratic.
     z, share = 1.959964, successes / trials
     roots = sorted(np.roots([1 + z * z / trials, -2 * share - z * z / trials, share**2]).real)
-    assert evaluation.wilson_interval(successes, trials) == pytest.approx(roots, abs=1e-6)
+    assert evaluator.wilson_interval(successes, trials) == pytest.approx(roots, abs=1e-6)
 
 
 def test_the_wilson_interval_of_eight_in_ten_is_the_one_in_the_books():
     # center = (0.8 + 3.8415 / 20) / 1.38415 = 0.71674, half = 1.95996 / 1.38415 * sqrt(0.016 + 0.0096037) = 0.22658
-    assert evaluation.wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=5e-5)
+    assert evaluator.wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=5e-5)
 
 
 def test_only_a_proportion_has_an_interval(run):
@@ -210,7 +206,7 @@ def test_only_a_proportion_has_an_interval(run):
 
     found = evaluate(run, dataclasses.replace(toy_workload.WORKLOAD, metrics=metrics), batch_size=8)
     hit, half = found.metrics["hit"], found.metrics["half"]
-    assert (hit.low, hit.high) == evaluation.wilson_interval(hit.mean * 50, 50)
+    assert (hit.low, hit.high) == evaluator.wilson_interval(hit.mean * 50, 50)
     assert (half.mean, half.low, half.high) == (pytest.approx(hit.mean / 2), None, None)
 
 

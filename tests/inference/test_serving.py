@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import io
 import os
-import sys
 
 import jobs
 import numpy as np
@@ -17,8 +16,7 @@ from tower_train import export, predict
 from tower_train.config import Config, EvaluateOptions, ExportOptions
 from tower_train.graph import devices
 from tower_train.graph.evaluation import evaluation_graph
-from tower_train.inference import serving, trained
-from tower_train.options import command_line
+from tower_train.inference import saved_run, serving
 
 v1 = tf.compat.v1
 SIZE = 16
@@ -91,7 +89,7 @@ def mirrored(images):
 
 def with_views(run):
     """The run's workload with those views, whatever its options."""
-    workload, _, _ = trained.read_run(EvaluateOptions(train_dir=str(run)))
+    workload = saved_run.read(EvaluateOptions(train_dir=str(run))).workload
     return dataclasses.replace(
         workload, configure=lambda options: dataclasses.replace(workload.configure(options), views=mirrored)
     )
@@ -110,12 +108,12 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, files, batch, ha
     """Every logit, at the same batches, of one view and of several."""
     exported = request.getfixturevalue("exported_with_views" if has_views else "exported")
     workload = with_views(run) if has_views else None
-    workload, examples, config = trained.read_run(EvaluateOptions(train_dir=str(run)), workload)
+    saved = saved_run.read(EvaluateOptions(train_dir=str(run)), workload)
     workload = dataclasses.replace(
-        workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
+        saved.workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
     )
     placed = devices.place(Config(device="cpu"))
-    built = evaluation_graph(workload, examples, batch, "float32", config["moving_average_decay"], placed)
+    built = evaluation_graph(workload, saved.examples, batch, saved.dtype, saved.moving_average_decay, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         v1.train.Saver(built.restored).restore(session, tf.train.latest_checkpoint(str(run)))
         session.run(built.stream_initializer)
@@ -159,25 +157,11 @@ def test_the_export_holds_the_averaged_weights_or_with_raw_the_plain_ones(run, t
     assert any(np.array_equal(variable, saved[name]) for variable in model.variables)
 
 
-@pytest.fixture
-def main(monkeypatch, capsys):
-    """Runs a command in this process: (module, words) -> (exit status, stdout, stderr)."""
-
-    def call(module, *words):
-        monkeypatch.setattr(sys, "argv", ["command", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            command_line.run(module.main)
-        return left.value.code, *capsys.readouterr()
-
-    return call
-
-
-def test_predict_prints_the_top_classes_of_each_file(main, run, exported, files, tmp_path):
+def test_predict_prints_the_top_classes_of_each_file(command, run, exported, files, tmp_path):
     paths, labels = files
     odd = tmp_path / "a photo ü.jpg"
     Image.fromarray(pixels(paths)[7, ..., 0]).resize((40, 30)).save(odd)
-    status, stdout, stderr = main(predict, f"--train_dir={run}", "--top=2", str(paths[6]), str(odd))
+    status, stdout, stderr = command(predict, f"--train_dir={run}", "--top=2", str(paths[6]), str(odd))
     assert (status, stderr) == (0, "")
     first, second = stdout.splitlines()
     probabilities = exported["files"](files=tf.constant([paths[6].read_bytes()]))["probabilities"].numpy()[0]
@@ -190,10 +174,10 @@ def test_predict_prints_the_top_classes_of_each_file(main, run, exported, files,
     assert second.startswith(f"{odd}: right ")
 
 
-def test_export_writes_into_the_train_dir_and_never_over_a_folder(main, run, exported, tmp_path):
-    status, stdout, stderr = main(export, f"--train_dir={run}")
+def test_export_writes_into_the_train_dir_and_never_over_a_folder(command, run, exported, tmp_path):
+    status, stdout, stderr = command(export, f"--train_dir={run}")
     assert (status, stdout) == (2, "") and f"{run}/export is there already" in stderr
-    status, stdout, stderr = main(export, f"--train_dir={run}", f"--export_dir={tmp_path / 'new'}")
+    status, stdout, stderr = command(export, f"--train_dir={run}", f"--export_dir={tmp_path / 'new'}")
     assert (status, stderr) == (0, "")
     assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, files)\n"
 
@@ -219,18 +203,18 @@ def test_an_export_that_fails_leaves_nothing_in_the_way(toy_run, tmp_path, monke
         (["--tpo=1", "x.jpg"], "There is no option --tpo. Did you mean --top?"),
     ],
 )
-def test_predict_refuses_what_it_cannot_do_in_one_line(main, run, words, text):
-    status, stdout, stderr = main(predict, f"--train_dir={run}", *words)
+def test_predict_refuses_what_it_cannot_do_in_one_line(command, run, words, text):
+    status, stdout, stderr = command(predict, f"--train_dir={run}", *words)
     assert (status, stdout) == (2, "") and text in stderr and stderr.count("\n") == 1
 
 
-def test_predict_names_a_file_that_is_no_image(main, run, tmp_path):
+def test_predict_names_a_file_that_is_no_image(command, run, tmp_path):
     (tmp_path / "text.jpg").write_text("hello")
-    status, _, stderr = main(predict, f"--train_dir={run}", str(tmp_path / "text.jpg"))
+    status, _, stderr = command(predict, f"--train_dir={run}", str(tmp_path / "text.jpg"))
     assert status == 2 and f"{tmp_path}/text.jpg: is no JPEG or PNG image" in stderr
 
 
-def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path, main):
+def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path, command):
     options = ExportOptions(train_dir=str(toy_run))
     assert serving.export(options, tmp_path / "model") == ["serving_default"]
     signature = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
@@ -239,7 +223,7 @@ def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path
     content = io.BytesIO()
     Image.fromarray(np.zeros([2, 2], np.uint8)).save(content, "png")
     image.write_bytes(content.getvalue())
-    status, _, stderr = main(predict, f"--train_dir={toy_run}", str(image))
+    status, _, stderr = command(predict, f"--train_dir={toy_run}", str(image))
     assert status == 2 and "this run's examples are no images" in stderr
 
 

@@ -66,16 +66,16 @@ def test_every_gpu_must_have_it(gpus, expected):
 def test_only_the_gpus_that_are_used_are_looked_at(monkeypatch):
     capabilities = {"a": (9, 0), "b": (7, 0), "c": (8, 6)}
     monkeypatch.setattr(dtypes.tf.config, "list_physical_devices", lambda kind: list(capabilities))
-    monkeypatch.setattr(dtypes, "_about", lambda gpu: (gpu, capabilities[gpu]))
+    monkeypatch.setattr(dtypes, "about_gpu", lambda gpu: (gpu, capabilities[gpu]))
     for options, expected in [(dict(num_gpus=1), "bfloat16"), (dict(num_gpus=2), "float32"),
                               (dict(gpus=(0, 2)), "bfloat16"), (dict(gpus=(1,)), "float32")]:  # fmt: skip
-        assert dtypes.resolve(Config(dtype="auto", **options), {})[0].dtype == expected
+        config = Config(**options)
+        assert dtypes.resolve("auto", None, "auto", config.gpus or range(config.num_towers))[0] == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_one_that_is_asked_for_is_left_alone(dtype):
-    before = {"config": {"dtype": "bfloat16"}}
-    assert dtypes.resolve(Config(dtype=dtype), before) == (Config(dtype=dtype), [])
+    assert dtypes.resolve(dtype, "bfloat16", "auto", [0]) == (dtype, [])
 
 
 def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys):

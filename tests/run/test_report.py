@@ -14,8 +14,8 @@ import jobs
 import pytest
 import tensorflow as tf
 
-from tower_train.inference import evaluation
-from tower_train.run import hooks, report
+from tower_train.inference import evaluator
+from tower_train.run import hooks
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)'
 LOG_LINE = re.compile(
@@ -136,13 +136,13 @@ def test_the_first_interval_after_a_resume_counts_its_own_steps(tmp_path, monkey
 
 def test_the_time_of_an_evaluation_does_not_count_as_training(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
-    evaluate = evaluation.Evaluator.evaluate
+    evaluate = evaluator.Evaluator.evaluate
 
     def slow(self, path):
         clock.seconds += 1000
         return evaluate(self, path)
 
-    monkeypatch.setattr(evaluation.Evaluator, "evaluate", slow)
+    monkeypatch.setattr(evaluator.Evaluator, "evaluate", slow)
     result = jobs.train_toy(
         tmp_path, [clock.hook(lambda step: 0.5)], max_steps=12, log_every_steps=4, eval_every_steps=6
     )
@@ -192,13 +192,3 @@ def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
     result = jobs.train_toy(tmp_path, max_steps=1)
     assert result.examples_per_sec is None
     assert re.search(r"Stopped by last step at step 1 of 1 after \d+\.\d s: loss \d\.\d\d\.\n", capsys.readouterr().out)
-
-
-def test_a_confusion_matrix_is_a_table_under_its_classes_names():
-    lines = report.confusion_lines([[12345, 0], [7, 1]], ("cat", "aeroplane"))
-    assert lines == [
-        "confusion matrix (row: true class, column: predicted class)",
-        "            cat aerop",
-        "      cat 12345     0",
-        "aeroplane     7     1",
-    ]

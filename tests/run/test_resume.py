@@ -7,7 +7,7 @@ import jobs
 import numpy as np
 import pytest
 
-OPTIONS = dict(dtype="float64", seed=3, learning_rate=0.001)
+OPTIONS = dict(dtype="float64", seed=3, learning_rate=0.001, summary_every_steps=10)
 MORE_STEPS = 25
 
 

@@ -12,6 +12,7 @@ import pytest
 import toy_workload
 
 from tower_train.run import signals
+from tower_train.run_dir import checkpoint
 
 
 @pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -35,6 +36,20 @@ def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(number, e
     jobs.assert_identical(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "whole"))
     assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")
     assert jobs.read_json(tmp_path / "run", "result.json")["stopped_by"] == "last step"
+
+
+@pytest.mark.parametrize("number", signals.STOPPING)
+def test_a_signal_during_the_final_save_leaves_a_finished_run(number, tmp_path, monkeypatch):
+    save = checkpoint.Checkpoints.save
+
+    def interrupted(*args):
+        os.kill(os.getpid(), number)
+        return save(*args)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", interrupted)
+    result = jobs.train_toy(tmp_path, max_steps=4, save_every_steps=0)
+    assert (result.step, result.stopped_by, result.reason.exit_status) == (4, "last step", 0)
+    assert jobs.saved_steps(tmp_path) == [4]
 
 
 def test_the_first_signal_counts_and_handlers_come_back():

@@ -9,7 +9,9 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config
-from tower_train.graph import devices, training
+from tower_train.graph import devices
+from tower_train.graph.training import training_graph
+from tower_train.run.watchdog import Watchdog
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 
@@ -57,7 +59,7 @@ def test_a_step_that_does_not_end_is_reported_with_what_it_waits_for(changes, wa
     output = capsys.readouterr().out
     assert result.step == 4
     assert f"s: waiting for {waits_for}.\n" in output
-    assert "Thread MainThread:" in output and "in do_steps" in output  # the stacks
+    assert "Thread 0x" in output and " in run\n" in output  # the stacks
     assert "*** Going on, after " in output
 
 
@@ -78,7 +80,29 @@ def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_th
     for secs in (0.0, 5.0):
         config = Config(num_gpus=2, batch_size=8, stall_timeout_secs=secs)
         examples = toy_workload.load(DataRequest("train"))
-        graph = training.training_graph(toy_workload.WORKLOAD, examples, config, devices.place(config))
+        graph = training_graph(toy_workload.WORKLOAD, examples, config, devices.place(config))
         assert sorted(graph.progress) == (["input", "tower_0", "tower_1"] if secs else [])
         names.append([variable.op.name for variable in graph.variables])
     assert names[0] == names[1]
+
+
+def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
+    """By a clock that is set: a save takes 9 s of 10, an evaluation 11."""
+    seconds, looks = [0.0], []
+
+    def clock():
+        looks.append(seconds[0])
+        return seconds[0]
+
+    def wait_for_looks():
+        begin = len(looks)
+        while len(looks) < begin + 4:
+            time.sleep(0.01)
+
+    with Watchdog(10.0, {}, clock) as watchdog:
+        for what, takes in (("a save", 9.0), ("an evaluation", 11.0)):
+            with watchdog.doing(what):
+                seconds[0] += takes
+                wait_for_looks()
+    reports = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*** ")]
+    assert reports == ["*** Nothing has ended for 11 s: waiting for an evaluation.", "*** Going on, after 11 s."]

@@ -10,8 +10,7 @@ import pytest
 
 from tower_train import Config, EvaluateOptions, errors, evaluate_run
 from tower_train.config import RunOptions
-from tower_train.inference import evaluation, serving
-from tower_train.run import report
+from tower_train.inference import evaluator, report, serving
 
 PRECISION = {5: 0.2, 10: 0.6, 15: 0.4, 20: 0.6, 25: 0.5, 30: 0.7, 35: 0.65, 40: 0.1}
 # 16 examples a step and 96 in an epoch: two epochs are 12 steps.
@@ -22,18 +21,16 @@ OPTIONS = dict(eval_every_steps=5, save_every_steps=0, keep_checkpoints=2, train
 def scripted(monkeypatch):
     """Evaluations find the precision of PRECISION; those at the steps in the returned set raise KeyboardInterrupt."""
     killed_at = set()
-    evaluate = evaluation.Evaluator.evaluate
+    evaluate = evaluator.Evaluator.evaluate
 
     def evaluate_by_the_script(self, path):
         found = evaluate(self, path)
         if found.step in killed_at:
             raise KeyboardInterrupt
-        metric = evaluation.Metric(PRECISION[found.step])
-        return dataclasses.replace(
-            found, metrics={"precision @ 1": metric, "other": evaluation.Metric(1 - metric.mean)}
-        )
+        metric = evaluator.Metric(PRECISION[found.step])
+        return dataclasses.replace(found, metrics={"precision @ 1": metric, "other": evaluator.Metric(1 - metric.mean)})
 
-    monkeypatch.setattr(evaluation.Evaluator, "evaluate", evaluate_by_the_script)
+    monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate_by_the_script)
     return killed_at
 
 
@@ -46,6 +43,8 @@ def files_of(step):
 
 
 def test_the_best_checkpoint_is_kept_beyond_the_rotation_and_found_again(scripted, tmp_path, capsys):
+    (tmp_path / "run" / "best").mkdir(parents=True)
+    (tmp_path / "run" / "best" / files_of(3)[0]).write_text("half of a checkpoint")
     jobs.train_toy(tmp_path / "run", keep_best=True, **OPTIONS | {"max_steps": 25})
     assert jobs.saved_steps(tmp_path / "run") == [20, 25]
     assert kept(tmp_path / "run") == files_of(10), "the first of equals is the best"
@@ -186,9 +185,9 @@ def test_a_dataset_in_an_order_of_its_own_is_sampled_too(tmp_path):
 
 
 def found(mean, count, is_proportion=True):
-    interval = evaluation.wilson_interval(mean * count, count) if is_proportion else ()
-    metrics = {"precision @ 1": evaluation.Metric(mean, *interval), "other": evaluation.Metric(0.0)}
-    return evaluation.Evaluation(1, "data", count, "raw weights", metrics, None, (), 0.0)
+    interval = evaluator.wilson_interval(mean * count, count) if is_proportion else ()
+    metrics = {"precision @ 1": evaluator.Metric(mean, *interval), "other": evaluator.Metric(0.0)}
+    return evaluator.Evaluation(1, "data", count, "raw weights", metrics, None, (), 0.0)
 
 
 def test_a_warning_when_they_part_beyond_chance():

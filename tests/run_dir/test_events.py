@@ -85,7 +85,7 @@ def test_a_network_may_summarise_scalars_and_histograms_itself(tmp_path):
         return toy_workload.network(features, training)
 
     workload = dataclasses.replace(toy_workload.WORKLOAD, inference=network)
-    jobs.train_toy(tmp_path, max_steps=20, workload=workload)
+    jobs.train_toy(tmp_path, max_steps=20, workload=workload, summary_every_steps=10)
     curves = jobs.events(tmp_path)
     assert [(event.step, event.value) for event in curves.Scalars("mine/batch")] == [(10, 8.0), (20, 8.0)]
     # The first tower's 8 examples of 4 features.
@@ -102,7 +102,7 @@ def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path):
     """Also not the point of the step it begins at, nor where one second sees both starts."""
     shutil.copytree(toy_run, tmp_path / "run")
     for max_steps in (60, 60, 80):
-        jobs.train_toy(tmp_path / "run", max_steps=max_steps)
+        jobs.train_toy(tmp_path / "run", max_steps=max_steps, summary_every_steps=10)
     curves = jobs.events(tmp_path / "run")
     assert [event.step for event in curves.Scalars("total_loss")] == list(range(10, 81, 10))
     assert [event.step for event in curves.Scalars("examples_per_sec")] == list(range(5, 81, 5))
@@ -110,7 +110,7 @@ def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path):
 
 def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):
     for step in range(5):
-        writer = events.open_writer(tmp_path)
+        writer = events.EventWriter(tmp_path)
         events.add_scalars(writer, {"a": step / 2, "b": 1.0}, step)
         writer.close()
     curves = jobs.events(tmp_path)

@@ -130,9 +130,8 @@ def test_saves_fail_and_succeed_again_without_a_mount(size_limit, undisturbed, t
     assert [e.step for e in jobs.events(tmp_path).Scalars("examples_per_sec")] == list(range(5, 41, 5))
 
 
-def test_lines_that_could_not_be_written_follow_later_and_none_is_ever_cut(size_limit, tmp_path):
-    warnings = []
-    file = metrics.MetricsFile(tmp_path / "metrics.jsonl", warnings.append)
+def test_lines_that_could_not_be_written_follow_later_and_none_is_ever_cut(size_limit, tmp_path, capsys):
+    file = metrics.MetricsFile(tmp_path / "metrics.jsonl")
     for step in range(10):
         if step in (3, 7):
             # Room for a part of the next line.
@@ -140,9 +139,9 @@ def test_lines_that_could_not_be_written_follow_later_and_none_is_ever_cut(size_
         file.append({"step": step, "text": "x" * 20})
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(min(step, 2) + 1 if step < 7 else step + 1))
-    assert len(warnings) == 2
-    assert "metrics.jsonl cannot be written (" in warnings[0]
-    assert "can be written again, after 4 failures" in warnings[1]
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"*** {tmp_path}/metrics.jsonl cannot be written (")
+    assert last == f"*** {tmp_path}/metrics.jsonl can be written again, after 4 failures."
 
 
 def test_a_json_file_that_cannot_be_written_stays_as_it_was(size_limit, tmp_path):
@@ -156,9 +155,8 @@ def test_a_json_file_that_cannot_be_written_stays_as_it_was(size_limit, tmp_path
     assert os.listdir(tmp_path) == ["x.json"]
 
 
-def test_curves_that_could_not_be_written_follow_later(size_limit, tmp_path):
-    warnings = []
-    writer = events.open_writer(tmp_path, warnings.append)
+def test_curves_that_could_not_be_written_follow_later(size_limit, tmp_path, capsys):
+    writer = events.EventWriter(tmp_path)
     for step in range(10):
         if step in (3, 7):
             # Room for a part of the next event.
@@ -166,6 +164,7 @@ def test_curves_that_could_not_be_written_follow_later(size_limit, tmp_path):
         events.add_scalars(writer, {"a": step / 2}, step)
     writer.close()
     assert [event.step for event in jobs.events(tmp_path).Scalars("a")] == list(range(10))
-    assert len(warnings) >= 2
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert "events.out.* cannot be written (" in first and "can be written again, after " in last
     for path in tmp_path.iterdir():  # none ends in the half of an event, which is an error to a reader
         assert len(list(v1.io.tf_record_iterator(str(path)))) >= 2

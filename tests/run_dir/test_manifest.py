@@ -120,3 +120,14 @@ def test_run_json_tells_how_the_last_start_was_configured(toy_run):
     assert run_json["data"]["num_examples"] == 96
     assert run_json["num_parameters"] == 4 * 8 + 8 + 8 * 3 + 3
     assert run_json["devices"] == ["logical CPU device 0", "logical CPU device 1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(None, None), ("data", "{here}/data"), ("gs://bucket/data", "gs://bucket/data")]
+)
+def test_run_json_names_the_data_from_any_directory(given, kept, tmp_path, monkeypatch):
+    """A workload of one's own may read a remote store."""
+    monkeypatch.chdir(tmp_path)
+    jobs.train_toy("run", max_steps=1, data_dir=given, summary_every_steps=0)
+    expected = kept and kept.format(here=tmp_path)
+    assert jobs.read_json("run", "run.json")["config"]["data_dir"] == expected

@@ -1,31 +1,22 @@
 """The workload that new_workload writes trains at once, and its towers are one."""
 
+import functools
 import re
-import sys
 
 import jobs
 import pytest
 import trainings
 
 from tower_train import new_workload
-from tower_train.options import command_line
 from tower_train.workload import DataRequest, load
 from tower_train.workloads import template
 
 
 @pytest.fixture
-def main(monkeypatch, capsys, tmp_path):
-    """Runs the command in an empty directory: words -> (exit status, stdout, stderr)."""
+def main(command, monkeypatch, tmp_path):
+    """The command in an empty directory."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["command", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            command_line.run(new_workload.main)
-        return left.value.code, *capsys.readouterr()
-
-    return call
+    return functools.partial(command, new_workload)
 
 
 def test_what_it_writes_trains_and_learns_by_the_command_it_prints(main, tmp_path):

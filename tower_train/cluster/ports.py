@@ -4,15 +4,15 @@ import contextlib
 import random
 import socket
 
-_PORTS = range(20_000, 32_000)  # below those that Linux gives to connections, which come and go meanwhile
+_PORTS = range(20_000, 32_000)  # below those that Linux gives to connections, which come and go
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that nobody uses; chosen at random, so that who else asks now is told others."""
-    found, drawn = [], random.SystemRandom()
-    while len(found) < count:
-        port = drawn.choice(_PORTS)
+    """So many ports that nobody uses; chosen at random, so that others who ask now get other ones."""
+    free, random_numbers = [], random.SystemRandom()
+    while len(free) < count:
+        port = random_numbers.choice(_PORTS)
         with contextlib.suppress(OSError), socket.socket() as each:
             each.bind(("localhost", port))
-            found += [port] if port not in found else []
-    return found
+            free += [port] if port not in free else []
+    return free

@@ -1,4 +1,4 @@
-"""This process's place among several that train together: from the command line, TF_CONFIG or Slurm."""
+"""This process's task among several that train together: from the command line, TF_CONFIG or Slurm."""
 
 import dataclasses
 import os
@@ -6,14 +6,13 @@ import os
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.config import Config
 
 _JOBS = ("chief", "master", "worker")  # of TF_CONFIG, in the order in which their tasks are counted
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """One worker's place.
+class Task:
+    """One worker of a cluster.
 
     Attributes:
       hosts: over workers, host:port; the first is the chief.
@@ -27,31 +26,31 @@ class Place:
     def is_chief(self) -> bool:
         return self.index == 0
 
+    @property
+    def is_alone(self) -> bool:
+        return len(self.hosts) == 1
+
     def name(self, index: int) -> str:
         """A worker's name for people."""
         return f"worker {index} ({'the chief, ' if index == 0 else ''}{self.hosts[index]})"
 
 
-def find(config: Config) -> tuple[Config, Place | None]:
-    """Finds this process's place: --worker_hosts, else TF_CONFIG, else Slurm's variables.
+def find_task(worker_hosts: str | None, task_index: int | None) -> Task:
+    """Finds this process's task: --worker_hosts, else TF_CONFIG, else Slurm's variables, else a process by itself.
 
-    Returns:
-      The config, with --worker_hosts and --task_index of that place, and the place; None for a process by itself.
+    Args:
+      worker_hosts: host:port of all workers, joined by commas.
+      task_index: this process's index among them.
 
     Raises:
-      ConfigError: what describes the place contradicts itself.
+      ConfigError: the description of the task contradicts itself.
     """
-    place = _from_flags(config) or _from_tf_config() or _from_slurm()
-    if place is None or len(place.hosts) == 1:
-        return dataclasses.replace(config, worker_hosts=None, task_index=None), None
-    return dataclasses.replace(config, worker_hosts=",".join(place.hosts), task_index=place.index), place
+    if worker_hosts:
+        return Task(tuple(worker_hosts.split(",")), task_index)
+    return _from_tf_config() or _from_slurm() or Task(("localhost",), 0)
 
 
-def _from_flags(config: Config) -> Place | None:
-    return Place(tuple(config.worker_hosts.split(",")), config.task_index) if config.worker_hosts else None
-
-
-def _from_tf_config() -> Place | None:
+def _from_tf_config() -> Task | None:
     try:
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         jobs, task, index = resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id
@@ -69,10 +68,10 @@ def _from_tf_config() -> Place | None:
     hosts = tuple(host for job in _JOBS for host in jobs.get(job, []))
     if task not in jobs or index is None or not 0 <= index < len(jobs[task]):
         raise errors.ConfigError(f"TF_CONFIG says that this is {task} {index}, which its cluster {jobs} has not.")
-    return Place(hosts, sum(len(jobs.get(job, [])) for job in _JOBS[: _JOBS.index(task)]) + index)
+    return Task(hosts, sum(len(jobs.get(job, [])) for job in _JOBS[: _JOBS.index(task)]) + index)
 
 
-def _from_slurm() -> Place | None:
+def _from_slurm() -> Task | None:
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks == 1 or "SLURM_STEP_NODELIST" not in os.environ:
         return None
@@ -87,4 +86,4 @@ def _from_slurm() -> Place | None:
             f"Slurm runs task {index} on {here}, but TensorFlow takes it to be on {hosts[index]}, as it sorts nodes by "
             "name. Give --worker_hosts and --task_index=$SLURM_PROCID."
         )
-    return Place(tuple(hosts), index)
+    return Task(tuple(hosts), index)

@@ -3,14 +3,14 @@
 import os
 import pathlib
 
-from tower_train import errors
+from tower_train import config, errors
 
 
 def chosen(data_dir: str | None) -> pathlib.Path:
     """Returns the directory of --data_dir, or the default one if the user named none.
 
     Raises:
-      DataError: as `expanded`.
+      ConfigError, DataError: as `expanded`.
     """
     return default_directory() if data_dir is None else expanded(data_dir)
 
@@ -26,8 +26,10 @@ def expanded(path: str) -> pathlib.Path:
     """Returns a path with ~ replaced by the home directory.
 
     Raises:
+      ConfigError: it is not a path of a file system.
       DataError: there is no such home directory.
     """
+    config.check_folder(path, path)
     try:
         return pathlib.Path(path).expanduser()
     except RuntimeError:

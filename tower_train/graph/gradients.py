@@ -1,6 +1,6 @@
 """average_gradients: from the towers' gradients to one mean, and the check that it is finite."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -84,7 +84,7 @@ def add_weight_decay(
 
 def update_if_finite(
     tower_grads: list[GradientsAndVariables],
-    tower_losses: tf.Tensor,
+    tower_losses: Sequence[tf.Tensor],
     applied_grads: GradientsAndVariables,
     loss: tf.Tensor,
     apply: Callable[[], tf.Operation],
@@ -97,7 +97,7 @@ def update_if_finite(
 
     Args:
       tower_grads: what average_gradients got.
-      tower_losses: [towers].
+      tower_losses: over towers, scalars.
       applied_grads: what `apply` would apply.
       loss: scalar.
       apply: makes the ops of the update.

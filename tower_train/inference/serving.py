@@ -1,4 +1,4 @@
-"""A trained network for use: from raw features, or from image files, to the probability of each class."""
+"""A trained network for use: from raw features, or from image files, to class probabilities."""
 
 import dataclasses
 import os
@@ -13,8 +13,8 @@ from tower_train.data import decoding
 from tower_train.graph import towers, update
 from tower_train.graph.devices import HOST
 from tower_train.graph.variables import Variables
-from tower_train.inference import trained
-from tower_train.run_dir import checkpoint, directory
+from tower_train.inference import saved_run
+from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -23,12 +23,12 @@ FEATURES, FILES = "serving_default", "files"  # names of the signatures
 
 @dataclasses.dataclass(frozen=True)
 class ServingGraph:
-    """What using a network needs to know of its graph.
+    """A network with its inputs and outputs.
 
     Attributes:
       graph: the graph.
-      features: placeholder [batch, ...] of one example's raw features each, as the workload's examples have them.
-      files: string placeholder [batch], what is in JPEG or PNG files; None where features are not uint8 images.
+      features: placeholder [batch, ...] of raw features, as the workload's examples have them.
+      files: string placeholder [batch] of the contents of JPEG or PNG files; None if features are not uint8 images.
       outputs: by signature, {name: tensor [batch, classes]}: logits, probabilities, and the classes' names.
       restored: {name in the checkpoint: variable}.
     """
@@ -40,15 +40,13 @@ class ServingGraph:
     restored: dict[str, tf.Variable]
 
 
-def serving_graph(workload: Workload, examples: Examples, dtype: str, moving_average_decay: float) -> ServingGraph:
-    """Builds the network on one device, as evaluation does.
-
-    Args:
-      workload, examples, dtype, moving_average_decay: as for evaluation_graph.
+def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
+    """Builds a run's network on one device, as evaluation does.
 
     Raises:
       ConfigError: labels are not classes, or an example has several features.
     """
+    workload, examples = run.workload, run.examples
     if not examples.class_names:
         raise errors.ConfigError(f"workload {workload.name} has no class_names, so its outputs are no probabilities.")
     workload = workload.for_examples(examples)
@@ -61,7 +59,7 @@ def serving_graph(workload: Workload, examples: Examples, dtype: str, moving_ave
         def network(features):
             features = workload.prepare(features) if workload.prepare else features
             with towers.scope(0, HOST, Variables(), towers.restored):
-                logits, _ = towers.tower_loss(workload, features, None, tf.as_dtype(dtype), training=False)
+                logits, _ = towers.tower_loss(workload, features, None, tf.as_dtype(run.dtype), training=False)
             names = tf.tile(tf.constant([examples.class_names]), [tf.shape(logits)[0], 1])
             return {"logits": logits, "probabilities": tf.nn.softmax(logits), "classes": names}
 
@@ -73,25 +71,24 @@ def serving_graph(workload: Workload, examples: Examples, dtype: str, moving_ave
             )
             with v1.variable_scope(v1.get_variable_scope(), reuse=True):
                 outputs[FILES] = network(tf.ensure_shape(images, [None, *size]))
-        restored = update.variables_to_restore(moving_average_decay)
+        restored = update.variables_to_restore(run.moving_average_decay)
     return ServingGraph(graph, features, files, outputs, restored)
 
 
 def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[ServingGraph, v1.Session]:
-    """The network of a run's newest checkpoint, ready for use. Close the session.
+    """Opens a session with the network of a run's checkpoint; the caller closes it.
 
     Raises:
       RunError: no run, no checkpoint, or one of another network.
       ConfigError: as serving_graph.
     """
-    run_dir = directory.RunDirectory(options.train_dir)
-    workload, examples, config = trained.read_run(options, workload)
-    trained.chosen(run_dir, options)  # says that there is none before the graph is built
-    built = serving_graph(workload, examples, config["dtype"], 0 if options.raw else config["moving_average_decay"])
+    run = saved_run.read(options, workload)
+    run.checkpoint()  # raises if there is none, before the graph is built
+    built = serving_graph(run)
     with built.graph.as_default():
         saver = v1.train.Saver(built.restored)
     session = v1.Session(graph=built.graph, config=v1.ConfigProto(device_count={"GPU": 0}))
-    trained.use_checkpoint(run_dir, options, lambda path: checkpoint.restore(saver, session, path))
+    run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
     return built, session
 
 
@@ -112,7 +109,7 @@ def export(options: RunOptions, folder: pathlib.Path, workload: Workload | None 
         signatures = {
             name: v1.saved_model.predict_signature_def(inputs[name], outputs) for name, outputs in built.outputs.items()
         }
-        # Written under another name first: what an interrupted export left is no SavedModel, and not in the way.
+        # Written under another name first: what an interrupted export leaves is no SavedModel, and not in the way.
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
         try:
             builder = v1.saved_model.Builder(str(temporary))

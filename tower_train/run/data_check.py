@@ -1,4 +1,4 @@
-"""A look at the training examples before a new run: what is likely to be a mistake in them."""
+"""A look at the training examples before a new run, for likely mistakes."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import stream
-from tower_train.run import input_stream
+from tower_train.run_dir import input_failures
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -32,15 +32,15 @@ def warnings(workload: Workload, examples: Examples) -> list[str]:
       DataError: a label that is no class, or examples that cannot be had.
     """
     features, labels = _look_at(workload, examples)
-    count, found = len(tf.nest.flatten(labels)[0]), []
+    count, lines = len(tf.nest.flatten(labels)[0]), []
     if examples.class_names:
         known = labels if examples.labels is None else examples.labels
-        found += _about_classes(known, examples, f"the {count} looked at" if examples.labels is None else "all")
+        lines += _about_classes(known, examples, f"the {count} looked at" if examples.labels is None else "all")
         if examples.elements:
-            found += _about_order(labels)
+            lines += _about_order(labels)
     for values in tf.nest.flatten(features):
-        found += _about_features(values)
-    return [f"*** {examples.name}: {line}" for line in found]
+        lines += _about_features(values)
+    return [f"*** {examples.name}: {line}" for line in lines]
 
 
 def _look_at(workload: Workload, examples: Examples) -> tuple:
@@ -58,7 +58,7 @@ def _look_at(workload: Workload, examples: Examples) -> tuple:
 
 
 def _until_the_end(session: v1.Session, fetches, name: str) -> Iterator:
-    with input_stream.failures_named(name, may_end=True):
+    with input_failures.named(name, may_end=True):
         try:
             while True:
                 yield session.run(fetches)

@@ -1,36 +1,36 @@
-"""--dtype=auto: bfloat16 where the devices of the towers have instructions for it, else float32."""
+"""--dtype=auto: bfloat16 if the devices of the towers have instructions for it, else float32."""
 
-import dataclasses
+from collections.abc import Iterable
 
 import tensorflow as tf
 
 from tower_train import host
-from tower_train.config import Config
 
 # As Linux calls them: of x86 (AVX-512 or AMX), and of ARM.
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 _LEAST_CAPABILITY = (8, 0)  # of an NVIDIA GPU; the first with bfloat16 is Ampere
 
 
-def resolve(config: Config, before: dict) -> tuple[Config, list[str]]:
+def resolve(dtype: str, began_with: str | None, device: str, gpus: Iterable[int]) -> tuple[str, list[str]]:
     """Puts a dtype in the place of auto.
 
     Args:
-      config: of this start.
-      before: run.json of the starts before, whose dtype the run stays with; else empty.
+      dtype: --dtype of this start.
+      began_with: the dtype of the starts before, which the run stays with; None for a new run.
+      device: --device.
+      gpus: indices of those that carry towers, if this machine has any.
 
     Returns:
-      The config, and a line that says what was chosen and why; none where there was nothing to choose.
+      The dtype, and a line that says what was chosen and why; none if there was nothing to choose.
     """
-    if config.dtype != "auto":
-        return config, []
-    if began_with := before.get("config", {}).get("dtype"):
+    if dtype != "auto":
+        return dtype, []
+    if began_with:
         dtype, why = began_with, "as the run began"
     else:
-        gpus = [] if config.device == "cpu" else tf.config.list_physical_devices("GPU")
-        used = [gpus[i] for i in config.gpus or range(config.num_towers)] if gpus else []
-        dtype, why = of_gpus([_about(gpu) for gpu in used]) if used else of_processor()
-    return dataclasses.replace(config, dtype=dtype), [f"dtype: {dtype}, {why}"]
+        present = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
+        dtype, why = of_gpus([about_gpu(present[i]) for i in gpus]) if present else of_processor()
+    return dtype, [f"dtype: {dtype}, {why}"]
 
 
 def of_processor() -> tuple[str, str]:
@@ -38,13 +38,13 @@ def of_processor() -> tuple[str, str]:
     cores = [set(flags.split()) for flags in host.about_cores("flags", "Features")]  # of x86 and of ARM
     if not cores:
         return "float32", f"since {host.CPUINFO} does not tell this processor's instructions"
-    if found := sorted(_INSTRUCTIONS.intersection(*cores)):
-        return "bfloat16", f"since this processor has instructions for it ({', '.join(found)})"
+    if instructions := sorted(_INSTRUCTIONS.intersection(*cores)):
+        return "bfloat16", f"since this processor has instructions for it ({', '.join(instructions)})"
     return "float32", "since this processor has no bfloat16 instructions"
 
 
 def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
-    """(dtype, why) for GPUs, from the name and the compute capability of each, None where it is not known."""
+    """(dtype, why) for GPUs, from the name and the compute capability of each, None if it is not known."""
     for name, capability in gpus:
         if capability is None:
             return "float32", f"since the compute capability of {name} is not known"
@@ -54,6 +54,7 @@ def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
     return "bfloat16", f"since {gpus[0][0] if len(gpus) == 1 else 'every GPU used'} has arithmetic for it"
 
 
-def _about(gpu) -> tuple[str, tuple[int, int] | None]:
+def about_gpu(gpu) -> tuple[str, tuple[int, int] | None]:
+    """(name, compute capability) of a physical GPU; None if it is not known."""
     details = tf.config.experimental.get_device_details(gpu)
     return details.get("device_name", gpu.name), details.get("compute_capability")

@@ -1,4 +1,4 @@
-"""What happens between steps, as standard SessionRunHooks: log lines, summaries, the check of copies, stopping."""
+"""Standard SessionRunHooks around each step: log lines, summaries, the check of copies, stopping."""
 
 import contextlib
 import math
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.console import ProgressBar, say
 from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run import report as reporting
 from tower_train.run_dir import events
@@ -17,8 +18,8 @@ v1 = tf.compat.v1
 
 
 class StepHook(v1.train.SessionRunHook):
-    """Base of hooks that look at every step: fetches the same few scalars, whichever of them a hook needs, so that
-    TensorFlow prepares one step and not several."""
+    """Base of hooks that look at every step: all fetch the same few scalars, so that TensorFlow prepares one step and
+    not several."""
 
     def __init__(self, graph: TrainingGraph):
         self.graph = graph
@@ -55,10 +56,13 @@ class LogHook(StepHook):
     """One line, one metrics.jsonl record and one event every few steps; examples/sec covers the whole time since the
     last of them."""
 
-    def __init__(self, graph: TrainingGraph, every: int, clock: TrainingClock, console, metrics: MetricsFile, writer):
+    def __init__(
+        self, graph: TrainingGraph, every: int, clock: TrainingClock, bar: ProgressBar, metrics: MetricsFile,
+        writer: events.EventWriter,
+    ):  # fmt: skip
         super().__init__(graph)
         self._every, self._clock = every, clock
-        self._console, self._metrics, self._writer = console, metrics, writer
+        self._bar, self._metrics, self._writer = bar, metrics, writer
         self._steps = self._since = 0
 
     def after_create_session(self, session, coord):
@@ -68,15 +72,15 @@ class LogHook(StepHook):
         self._steps += 1
         step, loss = int(report.step), float(report.loss)
         if step % self._every:
-            self._console.advance(step)
+            self._bar.update(step)
             return
         now = self._clock.now()
         seconds, steps = now - self._since, self._steps
         self._steps, self._since = 0, now
         examples_per_sec = steps * self.graph.global_batch / seconds
         sec_per_batch = seconds / (steps * self.graph.num_towers * self.graph.num_workers)
-        self._console.line(reporting.step_line(step, loss, examples_per_sec, sec_per_batch))
-        self._console.advance(step, loss=f"{loss:.2f}", rate=f"{examples_per_sec:.0f}")
+        say(reporting.step_line(step, loss, examples_per_sec, sec_per_batch))
+        self._bar.update(step, loss=f"{loss:.2f}", rate=f"{examples_per_sec:.0f}")
         record = {
             "step": step,
             "examples": int(report.examples),
@@ -112,8 +116,8 @@ class SummaryHook(StepHook):
 
 
 class MirrorCheck(StepHook):
-    """Ends the run where the copies of a variable are not the same to the bit, which they always are unless a device
-    or a link is faulty."""
+    """Ends the run if the copies of a variable are not the same to the bit, which they always are unless a device or a
+    link is faulty."""
 
     def __init__(self, graph: TrainingGraph, every: int):
         super().__init__(graph)
@@ -122,8 +126,8 @@ class MirrorCheck(StepHook):
     def after_step(self, run_context, report):
         if report.step % self._every:
             return
-        found = run_context.session.run(self.graph.fingerprints)
-        copies, variables = (found != found[0]).nonzero()
+        fingerprints = run_context.session.run(self.graph.fingerprints)
+        copies, variables = (fingerprints != fingerprints[0]).nonzero()
         if len(copies):
             name = self.graph.copied[variables[0]]
             raise errors.MirrorError(
@@ -135,16 +139,21 @@ class MirrorCheck(StepHook):
 
 class StopHook(StepHook):
     """Asks for the end after the last step, or when something else ends the run: after the step under way; of several
-    workers, all after the one that follows it."""
+    workers, all after the one that follows it.
 
-    def __init__(self, graph: TrainingGraph, last_step: int, is_over: Callable[[], object]):
-        """Args: the graph; the step that the run goes to; whether, true or false, it ends before that."""
+    Args:
+      graph: the graph.
+      last_step: the step that the run goes to.
+      early_stop: why it ends before that; None if it does not.
+    """
+
+    def __init__(self, graph: TrainingGraph, last_step: int, early_stop: Callable[[], object]):
         super().__init__(graph)
-        self._last_step, self._is_over = last_step, is_over
+        self._last_step, self._early_stop = last_step, early_stop
         self._has_asked = False
 
     def after_step(self, run_context, report):
-        stopping = self._is_over()
+        stopping = self._early_stop() is not None
         if self.graph.num_workers > 1:  # all workers must end after the same step
             if stopping and not self._has_asked:
                 run_context.session.run(self.graph.ask_to_stop)
@@ -154,11 +163,11 @@ class StopHook(StepHook):
             run_context.request_stop()
 
 
-class Heeded(v1.train.SessionRunHook):
-    """A user's hook in one of several workers: where it asks for the end, all of them end after the same step.
+class UserHook(v1.train.SessionRunHook):
+    """A user's hook. It asks for the end here and not in the session, since all workers end after the same step.
 
     Attributes:
-      has_asked: whether it has.
+      has_asked: whether it has asked for the end.
     """
 
     def __init__(self, hook: v1.train.SessionRunHook):
@@ -166,15 +175,15 @@ class Heeded(v1.train.SessionRunHook):
         self.begin, self.after_create_session, self.end = hook.begin, hook.after_create_session, hook.end
 
     def before_run(self, run_context):
-        return self._ask(self._hook.before_run, run_context)
+        return self._call(self._hook.before_run, run_context)
 
     def after_run(self, run_context, run_values):
-        self._ask(self._hook.after_run, run_context, run_values)
+        self._call(self._hook.after_run, run_context, run_values)
 
-    def _ask(self, method, run_context, *values):
-        own = v1.train.SessionRunContext(run_context.original_args, run_context.session)
-        answer = method(own, *values)
-        self.has_asked |= own.stop_requested
+    def _call(self, method, run_context, *values):
+        context = v1.train.SessionRunContext(run_context.original_args, run_context.session)
+        answer = method(context, *values)
+        self.has_asked |= context.stop_requested
         return answer
 
 
@@ -196,7 +205,7 @@ class LastValues(StepHook):
         self._last = self._clock.now()
         self._first = self._first or self._last
         self.step, self.steps = int(report.step), self.steps + 1
-        # Of a step without an update the loss tells nothing, even where it is a number.
+        # Of a step without an update the loss tells nothing, even if it is a number.
         self.loss = float(report.loss) if report.finite.all() else self.loss
 
     @property

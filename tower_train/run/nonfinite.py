@@ -1,8 +1,9 @@
-"""What a run does about a step whose loss or gradients are not finite."""
+"""The guard against steps whose loss or gradients are not finite."""
 
 from collections.abc import Callable
 
 from tower_train import errors
+from tower_train.console import say
 from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run import hooks
 
@@ -11,7 +12,7 @@ _MOST_NAMES = 3  # that a message lists
 
 
 def check_variables(session, graph: TrainingGraph, step: int) -> None:
-    """Looks at what is about to be saved: the update itself may overflow, with a loss and gradients that did not.
+    """Looks at the variables before they are saved: the update may overflow, with a loss and gradients that did not.
 
     Raises:
       NonFiniteError: a variable is not finite.
@@ -42,12 +43,12 @@ class NonFiniteGuard(hooks.StepHook):
         """The towers and tensors that are at fault."""
         everywhere = "the mean over towers" + (" of all workers" if self.graph.num_workers > 1 else "")
         rows = [f"tower_{i}" for i in range(self.graph.num_towers)] + [everywhere]
-        found = []
+        faults = []
         for row, flags in zip(rows, report.finite, strict=True):
             bad = [name for name, is_finite in zip(self.graph.checked, flags, strict=True) if not is_finite]
-            if bad and not (found and row == rows[-1]):  # the mean is at fault only where no tower is
-                found.append(f"{row}: {_shown(bad)}")
-        return "; ".join(found)
+            if bad and not (faults and row == rows[-1]):  # the mean is at fault only where no tower is
+                faults.append(f"{row}: {_shown(bad)}")
+        return "; ".join(faults)
 
 
 class BatchGuard(NonFiniteGuard):
@@ -56,18 +57,18 @@ class BatchGuard(NonFiniteGuard):
     The graph has left the variables as they were. A skipped step counts as one: global_step and examples_seen have
     moved on, so that each step still stands for the examples it always stands for, and the next step takes others.
 
+    Args:
+      graph: the graph.
+      most_in_a_row: how many such steps in a row end the run; None if the graph does not skip any.
+      dump: writes the batch of (step, first position) to a file and returns its path; None: no batch is written.
+
     Attributes:
       skipped: how many steps were skipped.
     """
 
-    def __init__(
-        self, graph: TrainingGraph, most_in_a_row: int | None, dump: Callable[[int, int], str] | None,
-        warn: Callable[[str], None],
-    ):  # fmt: skip
-        """Args: the graph; how many such steps in a row end the run, None where the graph does not skip any; what
-        writes the batch of (step, first position) to a file whose path it returns; what prints a line."""
+    def __init__(self, graph: TrainingGraph, most_in_a_row: int | None, dump: Callable[[int, int], str] | None = None):
         super().__init__(graph)
-        self._most_in_a_row, self._dump, self._warn = most_in_a_row, dump, warn
+        self._most_in_a_row, self._dump = most_in_a_row, dump
         self._in_a_row = self._dumps = self.skipped = 0
 
     def after_step(self, run_context, report):
@@ -88,7 +89,7 @@ class BatchGuard(NonFiniteGuard):
                 f"{about}. It is number {self._in_a_row} in a row, as many as --max_nonfinite_in_a_row allows. "
                 f"{self.UNTOUCHED}"
             )
-        self._warn(f"*** {about}. Skipped: the variables are as before; {self.skipped} skipped since this start.")
+        say(f"*** {about}. Skipped: the variables are as before; {self.skipped} skipped since this start.")
 
     def _dumped(self, step: int, first: int) -> str:
         if not self._dump or self._dumps == _MOST_DUMPS:

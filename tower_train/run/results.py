@@ -1,22 +1,49 @@
-"""What comes out of a run."""
+"""The result of a run, why it stopped, and result.json."""
 
 import dataclasses
+import enum
+import signal
+
+from tower_train import errors
+from tower_train.run_dir import directory
+
+
+class StopReason(str, enum.Enum):
+    """Why a start of a run ended. SIGINT and SIGTERM have the names of the signals."""
+
+    LAST_STEP = "last step"
+    SIGINT = "SIGINT"
+    SIGTERM = "SIGTERM"
+    NO_GAIN = "no gain"
+    SESSION_HOOK = "a session hook"
+    ANOTHER_WORKER = "another worker"
+    ERROR = "an error"
+
+    def text(self, no_gain_epochs: float) -> str:
+        """The words for people and result.json."""
+        return f"no gain for {no_gain_epochs:g} epochs" if self is StopReason.NO_GAIN else self.value
+
+    @property
+    def exit_status(self) -> int:
+        """Of the command."""
+        return 128 + signal.Signals[self.name] if self.name in signal.Signals.__members__ else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came out of a run; also what result.json holds, beside the last evaluation.
+    """The result of a run; also what result.json holds, beside the last evaluation.
 
     Attributes:
-      train_dir: where the run is.
+      train_dir: where the run is; empty in a worker that is not the chief.
       step: the last step, over all starts.
-      loss: at that step; None where this start did no step.
-      examples_per_sec: over this start's steps after its first; None where there were none.
+      loss: at that step; None if this start did no step.
+      examples_per_sec: over this start's steps after its first; None if there were none.
       seconds: this start took, from opening the session to the last save.
       training_secs: of these, from the beginning of this start's first step to the end of its last, less evaluations;
-        None where there were no steps.
-      stopped_by: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook', of whichever worker; in
-        result.json also 'another worker', or the message of a NonFiniteError.
+        None if there were no steps.
+      reason: why the run stopped; not in result.json.
+      stopped_by: the same as text: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook', of
+        whichever worker; in result.json also 'another worker', or the message of a NonFiniteError.
       checkpoint: path of the newest checkpoint.
       data: what was trained on.
       notice: what the user must know of the data, or None.
@@ -29,6 +56,7 @@ class Result:
     loss: float | None
     examples_per_sec: float | None
     seconds: float
+    reason: StopReason
     stopped_by: str
     checkpoint: str | None
     data: str = ""
@@ -36,3 +64,40 @@ class Result:
     failed_saves: int = 0
     skipped_steps: int = 0
     training_secs: float | None = None
+
+    def as_dict(self) -> dict:
+        """For result.json."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "reason"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The end of a start's steps: its result, and the error that ended them, if one did."""
+
+    result: Result
+    failure: errors.UserError | None
+
+
+def write(run_dir: directory.RunDirectory, outcome: Outcome, evaluations: dict) -> errors.UserError | None:
+    """Writes result.json; returns the run's failure, which may be that it cannot be written.
+
+    Args:
+      run_dir: the run's.
+      outcome: of its steps.
+      evaluations: the last ones, for result.json.
+    """
+    result, failure = outcome.result, outcome.failure
+    try:
+        # A start that did no step leaves the result of the one that did.
+        if result.loss is not None or run_dir.read(directory.RESULT).get("step") != result.step:
+            run_dir.update(directory.RESULT, result.as_dict() | evaluations)
+        elif changed := evaluations | ({"stopped_by": result.stopped_by} if failure else {}):
+            run_dir.update(directory.RESULT, changed)
+    except errors.RunError as error:
+        return failure or save_error(result.step, str(error).rstrip("."))
+    return failure
+
+
+def save_error(step: int, why: str) -> errors.SaveError:
+    """The error of a run that trained to its end and could not write something down."""
+    return errors.SaveError(f"training ended at step {step}, but {why}. The same command goes on.")

@@ -1,13 +1,38 @@
-"""When checkpoints are saved, and what becomes of a run that cannot save."""
+"""When checkpoints are saved and evaluated, and what becomes of a run that cannot save."""
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from tower_train.console import say
 from tower_train.graph.record import TrainingGraph
-from tower_train.run import hooks
-from tower_train.run_dir import checkpoint
+from tower_train.run import hooks, nonfinite
+from tower_train.run.evaluations import Evaluations
+from tower_train.run.signals import Received
+from tower_train.run.watchdog import Watchdog
+from tower_train.run_dir import checkpoint, directory
+
+v1 = tf.compat.v1
+
+
+def checkpoint_writer(
+    graph: TrainingGraph, run_dir: directory.RunDirectory, checkpoints: checkpoint.Checkpoints, logs: list
+) -> Callable[[v1.Session, int], str]:
+    """A function of (session, step) that writes a checkpoint and returns its path.
+
+    A run that is killed after that goes on after this step: the records of `logs` are flushed first, to reach it.
+    """
+
+    def write(session: v1.Session, step: int) -> str:
+        nonfinite.check_variables(session, graph, step)
+        run_dir.keep()
+        for log in logs:
+            log.flush()
+        if graph.stream_state:
+            session.run(graph.stream_state.note)
+        return checkpoints.save(session, step)
+
+    return write
 
 
 class CheckpointHook(hooks.StepHook):
@@ -15,53 +40,66 @@ class CheckpointHook(hooks.StepHook):
 
     A save that fails costs no checkpoint from before. The run goes on and tries again at the next interval.
 
+    Args:
+      graph: the graph.
+      every_steps: steps between saves, 0 for none.
+      write: saves (session, step) and returns the checkpoint's path.
+      evaluations: of the checkpoints.
+      received: the signals.
+      watchdog: is told what the run does.
+      clock: stands still during evaluations.
+
     Attributes:
       failures: how many saves failed.
-      error: why the last one failed; None where it did not.
+      error: why the last one failed; None if it did not.
     """
 
     def __init__(
-        self, graph: TrainingGraph, save: Callable[[Any, int], str], every: int, is_evaluated: Callable[[int], bool],
-        evaluate: Callable[[str], None], save_requested: Callable[[], bool], warn: Callable[[str], None],
+        self, graph: TrainingGraph, every_steps: int, write: Callable[[v1.Session, int], str],
+        evaluations: Evaluations, received: Received, watchdog: Watchdog, clock: hooks.TrainingClock,
     ):  # fmt: skip
-        """Args: the graph; what saves (session, step) and returns the checkpoint's path; steps between saves, 0 for
-        none; whether there is an evaluation after a step; what evaluates a checkpoint; whether a save is asked for now;
-        what prints a line."""
         super().__init__(graph)
-        self._save_to_disk, self._every = save, every
-        self._is_evaluated, self.evaluate = is_evaluated, evaluate
-        self._save_requested, self._warn = save_requested, warn
+        self._every_steps, self._write = every_steps, write
+        self._evaluations, self._received, self._watchdog, self._clock = evaluations, received, watchdog, clock
         self._saved_step = None
         self.failures, self.error = 0, None
 
     def after_create_session(self, session, coord):
-        step = int(session.run(self.graph.global_step))
-        self._saved_step = step if step else None
+        self._saved_step = int(session.run(self.graph.global_step)) or None
+        if self._evaluations.pending:
+            self._evaluate(self._evaluations.pending)
+            # Several workers end after the same step only, which StopHook sees to.
+            if self._evaluations.best.is_over and self.graph.num_workers == 1:
+                coord.request_stop()
 
     def after_step(self, run_context, report):
         step = int(report.step)
-        requested = self._save_requested()
-        evaluating = self._is_evaluated(step)
-        if requested or evaluating or (self._every and step % self._every == 0):
+        requested, evaluating = self._received.take_save_request(), self._evaluations.is_due(step)
+        if requested or evaluating or (self._every_steps and step % self._every_steps == 0):
             path = self._save(run_context.session, step)
             if requested and path:
-                self._warn(f"Saved {path}, as SIGUSR1 asks.")
+                say(f"Saved {path}, as SIGUSR1 asks.")
             if evaluating and path:
-                self.evaluate(path)
+                self._evaluate(path)
 
     def end(self, session):
         step = int(session.run(self.graph.global_step))
         if step != self._saved_step:
             self._save(session, step)
 
+    def _evaluate(self, path: str) -> None:
+        with self._clock.stopped(), self._watchdog.doing("an evaluation"):
+            say(*self._evaluations.evaluate(path))
+
     def _save(self, session, step: int) -> str | None:
-        """Returns the checkpoint's path; None where it could not be saved."""
+        """Returns the checkpoint's path; None if it could not be saved."""
         try:
-            path = self._save_to_disk(session, step)
+            with self._watchdog.doing("a save"):
+                path = self._write(session, step)
         except (tf.errors.OpError, OSError) as error:
             self.failures += 1
             self.error = f"the checkpoint of step {step} could not be saved ({checkpoint.reason(error)})"
-            self._warn(
+            say(
                 f"*** Failed save number {self.failures}: {self.error}. Those from before stay; the run goes on and "
                 "tries again at the next save."
             )

@@ -1,14 +1,15 @@
-"""Says what a run waits for when no step ends for too long (--stall_timeout_secs)."""
+"""The watchdog: says what a run waits for when no step ends for too long (--stall_timeout_secs)."""
 
 import contextlib
-import sys
+import faulthandler
+import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
+from tower_train.console import say
 from tower_train.graph import progress
 from tower_train.run_dir import checkpoint
 
@@ -21,12 +22,18 @@ class Watchdog(v1.train.SessionRunHook):
     """A thread that looks whether steps end; use as a context manager, and as a hook.
 
     It reports each stall once, with the stacks of all Python threads, and its end.
+
+    Args:
+      timeout_secs: after how long to report, 0 for never.
+      counts: TrainingGraph.progress.
+      clock: seconds since some moment.
     """
 
-    def __init__(self, timeout_secs: float, counts: Mapping[str, tf.Tensor], warn: Callable[[str], None]):
-        """Args: after how long to report, 0 for never; TrainingGraph.progress; what prints a line."""
-        self._timeout, self._counts, self._warn = timeout_secs, counts, warn
-        self._doing, self._since = "the session to begin", time.monotonic()
+    def __init__(
+        self, timeout_secs: float, counts: Mapping[str, tf.Tensor], clock: Callable[[], float] = time.monotonic
+    ):
+        self._timeout, self._counts, self._clock = timeout_secs, counts, clock
+        self._doing, self._since = "the session to begin", clock()
         self._session, self._started = None, 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -45,37 +52,37 @@ class Watchdog(v1.train.SessionRunHook):
     def doing(self, what: str) -> Iterator[None]:
         """Within this block the run does something else than a step, and has as much time for it."""
         before = self._doing
-        self._doing, self._since = what, time.monotonic()
+        self._doing, self._since = what, self._clock()
         try:
             yield
         finally:
-            self._doing, self._since = before, time.monotonic()
+            self._doing, self._since = before, self._clock()
 
     def after_create_session(self, session, coord):
         self._session, self._started = session, 0
 
     def before_run(self, run_context):
         self._started += 1
-        self._doing, self._since = _STEP, time.monotonic()
+        self._doing, self._since = _STEP, self._clock()
 
     def after_run(self, run_context, run_values):
-        self._doing, self._since = "what happens between steps", time.monotonic()
+        self._doing, self._since = "what happens between steps", self._clock()
 
     def _watch(self) -> None:
         reported, ended = None, False
         while not ended:
             ended = self._ended.wait(min(1.0, self._timeout / 4))
-            since, seconds = self._since, time.monotonic() - self._since
+            since, seconds = self._since, self._clock() - self._since
             if reported not in (None, since):
-                self._warn(f"*** Going on, after {since - reported:.0f} s.")
+                say(f"*** Going on, after {since - reported:.0f} s.")
                 reported = None
             if reported is None and seconds > self._timeout and not ended:
                 reported = since
                 what = self._waited_for() if self._doing == _STEP else self._doing
-                self._warn(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
+                say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
 
     def _waited_for(self) -> str:
-        """What the step under way lacks, by a second look into its session."""
+        """Finds out what the step under way lacks, by a second look into its session."""
         try:
             options = v1.RunOptions(timeout_in_ms=_ASK_SECS * 1000)
             counts = self._session.run(dict(self._counts), options=options)
@@ -88,10 +95,9 @@ class Watchdog(v1.train.SessionRunHook):
 
 
 def _stacks() -> str:
-    """The stacks of all Python threads but this one."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)).rstrip()}"
-        for ident, frame in sys._current_frames().items()
-        if ident != threading.get_ident()
-    )
+    """The stacks of all Python threads."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace").rstrip()
+    return "(no file for the stacks of the threads)"

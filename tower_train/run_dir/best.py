@@ -1,4 +1,4 @@
-"""The best checkpoint of a run by the evaluations during it: kept, and how long ago it was.
+"""The best checkpoint of a run by the evaluations during it, and early stopping.
 
 best.json holds the best evaluation and the last one, so that a run that was killed goes on counting where it was. With
 --keep_best the best checkpoint's files stand in the folder best, which no rotation touches.
@@ -6,16 +6,12 @@ best.json holds the best evaluation and the last one, so that a run that was kil
 
 import os
 import pathlib
-import re
 import shutil
 
 from tower_train import errors
-from tower_train.config import Config
 from tower_train.run_dir import checkpoint, directory
 
-FOLDER = "best"
-NO_GAIN = "no gain"
-_OURS = re.compile(rf"\.?{re.escape(checkpoint.PREFIX)}-\d+\.(index|data-\d{{5}}-of-\d{{5}})(\.\d+)?")
+_FOLDER = "best"
 
 
 def path(run_dir: directory.RunDirectory) -> str:
@@ -25,11 +21,11 @@ def path(run_dir: directory.RunDirectory) -> str:
       RunError: none was kept.
     """
     step = run_dir.read(directory.BEST).get("best", {}).get("step")
-    kept = run_dir.path / FOLDER / f"{checkpoint.PREFIX}-{step}"
+    kept = run_dir.path / _FOLDER / f"{checkpoint.PREFIX}-{step}"
     if not os.path.exists(f"{kept}.index"):
         raise errors.RunError(
-            f"--best: {run_dir.path / FOLDER} holds no checkpoint. Train with --keep_best, or leave --best out for the "
-            "newest one."
+            f"--best: {run_dir.path / _FOLDER} holds no checkpoint. Train with --keep_best, or leave --best out for "
+            "the newest one."
         )
     return str(kept)
 
@@ -38,76 +34,75 @@ class Best:
     """Compares evaluations by their first metric, of which more is better.
 
     Args:
-      run_dir: where the run is.
-      config: keep_best and stop_after_no_gain_epochs; without either nothing is written.
-      num_examples: in an epoch.
+      run_dir: the run's.
+      keep: whether to keep the best checkpoint.
+      patience_epochs: epochs without a gain after which the run ends; 0 for never.
+      every_steps: steps between evaluations.
+      num_examples: examples an epoch.
+      global_batch: examples a step.
     """
 
-    def __init__(self, run_dir: directory.RunDirectory, config: Config, num_examples: int):
-        self._run_dir, self._config, self._num_examples = run_dir, config, num_examples
-        self._is_used = config.keep_best or config.stop_after_no_gain_epochs
+    def __init__(
+        self, run_dir: directory.RunDirectory, *, keep: bool, patience_epochs: float, every_steps: int,
+        num_examples: int, global_batch: int,
+    ):  # fmt: skip
+        self._run_dir, self._keep, self._every_steps = run_dir, keep, every_steps
+        self._patience_epochs, self._num_examples, self._global_batch = patience_epochs, num_examples, global_batch
+        self._is_used = keep or patience_epochs > 0
         self._state = run_dir.read(directory.BEST) if self._is_used else {}
         self._step = 0
 
+    def begin(self, step: int) -> bool:
+        """Begins at a step; returns whether the run was killed after this step's save and before its evaluation."""
+        self._step = step
+        is_due = self._is_used and step and step % self._every_steps == 0
+        return bool(is_due and self._state.get("last", {}).get("step", 0) < step)
+
     def note(self, evaluation, path: str) -> list[str]:
-        """Takes notice of an evaluation of the checkpoint at a path; returns what to print."""
+        """Compares an evaluation of the checkpoint at a path with the best one; returns lines to print."""
         if not self._is_used:
             return []
         self._step = evaluation.step
         name, metric = next(iter(evaluation.metrics.items()))
-        last = {"step": evaluation.step, "examples": evaluation.step * self._config.global_batch, "value": metric.mean}
-        before = self._state.get("best")
-        is_best = before is None or metric.mean > before["value"]
+        last = {"step": evaluation.step, "examples": evaluation.step * self._global_batch, "value": metric.mean}
+        best = self._state.get("best")
+        is_best = best is None or metric.mean > best["value"]
+        folder = self._run_dir.path / _FOLDER
         try:
-            if is_best and self._config.keep_best:
-                _keep(pathlib.Path(path), self._run_dir.path / FOLDER)
-            self._state = {"metric": name, "best": last if is_best else before, "last": last}
+            if is_best and self._keep:
+                _copy(pathlib.Path(path), folder)
+            self._state = {"metric": name, "best": last if is_best else best, "last": last}
             self._run_dir.write(directory.BEST, self._state)
-            if is_best and self._config.keep_best:
-                _remove_others(pathlib.Path(path), self._run_dir.path / FOLDER)
+            if is_best and self._keep:
+                _remove_others(os.path.basename(path), folder)
         except (OSError, errors.RunError) as error:
             return [f"*** The best checkpoint cannot be kept ({checkpoint.reason(error)}). The run goes on."]
         if not is_best:
-            return [f"best so far: {name} = {before['value']:.3f} at step {before['step']}"]
-        return [f"best so far, kept in {self._run_dir.path / FOLDER}"] if self._config.keep_best else ["best so far"]
-
-    def begin(self, step: int) -> bool:
-        """Begins at a step that the run goes on from; returns whether its evaluation was due when the run was killed
-        and is still to be done."""
-        self._step = step
-        due = self._is_used and step and step % self._config.eval_every_steps == 0
-        return bool(due and self._state.get("last", {}).get("step", 0) < step)
+            return [f"best so far: {name} = {best['value']:.3f} at step {best['step']}"]
+        return [f"best so far, kept in {folder}" if self._keep else "best so far"]
 
     @property
     def is_over(self) -> bool:
-        """Whether the run ends for want of a gain."""
-        patience, last = self._config.stop_after_no_gain_epochs, self._state.get("last")
-        if not patience or not last or last["step"] > self._step:
+        """Whether the run ends because its evaluations have not become better."""
+        last = self._state.get("last")
+        if not self._patience_epochs or not last or last["step"] > self._step:
             return False
-        return last["examples"] - self._state["best"]["examples"] >= patience * self._num_examples
-
-    @property
-    def why(self) -> str:
-        """Why it does."""
-        return f"{NO_GAIN} for {self._config.stop_after_no_gain_epochs:g} epochs"
+        return last["examples"] - self._state["best"]["examples"] >= self._patience_epochs * self._num_examples
 
 
-def _keep(path: pathlib.Path, folder: pathlib.Path) -> None:
-    """Gives a checkpoint's files a second name in the folder, or copies them where the file system cannot."""
+def _copy(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """Gives a checkpoint's files a second name in the folder, or copies them if the file system has no links."""
     folder.mkdir(exist_ok=True)
-    for file in sorted(file for file in os.listdir(path.parent) if checkpoint.is_file_of(file, path.name)):
-        temporary = folder / f".{file}.{os.getpid()}"
-        temporary.unlink(missing_ok=True)
+    checkpoint.remove(folder / path.name)  # of an earlier start of the run
+    for file in reversed(checkpoint.files_of(path)):
         try:
-            os.link(path.parent / file, temporary)
+            os.link(file, folder / file.name)
         except OSError:
-            shutil.copyfile(path.parent / file, temporary)
-        os.replace(temporary, folder / file)
-        temporary.unlink(missing_ok=True)  # stays where the file had this name in the folder before
+            shutil.copyfile(file, folder / file.name)
 
 
-def _remove_others(path: pathlib.Path, folder: pathlib.Path) -> None:
-    """Removes the best checkpoint from before, its index first, and what was interrupted."""
-    for file in sorted(os.listdir(folder), reverse=True):
-        if _OURS.fullmatch(file) and not checkpoint.is_file_of(file, path.name):
-            os.remove(folder / file)
+def _remove_others(name: str, folder: pathlib.Path) -> None:
+    """Removes all checkpoints but one, also halves that an interruption left."""
+    files = map(checkpoint.FILE.fullmatch, os.listdir(folder))
+    for other in {file[1] for file in files if file} - {name}:
+        checkpoint.remove(folder / other)

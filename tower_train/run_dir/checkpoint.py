@@ -1,4 +1,4 @@
-"""Checkpoints: TensorFlow's own, in a train_dir, and restoring them."""
+"""Checkpoints in TensorFlow's own format: finding, saving, comparing and restoring them."""
 
 import os
 import pathlib
@@ -11,8 +11,8 @@ from tower_train import errors
 
 v1 = tf.compat.v1
 PREFIX = "model.ckpt"
-STATE = "checkpoint"  # where TensorFlow lists them
-_INDEX = re.compile(rf"({re.escape(PREFIX)}-\d+)\.index")
+STATE = "checkpoint"  # the file in which TensorFlow lists them
+FILE = re.compile(rf"({re.escape(PREFIX)}-\d+)\.(index|data-\d{{5}}-of-\d{{5}})")
 
 
 def latest(train_dir: pathlib.Path) -> str | None:
@@ -33,13 +33,24 @@ def latest(train_dir: pathlib.Path) -> str | None:
 def existing(train_dir: pathlib.Path) -> list[str]:
     """Paths of the checkpoints whose files are there, oldest first, whether or not TensorFlow lists them.
 
-    TensorFlow renames the index into place last of all, so that what has one is complete.
+    TensorFlow renames the index into place last of all, so a checkpoint with an index is complete.
     """
     try:
-        names = [found[1] for found in map(_INDEX.fullmatch, os.listdir(train_dir)) if found]
+        files = [FILE.fullmatch(name) for name in os.listdir(train_dir)]
     except FileNotFoundError:
         return []
+    names = [file[1] for file in files if file and file[2] == "index"]
     return [str(train_dir / name) for name in sorted(names, key=step_of)]
+
+
+def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
+    """A checkpoint's files, its index first: without it the rest is no checkpoint.
+
+    Remove or rename them in this order, and make them in the other, so that an interruption leaves no half of one.
+    """
+    folder, name = pathlib.Path(path).parent, pathlib.Path(path).name
+    files = [file[0] for file in map(FILE.fullmatch, os.listdir(folder)) if file and file[1] == name]
+    return [folder / file for file in sorted(files, reverse=True)]
 
 
 def listed_names(train_dir: pathlib.Path) -> list[str]:
@@ -52,9 +63,9 @@ def listed_names(train_dir: pathlib.Path) -> list[str]:
 
 
 def write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
-    """Makes these checkpoints, oldest first, the ones that TensorFlow lists, by names that stay right in another place.
+    """Lists these checkpoints, oldest first, in TensorFlow's file, by names that stay right if the folder is moved.
 
-    Leaves a list alone that says so already.
+    A list that is right already stays as it is.
     """
     names = [os.path.basename(path) for path in paths]
     if names != listed_names(train_dir):
@@ -63,6 +74,12 @@ def write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
         temporary = train_dir / f"{STATE}.tmp{uuid.uuid4().hex}"
         temporary.write_text(str(state))
         os.replace(temporary, train_dir / STATE)
+
+
+def remove(path: str | os.PathLike) -> None:
+    """Removes a checkpoint's files."""
+    for file in files_of(path):
+        file.unlink()
 
 
 def step_of(path: str) -> int:
@@ -78,13 +95,15 @@ def step_of(path: str) -> int:
 
 
 class Checkpoints:
-    """Saves the variables of one graph into a train_dir, keeping the newest ones.
+    """Saves the variables of one graph into a train_dir. Create it before the graph is finalised.
 
-    Create it before the graph is finalised.
+    Args:
+      train_dir: the folder of the checkpoints.
+      variables: what to save.
+      keep: how many of the newest checkpoints to keep; 0 for all.
     """
 
     def __init__(self, train_dir: pathlib.Path, variables: list[tf.Variable], keep: int):
-        """Args: train_dir; what to save; how many checkpoints to keep, 0 for all."""
         self._train_dir = train_dir
         self._variables = {variable.op.name: variable for variable in variables}
         self._saver = v1.train.Saver(self._variables)
@@ -92,10 +111,10 @@ class Checkpoints:
         self._restorers, self._fresh = {}, {}
 
     def save(self, session: v1.Session, step: int) -> str:
-        """Writes one checkpoint, and only then removes those that are too old; returns its path.
+        """Writes one checkpoint, and only then removes the oldest ones; returns its path.
 
         Raises:
-          OpError, OSError: it could not be written; those from before are all there.
+          OpError, OSError: it could not be written; all earlier ones are still there.
         """
         path = str(self._train_dir / f"{PREFIX}-{step}")
         # Without Saver.save's own bookkeeping, which drops a checkpoint from its list before the new one is written.
@@ -105,26 +124,22 @@ class Checkpoints:
         kept = there[-self._keep :]
         write_list(self._train_dir, kept)
         for old in there[: -len(kept)]:
-            name = os.path.basename(old)
-            # The index goes first, so that what is removed by half is no checkpoint any more.
-            files = [file for file in os.listdir(self._train_dir) if is_file_of(file, name)]
-            for file in sorted(files, reverse=True):
-                os.remove(self._train_dir / file)
+            remove(old)
         return path
 
     def plan_restore(self, path: str, override: bool) -> list[str]:
-        """Compares a checkpoint with the graph and makes ready to restore it.
+        """Compares a checkpoint with the graph and prepares to restore it.
 
         Args:
           path: a checkpoint.
-          override: initialise afresh what the checkpoint lacks, in place of an error.
+          override: initialise the variables that the checkpoint lacks afresh instead of raising an error.
 
         Returns:
           Names of the variables that are initialised afresh.
 
         Raises:
           RunError: the checkpoint cannot be read, or lacks variables, or has them in another shape or type; with
-            override only where it holds nothing of this network.
+            override only if it holds nothing of this network.
         """
         others = differences(path, self._variables)
         matching = {name: variable for name, variable in self._variables.items() if name not in others}
@@ -141,7 +156,7 @@ class Checkpoints:
         return list(others)
 
     def restore(self, session: v1.Session, path: str) -> None:
-        """Restores what plan_restore found in the checkpoint, and initialises the rest.
+        """Restores the variables that plan_restore found in the checkpoint, and initialises the others.
 
         Raises:
           RunError: its files are damaged.
@@ -151,19 +166,24 @@ class Checkpoints:
 
 
 def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
-    """{name: what a checkpoint and a graph hold by it}, where the checkpoint lacks the variable or has it in another
-    shape or type.
+    """{name: shape and type in the graph and in a checkpoint} of the variables that the checkpoint lacks or has in
+    another shape or type.
 
     Raises:
       RunError: the checkpoint cannot be read.
     """
-    saved = _variables_in(path)
-    wanted = {name: (variable.dtype.base_dtype, variable.shape.as_list()) for name, variable in variables.items()}
-    return {
-        name: f"{name}: graph {_about(about)}, checkpoint {_about(saved.get(name))}"
-        for name, about in wanted.items()
-        if saved.get(name) != about
-    }
+    try:
+        reader = tf.train.load_checkpoint(path)
+    except (tf.errors.OpError, ValueError) as error:
+        raise errors.RunError(f"checkpoint {path} cannot be read: {reason(error)}.") from None
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    found = {}
+    for name, variable in variables.items():
+        wanted = f"{variable.dtype.base_dtype.name}{variable.shape.as_list()}"
+        saved = f"{dtypes[name].name}{list(shapes[name])}" if name in shapes else "none"
+        if saved != wanted:
+            found[name] = f"{name}: graph {wanted}, checkpoint {saved}"
+    return found
 
 
 def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
@@ -173,7 +193,7 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
       RunError: the checkpoint's files are damaged, or do not hold these variables.
     """
     try:
-        # What saver.restore does, but for the page of explanations that it puts around errors.
+        # As saver.restore, without the page of explanations that it puts around errors.
         session.run(saver.saver_def.restore_op_name, {saver.saver_def.filename_tensor_name: path})
     except tf.errors.OpError as error:
         raise errors.RunError(
@@ -183,28 +203,10 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
 
 
 def reason(error: Exception) -> str:
-    """The one line of an exception that says why, without the graph that TensorFlow puts around it."""
+    """The one line of an exception that says why it was raised, without the graph that TensorFlow puts around it."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(getattr(error, "message", error)).removeprefix("Graph execution error:")
     lines = [line for line in text.splitlines() if line.strip()]
     node = next((i for i, line in enumerate(lines) if line.startswith("Node: ")), -1)  # the reason comes next
     return (lines[node + 1 :] or lines or [type(error).__name__])[0].strip().rstrip(".")
-
-
-def is_file_of(file: str, name: str) -> bool:
-    """Whether a file belongs to the checkpoint of a name, both without their directory."""
-    return re.fullmatch(rf"{re.escape(name)}\.(index|data-\d{{5}}-of-\d{{5}})", file) is not None
-
-
-def _variables_in(path: str) -> dict[str, tuple]:
-    try:
-        reader = tf.train.load_checkpoint(path)
-    except (tf.errors.OpError, ValueError) as error:
-        raise errors.RunError(f"checkpoint {path} cannot be read: {reason(error)}.") from None
-    dtypes = reader.get_variable_to_dtype_map()
-    return {name: (dtypes[name], list(shape)) for name, shape in reader.get_variable_to_shape_map().items()}
-
-
-def _about(variable: tuple | None) -> str:
-    return f"{variable[0].name}{variable[1]}" if variable else "none"

@@ -31,23 +31,12 @@ class RunDirectory:
         Raises:
           RunError: the directory cannot be made, written to or read by TensorFlow, or another process trains in it.
         """
-        if set("*?[\\") & set(str(self.path)):
-            raise errors.RunError(
-                f"--train_dir={shown(self.path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a "
-                "pattern. Give a directory without them."
-            )
-        try:
-            str(self.path).encode()
-        except UnicodeEncodeError:
-            raise errors.RunError(
-                f"--train_dir={shown(self.path)}: TensorFlow takes paths in UTF-8 only. "
-                "Give a directory of such a name."
-            ) from None
+        _check_path(self.path)
         try:
             self._take_lock()
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
             raise errors.RunError(
-                f"--train_dir={shown(self.path)} cannot be written to ({getattr(error, 'strerror', None) or error}). "
+                f"--train_dir={_shown(self.path)} cannot be written to ({getattr(error, 'strerror', None) or error}). "
                 "Give a directory that can."
             ) from None
         try:
@@ -56,7 +45,7 @@ class RunDirectory:
             self._lock.close()
 
     def keep(self) -> None:
-        """Makes the directory and its run.json again where they were deleted, for the trainer that holds the lock.
+        """Makes the directory and its run.json again if they were deleted, for the trainer that holds the lock.
 
         Raises:
           OSError: they cannot be made.
@@ -72,16 +61,16 @@ class RunDirectory:
             self._replace(RUN, _as_text(self._run_json))
 
     def warnings(self) -> list[str]:
-        """A line where other users may change what a run trusts: its checkpoints and run.json."""
+        """A line if other users may change the files that a run trusts: its checkpoints and run.json."""
         status = os.stat(self.path)
         if status.st_mode & stat.S_IWOTH:
-            return [f"*** --train_dir={shown(self.path)} can be written to by every user of this machine."]
+            return [f"*** --train_dir={_shown(self.path)} can be written to by every user of this machine."]
         if status.st_uid not in (os.getuid(), 0):
-            return [f"*** --train_dir={shown(self.path)} belongs to another user (number {status.st_uid})."]
+            return [f"*** --train_dir={_shown(self.path)} belongs to another user (number {status.st_uid})."]
         return []
 
     def _take_lock(self) -> None:
-        """Raises OSError where the lock's file cannot be opened, RunError where it is taken."""
+        """Raises OSError if the lock's file cannot be opened, RunError if the lock is taken."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = open(self.path / LOCK, "a+")
         try:
@@ -91,7 +80,7 @@ class RunDirectory:
             holder = lock.read().strip() or "unknown"
             lock.close()
             raise errors.RunError(
-                f"--train_dir={shown(self.path)} is in use by another trainer (process {holder}). "
+                f"--train_dir={_shown(self.path)} is in use by another trainer (process {holder}). "
                 "Wait for it, stop it, or give another directory."
             ) from None
         except OSError:
@@ -104,7 +93,7 @@ class RunDirectory:
         self._lock = lock
 
     def read(self, name: str) -> dict:
-        """A JSON file's content; empty where there is none.
+        """A JSON file's content; empty if there is no such file.
 
         Raises:
           RunError: the file is not JSON.
@@ -123,7 +112,7 @@ class RunDirectory:
         """Replaces a JSON file.
 
         Raises:
-          RunError: it cannot be written; the one before stays.
+          RunError: it cannot be written; it stays as it was.
         """
         with _errors_named(self.path / name):
             self._replace(name, _as_text(content))
@@ -131,7 +120,7 @@ class RunDirectory:
             self._run_json = content
 
     def update(self, name: str, content: dict) -> None:
-        """Replaces some entries of a JSON file that other processes update too.
+        """Replaces some entries of a JSON file that other processes may update at the same time.
 
         Raises:
           RunError: as `read` and `write`.
@@ -143,16 +132,14 @@ class RunDirectory:
     def is_locked(self) -> bool:
         """Whether a trainer is at work here."""
         try:
-            with open(self.path / LOCK) as lock:
+            with contextlib.suppress(FileNotFoundError), open(self.path / LOCK) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except FileNotFoundError:
-            pass
         return False
 
     def cut_metrics(self, last_step: int) -> None:
-        """Drops the metrics of steps after last_step, which will be done again, and of a half-written last line.
+        """Drops the metrics of steps after last_step, which will be done again, and a half-written last line.
 
         Raises:
           RunError: the file cannot be read or written.
@@ -180,8 +167,23 @@ class RunDirectory:
             raise
 
 
+def _check_path(path: pathlib.Path) -> None:
+    """Raises RunError for a path that TensorFlow cannot read checkpoints from."""
+    if set("*?[\\") & set(str(path)):
+        raise errors.RunError(
+            f"--train_dir={_shown(path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern. Give a "
+            "directory without them."
+        )
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise errors.RunError(
+            f"--train_dir={_shown(path)}: TensorFlow takes paths in UTF-8 only. Give a directory of such a name."
+        ) from None
+
+
 def _lock_exclusively(file) -> None:
-    """Raises BlockingIOError where another process keeps its lock; `is_locked` holds one for a moment only."""
+    """Raises BlockingIOError if another process keeps its lock; `is_locked` holds one for a moment only."""
     for tries_left in reversed(range(_LOCK_TRIES)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,12 +196,12 @@ def _lock_exclusively(file) -> None:
 
 @contextlib.contextmanager
 def _errors_named(path: pathlib.Path) -> Iterator[None]:
-    """Turns an OSError into one line that names the file."""
+    """Converts an OSError into a RunError that names the file."""
     try:
         yield
     except OSError as error:
         raise errors.RunError(
-            f"{shown(path)} cannot be written ({error.strerror}). Make room, or give another directory."
+            f"{_shown(path)} cannot be written ({error.strerror}). Make room, or give another directory."
         ) from None
 
 
@@ -207,14 +209,14 @@ def _as_text(content: dict) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def shown(path) -> str:
+def _shown(path: pathlib.Path) -> str:
     """A path in one printable line, whatever bytes it holds."""
     text = str(path)
     return text if text.isprintable() else ascii(text)
 
 
 def _step_of(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinite where it is not one."""
+    """The step of a line of metrics.jsonl; infinite if the line has none."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError, RecursionError):

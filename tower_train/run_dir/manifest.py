@@ -1,4 +1,4 @@
-"""run.json: what a run was started as, and whether it may go on as what it is asked to be now."""
+"""run.json: the workload, data, options and versions of a run's last start, and whether the run may be resumed."""
 
 import dataclasses
 import datetime
@@ -7,21 +7,32 @@ import inspect
 import os
 import pathlib
 import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import __version__, errors
-from tower_train.config import Config
-from tower_train.graph.devices import Devices
+from tower_train.config import Config, is_remote
 from tower_train.options import Options
 from tower_train.workload import Examples, Workload
 
 
 def describe(
-    workload: Workload, path: str | None, examples: Examples, config: Config, devices: Devices, num_parameters: int
-) -> dict:
-    """The content of run.json for this start. path: where the workload can be imported from; None where not known."""
+    workload: Workload, examples: Examples, options: Mapping[str, Any], global_batch: int, devices: Sequence[str],
+    num_parameters: int,
+) -> dict:  # fmt: skip
+    """The content of run.json for this start.
+
+    Args:
+      workload: the workload, under its own options.
+      examples: the training examples.
+      options: all options of the trainer by name; `workload` is an import path, or None if the workload has none.
+      global_batch: examples a step.
+      devices: names of the towers' devices.
+      num_parameters: of the network.
+    """
     return {
         "workload": workload.name,
         "dataset": examples.dataset,
@@ -31,11 +42,11 @@ def describe(
             "fingerprint": examples.fingerprint,
             "notice": examples.notice,
         },
-        "config": dataclasses.asdict(config) | {"workload": path, "data_dir": _absolute(config.data_dir)},
+        "config": {**options, "data_dir": _absolute(options["data_dir"])},
         "workload_options": dataclasses.asdict(workload.options) if workload.options else {},
-        "global_batch": config.global_batch,
+        "global_batch": global_batch,
         "num_parameters": num_parameters,
-        "devices": list(devices.names),
+        "devices": list(devices),
         "versions": {
             "tower_train": __version__,
             "tensorflow": tf.__version__,
@@ -46,22 +57,22 @@ def describe(
     }
 
 
-# What each worker of a cluster may have its own value of.
-_OWN = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus", "intra_op_threads",
+# Options whose values may differ between the workers of a cluster.
+_PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus", "intra_op_threads",
         "inter_op_threads", "log_device_placement", "wait_for_workers"}  # fmt: skip
 
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
-    """What all workers of a cluster must have in common, by name, from the content of run.json."""
+    """{name: value} that all workers of a cluster must have in common, from the content of run.json."""
     about = {"workload": now["workload"], "parameters": now["num_parameters"], "code": _code_fingerprint(workload)}
     about |= {f"data {name}": now["data"][name] for name in ("name", "num_examples", "fingerprint")}
-    about |= {f"--{name}": value for name, value in now["config"].items() if name not in _OWN}
+    about |= {f"--{name}": value for name, value in now["config"].items() if name not in _PER_WORKER}
     about |= {f"--{name}": value for name, value in now["workload_options"].items()}
     return about | {f"{name} version": now["versions"][name] for name in ("tower_train", "tensorflow")}
 
 
 def _code_fingerprint(workload: Workload) -> str:
-    """Of this package's files, and of the package or the file that the workload's network is in."""
+    """A digest of this package's files, and of the package or the file of the workload's network."""
     function = inspect.unwrap(workload.inference or workload.inference_for)
     module = inspect.getmodule(getattr(function, "func", function))
     roots = [pathlib.Path(__file__).parents[1]]
@@ -75,8 +86,8 @@ def _code_fingerprint(workload: Workload) -> str:
 
 
 def _absolute(path: str | None) -> str | None:
-    """So that evaluation finds the data from any current directory."""
-    return path and os.path.abspath(os.path.expanduser(path))
+    """The path from any current directory; a remote one already is."""
+    return path if not path or is_remote(path) else os.path.abspath(os.path.expanduser(path))
 
 
 def check_resume(
@@ -86,15 +97,16 @@ def check_resume(
 
     Args:
       path: the train_dir, for messages.
-      before, now: contents of run.json; `before` is empty where there is none.
+      before: run.json of the last start; empty if there is none.
+      now: run.json of this start.
       override: turn refusals into notes.
       workload_options: the workload's own options, for their rules.
 
     Returns:
-      Lines that tell what differs and does not matter, or was overridden.
+      Lines about differences that do not matter, or were overridden.
 
     Raises:
-      RunError: what makes it another run differs; the message lists it.
+      RunError: it would be another run; the message lists the differences.
     """
     refused, noted = [], []
     for rule, name, old, new in _compared(before, now, workload_options):
@@ -109,7 +121,7 @@ def check_resume(
 
 
 def _compared(before: dict, now: dict, workload_options: Options | None):
-    """Yields (rule, name, value before, value now) of everything that both know."""
+    """Yields (rule, name, value before, value now) of every entry in both."""
     for name in ("workload", "global_batch"):
         if name in before:
             yield "same", name.replace("_", " "), before[name], now[name]

@@ -1,53 +1,79 @@
-"""metrics.jsonl: one JSON object a log line, whole lines only, whatever happens to the disk."""
+"""Records that a run appends to its files as it goes: metrics.jsonl, and the base of the event files' writer."""
 
+import collections
 import errno
 import json
 import os
 import pathlib
-from collections.abc import Callable
 
-from tower_train.run_dir import attempts
+import tensorflow as tf
+
+from tower_train import console
+from tower_train.run_dir import checkpoint
 
 
-class MetricsFile:
-    """Appends records. Those that cannot be written now are written with a later one.
+class RecordWriter:
+    """Writes records in their order. Those that cannot be written now wait in memory and are written with a later one.
+
+    The first failure and the first success after it are said on standard output.
+
+    Args:
+      name: of the file.
+      most_waiting: records kept in memory, of which the oldest go first; None for all.
+    """
+
+    def __init__(self, name: str, most_waiting: int | None = None):
+        self._name, self._failures = name, 0
+        self._waiting = collections.deque(maxlen=most_waiting)
+
+    def append(self, record) -> None:
+        """Adds one record."""
+        self._waiting.append(record)
+        self.flush()
+
+    def flush(self) -> None:
+        """Tries to write the records that wait."""
+        if not self._waiting:
+            return
+        try:
+            self._write(self._waiting)
+        except (OSError, tf.errors.OpError) as error:
+            self._failures += 1
+            if self._failures == 1:
+                reason = checkpoint.reason(error)
+                console.say(f"*** {self._name} cannot be written ({reason}). Its records wait in memory until it can.")
+            return
+        self._waiting.clear()
+        if self._failures:
+            console.say(f"*** {self._name} can be written again, after {self._failures} failures.")
+        self._failures = 0
+
+    def _write(self, records) -> None:
+        """Writes all of the records, or raises OSError or OpError and leaves none."""
+        raise NotImplementedError
+
+
+class MetricsFile(RecordWriter):
+    """metrics.jsonl: one JSON object a log line, whole lines only, whatever happens to the disk.
 
     The file is opened for every record, so that one that was deleted or a disk that was full is no obstacle later.
     """
 
-    def __init__(self, path: pathlib.Path, warn: Callable[[str], None] = print):
-        """Args: the file; what prints a line."""
-        self._path, self._waiting = path, b""
-        self._attempts = attempts.Attempts(str(path), "Its lines wait in memory until it can.", warn)
+    def __init__(self, path: pathlib.Path):
+        super().__init__(str(path))
+        self._path = path
 
     def append(self, record: dict) -> None:
         """Adds one line."""
-        self._waiting += json.dumps(record, allow_nan=False).encode() + b"\n"
-        self.flush()
+        super().append(json.dumps(record, allow_nan=False).encode() + b"\n")
 
-    def flush(self) -> None:
-        """Tries to write what could not be written before."""
-        if not self._waiting:
-            return
-        try:
-            _append_whole(self._path, self._waiting)
-        except OSError as error:
-            self._attempts.failed(error)
-        else:
-            self._waiting = b""
-            self._attempts.succeeded()
-
-
-def _append_whole(path: pathlib.Path, text: bytes) -> None:
-    """Appends all of the text, or raises OSError and leaves the file as it was."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        size = os.fstat(file).st_size
-        try:
-            if os.write(file, text) < len(text):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            os.ftruncate(file, size)
-            raise
-    finally:
-        os.close(file)
+    def _write(self, records) -> None:
+        text = b"".join(records)
+        with open(self._path, "ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(text) < len(text):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                file.truncate(size)
+                raise

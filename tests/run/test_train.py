@@ -37,7 +37,7 @@ def test_the_result_is_returned_and_written(tmp_path):
         checkpoint=str(tmp_path / "run" / "model.ckpt-12"), loss=jobs.metrics(tmp_path / "run")[-1]["loss"],
     )  # fmt: skip
     assert 0 < result.examples_per_sec < math.inf and result.seconds > 0
-    assert jobs.read_json(tmp_path / "run", "result.json") == dataclasses.asdict(result)
+    assert jobs.read_json(tmp_path / "run", "result.json") == result.as_dict()
 
 
 @pytest.mark.parametrize(("epochs", "last_step"), [(1.0, 6), (2.5, 15), (1.01, 7), (0.01, 1)])

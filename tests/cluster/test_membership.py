@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tower_train import Config, errors, train
-from tower_train.cluster.member import Member
-from tower_train.cluster.task import Place
+from tower_train.cluster import membership
+from tower_train.cluster.task import Task
 from tower_train.graph import devices
 
 TIMEOUT_SECS = 8
@@ -70,7 +70,7 @@ def test_a_run_whose_workers_are_killed_waits_and_goes_on_with_every_example_onc
 
 def test_who_cannot_train_along_is_named(tmp_path):
     """Two clusters at once: in one a worker has another seed, in the other one finds its port in use."""
-    other, short = tmp_path / "other", FAULTY | dict(worker_timeout_secs=2)
+    other, short = tmp_path / "other", FAULTY | dict(start_timeout_secs=2)
     with (
         clusters.Cluster(tmp_path, 2, {1: dict(seed=5)}, **(FAULTY | dict(worker_timeout_secs=30))) as differing,
         clusters.Cluster(other, 2, absent=[0, 1], **short) as cluster,
@@ -124,7 +124,27 @@ def test_a_program_that_calls_train_is_told_that_it_must_be_started_again(tmp_pa
                    worker_timeout_secs=2)  # fmt: skip
     with concurrent.futures.ThreadPoolExecutor() as pool:
         trained = pool.submit(train, "norm_workload", chief)
-        with Member(Place(tuple(hosts), 1), devices.place(Config()), 30.0, wait=True):
+        with membership.join(Task(tuple(hosts), 1), devices.place(Config()), 30.0, 30.0, waits_for_start=True):
             time.sleep(5)
         with pytest.raises(errors.WorkerError, match=r"worker 1 .* is missing: .* train\(\) must be started again"):
             trained.result(jobs.WAIT_SECS)
+
+
+def test_signals_to_a_worker_outside_of_its_steps_do_no_harm(tmp_path):
+    """SIGUSR1 before its first step, SIGTERM while it waits for the chief's last evaluation: the run has finished."""
+    options = COMMON | dict(workload="norm_workload:SIGNALLED", batch_size=4, max_steps=3, eval_at_end=True)
+    with clusters.Cluster(tmp_path, 2, **options) as cluster:
+        cluster.wait_for_step(tmp_path, 3)
+        time.sleep(1)
+        assert cluster.workers[0].process.poll() is None
+        cluster.workers[1].process.send_signal(signal.SIGTERM)
+        assert cluster.end(0, 1) == [0, 0], cluster.outputs()
+    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == "last step"
+
+
+def test_a_runtime_error_of_a_users_hook_is_not_taken_for_a_lost_worker():
+    began = time.monotonic()
+    member = membership.join(Task(tuple(clusters.hosts(2)), 0), devices.place(Config()), 600.0, 600.0, False)
+    with pytest.raises(RuntimeError, match="mine"), member.failures_named():
+        raise RuntimeError("mine")
+    assert time.monotonic() - began < 300

@@ -1,12 +1,11 @@
-"""Where a process finds its place among several."""
+"""How a process finds its task among several."""
 
 import json
 
 import pytest
 
 from tower_train import errors
-from tower_train.cluster import task as cluster
-from tower_train.config import Config
+from tower_train.cluster.task import find_task
 
 WORKERS = ["a:1", "b:2", "c:3"]
 
@@ -17,10 +16,10 @@ def no_cluster(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def found(**options):
-    config, place = cluster.find(Config(**options))
-    assert config.num_workers == (len(place.hosts) if place else 1)
-    return place and (list(place.hosts), place.index)
+def found(worker_hosts=None, task_index=None):
+    task = find_task(worker_hosts, task_index)
+    assert task.is_chief == (task.index == 0)
+    return None if task.is_alone else (list(task.hosts), task.index)
 
 
 def test_without_a_word_a_process_is_by_itself():

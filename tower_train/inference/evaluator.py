@@ -1,26 +1,30 @@
 """Evaluation: every example exactly once, on the weights of a checkpoint."""
 
+import contextlib
 import dataclasses
 import math
+import statistics
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph.devices import Devices
+from tower_train.config import EvaluateOptions
+from tower_train.graph import devices
 from tower_train.graph.evaluation import evaluation_graph
-from tower_train.run import input_stream
-from tower_train.run_dir import checkpoint
+from tower_train.inference import saved_run
+from tower_train.run_dir import checkpoint, directory, events, input_failures
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
-_Z = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
+_Z = statistics.NormalDist().inv_cdf(0.975)  # the two-sided 95 % quantile
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric's mean over all examples. low and high bound its 95 % interval; None unless it is a proportion."""
+    """A metric's mean over all examples, and the bounds of its 95 % interval; None if it is no proportion."""
 
     mean: float
     low: float | None = None
@@ -29,15 +33,15 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
       step: the checkpoint's.
-      data: which examples.
+      data: the name of the examples.
       num_examples: how many were counted, each once.
       weights: 'moving averages' or 'raw weights'.
       metrics: by name.
-      confusion: [true class][predicted class], counts; None where labels are not classes.
+      confusion: [true class][predicted class], counts; None if labels are not classes.
       class_names: of its rows and columns.
       seconds: the time it took.
       several_views: whether outputs are means over several views of each example.
@@ -54,12 +58,12 @@ class Evaluation:
     several_views: bool = False
 
     def as_dict(self) -> dict:
-        """For result.json."""
+        """The evaluation in result.json."""
         return dataclasses.asdict(self)
 
 
 def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
-    """95 % interval of a proportion (Wilson 1927; right also near 0 and 1, where the normal one is not)."""
+    """The 95 % interval of a proportion (Wilson 1927), which holds near 0 and 1 too, unlike the normal one."""
     share = successes / trials
     scale = 1 + _Z**2 / trials
     center = (share + _Z**2 / (2 * trials)) / scale
@@ -71,30 +75,32 @@ class Evaluator:
     """Evaluates checkpoints of one run, with one graph and one session for all of them.
 
     Args:
-      workload, examples, devices: what, on what, where.
+      workload: the run's.
+      examples: what to evaluate it on.
       tower_batch: examples per tower and step; the result does not depend on it.
       dtype: the run's.
       moving_average_decay: the run's; 0 evaluates the weights themselves.
+      placed: the towers' devices.
     """
 
     def __init__(
         self, workload: Workload, examples: Examples, tower_batch: int, dtype: str, moving_average_decay: float,
-        devices: Devices,
+        placed: devices.Devices,
     ):  # fmt: skip
         self._examples, self._several_views = examples, workload.views is not None
         self._weights = "moving averages" if moving_average_decay else "raw weights"
-        self._built = evaluation_graph(workload, examples, tower_batch, dtype, moving_average_decay, devices)
+        self._built = evaluation_graph(workload, examples, tower_batch, dtype, moving_average_decay, placed)
         with self._built.graph.as_default():
             self._saver = v1.train.Saver(self._built.restored)
             self._prepare = [v1.local_variables_initializer(), v1.tables_initializer(), self._built.stream_initializer]
-        self._session = v1.Session(graph=self._built.graph, config=devices.session_config)
+        self._session = v1.Session(graph=self._built.graph, config=placed.session_config)
 
     def evaluate(self, path: str) -> Evaluation:
         """Restores a checkpoint and counts every example once.
 
         Raises:
           RunError: the checkpoint cannot be restored into this network.
-          DataError: the examples cannot be had, or are not as many as they should be.
+          DataError: the examples cannot be read, or are fewer or more than they should be.
         """
         start = time.perf_counter()
         checkpoint.restore(self._saver, self._session, path)
@@ -128,7 +134,7 @@ class Evaluator:
         # A dataset in an order of its own may hold fewer examples than it should, or more.
         for _ in range(built.num_steps + bool(self._examples.elements)):
             try:
-                with input_stream.failures_named(self._examples.name, may_end=True):
+                with input_failures.named(self._examples.name, may_end=True):
                     values = self._session.run(fetches)
             except tf.errors.OutOfRangeError:
                 break
@@ -146,3 +152,65 @@ class Evaluator:
 
 def _metric(total: float, is_proportion: bool, count: int) -> Metric:
     return Metric(total / count, *(wilson_interval(total, count) if is_proportion else ()))
+
+
+def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[Evaluation]:
+    """Evaluates the newest checkpoint of a run, or with options.watch each new one until the run's trainer has ended.
+
+    Writes each evaluation to the run's result.json and event files.
+
+    Args:
+      options: which run, and how.
+      workload: the run's; None imports it by the path in options or in run.json.
+
+    Yields:
+      One Evaluation a checkpoint.
+
+    Raises:
+      RunError: no run there, no checkpoint, or one of another network.
+    """
+    run = saved_run.read(options, workload)
+    if not options.watch:
+        run.checkpoint()  # raises if there is none, before the graph is built
+    evaluator = Evaluator(
+        run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, devices.place(options)
+    )
+    with contextlib.closing(evaluator), contextlib.closing(open_curves(run.directory)) as writer:
+        if options.watch:
+            evaluations = _watched(run, evaluator, options.watch_secs)
+        else:
+            evaluations = [run.use_checkpoint(evaluator.evaluate)]
+        for evaluation in evaluations:
+            run.directory.update(directory.RESULT, {"evaluation": evaluation.as_dict()})
+            write_curves(writer, evaluation)
+            yield evaluation
+
+
+def open_curves(run_dir: directory.RunDirectory) -> events.EventWriter:
+    """The event files of a run's evaluations, whose curves TensorBoard draws beside the training curves."""
+    return events.EventWriter(run_dir.path / "eval")
+
+
+def write_curves(writer: events.EventWriter, evaluation: Evaluation, prefix: str = "") -> None:
+    """Adds a point to each metric's curve; prefix: of the curves' names."""
+    means = {prefix + name: metric.mean for name, metric in evaluation.metrics.items()}
+    events.add_scalars(writer, means, evaluation.step)
+
+
+def _watched(run: saved_run.SavedRun, evaluator: Evaluator, pause_secs: float) -> Iterator[Evaluation]:
+    """Evaluates each newest checkpoint once, until the trainer has ended."""
+    step = None
+    while True:
+        # Asked first: the next round sees a checkpoint that is saved after the look below, also if it is the last.
+        is_training = run.directory.is_locked()
+        path = checkpoint.latest(run.directory.path)
+        if path and checkpoint.step_of(path) != step:
+            evaluation = run.use_checkpoint(evaluator.evaluate)
+            step = evaluation.step
+            yield evaluation
+        elif is_training:
+            time.sleep(pause_secs)
+        else:
+            break
+    if step is None:
+        run.checkpoint()  # raises, as there is none

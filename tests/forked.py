@@ -1,0 +1,78 @@
+"""Python processes for tests, forked from a server that has imported TensorFlow, which takes three seconds."""
+
+import functools
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+from multiprocessing import forkserver
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tensorflow"])
+
+
+@functools.cache
+def _start_server():
+    """Without what TensorFlow writes to stderr when it is imported."""
+    stderr = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+class Process:
+    """`python -m module words...` or `python -c source words...`, with methods of subprocess.Popen that tests use."""
+
+    def __init__(self, module, words, environment, stdout, stderr, cwd=None):
+        """Starts it.
+
+        Args:
+          module: what to run; `-c` for a source, which is the first of the words.
+          words: its command line.
+          environment: its environment, all of it.
+          stdout, stderr: paths of the files that it writes to.
+          cwd: its directory; this process's if None.
+        """
+        _start_server()
+        what = (module, words, dict(environment), stdout, stderr, cwd or os.getcwd())
+        self._process = _context.Process(target=_run, args=what, daemon=True)
+        self._process.start()
+        self.pid, self.send_signal, self.kill = self._process.pid, self._send, self._process.kill
+
+    def _send(self, number):
+        os.kill(self.pid, number)
+
+    def poll(self):
+        return self._process.exitcode
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout)
+        return self.poll()
+
+
+def _run(module, words, environment, stdout, stderr, cwd):
+    for path, stream in ((stdout, sys.stdout), (stderr, sys.stderr)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, stream.fileno())
+        os.close(file)
+    sys.stdout.reconfigure(line_buffering=False)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+    if module == "-c":
+        source, *words = words
+        sys.argv[:] = [module, *words]
+        exec(source, {"__name__": "__main__"})
+        return
+    sys.argv[:] = [module, *words]
+    sys.orig_argv[:] = [sys.executable, "-m", module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,104 @@
+"""Failure detection: which worker of a cluster is missing, has failed or was started again."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from tower_train import errors
+from tower_train.cluster.status_board import WorkerState, WorkerStatus
+from tower_train.cluster.task import Task
+from tower_train.console import say
+
+_REMIND_SECS = 30.0  # between lines about a worker that has not started
+_RESTART = (
+    "The same command on every machine, or the return of the missing one with --wait_for_workers, goes on from the "
+    "last checkpoint."
+)
+_WAITING = (
+    "--wait_for_workers: python -m tower_train starts itself again; a program that calls train() must be started "
+    "again. Both then go on from the last checkpoint."
+)
+
+
+class FailureDetector:
+    """Decides from the workers' statuses who is missing. The chief watches all workers, the others the chief.
+
+    Args:
+      task: this process's.
+      worker_timeout_secs: after how long without a heartbeat a worker that had started is missing.
+      start_timeout_secs: after how long a worker that has not started is missing.
+      waits_for_start: wait without a limit for workers that have not started.
+      clock: seconds since some moment.
+
+    Attributes:
+      statuses: over workers, as last read; workers that are not the chief know the chief's only.
+      next_step: what to do after a failure, for messages.
+    """
+
+    def __init__(
+        self, task: Task, worker_timeout_secs: float, start_timeout_secs: float, waits_for_start: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ):  # fmt: skip
+        self._task, self._clock = task, clock
+        self._worker_timeout, self._start_timeout = worker_timeout_secs, start_timeout_secs
+        self._waits_for_start = waits_for_start
+        self.statuses = [WorkerStatus()] * len(task.hosts)
+        self._last_heartbeats = [clock()] * len(task.hosts)
+        self._last_reminder = clock()
+        self._restarted: set[int] = set()
+        self.next_step = f"The step under way is not saved. {_WAITING if waits_for_start else _RESTART}"
+
+    def note(self, statuses: Sequence[WorkerStatus], state: WorkerState) -> None:
+        """Takes notice of the statuses read from the board while this worker was in a state."""
+        for i, status in enumerate(statuses):
+            before = self.statuses[i]
+            if status.heartbeat != before.heartbeat:
+                self._last_heartbeats[i] = self._clock()
+            is_another_start = before.start_id not in ("", status.start_id)
+            if is_another_start and state in (WorkerState.READY, WorkerState.TRAINING):
+                self._restarted.add(i)
+            self.statuses[i] = status
+
+    def find(self, status: WorkerStatus) -> errors.WorkerError | None:
+        """The failure that ends this worker, whose status is given; None while all is well."""
+        if self._task.is_chief:
+            others = range(1, len(self.statuses)) if status.state not in (WorkerState.DONE, WorkerState.OVER) else []
+        else:
+            others = [0] if self.statuses[0].state is not WorkerState.OVER else []
+        return next(filter(None, (self._failure_of(i, status.step) for i in others)), None)
+
+    def is_silent(self, worker: int) -> bool:
+        """Whether a worker has given no sign of life for worker_timeout_secs."""
+        return self._silent_secs(worker) > self._worker_timeout
+
+    def _silent_secs(self, worker: int) -> float:
+        return self._clock() - self._last_heartbeats[worker]
+
+    def _failure_of(self, worker: int, step: int) -> errors.WorkerError | None:
+        status, name, silent_secs = self.statuses[worker], self._task.name(worker), self._silent_secs(worker)
+        if status.state is WorkerState.FAILED:
+            is_named = worker == 0 or name in status.failure
+            return _error(status.failure if is_named else f"{name}: {status.failure}", status.exit_status)
+        if worker in self._restarted:
+            return _error(f"{name} was started again at step {step}. {self.next_step}")
+        if not status.start_id:
+            return self._failure_to_start(name, silent_secs)
+        if self.is_silent(worker):
+            return _error(
+                f"{name} is missing: no sign of life for {silent_secs:.0f} s, last seen at step {status.step}. "
+                f"{self.next_step}"
+            )
+        return None
+
+    def _failure_to_start(self, name: str, secs: float) -> errors.WorkerError | None:
+        if secs > self._start_timeout and not self._waits_for_start:
+            return _error(f"{name} has not started for {secs:.0f} s. {self.next_step}")
+        if self._clock() - self._last_reminder > _REMIND_SECS:
+            self._last_reminder = self._clock()
+            say(f"*** Waiting for {name} ...")
+        return None
+
+
+def _error(text: str, status: int = errors.WorkerError.exit_status) -> errors.WorkerError:
+    error = errors.WorkerError(text)
+    error.exit_status = status
+    return error

@@ -1,0 +1,248 @@
+"""Cluster membership: start-up, agreement, heartbeats, failures, shutdown.
+
+The training itself needs nobody to lead: its collective operations wait for each other. Beside it every worker writes
+its status on the chief's board, every second and more often while nothing is trained. The chief decides who is missing;
+the others read that from the board, or miss the chief.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.cluster.failures import FailureDetector
+from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerStatus
+from tower_train.cluster.task import Task
+from tower_train.console import notice
+from tower_train.graph.devices import Devices
+
+v1 = tf.compat.v1
+
+_GRACE_SECS = 5  # for the step under way to end once its session is closed
+_WAITING_SECS = 0.1  # between exchanges while nothing is trained
+# What TensorFlow may raise in a step that another worker does not take part in.
+_LOST_WORKER = (
+    tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError,
+    tf.errors.InternalError, tf.errors.FailedPreconditionError,
+)  # fmt: skip
+
+
+class Membership(SingleProcess):
+    """The membership of one worker among several. Use as a context manager around a start of a run, and as a hook.
+
+    Args:
+      task: this process's.
+      devices: as of a process by itself.
+      detector: of failures of other workers.
+      timeout_secs: after how long without a heartbeat a worker is missing.
+
+    Raises:
+      RunError: the server cannot be started.
+    """
+
+    def __init__(self, task: Task, devices: Devices, detector: FailureDetector, timeout_secs: float):
+        super().__init__(task, _among_workers(devices, task))
+        self._detector, self._timeout = detector, timeout_secs
+        self._interval = min(1.0, timeout_secs / 10)
+        self._lock, self._status = threading.Lock(), WorkerStatus(start_id=uuid.uuid4().hex)
+        self._failure, self._session = None, None
+        self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
+        self._server = _start_server(task, self.devices.session_config)
+        self.target = self._server.target
+        chief = self.target if task.is_chief else f"grpc://{task.hosts[0]}"
+        self._board = StatusBoard(chief, len(task.hosts), task.index, max(1.0, 2 * self._interval))
+        self._thread = threading.Thread(target=self._watch, name="cluster", daemon=True)
+
+    def __enter__(self):
+        if self.task.is_chief:
+            self._board.clear()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind, error, _):
+        if error is not None and not self._failure:
+            text = str(error) if isinstance(error, errors.UserError) else kind.__name__
+            self._tell(state=WorkerState.FAILED, failure=text, exit_status=getattr(error, "exit_status", 1))
+        if error is not None:
+            time.sleep(3 * self._interval)  # for the others to read why
+        self._freed.set()
+        self._end_watch()
+
+    def after_run(self, run_context, run_values):
+        self._note(step=self._status.step + 1)
+
+    def session_opened(self, session):
+        self._session = session  # closed when a worker is lost, so that a step which waits for it ends
+
+    def agree(self, about, first_step, last_step):
+        if self.task.is_chief:
+            self._tell(about=about(), steps=(first_step, last_step), step=first_step)
+            while not all(status.state is WorkerState.READY for status in self._detector.statuses[1:]):
+                self._pause()
+        else:
+            while self._chief.about is None:
+                self._pause()
+            self._compare(json.loads(json.dumps(about())))
+            first_step, last_step = self._chief.steps
+            self._tell(state=WorkerState.READY)
+            while self._chief.state is not WorkerState.TRAINING:
+                self._pause()
+        self._tell(state=WorkerState.TRAINING, step=first_step)
+        return first_step, last_step
+
+    def _compare(self, about: dict) -> None:
+        chiefs = self._chief.about
+        differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
+                     for name in sorted({*chiefs, *about}) if chiefs.get(name) != about.get(name)]  # fmt: skip
+        if differing:
+            raise errors.ConfigError(
+                f"{self.task.name(self.task.index)} cannot train along: {'; '.join(differing)}. Start all workers "
+                "with the same code, options and data."
+            )
+
+    @contextlib.contextmanager
+    def failures_named(self) -> Iterator[None]:
+        try:
+            yield
+        except _LOST_WORKER as error:
+            deadline = time.monotonic() + self._timeout + 5 * self._interval
+            while not self._failure and time.monotonic() < deadline:
+                time.sleep(self._interval / 5)
+            self._freed.set()
+            if self._failure:
+                raise self._failure from error
+            raise
+        except RuntimeError as error:
+            if self._failure:  # whose session is closed, which is a RuntimeError
+                self._freed.set()
+                raise self._failure from error
+            raise
+
+    def leave(self, stopped_by):
+        self._tell(state=WorkerState.DONE, stopped_by=stopped_by)
+        if self.task.is_chief:
+            self._wait_for_others(WorkerState.DONE, WorkerState.GONE)
+            reasons = [stopped_by, *(status.stopped_by for status in self._detector.statuses[1:])]
+            stopped_by = next((reason for reason in reasons if reason), None)
+            self._tell(state=WorkerState.OVER, stopped_by=stopped_by)
+            self._wait_for_others(WorkerState.GONE)
+            return stopped_by
+        while self._chief.state is not WorkerState.OVER:
+            self._pause()
+        self._end_watch()
+        self._tell(state=WorkerState.GONE)
+        self._exchange()
+        return self._chief.stopped_by
+
+    def _wait_for_others(self, *states: WorkerState) -> None:
+        """Returns, in the chief, when all others are in one of these states, have failed, or are missing."""
+        while any(
+            status.state not in (*states, WorkerState.FAILED) and not self._detector.is_silent(i)
+            for i, status in enumerate(self._detector.statuses[1:], start=1)
+        ):
+            time.sleep(_WAITING_SECS)
+
+    @property
+    def _chief(self) -> WorkerStatus:
+        return self._detector.statuses[0]
+
+    def _note(self, **changes) -> None:
+        with self._lock:
+            self._status = dataclasses.replace(self._status, **changes)
+
+    def _tell(self, **changes) -> None:
+        """Changes this worker's status and lets the others know at once."""
+        self._note(**changes)
+        self._changed.set()
+
+    def _pause(self) -> None:
+        time.sleep(_WAITING_SECS)
+        if self._failure:
+            self._freed.set()
+            raise self._failure
+
+    def _end_watch(self) -> None:
+        self._ended.set()
+        self._changed.set()
+        self._thread.join(_GRACE_SECS)
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            self._changed.wait(self._interval if self._status.state is WorkerState.TRAINING else _WAITING_SECS)
+            self._changed.clear()
+            try:
+                self._exchange()
+                failure = None if self._failure else self._detector.find(self._status)
+            except Exception as error:  # nobody may be left waiting for a thread that has died
+                failure = errors.WorkerError(
+                    f"The watch over the workers has failed: {error!r}. {self._detector.next_step}"
+                )
+            if failure and not self._failure:
+                self._tell(state=WorkerState.FAILED, failure=str(failure), exit_status=failure.exit_status)
+                self._failure = failure
+                self._release()
+
+    def _exchange(self) -> None:
+        self._note(heartbeat=self._status.heartbeat + 1)
+        status = self._status
+        with contextlib.suppress(tf.errors.OpError):
+            self._detector.note(self._board.exchange(status), status.state)
+
+    def _release(self) -> None:
+        """Frees a step that waits for a missing worker; ends the process if that does not help."""
+        for _ in range(3):  # the others read from the chief who is missing, and would else miss the chief
+            self._exchange()
+            time.sleep(self._interval / 2)
+        if self._session:
+            threading.Thread(target=self._session.close, daemon=True).start()
+        if not self._freed.wait(_GRACE_SECS):
+            notice(f"error: {self._failure}")
+            os._exit(self._failure.exit_status)
+
+
+def join(
+    task: Task, devices: Devices, worker_timeout_secs: float, start_timeout_secs: float, waits_for_start: bool
+) -> SingleProcess:
+    """Makes this process a member of its cluster; for several workers, starts its server.
+
+    Args:
+      task: this process's.
+      devices: as of a process by itself.
+      worker_timeout_secs: after how long without a heartbeat a worker that had started is missing.
+      start_timeout_secs: after how long a worker that has not started is missing.
+      waits_for_start: wait without a limit for workers that have not started.
+
+    Raises:
+      RunError: the server cannot be started.
+    """
+    if task.is_alone:
+        return SingleProcess(task, devices)
+    detector = FailureDetector(task, worker_timeout_secs, start_timeout_secs, waits_for_start)
+    return Membership(task, devices, detector, worker_timeout_secs)
+
+
+def _start_server(task: Task, config: v1.ConfigProto) -> tf.distribute.Server:
+    try:
+        return tf.distribute.Server({"worker": list(task.hosts)}, "worker", task.index, config=config)
+    except tf.errors.OpError as error:
+        raise errors.RunError(
+            f"{task.name(task.index)} cannot be started: its port is in use, or cannot be had ({error.message}). "
+            "Stop what uses it, or give --worker_hosts with another port."
+        ) from None
+
+
+def _among_workers(devices: Devices, task: Task) -> Devices:
+    config = v1.ConfigProto()
+    config.CopyFrom(devices.session_config)
+    config.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
+    # A session sees this worker's devices only, so that it need not wait for the others.
+    config.device_filters.append(f"/job:worker/task:{task.index}")
+    return dataclasses.replace(devices, session_config=config, num_workers=len(task.hosts), worker=task.index)

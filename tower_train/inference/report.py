@@ -1,0 +1,51 @@
+"""Lines for people about an evaluation."""
+
+from tower_train.inference.evaluator import Evaluation, Metric
+
+
+def evaluation_lines(evaluation: Evaluation) -> list[str]:
+    """The metrics of an evaluation, each with its 95 % interval."""
+    about = f"{evaluation.data}, {evaluation.weights}{', several views of each' if evaluation.several_views else ''}"
+    lines = [f"step {evaluation.step}: {evaluation.num_examples} examples of {about}"]
+    return lines + [with_interval(name, metric) for name, metric in evaluation.metrics.items()]
+
+
+def with_interval(name: str, metric: Metric) -> str:
+    """A metric and its 95 % interval, if it has one."""
+    interval = "" if metric.low is None else f" (95 % interval {metric.low:.3f} to {metric.high:.3f})"
+    return f"{name} = {metric.mean:.3f}{interval}"
+
+
+def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[str]:
+    """The metrics on training examples beside those on test examples, in one line."""
+    compared = []
+    for name, metric in on_training.metrics.items():
+        above = metric.mean - evaluation.metrics[name].mean
+        compared.append(f"{name} = {metric.mean:.3f} ({abs(above):.3f} {'above' if above >= 0 else 'below'})")
+    return [f"on {on_training.num_examples} training examples: {', '.join(compared)}"]
+
+
+def overfitting(on_training: Evaluation, evaluation: Evaluation) -> str | None:
+    """A warning if the first metric is much better on training examples, beyond what chance explains: its 95 %
+    intervals do not touch, and it is more than 0.1 better."""
+    name = next(iter(on_training.metrics))
+    seen, unseen = on_training.metrics[name], evaluation.metrics[name]
+    if seen.low is None or unseen.high is None or seen.low <= unseen.high or seen.mean - unseen.mean <= 0.1:
+        return None
+    return (
+        f"*** {name} is {seen.mean:.3f} on training examples and {unseen.mean:.3f} on the test examples: the network "
+        "learns its examples by heart. Fewer epochs (--stop_after_no_gain_epochs, --keep_best), weight decay, "
+        "distortions or more data help."
+    )
+
+
+def confusion_lines(matrix: list[list[int]], class_names: tuple[str, ...]) -> list[str]:
+    """A confusion matrix as a table: a row a true class, a column a predicted one."""
+    width = max(5, max(len(str(count)) for row in matrix for count in row) + 1)
+    label = max(len(name) for name in class_names)
+    head = " " * label + "".join(name[: width - 1].rjust(width) for name in class_names)
+    rows = [
+        name.rjust(label) + "".join(str(count).rjust(width) for count in row)
+        for name, row in zip(class_names, matrix, strict=True)
+    ]
+    return ["confusion matrix (row: true class, column: predicted class)", head, *rows]

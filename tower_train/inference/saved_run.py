@@ -1,0 +1,107 @@
+"""A run on disk whose network is to be used: its workload, its test examples, and the checkpoint to take."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from tower_train import errors
+from tower_train.config import RunOptions
+from tower_train.run_dir import best, checkpoint, directory
+from tower_train.workload import DataRequest, Examples, Workload, load
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """A run on disk.
+
+    Attributes:
+      directory: its train_dir.
+      workload: the run's, under the run's options and the command's.
+      examples: the workload's test examples.
+      dtype: the run's --dtype.
+      moving_average_decay: the run's; 0 if the weights themselves are to be used.
+      takes_best: whether to use the best checkpoint instead of the newest one.
+    """
+
+    directory: directory.RunDirectory
+    workload: Workload
+    examples: Examples
+    dtype: str
+    moving_average_decay: float
+    takes_best: bool
+
+    def checkpoint(self) -> str:
+        """The path of the checkpoint to use.
+
+        Raises:
+          RunError: there is none.
+        """
+        if self.takes_best:
+            return best.path(self.directory)
+        if newest := checkpoint.latest(self.directory.path):
+            return newest
+        raise errors.RunError(
+            f"--train_dir={self.directory.path} holds no checkpoint yet. Wait until its trainer has saved one, as "
+            "`python -m tower_train.evaluate --watch` does."
+        )
+
+    def use_checkpoint(self, function: Callable[[str], T]) -> T:
+        """Returns function(path) for the checkpoint to use.
+
+        While the run trains, that checkpoint may give way to a newer one before it is read; then the newer one is used.
+
+        Raises:
+          RunError: there is none, or function raises one.
+        """
+        while True:
+            path = self.checkpoint()
+            try:
+                return function(path)
+            except errors.RunError:
+                if os.path.exists(f"{path}.index"):
+                    raise
+
+
+def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
+    """Finds a run.
+
+    Args:
+      options: which run, and where its workload and data are if not where they were.
+      workload: the run's; None imports it by the path in options or in run.json.
+
+    Raises:
+      RunError: no run there, or one of another workload.
+      ConfigError: options.dataset is none of the workload's.
+    """
+    run_dir = directory.RunDirectory(options.train_dir)
+    run_json = run_dir.read(directory.RUN)
+    if not run_json:
+        raise errors.RunError(
+            f"--train_dir={options.train_dir} holds no run: {directory.RUN} is missing. Give the directory that the "
+            "trainer names in its first lines."
+        )
+    config = run_json["config"]
+    path = options.workload or config["workload"]
+    if not (workload or path):
+        raise errors.RunError(
+            f"--train_dir={options.train_dir} was trained from Python: add --workload=MODULE or --workload=MODULE:NAME "
+            f"to say where its workload {run_json['workload']!r} is."
+        )
+    workload = workload or load(path)
+    if workload.name != run_json["workload"]:
+        raise errors.RunError(
+            f"--train_dir={options.train_dir} is a run of workload {run_json['workload']}, not of {workload.name}. "
+            "Give --workload=PATH of the one that was trained."
+        )
+    workload = workload.with_options(run_json.get("workload_options", {}))
+    if options.single_view:
+        workload = dataclasses.replace(workload, views=None)
+    if options.dataset:
+        workload.check_dataset(options.dataset)
+    data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
+    examples = workload.examples(DataRequest("test", dataset, data_dir, config["seed"]))
+    decay = 0.0 if options.raw else config["moving_average_decay"]
+    return SavedRun(run_dir, workload, examples, config["dtype"], decay, options.best)

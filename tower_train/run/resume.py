@@ -1,0 +1,64 @@
+"""The checkpoint that a run goes on from."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.graph.record import TrainingGraph
+from tower_train.run_dir import checkpoint, directory, recovery
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumePoint:
+    """Where a run goes on.
+
+    Attributes:
+      checkpoints: saves and restores the graph's variables.
+      path: of the checkpoint to restore; None at step 0.
+      step: the last step done.
+      notes: lines about damaged checkpoints and variables that the checkpoint lacks.
+    """
+
+    checkpoints: checkpoint.Checkpoints
+    path: str | None
+    step: int
+    notes: list[str]
+
+    @property
+    def restore(self) -> Callable[[tf.compat.v1.Session], None] | None:
+        """Gives all variables in a session their values of the checkpoint; None at step 0."""
+        return functools.partial(self.checkpoints.restore, path=self.path) if self.path else None
+
+
+def find(
+    run_dir: directory.RunDirectory, graph: TrainingGraph, keep_checkpoints: int, override: bool, is_known: bool
+) -> ResumePoint:
+    """Finds the newest intact checkpoint.
+
+    Args:
+      run_dir: locked.
+      graph: not finalised.
+      keep_checkpoints: newest checkpoints to keep; 0 for all.
+      override: initialise afresh what a checkpoint lacks, and take one of another program.
+      is_known: whether there was a run.json.
+
+    Raises:
+      RunError: the checkpoint is none of this run, or none is intact.
+    """
+    with graph.graph.as_default():
+        checkpoints = checkpoint.Checkpoints(run_dir.path, graph.variables, keep_checkpoints)
+        newest = checkpoint.latest(run_dir.path)
+        if not newest:
+            return ResumePoint(checkpoints, None, 0, [])
+        if not is_known and not override:
+            raise errors.RunError(
+                f"--train_dir={run_dir.path} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of "
+                "this program. Give another directory, or --override to start from that checkpoint."
+            )
+        newest, notes = recovery.newest_intact(run_dir.path)
+        if fresh := checkpoints.plan_restore(newest, override):
+            notes = [*notes, f"Not in {newest}, initialised afresh: {', '.join(fresh)}."]
+        return ResumePoint(checkpoints, newest, checkpoint.step_of(newest), notes)

@@ -1,0 +1,219 @@
+"""One start of a run, the same path in every worker: prepare, announce, run, conclude."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.cluster.membership import join
+from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.task import find_task
+from tower_train.config import Config
+from tower_train.console import say
+from tower_train.graph import devices
+from tower_train.run import hooks, input_stream, nonfinite, report, results, saving, sessions, signals
+from tower_train.run.prepare import Start, prepare
+from tower_train.run.results import Outcome, Result, StopReason
+from tower_train.run.watchdog import Watchdog
+from tower_train.run_dir import checkpoint, directory, events, input_failures, manifest, recovery
+from tower_train.run_dir.metrics import MetricsFile
+from tower_train.workload import Workload, load
+
+v1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class StepHooks:
+    """The hooks of a start's steps.
+
+    Attributes:
+      in_order: all of them, in the order in which they look at a step.
+      last_values: keeps the values of the last step.
+      guard: watches for steps that are not finite.
+      saver: saves checkpoints; None in workers that are not the chief.
+      early_stop: why the run ends before its last step; None if it does not.
+    """
+
+    in_order: list[v1.train.SessionRunHook]
+    last_values: hooks.LastValues
+    guard: nonfinite.BatchGuard
+    saver: saving.CheckpointHook | None
+    early_stop: Callable[[], StopReason | None]
+
+
+def train(
+    workload: Workload | str,
+    config: Config,
+    session_hooks: Sequence[v1.train.SessionRunHook] = (),
+    workload_options: Mapping[str, Any] | None = None,
+) -> Result:
+    """Trains, or goes on training, in config.train_dir.
+
+    Args:
+      workload: what to train: a record, or its import path.
+      config: everything else.
+      session_hooks: further hooks around each step.
+      workload_options: values of the workload's own options, by name.
+
+    Raises:
+      WorkerError: a worker is missing; with wait_for_workers too, as only `python -m tower_train` starts itself again.
+      UserError: something else that the user can mend; the message says how.
+    """
+    path, workload = (workload, load(workload)) if isinstance(workload, str) else (None, workload)
+    workload = workload.with_options(workload_options or {})
+    workload.check_dataset(config.dataset)
+    task = find_task(config.worker_hosts, config.task_index)
+    hosts, index = (None, None) if task.is_alone else (",".join(task.hosts), task.index)
+    config = dataclasses.replace(config, worker_hosts=hosts, task_index=index)
+    run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    timeouts = config.worker_timeout_secs, config.start_timeout_secs
+    with (
+        signals.survived(signals.SAVING),
+        join(task, devices.place(config), *timeouts, config.wait_for_workers) as membership,
+        run_dir.locked() if task.is_chief else contextlib.nullcontext(),
+    ):
+        start = announce(prepare(path, workload, config, run_dir, membership), membership)
+        with signals.noted() as received:
+            return conclude(start, run(start, session_hooks, received, membership), membership)
+
+
+def announce(start: Start, membership: SingleProcess) -> Start:
+    """Agrees on the steps with the other workers and says what is about to happen."""
+    is_over = start.chief is not None and start.chief.evaluations.best.is_over
+    first_step, end = membership.agree(
+        lambda: manifest.same_everywhere(start.run_json, start.workload),
+        start.first_step,
+        start.first_step if is_over else start.last_step,
+    )
+    if start.chief:
+        recovery.remove_leftovers(start.run_dir.path)
+        start.run_dir.cut_metrics(first_step)
+        start.run_dir.write(directory.RUN, start.run_json)
+        lines = report.opening_lines(start.run_json, str(start.run_dir.path), first_step, start.last_step)
+    else:
+        lines = [report.joining_line(membership.task, first_step, end, membership.devices.names)]
+    say(*lines, *start.notes)
+    return dataclasses.replace(start, first_step=first_step, has_steps=first_step < end)
+
+
+def run(
+    start: Start,
+    session_hooks: Sequence[v1.train.SessionRunHook],
+    received: signals.Received,
+    membership: SingleProcess,
+) -> Outcome:
+    """Opens the session, does the steps, saves."""
+    began, graph, failure = time.perf_counter(), start.graph, None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(graph.graph.as_default())
+        step_hooks = _step_hooks(start, session_hooks, received, stack)
+        restore = start.chief.resumed.restore if start.chief else None
+        try:
+            with (
+                membership.failures_named(),
+                sessions.open_session(graph, membership, step_hooks.in_order, restore) as session,
+                input_failures.named(graph.data),
+            ):
+                while start.has_steps and not session.should_stop():
+                    session.run(graph.train_op)
+        except (errors.NonFiniteError, errors.MirrorError) as error:
+            failure = error
+    result = _result(start, step_hooks, time.perf_counter() - began, failure)
+    if step_hooks.saver and step_hooks.saver.error:
+        failure = failure or results.save_error(result.step, step_hooks.saver.error)
+    return Outcome(result, failure)
+
+
+def _step_hooks(start: Start, session_hooks, received: signals.Received, stack: contextlib.ExitStack) -> StepHooks:
+    """Makes the hooks; what they need closed is closed with the stack."""
+    config, graph, chief = start.config, start.graph, start.chief
+    clock = hooks.TrainingClock()
+    watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress))
+    last_values = hooks.LastValues(graph, clock)
+    most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
+    guard = nonfinite.BatchGuard(graph, most_in_a_row, chief.dump if chief else None)
+    user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
+
+    def early_stop() -> StopReason | None:
+        if chief and chief.evaluations.best.is_over:
+            return StopReason.NO_GAIN
+        if received.stopping:
+            return StopReason(received.stopping.name)
+        return StopReason.SESSION_HOOK if any(hook.has_asked for hook in user_hooks) else None
+
+    # The guards come first: nothing is logged or saved of a step that ends the run.
+    in_order = [watchdog, last_values, guard]
+    if config.check_mirrors_every_steps:
+        in_order.append(hooks.MirrorCheck(graph, config.check_mirrors_every_steps))
+    if graph.stream_state:
+        in_order.append(input_stream.StateHook(graph, start.last_step))
+    chief_hooks = _chief_hooks(start, clock, watchdog, received, stack) if chief else []
+    in_order += [*chief_hooks, *user_hooks, hooks.StopHook(graph, start.last_step, early_stop)]
+    return StepHooks(in_order, last_values, guard, chief_hooks[-1] if chief else None, early_stop)
+
+
+def _chief_hooks(
+    start: Start, clock: hooks.TrainingClock, watchdog: Watchdog, received: signals.Received,
+    stack: contextlib.ExitStack,
+) -> list[hooks.StepHook]:  # fmt: skip
+    """The log lines, the summaries and, last, the checkpoints."""
+    config, graph, path = start.config, start.graph, start.run_dir.path
+    bar = stack.enter_context(report.progress_bar(start.first_step, start.last_step))
+    evaluations = stack.enter_context(contextlib.closing(start.chief.evaluations))
+    writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
+    # TensorBoard then drops what an interrupted start logged of this step and later ones.
+    writer.add_session_log(v1.SessionLog(status=v1.SessionLog.START), start.first_step + 1)
+    metrics = MetricsFile(path / directory.METRICS)
+    chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
+    if config.summary_every_steps:
+        chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
+    write = saving.checkpoint_writer(graph, start.run_dir, start.chief.resumed.checkpoints, [metrics, writer])
+    saver = saving.CheckpointHook(graph, config.save_every_steps, write, evaluations, received, watchdog, clock)
+    return [*chief_hooks, saver]
+
+
+def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors.UserError | None) -> Result:
+    last, saver = step_hooks.last_values, step_hooks.saver
+    step = last.step or start.first_step
+    if failure:
+        reason = StopReason.ERROR
+    elif step >= start.last_step:
+        reason = StopReason.LAST_STEP
+    else:
+        alone = start.graph.num_workers == 1
+        reason = step_hooks.early_stop() or (StopReason.SESSION_HOOK if alone else StopReason.ANOTHER_WORKER)
+    return Result(
+        train_dir=str(start.run_dir.path) if start.chief else "",
+        step=step,
+        loss=last.loss,
+        examples_per_sec=last.steps_per_sec and last.steps_per_sec * start.graph.global_batch,
+        seconds=seconds,
+        training_secs=last.training_secs,
+        reason=reason,
+        stopped_by=str(failure) if failure else reason.text(start.config.stop_after_no_gain_epochs),
+        checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.chief else None,
+        data=start.examples.name,
+        notice=start.examples.notice,
+        failed_saves=saver.failures if saver else 0,
+        skipped_steps=step_hooks.guard.skipped,
+    )
+
+
+def conclude(start: Start, outcome: Outcome, membership: SingleProcess) -> Result:
+    """Writes the result, says what came out and, with the other workers, leaves."""
+    result, failure, chief = outcome.result, outcome.failure, start.chief
+    if chief:
+        failure = results.write(start.run_dir, outcome, chief.evaluations.results())
+        if not failure or isinstance(failure, errors.SaveError):
+            is_importable = start.run_json["config"]["workload"] is not None
+            say(*report.closing_lines(result, start.last_step, is_importable, chief.evaluations.last))
+    if failure:
+        raise failure
+    known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value
+    reason = StopReason(membership.leave(known) or StopReason.ANOTHER_WORKER)
+    stopped_by = reason.text(start.config.stop_after_no_gain_epochs)
+    return dataclasses.replace(result, reason=reason, stopped_by=stopped_by)
