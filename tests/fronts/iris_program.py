@@ -40,7 +40,7 @@ def main(model_dir, gpus):
         model_dir=model_dir,
         config=tf_estimator.RunConfig(num_gpus=int(gpus), tf_random_seed=1),
     )
-    classifier.train(input_fn=lambda: train_input_fn(train_x, train_y, 100), steps=200)
+    classifier.train(input_fn=lambda: train_input_fn(train_x, train_y, 100), steps=400)
     eval_result = classifier.evaluate(input_fn=lambda: eval_input_fn(test_x, test_y, 100))
     print("\nTest set accuracy: {accuracy:0.3f}\n".format(**eval_result))
     expected = ["Setosa", "Versicolor", "Virginica"]

@@ -94,6 +94,8 @@ def test_census(tmp_path, gpus):
         linear_feature_columns=wide_columns,
         dnn_feature_columns=deep_columns,
         dnn_hidden_units=[10, 5],
+        linear_optimizer=tf.compat.v1.train.FtrlOptimizer(0.1, l1_regularization_strength=0.001),
+        dnn_optimizer=lambda: tf.compat.v1.train.AdagradOptimizer(0.05),
         config=run_config,
     )
     for _ in range(2):
@@ -103,7 +105,7 @@ def test_census(tmp_path, gpus):
         "accuracy", "accuracy_baseline", "auc", "auc_precision_recall", "average_loss", "global_step", "label/mean",
         "loss", "precision", "prediction/mean", "recall",
     ]  # fmt: skip
-    assert results["auc"] > 0.9 and results["global_step"] == 240 // gpus
+    assert results["auc"] > 0.8 and results["global_step"] == 240 // gpus
     feature_spec = tf.feature_column.make_parse_example_spec(wide_columns + deep_columns)
     example_input_fn = tf_estimator.export.build_parsing_serving_input_receiver_fn(feature_spec)
     exported = model.export_saved_model(str(tmp_path / "export"), example_input_fn)

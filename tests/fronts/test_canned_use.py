@@ -242,8 +242,8 @@ def test_parsing_specs_hold_columns_label_and_weight():
         ({"loss_reduction": "none"}, "loss_reduction='none'; it must be one of .*'weighted_sum_over_batch_size'"),
         ({"optimizer": "adam"}, "optimizer='adam'; it must be one of Adagrad, Adam, Ftrl, RMSProp, SGD"),
         ({"optimizer": tf.keras.optimizers.SGD()}, "optimizer=<keras.*an optimizer of tf.compat.v1.train"),
-        ({"hidden_units": []}, r"hidden_units=\[\]; it must list each layer's units"),
-        ({"hidden_units": 10}, "hidden_units=10; it must list"),
+        ({"hidden_units": []}, r"hidden_units=\[\]; it must be a list of each layer's units"),
+        ({"hidden_units": 10}, "hidden_units=10; it must be a list"),
         ({"dropout": 1.0}, "dropout=1.0; it must be from 0 to below 1"),
         ({"input_layer_partitioner": v1.fixed_size_partitioner(2)}, "spreads variables over parameter servers"),
     ],
@@ -257,7 +257,7 @@ def test_wrong_arguments_are_refused_at_once(tmp_path, kwargs, message):
 def test_other_arguments_of_other_estimators_are_refused(tmp_path):
     with pytest.raises(errors.ConfigError, match="Give linear_feature_columns or dnn_feature_columns, or both"):
         tf_estimator.DNNLinearCombinedRegressor(tmp_path)
-    with pytest.raises(errors.ConfigError, match="hidden_units=None; it must list"):
+    with pytest.raises(errors.ConfigError, match="hidden_units=None; it must be a list"):
         tf_estimator.DNNLinearCombinedClassifier(tmp_path, dnn_feature_columns=[number])
     with pytest.raises(errors.ConfigError, match="label_dimension=0; it must be at least 1"):
         tf_estimator.DNNRegressor([2], [number], tmp_path, label_dimension=0)
@@ -284,7 +284,7 @@ def test_other_arguments_of_other_estimators_are_refused(tmp_path):
         ({}, X, None, "labels must be a tensor; got a NoneType"),
         ({}, X, {"y": CLASS}, "labels must be a tensor; got a dict"),
         ({"weight_column": "w"}, X, CLASS, "There is no feature 'w'"),
-        ({"weight_column": "kind"}, X, CLASS, "The weights 'kind' are string; they must be numbers"),
+        ({"weight_column": "kind"}, X, CLASS, "The weights 'kind' are of type string; they must be numbers"),
     ],
 )
 def test_input_that_does_not_fit_is_refused(tmp_path, kwargs, x, y, message):
@@ -303,7 +303,7 @@ def test_input_that_does_not_fit_is_refused(tmp_path, kwargs, x, y, message):
 )
 def test_labels_that_are_no_class_stop_the_training(tmp_path, kwargs, y, message):
     with pytest.raises((tf.errors.InvalidArgumentError, errors.UserError), match=message):
-        tf_estimator.LinearClassifier([number], tmp_path, **kwargs).train(input_fn(y), steps=1)
+        tf_estimator.LinearClassifier([number], tmp_path, **kwargs).train(input_fn(y, batch=COUNT), steps=1)
 
 
 def test_a_regressor_refuses_strings(tmp_path):

@@ -54,6 +54,7 @@ class _ClassHead(Head):
         if names is not None:
             table = tf.lookup.KeyValueTensorInitializer(tf.constant(names), tf.range(len(names), dtype=tf.int64))
             labels = tf.lookup.StaticHashTable(table, -1).lookup(labels)
+        labels = tf.cast(labels, tf.int32) if labels.dtype == tf.bool else labels
         allowed = f"label_vocabulary={list(names)}" if names else f"0 to {self.n_classes - 1}"
         message = f"A label is none of n_classes={self.n_classes}. Allowed: {allowed}."
         zero, last = (tf.cast(limit, labels.dtype) for limit in (0, self.n_classes - 1))
