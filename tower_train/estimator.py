@@ -5,8 +5,20 @@ from tower_train import estimator as tf_estimator
 
 import tensorflow as tf
 
+from tower_train.fronts.tf_estimator import input_functions as inputs
 from tower_train.fronts.tf_estimator import saved_model as export
+from tower_train.fronts.tf_estimator.canned import (
+    BaselineClassifier,
+    BaselineRegressor,
+    DNNClassifier,
+    DNNLinearCombinedClassifier,
+    DNNLinearCombinedRegressor,
+    DNNRegressor,
+    LinearClassifier,
+    LinearRegressor,
+)
 from tower_train.fronts.tf_estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
+from tower_train.fronts.tf_estimator.feature_columns import classifier_parse_example_spec, regressor_parse_example_spec
 from tower_train.fronts.tf_estimator.from_keras import model_to_estimator
 from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
@@ -29,9 +41,11 @@ StopAtStepHook = tf.compat.v1.train.StopAtStepHook
 SummarySaverHook = tf.compat.v1.train.SummarySaverHook
 
 __all__ = [
-    "BestExporter", "CheckpointSaverHook", "CheckpointSaverListener", "Estimator", "EstimatorSpec", "EvalSpec",
-    "Exporter", "FinalExporter", "FinalOpsHook", "LatestExporter", "LoggingTensorHook", "ModeKeys", "NanTensorHook",
-    "ProfilerHook", "RunConfig", "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues",
-    "StepCounterHook", "StopAtStepHook", "SummarySaverHook", "TrainSpec", "VocabInfo", "WarmStartSettings", "export",
-    "model_to_estimator", "train_and_evaluate",
+    "BaselineClassifier", "BaselineRegressor", "BestExporter", "CheckpointSaverHook", "CheckpointSaverListener",
+    "DNNClassifier", "DNNLinearCombinedClassifier", "DNNLinearCombinedRegressor", "DNNRegressor", "Estimator",
+    "EstimatorSpec", "EvalSpec", "Exporter", "FinalExporter", "FinalOpsHook", "LatestExporter", "LinearClassifier",
+    "LinearRegressor", "LoggingTensorHook", "ModeKeys", "NanTensorHook", "ProfilerHook", "RunConfig", "SessionRunArgs",
+    "SessionRunContext", "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook", "SummarySaverHook",
+    "TrainSpec", "VocabInfo", "WarmStartSettings", "classifier_parse_example_spec", "export", "inputs",
+    "model_to_estimator", "regressor_parse_example_spec", "train_and_evaluate",
 ]  # fmt: skip
