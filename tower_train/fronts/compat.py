@@ -19,6 +19,7 @@ _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer
 PredictOutput = model_utils.PredictOutput
 ClassificationOutput = model_utils.ClassificationOutput
 RegressionOutput = model_utils.RegressionOutput
+get_export_outputs = model_utils.get_export_outputs
 export_outputs_for_mode = model_utils.export_outputs_for_mode
 build_all_signature_defs = model_utils.build_all_signature_defs
 get_timestamped_export_dir = model_utils.get_timestamped_export_dir

@@ -5,6 +5,7 @@ import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator
 
+import keras
 import tensorflow as tf
 
 from tower_train.fronts import compat
@@ -35,13 +36,13 @@ class Captured:
     Attributes:
       tower: the tower's index.
       updates: its calls of apply_gradients.
-      assigned: ops by which Keras layers assign to their variables (moving averages, seeds). Keras does not run them in
-        a graph.
+      assigned: the Keras variables that layers and metrics assign to (moving averages, seeds, sums), each with the op
+        that does so. Keras does not run these in a graph.
     """
 
     tower: int = 0
     updates: list[Update] = dataclasses.field(default_factory=list)
-    assigned: list[tf.Operation] = dataclasses.field(default_factory=list)
+    assigned: list[tuple[keras.Variable, tf.Operation]] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -72,7 +73,12 @@ def _capture_assign(assign, variable, value) -> None:
         assign(variable, value)
     else:
         value = tf.cast(value, variable.value.dtype)
-        _current.get().assigned.append(variable.value.assign(value, read_value=False))
+        _current.get().assigned.append((variable, variable.value.assign(value, read_value=False)))
+
+
+def current() -> Captured | None:
+    """The record of the model_fn that is being called; None elsewhere."""
+    return _current.get()
 
 
 def tower() -> int:
