@@ -5,7 +5,7 @@ from tower_train import estimator as tf_estimator
 
 import tensorflow as tf
 
-from tower_train.fronts.tf_estimator import saved_model as export
+from tower_train.fronts.tf_estimator import receivers as export
 from tower_train.fronts.tf_estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from tower_train.fronts.tf_estimator.from_keras import model_to_estimator
 from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings

@@ -11,11 +11,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from tensorflow.python.saved_model import model_utils
+from tensorflow.python.saved_model import constants, model_utils
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
 # What tf.estimator itself exported with.
+TRAIN_OP_KEY = constants.TRAIN_OP_KEY  # the collection with the step of an exported training graph
+EXPORT_TAG_MAP = model_utils.EXPORT_TAG_MAP  # {mode: tags of its graph}
+ExportOutput = model_utils.ExportOutput
+EvalOutput = model_utils.EvalOutput
+TrainOutput = model_utils.TrainOutput
 PredictOutput = model_utils.PredictOutput
 ClassificationOutput = model_utils.ClassificationOutput
 RegressionOutput = model_utils.RegressionOutput

@@ -1,91 +1,87 @@
-"""The SavedModel of a model_fn, and the records of its inputs and outputs."""
+"""The SavedModel of a model_fn."""
 
+import contextlib
 import os
 import shutil
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import tensorflow as tf
 
 from tower_train.fronts import compat
-from tower_train.fronts.tf_estimator.spec import EstimatorSpec
+from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 
 v1 = tf.compat.v1
-PredictOutput = compat.PredictOutput
-ClassificationOutput = compat.ClassificationOutput
-RegressionOutput = compat.RegressionOutput
 
 
-class ServingInputReceiver(NamedTuple):
-    """The inputs of a served model.
-
-    Attributes:
-      features: those of model_fn.
-      receiver_tensors: a placeholder, or a dict of them, that requests are fed to.
-      receiver_tensors_alternatives: {name: further ones}.
-    """
-
-    features: Any
-    receiver_tensors: Any
-    receiver_tensors_alternatives: dict | None = None
-
-
-def build_raw_serving_input_receiver_fn(features: dict, default_batch_size: int | None = None):
-    """Makes a serving_input_receiver_fn whose requests are the features themselves.
+class Writer:
+    """Writes the graphs of several modes, with one set of variables, into one directory.
 
     Args:
-      features: {name: a tensor with the dtype and the shape [batch, ...] of requests}.
-      default_batch_size: the batch size of requests; None for any.
-    """
-    specs = {name: (tensor.dtype, [default_batch_size, *tensor.shape[1:]]) for name, tensor in features.items()}
-
-    def receive():
-        tensors = {name: v1.placeholder(dtype, shape, name) for name, (dtype, shape) in specs.items()}
-        return ServingInputReceiver(tensors, tensors)
-
-    return receive
-
-
-def build_parsing_serving_input_receiver_fn(feature_spec: dict, default_batch_size: int | None = None):
-    """Makes a serving_input_receiver_fn whose requests are serialized tf.train.Examples.
-
-    Args:
-      feature_spec: as of tf.io.parse_example.
-      default_batch_size: the batch size of requests; None for any.
+      directory: it must not be there yet.
+      strip_default_attrs: whether to leave out what older versions of TensorFlow need not be told.
     """
 
-    def receive():
-        serialized = v1.placeholder(tf.string, [default_batch_size], "input_example_tensor")
-        features = tf.io.parse_example(serialized, feature_spec)
-        return ServingInputReceiver(features, {"examples": serialized})
+    def __init__(self, directory: bytes, strip_default_attrs: bool):
+        self._builder = v1.saved_model.Builder(directory)
+        self._strip, self._has_variables = strip_default_attrs, False
 
-    return receive
+    def add(self, session: v1.Session, saver: v1.train.Saver, receiver, spec: EstimatorSpec, step) -> None:
+        """Adds the session's graph; with the first one, its variables.
 
-
-def write(
-    base: str, receiver: ServingInputReceiver, spec: EstimatorSpec, checkpoint: str, assets: dict, as_text: bool
-) -> bytes:
-    """Writes the default graph, with a checkpoint's values, into a new directory under base, and returns its path."""
-    outputs = compat.export_outputs_for_mode(spec.mode, spec.export_outputs, spec.predictions)
-    signatures = compat.build_all_signature_defs(
-        receiver.receiver_tensors, outputs, receiver.receiver_tensors_alternatives
-    )
-    directory = compat.get_timestamped_export_dir(base)
-    # Written under another name first: whoever watches the base directory must not find half a model.
-    temporary = compat.get_temp_export_dir(directory)
-    saver = (spec.scaffold and spec.scaffold.saver) or v1.train.Saver(sharded=True)
-    local_init_op = (spec.scaffold and spec.scaffold.local_init_op) or v1.train.Scaffold.default_local_init_op()
-    with v1.Session() as session:
-        saver.restore(session, checkpoint)
-        session.run(local_init_op)
-        builder = v1.saved_model.Builder(temporary)
-        builder.add_meta_graph_and_variables(
-            session, [tf.saved_model.SERVING], signatures, v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
-            main_op=local_init_op, saver=saver, strip_default_attrs=True,
+        Args:
+          session: has the variables' values.
+          saver: of this graph.
+          receiver: the inputs.
+          spec: the outputs.
+          step: the op that trains; None for other modes.
+        """
+        outputs = compat.export_outputs_for_mode(
+            spec.mode, spec.export_outputs, spec.predictions, spec.loss, spec.eval_metric_ops
+        )
+        alternatives = getattr(receiver, "receiver_tensors_alternatives", None)
+        is_served = spec.mode == ModeKeys.PREDICT
+        signatures = compat.build_all_signature_defs(receiver.receiver_tensors, outputs, alternatives, is_served)
+        if step is not None:
+            v1.add_to_collection(compat.TRAIN_OP_KEY, step)
+        add = self._builder.add_meta_graph if self._has_variables else self._add_with_variables(session)
+        add(
+            tags=compat.EXPORT_TAG_MAP[spec.mode], signature_def_map=signatures,
+            assets_collection=v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS), main_op=local_init_op(spec),
+            saver=saver, strip_default_attrs=self._strip,
         )  # fmt: skip
-        builder.save(as_text)
+        self._has_variables = True
+
+    def _add_with_variables(self, session: v1.Session):
+        def add(**arguments):
+            self._builder.add_meta_graph_and_variables(session, **arguments)
+
+        return add
+
+    def save(self, as_text: bool) -> None:
+        """Writes the graphs, as text or as binary protocol buffers."""
+        self._builder.save(as_text)
+
+
+def local_init_op(spec: EstimatorSpec) -> tf.Operation:
+    """The op that initialises local variables and tables."""
+    return spec.scaffold.local_init_op or v1.train.Scaffold.default_local_init_op()
+
+
+@contextlib.contextmanager
+def new_directory(base: str, assets: dict) -> Iterator[tuple[bytes, bytes]]:
+    """Makes a directory under base, named by the time; yields the path to write to and the path that becomes.
+
+    It has another name first: whoever watches the base directory must not find half a model.
+
+    Args:
+      base: the directory of exports.
+      assets: {path within the export's assets.extra: file to copy there}.
+    """
+    directory = compat.get_timestamped_export_dir(base)
+    temporary = compat.get_temp_export_dir(directory)
+    yield temporary, os.fsencode(directory)
     for name, source in assets.items():
         target = os.path.join(os.fsdecode(temporary), "assets.extra", name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         shutil.copy(source, target)
     os.rename(temporary, directory)
-    return os.fsencode(directory)
