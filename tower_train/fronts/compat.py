@@ -20,7 +20,6 @@ TRAIN_OP_KEY = constants.TRAIN_OP_KEY  # the collection with the step of an expo
 EXPORT_TAG_MAP = model_utils.EXPORT_TAG_MAP  # {mode: tags of its graph}
 ExportOutput = model_utils.ExportOutput
 EvalOutput = model_utils.EvalOutput
-TrainOutput = model_utils.TrainOutput
 PredictOutput = model_utils.PredictOutput
 ClassificationOutput = model_utils.ClassificationOutput
 RegressionOutput = model_utils.RegressionOutput

@@ -36,13 +36,13 @@ class Captured:
     Attributes:
       tower: the tower's index.
       updates: its calls of apply_gradients.
-      assigned: the Keras variables that layers and metrics assign to (moving averages, seeds, sums), each with the op
-        that does so. Keras does not run these in a graph.
+      assigned: the Keras variables that layers and metrics assign to (moving averages, seeds, sums), each with its new
+        value. In a graph Keras does not do so itself.
     """
 
     tower: int = 0
     updates: list[Update] = dataclasses.field(default_factory=list)
-    assigned: list[tuple[keras.Variable, tf.Operation]] = dataclasses.field(default_factory=list)
+    assigned: list[tuple[keras.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -72,8 +72,18 @@ def _capture_assign(assign, variable, value) -> None:
     if _current.get() is None:  # another thread's
         assign(variable, value)
     else:
-        value = tf.cast(value, variable.value.dtype)
-        _current.get().assigned.append((variable, variable.value.assign(value, read_value=False)))
+        _current.get().assigned.append((variable, tf.cast(value, variable.value.dtype)))
+
+
+def assign(pairs) -> tf.Operation:
+    """Returns the op that assigns values to variables; none if there is no input for one of the values.
+
+    Args:
+      pairs: (variable of the graph, new value).
+    """
+    pairs = list(pairs)
+    with tf.control_dependencies([value for _, value in pairs]):
+        return tf.group([variable.assign(value, read_value=False) for variable, value in pairs])
 
 
 def current() -> Captured | None:

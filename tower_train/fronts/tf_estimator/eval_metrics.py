@@ -70,15 +70,15 @@ def _make_local(metric: keras.Metric) -> None:
 def _update(name: str, metric: keras.Metric) -> tf.Operation:
     """Returns what update_state has assigned; Keras does not run that in a graph."""
     mine = {id(variable) for variable in metric.variables}
-    found = [(id(variable), op) for variable, op in captured.current().assigned if id(variable) in mine]
+    found = [(variable.value, value) for variable, value in captured.current().assigned if id(variable) in mine]
     if not found:
         raise errors.GraphError(
             f"eval_metric_ops[{name!r}]: this Keras metric was not updated. Call its update_state(labels, values) in "
             "model_fn."
         )
-    if len(found) != len({i for i, _ in found}):
+    if len(found) != len({id(variable) for variable, _ in found}):
         raise errors.GraphError(
             f"eval_metric_ops[{name!r}]: update_state was called more than once in a model_fn, where each call would "
             "begin at the same values. Join the tensors, or use several metrics."
         )
-    return tf.group([op for _, op in found])
+    return captured.assign(found)

@@ -48,7 +48,7 @@ class Model(NamedTuple):
 
     @contextlib.contextmanager
     def graph(self) -> Iterator[None]:
-        """Within this block a new graph is the default one; ops are on the CPU, or where the config's device_fn says."""
+        """Within this block a new graph is the default one; ops are on the CPU, or where config.device_fn says."""
         with tf.Graph().as_default(), v1.device(self.config.device_fn or HOST):
             v1.set_random_seed(self.config.tf_random_seed)
             v1.train.create_global_step()

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.tf_estimator.captured import Captured, capturing
+from tower_train.fronts.tf_estimator.captured import Captured, assign, capturing
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec
 from tower_train.graph import context, gradients
 from tower_train.graph.devices import HOST
@@ -102,7 +102,7 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured]) -> TrainSte
       GraphError: towers that cannot be averaged.
     """
     loss = tf.add_n([spec.loss for spec in specs]) / len(specs)
-    assigned = [op for _, op in captures[0].assigned]
+    assigned = assign((variable.value, value) for variable, value in captures[0].assigned)
     counts = {len(captured.updates) for captured in captures}
     if counts == {0} and len(specs) == 1:
         return TrainStep(tf.group(specs[0].train_op, assigned), loss, None, None, 1)

@@ -8,7 +8,6 @@ from tower_train import console, errors
 from tower_train.fronts.tf_estimator import eval_metrics
 from tower_train.fronts.tf_estimator.model_towers import TrainStep
 from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings
-from tower_train.fronts.tf_estimator.saved_model import local_init_op
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec
 from tower_train.graph.devices import Devices
 from tower_train.run_dir import checkpoint
@@ -168,7 +167,7 @@ class Sessions:
             saver.restore(session, path)
         else:
             session.run(v1.global_variables_initializer())
-        session.run(local_init_op(spec))
+        session.run(local_init_op(spec.scaffold))
         return session
 
     def _begin_at(self, path: str | None, spec: EstimatorSpec) -> None:
@@ -185,6 +184,11 @@ class Sessions:
                     "export."
                 ) from None
             v1.train.warm_start(*self._warm_start)
+
+
+def local_init_op(scaffold: v1.train.Scaffold) -> tf.Operation:
+    """The op that initialises local variables and tables."""
+    return scaffold.local_init_op or v1.train.Scaffold.default_local_init_op()
 
 
 def check_fits(spec: EstimatorSpec, path: str) -> None:

@@ -15,7 +15,6 @@ PredictOutput = compat.PredictOutput
 ClassificationOutput = compat.ClassificationOutput
 RegressionOutput = compat.RegressionOutput
 EvalOutput = compat.EvalOutput
-TrainOutput = compat.TrainOutput
 
 _FEATURE, _LABEL, _RECEIVER = "feature", "label", "input"  # names of tensors that have none
 _TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)

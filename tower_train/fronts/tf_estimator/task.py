@@ -87,17 +87,18 @@ def read() -> Task:
     return read
 
 
-def check_is_alone(task_type: str, num_workers: int, num_ps: int) -> None:
+def check_is_alone(config) -> None:
     """Refuses to train in one of several processes, each of which would write to the same model_dir.
 
     Raises:
-      ConfigError: there are others.
+      ConfigError: the RunConfig tells of others.
     """
-    if num_workers <= 1 and not num_ps and task_type in _TRAINERS:
+    workers, servers = config.num_worker_replicas, config.num_ps_replicas
+    if workers <= 1 and not servers and config.task_type in _TRAINERS:
         return
-    servers = f" and {num_ps} parameter server{'s' * (num_ps > 1)}" if num_ps else ""
+    others = f" and {servers} parameter server{'s' * (servers > 1)}" if servers else ""
     raise errors.ConfigError(
-        f"{_VARIABLE} describes {num_workers} worker{'s' * (num_workers != 1)}{servers}, and makes this process a task "
-        f"of type {task_type!r}. An Estimator trains in one process: unset {_VARIABLE} and start one, with "
+        f"{_VARIABLE} describes {workers} worker{'s' * (workers != 1)}{others}, and makes this process a task of type "
+        f"{config.task_type!r}. An Estimator trains in one process: unset {_VARIABLE} and start one, with "
         "RunConfig(num_gpus=N); for several machines write a workload (README)."
     )

@@ -28,10 +28,10 @@ class Estimator:
     Names, arguments and meanings are those of TensorFlow 1.15's tf.estimator.Estimator.
 
     Args:
-      model_fn: (features, labels, mode, params, config) -> EstimatorSpec, with any of these arguments in any order;
-        they are passed by name. To train it is called once a tower. Variables that it makes with get_variable, tf.Variable or Keras layers are made once,
-        and are assigned to once a step, by the first tower; the gradients that it gives to a tf.compat.v1.train
-        optimizer are averaged and applied once.
+      model_fn: (features, labels, mode, params, config) -> EstimatorSpec, with any of these arguments in any order:
+        they are passed by name. To train it is called once a tower. Variables that it makes with get_variable,
+        tf.Variable or Keras layers are made once, and are assigned to once a step, by the first tower; the gradients
+        that it gives to a tf.compat.v1.train optimizer are averaged and applied once.
       model_dir: the directory of checkpoints and events; None takes the config's, or a new temporary one.
       config: a RunConfig.
       params: passed on to model_fn and input_fn.
@@ -95,7 +95,7 @@ class Estimator:
         arguments.check_steps(steps, max_steps)
         arguments.check_input_fn(input_fn)
         config, listeners = self.config, arguments.checked_listeners(saving_listeners)
-        task.check_is_alone(config.task_type, config.num_worker_replicas, config.num_ps_replicas)
+        task.check_is_alone(config)
         hooks, newest = arguments.checked_hooks(hooks), self.latest_checkpoint()
         if max_steps is not None and newest and checkpoint.step_of(newest) >= max_steps:
             console.notice(f"Nothing to train: {newest} is at or after max_steps={max_steps}.")
@@ -217,7 +217,8 @@ class Estimator:
     ) -> bytes:  # fmt: skip
         """Like `export_saved_model`, by its older name; keeps ops' default attributes unless strip_default_attrs."""
         receivers = {ModeKeys.PREDICT: serving_input_receiver_fn}
-        return self._export(export_dir_base, receivers, assets_extra, as_text, checkpoint_path, strip_default_attrs)
+        form = saved_model.Form(assets_extra or {}, as_text, strip_default_attrs)
+        return self._export(export_dir_base, receivers, checkpoint_path, form)
 
     def experimental_export_all_saved_models(
         self, export_dir_base, input_receiver_fn_map, assets_extra=None, as_text=False, checkpoint_path=None
@@ -228,27 +229,13 @@ class Estimator:
           input_receiver_fn_map: {mode: function that returns the graph's inputs}.
           others: as for export_saved_model.
         """
-        return self._export(export_dir_base, input_receiver_fn_map, assets_extra, as_text, checkpoint_path)
+        form = saved_model.Form(assets_extra or {}, as_text)
+        return self._export(export_dir_base, input_receiver_fn_map, checkpoint_path, form)
 
-    def _export(self, base, receivers: dict, assets: dict | None, as_text: bool, path: str | None, strip=True) -> bytes:
-        modes = [mode for mode in (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT) if receivers.get(mode)]
-        if not modes or len(modes) != len(receivers):
-            raise errors.ConfigError(
-                f"modes={', '.join(map(repr, receivers)) or 'none'}; each must be one of ModeKeys, with a function."
-            )
+    def _export(self, base, receivers: dict, path: str | None, form: saved_model.Form) -> bytes:
         path = path or self.latest_checkpoint() or self._start()
         sessions = Sessions(self.config, placement.place(1, "num_gpus", in_session=True), self._warm_start)
-        with saved_model.new_directory(os.fspath(base), assets or {}) as (temporary, directory):
-            writer = saved_model.Writer(temporary, strip)
-            for mode in modes:
-                with self._model.graph():
-                    receiver = receivers[mode]()
-                    spec, step = self._model.build_for_export(mode, receiver)
-                    saver = spec.scaffold.saver or v1.train.Saver(sharded=True)
-                    with sessions.open_for_export(path, spec, saver) as session:
-                        writer.add(session, saver, receiver, spec, step)
-            writer.save(as_text)
-        return directory
+        return saved_model.write(os.fspath(base), self._model, sessions, receivers, path, form)
 
     def _start(self) -> str | None:
         """Returns the checkpoint that training would start from; None if it would start from values.
