@@ -240,6 +240,31 @@ class TestExports:
             [(name, output)] = compat.export_outputs_for_mode("infer", None, {"y": y}).items()
         assert name == "serving_default" and output.outputs["y"] is y
 
+    def test_outputs_of_the_wrong_kind_are_refused(self):
+        with tf.Graph().as_default():
+            y = v1.placeholder(tf.float32, [None])
+            assert isinstance(compat.get_export_outputs(None, y)["serving_default"], compat.ExportOutput)
+            for outputs in (y, {"y": y}):
+                with pytest.raises(TypeError):
+                    compat.get_export_outputs(outputs, y)
+
+    def test_graphs_of_modes_have_tags_and_losses_and_keep_their_step(self, tmp_path):
+        assert [list(compat.EXPORT_TAG_MAP[mode]) for mode in ("train", "eval", "infer")] == [
+            ["train"], ["eval"], ["serve"],
+        ]  # fmt: skip
+        with tf.Graph().as_default(), v1.Session() as session:
+            loss = tf.identity(v1.get_variable("v", []), name="loss")
+            [output] = compat.export_outputs_for_mode("eval", None, None, loss, {}).values()
+            assert isinstance(output, compat.EvalOutput)
+            v1.add_to_collection(compat.TRAIN_OP_KEY, tf.no_op("step"))
+            session.run(v1.global_variables_initializer())
+            builder = v1.saved_model.Builder(str(tmp_path / "saved"))
+            builder.add_meta_graph_and_variables(session, ["train"])
+            builder.save()
+        with tf.Graph().as_default(), v1.Session() as session:
+            v1.saved_model.load(session, ["train"], str(tmp_path / "saved"))
+            assert [op.name for op in v1.get_collection(compat.TRAIN_OP_KEY)] == ["step"]
+
     def test_directories_are_named_by_the_second_and_watchers_overlook_unfinished_ones(self, tmp_path):
         before = int(time.time())
         directory = os.fsdecode(compat.get_timestamped_export_dir(str(tmp_path)))

@@ -11,14 +11,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from tensorflow.python.saved_model import model_utils
+from tensorflow.python.saved_model import constants, model_utils
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
 # What tf.estimator itself exported with.
+TRAIN_OP_KEY = constants.TRAIN_OP_KEY  # the collection with the step of an exported training graph
+EXPORT_TAG_MAP = model_utils.EXPORT_TAG_MAP  # {mode: tags of its graph}
+ExportOutput = model_utils.ExportOutput
+EvalOutput = model_utils.EvalOutput
 PredictOutput = model_utils.PredictOutput
 ClassificationOutput = model_utils.ClassificationOutput
 RegressionOutput = model_utils.RegressionOutput
+get_export_outputs = model_utils.get_export_outputs
 export_outputs_for_mode = model_utils.export_outputs_for_mode
 build_all_signature_defs = model_utils.build_all_signature_defs
 get_timestamped_export_dir = model_utils.get_timestamped_export_dir
