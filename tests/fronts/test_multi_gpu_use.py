@@ -107,8 +107,9 @@ class TestUse:
         model = keras.Model(inputs, outputs, name="mine")
         parallel = tower_train.multi_gpu_model(model, gpus=2)
         for name in ("inputs", "outputs", "input_shape", "output_shape", "output_names", "layers", "input", "output"):
-            expected = getattr(model, name)
-            assert keras.tree.map_structure(lambda a, b: a is b or a == b, getattr(parallel, name), expected), name
+            found, expected = keras.tree.flatten(getattr(parallel, name)), keras.tree.flatten(getattr(model, name))
+            assert len(found) == len(expected) > 0, name
+            assert all(a is b or a == b for a, b in zip(found, expected, strict=True)), name
         assert parallel.output_names == ["a", "b"] and parallel.output_shape == [(None, 2), (None, 1)]
         assert parallel.count_params() == 7 * 3 + 3
         assert parallel.get_layer("a") is parallel.get_layer(index=3) is model.get_layer("a")
@@ -117,6 +118,9 @@ class TestUse:
         for layer in parallel.layers:
             layer.trainable = False
         assert parallel.trainable_weights == []
+        assert keras.Model(parallel.input, parallel.get_layer("a").output).output_shape == (None, 2)
+        with pytest.raises(ConfigError, match="Clone its template"):
+            keras.models.clone_model(parallel)
         with pytest.raises(AttributeError, match="fit_generator"):
             parallel.fit_generator([])
         with pytest.raises(ValueError, match="No such layer: z"):

@@ -21,6 +21,7 @@ class ParallelModel(keras.Model):
         self._compiles_template = not template.compiled
         self._template_metrics = list(compat.own_metrics(template))  # Keras reports those of a model's own attributes
         self._growth: dict[bool, Growth] = {}
+        self.built = template.built
 
     def __getattr__(self, name):
         """Looks up in the template what is not here: its inputs, output_names, and attributes of the user's own."""
@@ -32,6 +33,16 @@ class ParallelModel(keras.Model):
     def layers(self):
         """The template's layers."""
         return self.template.layers
+
+    @property
+    def input(self):
+        """The template's symbolic input."""
+        return self.template.input
+
+    @property
+    def output(self):
+        """The template's symbolic output."""
+        return self.template.output
 
     def call(self, inputs, training=False):
         return self.template(inputs, training=training)
@@ -168,6 +179,15 @@ class ParallelModel(keras.Model):
     def get_config(self):
         """Returns the template's configuration."""
         return self.template.get_config()
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Refuses what Keras would do to clone the model.
+
+        Raises:
+          ConfigError: always.
+        """
+        raise errors.ConfigError("A ParallelModel has no configuration of its own. Clone its template instead.")
 
     def to_json(self, **kwargs):
         """Returns the template's architecture."""
