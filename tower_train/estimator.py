@@ -8,7 +8,6 @@ import tensorflow as tf
 from tower_train.fronts.tf_estimator import experimental
 from tower_train.fronts.tf_estimator import input_functions as inputs
 from tower_train.fronts.tf_estimator import receivers as export
-from tower_train.fronts.tf_estimator import saved_model as export
 from tower_train.fronts.tf_estimator.canned import (
     BaselineClassifier,
     BaselineRegressor,

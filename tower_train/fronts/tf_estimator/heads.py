@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts.tf_estimator import feature_columns
-from tower_train.fronts.tf_estimator.saved_model import PredictOutput, RegressionOutput
+from tower_train.fronts.tf_estimator.receivers import PredictOutput, RegressionOutput
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 
 v1 = tf.compat.v1
