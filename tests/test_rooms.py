@@ -1,6 +1,7 @@
 """Imports run one way through the rooms of the package, and functions stay small: read from the sources by ast."""
 
 import ast
+import fnmatch
 
 import jobs
 import pytest
@@ -10,7 +11,8 @@ ROOMS = ("fronts", "bench", "run", "inference", "cluster", "run_dir", "graph", "
 VOCABULARY = {"errors", "console", "config", "examples", "workload", "layers", "initializers", "host"}
 OF_VOCABULARY = {"options", "graph.context"}  # what else the vocabulary may import
 MOST_LINES, MOST_ARGUMENTS = 60, 7
-EXCEPTIONS = {  # {module:function: why it may be larger}
+EXCEPTIONS = {  # {pattern of module:function: why it may be larger}
+    "tower_train.fronts.tf_estimator.*": "the arguments of TensorFlow 1.15",
     "tower_train.graph.training:training_graph": "the steps of a step, one after the other",
     "tower_train.layers:normalize": "as tf.nn.batch_normalization, with the moving statistics",
     "tower_train.options.declare:option": "a declaration, of keywords only",
@@ -118,8 +120,9 @@ def test_there_are_no_circles(graph):
 def test_functions_are_small(modules):
     large = {f"{module}:{name}": size for module, path in modules.items()
              for name, size in large_functions(path.read_text()).items()}  # fmt: skip
-    assert not {name: size for name, size in large.items() if name not in EXCEPTIONS}
-    assert not EXCEPTIONS.keys() - large, "these are small now"
+    excepted = {pattern: fnmatch.filter(large, pattern) for pattern in EXCEPTIONS}
+    assert not large.keys() - set(sum(excepted.values(), []))
+    assert all(excepted.values()), "these are small now"
 
 
 KNOWN = dict.fromkeys(["tower_train", "tower_train.errors", "tower_train.graph", "tower_train.graph.towers",
