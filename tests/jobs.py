@@ -101,6 +101,29 @@ class Trainer(Program):
         super().__init__("tower_train", *words)
 
 
+class At(tf.compat.v1.train.SessionRunHook):
+    """Calls functions with the SessionRunContext after steps of this start: {step: function}."""
+
+    def __init__(self, actions):
+        self._actions, self._step = actions, 0
+
+    def after_run(self, run_context, run_values):
+        self._step += 1
+        self._actions.get(self._step, lambda _: None)(run_context)
+
+
+def stop_at(step):
+    """A session hook that asks for the end of the run."""
+    return At({step: lambda run_context: run_context.request_stop()})
+
+
+def toy_logits(variables, features, suffix="/ExponentialMovingAverage"):
+    """The toy workload's network in numpy."""
+    hidden = features @ variables[f"hidden/weights{suffix}"] + variables[f"hidden/biases{suffix}"]
+    logits = np.maximum(hidden, 0) @ variables[f"softmax_linear/weights{suffix}"]
+    return logits + variables[f"softmax_linear/biases{suffix}"]
+
+
 def read_json(train_dir, name):
     return json.loads(pathlib.Path(train_dir, name).read_text())
 
@@ -147,6 +170,13 @@ def assert_identical(variables, expected):
     assert variables.keys() == expected.keys()
     for name, value in expected.items():
         assert np.asarray(variables[name]).tobytes() == np.asarray(value).tobytes(), name
+
+
+def assert_close(variables, expected):
+    """The same variables, but for rounding in float64."""
+    assert variables.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(variables[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def events(folder):

@@ -21,9 +21,9 @@ def opened(workload, examples, **options):
     Args:
       workload: what to train; its recipe gives the options that are not given.
       examples: to train on.
-      options: of Config.
+      options: of Config; without summaries unless --summary_every_steps is given.
     """
-    config: Config = workload.config(device="cpu", **options)
+    config: Config = workload.config(**({"device": "cpu", "summary_every_steps": 0} | options))
     placed = devices.place(config)
     built = training.training_graph(workload, examples, config, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:

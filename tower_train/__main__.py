@@ -23,9 +23,6 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
 
     Mistakes in the trainer's own options, and --help without --workload, are answered before TensorFlow is imported.
 
-    Args:
-      argv: as for command_line.parse.
-
     Returns:
       The Config, in which the workload's recipe fills in what the command line does not give, and {name: value} of the
       workload's own options, those of --recipe among them.

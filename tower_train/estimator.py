@@ -6,9 +6,21 @@ from tower_train import estimator as tf_estimator
 import tensorflow as tf
 
 from tower_train.fronts.tf_estimator import experimental
+from tower_train.fronts.tf_estimator import input_functions as inputs
 from tower_train.fronts.tf_estimator import receivers as export
+from tower_train.fronts.tf_estimator.canned import (
+    BaselineClassifier,
+    BaselineRegressor,
+    DNNClassifier,
+    DNNLinearCombinedClassifier,
+    DNNLinearCombinedRegressor,
+    DNNRegressor,
+    LinearClassifier,
+    LinearRegressor,
+)
 from tower_train.fronts.tf_estimator.experimental import add_metrics
 from tower_train.fronts.tf_estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
+from tower_train.fronts.tf_estimator.feature_columns import classifier_parse_example_spec, regressor_parse_example_spec
 from tower_train.fronts.tf_estimator.from_keras import model_to_estimator
 from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
@@ -35,10 +47,13 @@ StopAtStepHook = tf.compat.v1.train.StopAtStepHook
 SummarySaverHook = tf.compat.v1.train.SummarySaverHook
 
 __all__ = [
-    "BestExporter", "CheckpointSaverHook", "CheckpointSaverListener", "Estimator", "EstimatorSpec", "EvalSpec",
-    "Exporter", "FeedFnHook", "FinalExporter", "FinalOpsHook", "GlobalStepWaiterHook", "LatestExporter",
-    "LoggingTensorHook", "ModeKeys", "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "RunConfig",
-    "SecondOrStepTimer", "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues",
-    "StepCounterHook", "StopAtStepHook", "SummarySaverHook", "TrainSpec", "VocabInfo", "WarmStartSettings",
-    "add_metrics", "experimental", "export", "model_to_estimator", "train_and_evaluate",
+    "BaselineClassifier", "BaselineRegressor", "BestExporter", "CheckpointSaverHook", "CheckpointSaverListener",
+    "DNNClassifier", "DNNLinearCombinedClassifier", "DNNLinearCombinedRegressor", "DNNRegressor", "Estimator",
+    "EstimatorSpec", "EvalSpec", "Exporter", "FeedFnHook", "FinalExporter", "FinalOpsHook", "GlobalStepWaiterHook",
+    "LatestExporter", "LinearClassifier", "LinearRegressor", "LoggingTensorHook", "ModeKeys",
+    "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "RunConfig", "SecondOrStepTimer",
+    "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues", "StepCounterHook",
+    "StopAtStepHook", "SummarySaverHook", "TrainSpec", "VocabInfo", "WarmStartSettings", "add_metrics",
+    "classifier_parse_example_spec", "experimental", "export", "inputs", "model_to_estimator",
+    "regressor_parse_example_spec", "train_and_evaluate",
 ]  # fmt: skip

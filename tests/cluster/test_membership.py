@@ -9,7 +9,6 @@ import clusters
 import jobs
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tower_train import Config, errors, train
 from tower_train.cluster import membership
@@ -90,21 +89,10 @@ def test_who_cannot_train_along_is_named(tmp_path):
     assert not jobs.saved_steps(tmp_path) and not (tmp_path / "run.json").exists()
 
 
-class Stop(tf.compat.v1.train.SessionRunHook):
-    """Asks for the end after the fifth step that it sees."""
-
-    def before_run(self, run_context):
-        self._seen = getattr(self, "_seen", 0) + 1
-
-    def after_run(self, run_context, run_values):
-        if self._seen == 5:
-            run_context.request_stop()
-
-
 @pytest.mark.parametrize("asking", [0, 1])
 def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(asking, tmp_path):
     options = COMMON | dict(batch_size=4, max_steps=jobs.ENDLESS)
-    results = clusters.train_together(tmp_path, 2, session_hooks={asking: [Stop()]}, **options)
+    results = clusters.train_together(tmp_path, 2, session_hooks={asking: [jobs.stop_at(5)]}, **options)
     assert [(result.step, result.stopped_by) for result in results] == [(6, "a session hook")] * 2
     assert jobs.saved_steps(tmp_path) == [6]
 

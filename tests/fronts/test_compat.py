@@ -55,6 +55,11 @@ class TestReplaced:
             raise KeyError
         assert (one.method(), one.value) == ("method", 1)
 
+    def test_of_a_module(self):
+        with compat.replaced(inspect, "getsource", lambda _: "other"):
+            assert inspect.getsource(compat) == "other"
+        assert inspect.getsource(compat) != "other"
+
     def test_of_a_keras_layer_calls_the_replacement(self):
         layer = keras.layers.Dense(2)
         expected = layer(tf.ones([1, 3]))
@@ -186,6 +191,55 @@ def test_cleared_losses_are_those_of_layers_and_not_of_regularizers():
     assert len(model.losses) == 3
     compat.clear_losses(model)
     assert len(model.losses) == 1
+
+
+def test_metrics_of_a_model_are_those_of_all_its_layers_and_not_those_of_compile():
+    class Measures(keras.layers.Layer):
+        def __init__(self, name):
+            super().__init__()
+            self.metric = keras.metrics.Mean(name=name)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.own = keras.metrics.Mean(name="own")
+            self.inner = keras.Sequential([keras.Input([2]), Measures("nested")])
+
+    model = Model()
+    model.compile(loss="mse", metrics=["mae"])
+    assert [metric.name for metric in compat.own_metrics(model)] == ["own"]
+    assert [metric.name for metric in compat.layer_metrics(model)] == ["own", "nested"]
+
+
+def test_draws_alike_are_those_of_one_example_for_all():
+    def draws(count):
+        seeds = keras.random.SeedGenerator(1)
+        x = tf.ones([count, 50])
+        return [
+            keras.random.normal([count, 50], seed=seeds), keras.random.uniform(tf.shape(x), seed=seeds),
+            keras.random.truncated_normal([count, 50], seed=seeds), keras.random.randint([count, 50], 0, 9, seed=seeds),
+            keras.random.dropout(x, 0.5, seed=seeds), keras.layers.Dropout(0.5, seed=1)(x, training=True),
+            keras.layers.SpatialDropout1D(0.5, seed=1)(tf.ones([count, 3, 50]), training=True),
+            keras.random.normal([], seed=seeds) * tf.ones([count, 1]),
+        ]  # fmt: skip
+
+    with compat.draws_alike():
+        for one, three in zip(draws(1), draws(3), strict=True):
+            np.testing.assert_array_equal(three, np.repeat(one, 3, axis=0))
+    for one, three in zip(draws(1)[:-1], draws(3)[:-1], strict=True):
+        assert np.ptp(three, axis=0).any() and np.unique(one).size > 1
+    with compat.draws_alike():
+        assert draws(0)[0].shape == (0, 50)
+
+
+def test_moving_statistics_make_batch_normalisation_treat_examples_alone():
+    model = keras.Sequential([keras.Input([2]), keras.layers.BatchNormalization()])
+    assert [v.name for v in compat.moving_statistics_of(model)] == ["moving_mean", "moving_variance"]
+    x = tf.constant([[1.0, 2.0], [3.0, 5.0]])
+    with compat.moving_statistics():
+        found = model(x, training=True)
+    np.testing.assert_allclose(found, x / np.sqrt(1.001), rtol=1e-5)
+    assert not np.allclose(model(x, training=True), found)
 
 
 def test_masks_go_from_embeddings_to_losses():

@@ -237,7 +237,13 @@ def test_dropout_resumes_exactly(examples, tmp_path, options):
 
     def run(name, steps):
         config = Config(
-            train_dir=str(tmp_path / name), max_steps=steps, num_gpus=2, batch_size=4, device="cpu", **options
+            train_dir=str(tmp_path / name),
+            max_steps=steps,
+            num_gpus=2,
+            batch_size=4,
+            device="cpu",
+            summary_every_steps=0,
+            **options,
         )
         tower_train.train(task, config)
         reader = tf.train.load_checkpoint(str(tmp_path / name))

@@ -97,11 +97,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+ONE, MIRRORED = dict(num_gpus=1), dict(num_gpus=2, variable_update="mirrored")
+ACCUMULATING = dict(num_gpus=2, accumulate_steps=2)
+
+
 @pytest.mark.parametrize(
-    "towers",
-    [dict(num_gpus=1), dict(num_gpus=2, variable_update="mirrored"), dict(num_gpus=2, accumulate_steps=2)],
-    ids=lambda options: options.get("variable_update", f"{options['num_gpus']} on the CPU"),
+    ("optimizer", "towers"),
+    [*((name, ONE) for name in OPTIMIZERS), ("adam", MIRRORED), ("lars", MIRRORED), ("adam", ACCUMULATING)],
 )
 def test_every_variable_moves_at_its_own_rate(open_training, optimizer, towers):
     make, options = OPTIMIZERS[optimizer]

@@ -127,7 +127,7 @@ class TestDrawsOfExamples:
         published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431,
                      16408922859458223821]  # fmt: skip
         with tf.Graph().as_default(), v1.Session() as session:
-            found = session.run(stream._split_mix(1234567, tf.range(5, dtype=tf.int64)))
+            found = session.run(stream.split_mix(1234567, tf.range(5, dtype=tf.int64)))
         np.testing.assert_array_equal(found, np.array([number >> 40 for number in published], np.float32) / 2**24)
 
     @pytest.mark.parametrize("count", [1, 3])

@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import math
-import re
 import shutil
 import signal
 
+import element_workloads
 import jobs
 import numpy as np
 import pytest
@@ -16,30 +16,11 @@ import toy_workload
 from tower_train import Config, EvaluateOptions, Examples, errors, evaluate_run, train
 from tower_train.inference import evaluator, report
 from tower_train.run_dir import checkpoint
-from tower_train.workload import DataRequest
 
 
 def evaluate(train_dir, workload=None, **options):
     [found] = evaluate_run(EvaluateOptions(train_dir=str(train_dir), **options), workload)
     return found
-
-
-def toy_examples():
-    """Features [50, 4] and labels [50] of the toy workload's test examples."""
-    examples = toy_workload.load(DataRequest("test"))
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        return session.run(examples.open()(tf.range(50, dtype=tf.int64)))
-
-
-def toy_logits(weights, features, suffix=""):
-    """The toy workload's network in numpy."""
-    hidden = features @ weights[f"hidden/weights{suffix}"] + weights[f"hidden/biases{suffix}"]
-    logits = np.maximum(hidden, 0) @ weights[f"softmax_linear/weights{suffix}"]
-    return logits + weights[f"softmax_linear/biases{suffix}"]
-
-
-def predictions(weights, features, suffix=""):
-    return np.argmax(toy_logits(weights, features, suffix), axis=1)
 
 
 def confusion(labels, predicted):
@@ -58,18 +39,17 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(("num_gpus", "batch_size"), [(1, 50), (1, 1), (3, 7), (2, 16), (4, 64), (7, 3)])
 def test_every_example_counts_once_on_the_weights_asked_for(raw, num_gpus, batch_size, run):
     found = evaluate(run, raw=raw, num_gpus=num_gpus, batch_size=batch_size)
-    features, labels = toy_examples()
-    predicted = predictions(jobs.variables(run), features, "" if raw else "/ExponentialMovingAverage")
+    features, labels = element_workloads.arrays("test")
+    suffixes = ["/ExponentialMovingAverage", ""]
+    predicted, others = (np.argmax(jobs.toy_logits(jobs.variables(run), features, suffix), axis=1)
+                         for suffix in (suffixes[raw], suffixes[not raw]))  # fmt: skip
+    assert not np.array_equal(predicted, others), "the run is to tell them apart"
     assert found.num_examples == 50
     assert found.confusion == confusion(labels, predicted)
     right = int(np.sum(predicted == labels))
     assert found.metrics["precision @ 1"].mean == pytest.approx(right / 50, abs=1e-12)
     assert (found.step, found.weights) == (12, "raw weights" if raw else "moving averages")
     assert found.class_names == toy_workload.CLASSES
-
-
-def test_raw_weights_and_moving_averages_are_not_the_same(run):
-    assert evaluate(run, raw=True).confusion != evaluate(run).confusion
 
 
 def test_the_reference_workload_counts_the_labels_of_its_file(cifar10_run, cifar10_dir):
@@ -108,10 +88,10 @@ class TestViews:
     @pytest.mark.parametrize("single_view", [False, True])
     def test_evaluation_takes_the_mean_of_the_logits_unless_told_not_to(self, workload, viewed_run, single_view):
         found = evaluate(viewed_run[0], workload, single_view=single_view, num_gpus=2, batch_size=7)
-        weights, (features, labels) = jobs.variables(viewed_run[0]), toy_examples()
-        logits = toy_logits(weights, features, "/ExponentialMovingAverage")
+        weights, (features, labels) = jobs.variables(viewed_run[0]), element_workloads.arrays("test")
+        logits = jobs.toy_logits(weights, features)
         if not single_view:
-            logits = 0.25 * logits + 0.75 * toy_logits(weights, -features, "/ExponentialMovingAverage")
+            logits = 0.25 * logits + 0.75 * jobs.toy_logits(weights, -features)
         assert found.confusion == confusion(labels, np.argmax(logits, axis=1))
         assert found.several_views is not single_view
         assert report.evaluation_lines(found)[0].endswith(", several views of each") is not single_view
@@ -121,60 +101,6 @@ class TestViews:
         found = evaluate(directory, workload)
         assert during | {"seconds": 0} == jobs.json_like(found.as_dict() | {"seconds": 0})
         assert found.confusion != evaluate(directory, workload, single_view=True).confusion
-
-
-class TestAtTheEnd:
-    OPTIONS = dict(max_steps=7, eval_every_steps=5, train_eval_examples=0)
-
-    def test_the_last_step_is_evaluated_where_that_is_asked_for(self, tmp_path, capsys):
-        jobs.train_toy(tmp_path / "no", **self.OPTIONS)
-        assert jobs.read_json(tmp_path / "no", "result.json")["evaluation"]["step"] == 5
-        assert "Result:" not in capsys.readouterr().out
-        jobs.train_toy(tmp_path / "yes", **self.OPTIONS, eval_at_end=True)
-        result = jobs.read_json(tmp_path / "yes", "result.json")
-        precision = result["evaluation"]["metrics"]["precision @ 1"]["mean"]
-        assert (result["evaluation"]["step"], precision) == (
-            7,
-            evaluate(tmp_path / "yes").metrics["precision @ 1"].mean,
-        )
-        assert re.search(
-            rf"\nResult:   precision @ 1 = {precision:.3f} .*, after {result['training_secs']:.1f} s of training\n",
-            capsys.readouterr().out,
-        )
-        assert 0 < result["training_secs"] < result["seconds"]
-
-    def test_once_only_where_both_ask_for_it(self, tmp_path):
-        jobs.train_toy(tmp_path, **self.OPTIONS | dict(max_steps=10), eval_at_end=True)
-        points = jobs.events(tmp_path / "eval").Scalars("precision @ 1")
-        assert [point.step for point in points] == [5, 10]
-
-    def test_a_run_that_is_stopped_early_is_not_evaluated(self, tmp_path):
-        class Stop(tf.compat.v1.train.SessionRunHook):
-            def after_run(self, run_context, run_values):
-                run_context.request_stop()
-
-        assert jobs.train_toy(tmp_path, [Stop()], max_steps=7, eval_at_end=True).step == 1
-        assert "evaluation" not in jobs.read_json(tmp_path, "result.json")
-
-    def test_one_that_was_killed_is_made_up_for_once(self, tmp_path, monkeypatch, capsys):
-        def killed(self, path):
-            raise KeyboardInterrupt
-
-        options = dict(max_steps=7, eval_at_end=True, train_eval_examples=0)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(evaluator.Evaluator, "evaluate", killed)
-            jobs.train_toy(tmp_path, **options)
-        assert jobs.train_toy(tmp_path, **options).step == 7
-        assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 7
-        assert "nothing to do" in (shown := capsys.readouterr().out) and "\nResult:   precision @ 1 = " in shown
-        with monkeypatch.context() as patch:
-            patch.setattr(evaluator.Evaluator, "evaluate", killed)
-            jobs.train_toy(tmp_path, **options)
-
-
-def test_evaluation_does_not_disturb_training(run, tmp_path):
-    jobs.train_toy(tmp_path, max_steps=12, moving_average_decay=0.99, learning_rate=0.05)
-    jobs.assert_identical(jobs.variables(run), jobs.variables(tmp_path))
 
 
 def test_evaluations_are_drawn_at_the_steps_of_their_checkpoints(run, tmp_path):
@@ -192,11 +118,6 @@ def test_the_wilson_interval_bounds_the_proportions_that_a_two_sided_test_accept
     z, share = 1.959964, successes / trials
     roots = sorted(np.roots([1 + z * z / trials, -2 * share - z * z / trials, share**2]).real)
     assert evaluator.wilson_interval(successes, trials) == pytest.approx(roots, abs=1e-6)
-
-
-def test_the_wilson_interval_of_eight_in_ten_is_the_one_in_the_books():
-    # center = (0.8 + 3.8415 / 20) / 1.38415 = 0.71674, half = 1.95996 / 1.38415 * sqrt(0.016 + 0.0096037) = 0.22658
-    assert evaluator.wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=5e-5)
 
 
 def test_only_a_proportion_has_an_interval(run):
@@ -311,3 +232,28 @@ def test_a_checkpoint_that_lacks_what_is_asked_for_is_an_error(tmp_path):
         evaluate(tmp_path)
     assert "\n" not in str(error.value)
     assert evaluate(tmp_path, raw=True).step == 2
+
+
+def test_a_confusion_matrix_is_a_table_under_its_classes_names():
+    lines = report.confusion_lines([[12345, 0], [7, 1]], ("cat", "aeroplane"))
+    assert lines == [
+        "confusion matrix (row: true class, column: predicted class)",
+        "            cat aerop",
+        "      cat 12345     0",
+        "aeroplane     7     1",
+    ]
+
+
+def found(mean, count, is_proportion=True):
+    interval = evaluator.wilson_interval(mean * count, count) if is_proportion else ()
+    metrics = {"precision @ 1": evaluator.Metric(mean, *interval), "other": evaluator.Metric(0.0)}
+    return evaluator.Evaluation(1, "data", count, "raw weights", metrics, None, (), 0.0)
+
+
+def test_a_warning_when_they_part_beyond_chance():
+    warning = report.overfitting(found(0.95, 1000), found(0.8, 1000))
+    assert warning.startswith("*** precision @ 1 is 0.950 on training examples and 0.800 on the test examples:")
+    assert report.overfitting(found(0.95, 1000), found(0.88, 1000)) is None, "not by much"
+    assert report.overfitting(found(0.95, 20), found(0.8, 20)) is None, "by chance"
+    assert report.overfitting(found(0.8, 1000), found(0.95, 1000)) is None
+    assert report.overfitting(found(0.95, 1000, False), found(0.2, 1000, False)) is None, "no proportions"

@@ -35,24 +35,18 @@ LINE = strategies.one_of(
     strategies.text(strategies.characters(codec="utf-8", exclude_characters="\n\r\0"), max_size=30),
     strategies.builds("--{}={}".format, strategies.sampled_from([f.name for f in FIELDS]), strategies.text(max_size=8)),
 )
+BYTES = strategies.binary(max_size=20)
 
 
 @few
-@hypothesis.given(lines=strategies.lists(LINE, max_size=4))
+@hypothesis.given(lines=strategies.lists(LINE.map(lambda line: line.encode(errors="replace")) | BYTES, max_size=4))
 def test_any_flag_file_is_options_or_a_config_error(lines, tmp_path_factory):
     path = tmp_path_factory.mktemp("flags") / "flags"
-    path.write_text("\n".join(lines), encoding="utf-8", errors="replace")
+    path.write_bytes(b"\n".join(lines))
     try:
         command_line.parse(["tower_train", f"--flagfile={path}"], config.Config, "")
     except (errors.ConfigError, SystemExit):  # SystemExit: a line asks for help
         pass
-
-
-@pytest.mark.parametrize("content", [b"--seed=1\n--no_such=2\n", b"--seed=\xff\xfe\n", b"\x00\x01", b"stray\n"])
-def test_a_flag_file_of_rubbish_is_a_config_error(content, tmp_path):
-    (tmp_path / "flags").write_bytes(content)
-    with pytest.raises(errors.ConfigError):
-        command_line.parse(["tower_train", f"--flagfile={tmp_path}/flags"], config.Config, "")
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "itself"])

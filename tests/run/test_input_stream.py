@@ -58,9 +58,7 @@ def test_a_killed_run_goes_on_as_if_nobody_had_killed_it(towers, killed_run, who
     assert found["global_step"] == LAST_STEP
     if towers == dict(num_gpus=2):
         jobs.assert_identical(found, expected)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    jobs.assert_close(found, expected)
 
 
 def test_another_global_batch_begins_the_dataset_anew_and_says_so(whole_run, tmp_path, capsys):

@@ -6,7 +6,7 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-import test_nonfinite
+from poisoned import EVERY_STEP, poisoned
 
 from tower_train import errors
 
@@ -22,13 +22,6 @@ def on_cpu(tmp_path_factory):
     return directory
 
 
-def assert_close(directory, expected):
-    found, wanted = jobs.variables(directory, 30), jobs.variables(expected, 30)
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
-
-
 def test_a_run_moves_between_modes_and_tower_counts(on_cpu, tmp_path):
     """Slots and moving averages of the copies begin as those in the checkpoint."""
     starts = [
@@ -38,7 +31,7 @@ def test_a_run_moves_between_modes_and_tower_counts(on_cpu, tmp_path):
     ]
     for i, start in enumerate(starts):
         jobs.train_toy(tmp_path, max_steps=10 * (i + 1), **(OPTIONS | start))
-    assert_close(tmp_path, on_cpu)
+    jobs.assert_close(jobs.variables(tmp_path, 30), jobs.variables(on_cpu, 30))
     losses = [[record["loss"] for record in jobs.metrics(directory)] for directory in (tmp_path, on_cpu)]
     np.testing.assert_allclose(*losses, rtol=1e-9)
 
@@ -69,8 +62,8 @@ def test_copies_that_differ_by_a_bit_end_the_run_before_it_saves(tmp_path, monke
 
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
 def test_a_step_that_is_not_finite_changes_no_copy(on_nonfinite, tmp_path):
-    workload = test_nonfinite.poisoned(90, 91, math.inf)
-    options = test_nonfinite.EVERY_STEP | MIRRORED | dict(check_mirrors_every_steps=1, on_nonfinite=on_nonfinite)
+    workload = poisoned(90, 91, math.inf)
+    options = EVERY_STEP | MIRRORED | dict(check_mirrors_every_steps=1, on_nonfinite=on_nonfinite)
     if on_nonfinite == "stop":
         with pytest.raises(errors.NonFiniteError, match="not finite at step 6: tower_1: "):
             jobs.train_toy(tmp_path, max_steps=8, workload=workload, **options)

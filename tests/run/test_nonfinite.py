@@ -6,22 +6,41 @@ import math
 import jobs
 import numpy as np
 import pytest
-import tensorflow as tf
 import toy_workload
+from poisoned import EVERY_STEP, poisoned
 
 from tower_train import errors
 
-EVERY_STEP = dict(log_every_steps=1, summary_every_steps=1, save_every_steps=5)
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("position", "step", "tower"), [(0, 1, 0), (45, 3, 1), (168, 11, 1), (160, 11, 0)])
+def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, tmp_path):
+    assert (position // 16 + 1, position % 16 // 8) == (step, tower)
+    with pytest.raises(errors.NonFiniteError) as error:
+        jobs.train_toy(tmp_path, max_steps=40, workload=poisoned(position, position + 1, value), save_every_steps=5)
+    assert error.value.exit_status == 3
+    message = str(error.value)
+    # The network's relu turns a NaN into 0, so that the loss stays finite; the gradient does not.
+    loss = "the loss, " if value == math.inf else ""
+    assert message.startswith(f"not finite at step {step}: tower_{tower}: {loss}the gradient of ")
+    assert "the gradient of hidden/weights" in message
+    assert f"tower_{1 - tower}" not in message and "\n" not in message
+    # What was saved, and only that, stays; it is finite.
+    assert jobs.saved_steps(tmp_path) == [saved for saved in (5, 10) if saved < step]
+    for saved in jobs.saved_steps(tmp_path):
+        assert all(np.isfinite(variable).all() for variable in jobs.variables(tmp_path, saved).values())
+    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == message
+    if (tmp_path / "metrics.jsonl").exists():
+        assert all(record["step"] < step and math.isfinite(record["loss"]) for record in jobs.metrics(tmp_path))
 
 
-def poisoned(first, end, value=math.nan):
-    """The toy workload, but that the examples at positions first to end - 1 have features that are not finite."""
-
-    def spoil(features, draws):
-        bad = (draws.positions >= first) & (draws.positions < end)
-        return tf.where(bad[:, tf.newaxis], value, toy_workload.add_noise(features, draws))
-
-    return dataclasses.replace(toy_workload.WORKLOAD, distort=spoil)
+def test_after_what_was_not_finite_a_run_goes_on_from_its_last_checkpoint(tmp_path):
+    with pytest.raises(errors.NonFiniteError, match="step 11: tower_0"):
+        jobs.train_toy(tmp_path / "run", max_steps=40, workload=poisoned(160, 161), save_every_steps=5)
+    jobs.train_toy(tmp_path / "run", max_steps=20)
+    jobs.train_toy(tmp_path / "whole", max_steps=20)
+    jobs.assert_identical(jobs.variables(tmp_path / "run", 20), jobs.variables(tmp_path / "whole", 20))
+    assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")
 
 
 def test_a_skipped_step_counts_and_changes_no_variable(tmp_path, capsys):

@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import shlex
-import subprocess
 import threading
 import time
 import types
@@ -76,14 +75,9 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     commands = dict(line.split(":", 1) for line in closing[3:])
     assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", f"--logdir={directory}"]
 
-    evaluate = subprocess.run(
-        commands["Evaluate"],
-        shell=True,
-        env=jobs.environment(),
-        capture_output=True,
-        text=True,
-        timeout=jobs.WAIT_SECS,
-    )
+    _, dash_m, *words = shlex.split(commands["Evaluate"])
+    assert dash_m == "-m"
+    evaluate = jobs.command(*words)
     assert evaluate.returncode == 0, evaluate.stderr
     # The last evaluation during training was of the same checkpoint.
     during = re.findall(r"^(?:step 24: |precision).*", process.stdout, re.MULTILINE)[-3:]

@@ -81,10 +81,7 @@ def test_a_killed_run_goes_on_with_another_tower_count(
     options = OPTIONS | dict(num_gpus=num_gpus, batch_size=batch_size, max_steps=last_step)
     jobs.train_toy(tmp_path / "run", **options)
     expected = jobs.variables(uninterrupted_run, last_step)
-    variables = jobs.variables(tmp_path / "run", last_step)
-    assert variables.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(variables[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    jobs.assert_close(jobs.variables(tmp_path / "run", last_step), expected)
     assert [record["step"] for record in jobs.metrics(tmp_path / "run")] == list(range(5, last_step + 1, 5))
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import signal
 import subprocess
-import sys
 import threading
 
 import jobs
@@ -52,13 +51,14 @@ def test_a_signal_during_the_final_save_leaves_a_finished_run(number, tmp_path, 
     assert jobs.saved_steps(tmp_path) == [4]
 
 
-def test_the_first_signal_counts_and_handlers_come_back():
+def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():
     before = [signal.getsignal(number) for number in signals.STOPPING]
-    with signals.noted() as received:
+    with pytest.raises(ZeroDivisionError), signals.noted() as received:
         assert received.stopping is None
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert received.stopping is signal.SIGTERM
+        raise ZeroDivisionError
     assert [signal.getsignal(number) for number in signals.STOPPING] == before
 
 
@@ -104,32 +104,14 @@ with signals.noted():
 
 
 def test_a_second_interrupt_leaves_at_once_also_inside_a_step_that_never_ends():
-    process = subprocess.Popen(
-        [sys.executable, "-c", STUCK],
-        env=jobs.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            process.send_signal(signal.SIGUSR1)
-            process.send_signal(signal.SIGINT)
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.5)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(jobs.WAIT_SECS) == 130
-            assert "left at once" in process.stderr.read()
-        finally:
-            process.kill()
-
-
-def test_handlers_come_back_after_an_error():
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ZeroDivisionError), signals.noted():
-        raise ZeroDivisionError
-    assert signal.getsignal(signal.SIGINT) is before
+    with jobs.Program("-c", STUCK) as program:
+        program.wait_until(lambda: "ready" in program.output())
+        program.process.send_signal(signal.SIGUSR1)
+        program.process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.process.wait(0.5)
+        assert program.end_by(signal.SIGINT) == 130
+        assert "left at once" in program.output()
 
 
 def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):

@@ -1,16 +1,14 @@
-"""--keep_best, --stop_after_no_gain_epochs, and the comparison with training examples."""
+"""--keep_best and --stop_after_no_gain_epochs."""
 
 import dataclasses
 import os
 
-import element_workloads
 import jobs
-import numpy as np
 import pytest
 
-from tower_train import Config, EvaluateOptions, errors, evaluate_run
+from tower_train import EvaluateOptions, errors, evaluate_run
 from tower_train.config import RunOptions
-from tower_train.inference import evaluator, report, serving
+from tower_train.inference import evaluator, serving
 
 PRECISION = {5: 0.2, 10: 0.6, 15: 0.4, 20: 0.6, 25: 0.5, 30: 0.7, 35: 0.65, 40: 0.1}
 # 16 examples a step and 96 in an epoch: two epochs are 12 steps.
@@ -126,10 +124,7 @@ def test_without_a_kept_checkpoint_best_is_refused(toy_run):
         list(evaluate_run(EvaluateOptions(train_dir=str(toy_run), best=True)))
 
 
-def test_both_need_evaluations_and_best_is_no_watch():
-    for options in ({"keep_best": True}, {"stop_after_no_gain_epochs": 1}):
-        with pytest.raises(errors.ConfigError, match=f"--{next(iter(options))} needs .* with --eval_every_steps."):
-            Config(**options)
+def test_best_is_no_watch():
     with pytest.raises(errors.ConfigError, match="--best and --watch exclude each other"):
         EvaluateOptions(train_dir="x", best=True, watch=True)
 
@@ -140,66 +135,3 @@ def test_an_early_stop_is_no_failure_of_the_command(tmp_path):
     done = jobs.command("tower_train", *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert jobs.saved_step(tmp_path) == 12
-
-
-def precision(train_dir, indices):
-    """Of the toy workload's network on training examples, in numpy, on the moving averages."""
-    weights = jobs.variables(train_dir)
-    features, labels = element_workloads.arrays("train")
-    outputs = features[indices]
-    for layer in ("hidden", "softmax_linear"):
-        outputs = np.maximum(outputs, 0 if layer == "softmax_linear" else -np.inf)
-        outputs = outputs @ weights[f"{layer}/weights/ExponentialMovingAverage"]
-        outputs += weights[f"{layer}/biases/ExponentialMovingAverage"]
-    return np.mean(np.argmax(outputs, axis=1) == labels[indices])
-
-
-def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
-    jobs.train_toy(tmp_path, max_steps=20, eval_every_steps=10, keep_checkpoints=1)
-    found = jobs.read_json(tmp_path, "result.json")
-    train, test = found["train_evaluation"], found["evaluation"]
-    assert (train["num_examples"], train["data"], test["num_examples"]) == (96, "toy train", 50)
-    mean, other = train["metrics"]["precision @ 1"]["mean"], test["metrics"]["precision @ 1"]["mean"]
-    assert mean == pytest.approx(precision(tmp_path, np.arange(96)))
-    above = "above" if mean >= other else "below"
-    line = f"on 96 training examples: precision @ 1 = {mean:.3f} ({abs(mean - other):.3f} {above})"
-    assert line in capsys.readouterr().out.splitlines()
-    curve = jobs.events(tmp_path / "eval").Scalars("train precision @ 1")
-    assert [event.step for event in curve] == [10, 20]
-
-
-@pytest.mark.parametrize("count", [1, 30])
-def test_a_sample_is_the_same_each_time(count, tmp_path):
-    jobs.train_toy(tmp_path, max_steps=10, eval_every_steps=10, train_eval_examples=count)
-    chosen = np.sort(np.random.default_rng(0).choice(96, count, replace=False))
-    found = jobs.read_json(tmp_path, "result.json")["train_evaluation"]
-    assert found["num_examples"] == count
-    assert found["metrics"]["precision @ 1"]["mean"] == pytest.approx(precision(tmp_path, chosen))
-
-
-def test_a_dataset_in_an_order_of_its_own_is_sampled_too(tmp_path):
-    jobs.train_toy(
-        tmp_path, workload=element_workloads.PIPELINE, max_steps=10, eval_every_steps=10, train_eval_examples=40
-    )
-    assert jobs.read_json(tmp_path, "result.json")["train_evaluation"]["num_examples"] == 40
-
-
-def found(mean, count, is_proportion=True):
-    interval = evaluator.wilson_interval(mean * count, count) if is_proportion else ()
-    metrics = {"precision @ 1": evaluator.Metric(mean, *interval), "other": evaluator.Metric(0.0)}
-    return evaluator.Evaluation(1, "data", count, "raw weights", metrics, None, (), 0.0)
-
-
-def test_a_warning_when_they_part_beyond_chance():
-    warning = report.overfitting(found(0.95, 1000), found(0.8, 1000))
-    assert warning.startswith("*** precision @ 1 is 0.950 on training examples and 0.800 on the test examples:")
-    assert report.overfitting(found(0.95, 1000), found(0.88, 1000)) is None, "not by much"
-    assert report.overfitting(found(0.95, 20), found(0.8, 20)) is None, "by chance"
-    assert report.overfitting(found(0.8, 1000), found(0.95, 1000)) is None
-    assert report.overfitting(found(0.95, 1000, False), found(0.2, 1000, False)) is None, "no proportions"
-
-
-def test_the_warning_comes_once_a_start(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(report, "overfitting", lambda *_: "*** they part")
-    jobs.train_toy(tmp_path, max_steps=20, eval_every_steps=10)
-    assert capsys.readouterr().out.count("*** they part") == 1

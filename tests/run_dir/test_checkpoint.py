@@ -1,7 +1,6 @@
 """Checkpoints: the original's names, as many as wanted, and errors that say what is wrong with one."""
 
 import dataclasses
-import pathlib
 import shutil
 
 import jobs
@@ -127,7 +126,3 @@ def test_step_of_reads_the_step_from_the_name():
     assert checkpoint.step_of("/a-1/model.ckpt-250") == 250
     with pytest.raises(errors.RunError, match="/a-1/model.ckpt: its name must end in -STEP"):
         checkpoint.step_of("/a-1/model.ckpt")
-
-
-def test_an_empty_directory_has_no_newest_checkpoint(tmp_path):
-    assert checkpoint.latest(pathlib.Path(tmp_path)) is None

@@ -146,7 +146,3 @@ def test_a_damaged_json_file_is_named(text, message, tmp_path):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(errors.RunError, match=f"{tmp_path / 'run.json'} {message}"):
         directory.RunDirectory(tmp_path).read("run.json")
-
-
-def test_a_missing_json_file_is_empty(tmp_path):
-    assert directory.RunDirectory(tmp_path).read("run.json") == {}

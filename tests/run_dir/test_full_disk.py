@@ -37,17 +37,6 @@ def size_limit():
     signal.signal(signal.SIGXFSZ, handler)
 
 
-class At(v1.train.SessionRunHook):
-    """Calls functions after steps: {step: function}."""
-
-    def __init__(self, actions):
-        self._actions, self._step = actions, 0
-
-    def after_run(self, run_context, run_values):
-        self._step += 1
-        self._actions.get(self._step, lambda: None)()
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -57,8 +46,8 @@ def undisturbed(tmp_path_factory):
 
 def test_a_run_outlives_a_full_disk_and_ends_as_if_it_had_never_been_full(disk, undisturbed, capsys):
     run = disk / "run"
-    actions = {12: lambda: small_disk.fill(disk), 32: lambda: (disk / "filler").unlink()}
-    result = jobs.train_toy(run, [At(actions)], max_steps=40, **EVERY)
+    actions = {12: lambda _: small_disk.fill(disk), 32: lambda _: (disk / "filler").unlink()}
+    result = jobs.train_toy(run, [jobs.At(actions)], max_steps=40, **EVERY)
     output = capsys.readouterr().out
     assert (result.step, result.failed_saves) == (40, 2)
     assert "*** Failed save number 1: the checkpoint of step 20 could not be saved (" in output
@@ -83,7 +72,7 @@ def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_s
     # ... and where there is room for that alone, the end is another status.
     (disk / "filler").unlink()
     with pytest.raises(errors.SaveError, match=r"ended at step 40, but the checkpoint of step 40 could not be saved"):
-        jobs.train_toy(run, [At({1: lambda: small_disk.fill(disk)})], max_steps=40, **EVERY)
+        jobs.train_toy(run, [jobs.At({1: lambda _: small_disk.fill(disk)})], max_steps=40, **EVERY)
     assert errors.SaveError.exit_status == 4
     assert {path: path.read_bytes() for path in before} == before
     (disk / "filler").unlink()
@@ -93,8 +82,8 @@ def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_s
 
 def test_a_run_outlives_a_disk_that_becomes_read_only_for_a_while(disk, undisturbed, capsys):
     run = disk / "run"
-    actions = {12: lambda: small_disk.make_read_only(run), 32: lambda: small_disk.unmount(run)}
-    result = jobs.train_toy(run, [At(actions)], max_steps=40, **EVERY)
+    actions = {12: lambda _: small_disk.make_read_only(run), 32: lambda _: small_disk.unmount(run)}
+    result = jobs.train_toy(run, [jobs.At(actions)], max_steps=40, **EVERY)
     assert result.failed_saves == 2
     assert "could not be saved (" in (output := capsys.readouterr().out) and "Read-only file system" in output
     assert jobs.metrics_but_times(run) == jobs.metrics_but_times(undisturbed)
@@ -103,7 +92,7 @@ def test_a_run_outlives_a_disk_that_becomes_read_only_for_a_while(disk, undistur
 
 def test_a_train_dir_that_is_deleted_is_made_again_and_can_be_resumed(undisturbed, tmp_path):
     run = tmp_path / "run"
-    jobs.train_toy(run, [At({12: lambda: shutil.rmtree(run)})], max_steps=30, **EVERY)
+    jobs.train_toy(run, [jobs.At({12: lambda _: shutil.rmtree(run)})], max_steps=30, **EVERY)
     assert jobs.saved_steps(run) == [20, 30]
     assert [record["step"] for record in jobs.metrics(run)] == [15, 20, 25, 30]
     result = jobs.train_toy(run, max_steps=40, **EVERY)
@@ -122,8 +111,8 @@ def test_a_directory_that_was_deleted_and_taken_over_is_left_to_the_new_trainer(
 
 def test_saves_fail_and_succeed_again_without_a_mount(size_limit, undisturbed, tmp_path):
     """The same as on a full disk, where nothing can be mounted: no file may grow beyond 100 bytes."""
-    actions = {12: lambda: size_limit(100), 32: lambda: size_limit(None)}
-    result = jobs.train_toy(tmp_path, [At(actions)], max_steps=40, **EVERY)
+    actions = {12: lambda _: size_limit(100), 32: lambda _: size_limit(None)}
+    result = jobs.train_toy(tmp_path, [jobs.At(actions)], max_steps=40, **EVERY)
     assert result.failed_saves == 2
     assert jobs.saved_steps(tmp_path) == [10, 40]
     assert jobs.metrics_but_times(tmp_path) == jobs.metrics_but_times(undisturbed)

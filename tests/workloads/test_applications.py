@@ -60,7 +60,7 @@ def run(data, weights, tmp_path_factory):
     for name, step in (("whole", 6), ("halves", 2), ("halves", 6)):
         config = tower_train.Config(
             train_dir=str(root / name), data_dir=str(data), max_steps=step, num_gpus=1, batch_size=8,
-            optimizer="adam", learning_rate=0.01, moving_average_decay=0.5, device="cpu",
+            summary_every_steps=0, optimizer="adam", learning_rate=0.01, moving_average_decay=0.5, device="cpu",
         )  # fmt: skip
         tower_train.train(WORKLOAD, config, workload_options=OPTIONS | {"weights": str(weights)})
     return root

@@ -69,7 +69,7 @@ def test_a_run_learns_resumes_exactly_and_is_evaluated(data, tmp_path):
     for name, step in (("whole", 40), ("halves", 15), ("halves", 40)):
         config = tower_train.Config(
             train_dir=str(tmp_path / name), data_dir=str(data), max_steps=step, num_gpus=2, batch_size=8,
-            optimizer="adam", moving_average_decay=0.5, learning_rate=0.01,
+            summary_every_steps=0, optimizer="adam", moving_average_decay=0.5, learning_rate=0.01,
         )  # fmt: skip
         tower_train.train("tower_train.workloads.image_folder", config, workload_options=options)
     jobs.assert_identical(jobs.variables(tmp_path / "halves"), jobs.variables(tmp_path / "whole"))

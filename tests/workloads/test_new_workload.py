@@ -23,7 +23,7 @@ def test_what_it_writes_trains_and_learns_by_the_command_it_prints(main, tmp_pat
     status, stdout, stderr = main("my_spirals")
     assert (status, stderr) == (0, "")
     [words] = re.findall(r"python -m tower_train (.*)\n", stdout)
-    words = [*words.split(), "--train_dir=run", "--units=48", "--eval_every_steps=300"]
+    words = [*words.split(), "--train_dir=run", "--units=48", "--eval_every_steps=300", "--summary_every_steps=0"]
     done = jobs.command("tower_train", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert jobs.read_json(tmp_path / "run", "run.json")["workload"] == "my_spirals"

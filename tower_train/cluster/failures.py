@@ -31,6 +31,7 @@ class FailureDetector:
 
     Attributes:
       statuses: over workers, as last read; workers that are not the chief know the chief's only.
+      worker_timeout_secs: as given.
       next_step: what to do after a failure, for messages.
     """
 
@@ -38,9 +39,8 @@ class FailureDetector:
         self, task: Task, worker_timeout_secs: float, start_timeout_secs: float, waits_for_start: bool,
         clock: Callable[[], float] = time.monotonic,
     ):  # fmt: skip
-        self._task, self._clock = task, clock
-        self._worker_timeout, self._start_timeout = worker_timeout_secs, start_timeout_secs
-        self._waits_for_start = waits_for_start
+        self._task, self._clock, self.worker_timeout_secs = task, clock, worker_timeout_secs
+        self._start_timeout, self._waits_for_start = start_timeout_secs, waits_for_start
         self.statuses = [WorkerStatus()] * len(task.hosts)
         self._last_heartbeats = [clock()] * len(task.hosts)
         self._last_reminder = clock()
@@ -68,7 +68,7 @@ class FailureDetector:
 
     def is_silent(self, worker: int) -> bool:
         """Whether a worker has given no sign of life for worker_timeout_secs."""
-        return self._silent_secs(worker) > self._worker_timeout
+        return self._silent_secs(worker) > self.worker_timeout_secs
 
     def _silent_secs(self, worker: int) -> float:
         return self._clock() - self._last_heartbeats[worker]

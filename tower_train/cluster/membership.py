@@ -38,20 +38,13 @@ _LOST_WORKER = (
 class Membership(SingleProcess):
     """The membership of one worker among several. Use as a context manager around a start of a run, and as a hook.
 
-    Args:
-      task: this process's.
-      devices: as of a process by itself.
-      detector: of failures of other workers.
-      timeout_secs: after how long without a heartbeat a worker is missing.
-
     Raises:
       RunError: the server cannot be started.
     """
 
-    def __init__(self, task: Task, devices: Devices, detector: FailureDetector, timeout_secs: float):
+    def __init__(self, task: Task, devices: Devices, detector: FailureDetector):
         super().__init__(task, _among_workers(devices, task))
-        self._detector, self._timeout = detector, timeout_secs
-        self._interval = min(1.0, timeout_secs / 10)
+        self._detector, self._interval = detector, min(1.0, detector.worker_timeout_secs / 10)
         self._lock, self._status = threading.Lock(), WorkerStatus(start_id=uuid.uuid4().hex)
         self._failure, self._session = None, None
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
@@ -112,17 +105,12 @@ class Membership(SingleProcess):
     def failures_named(self) -> Iterator[None]:
         try:
             yield
-        except _LOST_WORKER as error:
-            deadline = time.monotonic() + self._timeout + 5 * self._interval
-            while not self._failure and time.monotonic() < deadline:
+        except (RuntimeError, *_LOST_WORKER) as error:  # RuntimeError: the session was closed because of a failure
+            deadline = time.monotonic() + self._detector.worker_timeout_secs + 5 * self._interval
+            while isinstance(error, _LOST_WORKER) and not self._failure and time.monotonic() < deadline:
                 time.sleep(self._interval / 5)
             self._freed.set()
             if self._failure:
-                raise self._failure from error
-            raise
-        except RuntimeError as error:
-            if self._failure:  # whose session is closed, which is a RuntimeError
-                self._freed.set()
                 raise self._failure from error
             raise
 
@@ -213,12 +201,7 @@ def join(
 ) -> SingleProcess:
     """Makes this process a member of its cluster; for several workers, starts its server.
 
-    Args:
-      task: this process's.
-      devices: as of a process by itself.
-      worker_timeout_secs: after how long without a heartbeat a worker that had started is missing.
-      start_timeout_secs: after how long a worker that has not started is missing.
-      waits_for_start: wait without a limit for workers that have not started.
+    `devices` are those of a process by itself; the other arguments are FailureDetector's.
 
     Raises:
       RunError: the server cannot be started.
@@ -226,7 +209,7 @@ def join(
     if task.is_alone:
         return SingleProcess(task, devices)
     detector = FailureDetector(task, worker_timeout_secs, start_timeout_secs, waits_for_start)
-    return Membership(task, devices, detector, worker_timeout_secs)
+    return Membership(task, devices, detector)
 
 
 def _start_server(task: Task, config: v1.ConfigProto) -> tf.distribute.Server:

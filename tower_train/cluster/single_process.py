@@ -32,7 +32,7 @@ class SingleProcess(v1.train.SessionRunHook):
         pass
 
     def session_opened(self, session: v1.Session) -> None:
-        """Takes notice of the session as soon as it is there."""
+        """Called with the session as soon as it is open."""
 
     def agree(self, about: Callable[[], Mapping], first_step: int, last_step: int) -> tuple[int, int]:
         """Waits until all workers are ready to train the same, from the same step to the same step.

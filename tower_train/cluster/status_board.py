@@ -58,13 +58,9 @@ class WorkerStatus:
 
 
 class StatusBoard:
-    """One process's access to the rows, which are string variables on the chief's server.
+    """One process's access to the rows, which are string variables on the chief's server, the target.
 
-    Args:
-      target: the chief's server.
-      num_workers: rows of the board.
-      index: this process's row.
-      timeout_secs: how long one exchange may take.
+    An exchange may take timeout_secs.
     """
 
     def __init__(self, target: str, num_workers: int, index: int, timeout_secs: float):

@@ -39,7 +39,7 @@ class TrainingGraph:
         --on_nonfinite=skip global_step and examples_seen.
       report: what to fetch with it.
       global_step: int64 variable, steps done.
-      summary: serialized Summary of this step.
+      summary: serialized Summary of this step; None without --summary_every_steps.
       progress: {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one.
       checked: names of what report.finite tells of, per column.
       variables: what a checkpoint holds. Local variables take their first values from these.
@@ -63,7 +63,7 @@ class TrainingGraph:
     train_op: tf.Operation
     report: StepReport
     global_step: tf.Variable
-    summary: tf.Tensor
+    summary: tf.Tensor | None
     progress: dict[str, tf.Tensor]
     checked: tuple[str, ...]
     variables: list[tf.Variable]

@@ -82,10 +82,10 @@ class PositionDraws:
                 "to draw its numbers by. Use draws.uniform, or examples that are fetched by index."
             )
         counters = self.indices[:, tf.newaxis] * count + tf.range(count, dtype=tf.int64)
-        return _split_mix(_key(f"{self._seed} example {name}"), counters)
+        return split_mix(_key(f"{self._seed} example {name}"), counters)
 
 
-def _split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
+def split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
     """SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", section 2.3): the
     numbers at the given places of the sequence that begins at the key.
 

@@ -49,10 +49,10 @@ def step_summary(
 
 def _histogram(tag: str, values: tf.Tensor) -> tf.Tensor:
     # The op's name may not repeat the variable's, which the checkpoint reserves; the tag may.
-    return tf.raw_ops.HistogramSummary(tag=tag, values=_finite(_sample(values)), name=f"{tag}/histogram")
+    return tf.raw_ops.HistogramSummary(tag=tag, values=_finite(sample(values)), name=f"{tag}/histogram")
 
 
-def _sample(values: tf.Tensor) -> tf.Tensor:
+def sample(values: tf.Tensor) -> tf.Tensor:
     """At most _MOST_VALUES of them, evenly spaced and from all channels alike: millions would take as long as ten steps
     to sort in, and show nothing more."""
     size = values.shape.num_elements()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -76,16 +77,14 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         # 5. The weight decay, once a variable, and the limits of gradients.
         decayed = variables.each(gradients.add_weight_decay, mean_grads, variables.weight_decays())
         loss = mean_losses[0] + decayed[0][0]
-        limit = functools.partial(update.limited, clip_norm=config.clip_gradients, lars=config.optimizer == "lars")
-        applied = variables.each(limit, [grads for _, grads in decayed])
+        applied = variables.each(lambda one: update.limited(one[1], config.clip_gradients, config.optimizer), decayed)
 
-        # 6. The check that everything is finite, and 7. if it is, the update; a skipped step counts all the same, so
-        # that each step has its own examples.
+        # 6. The check that everything is finite, and 7. the update if it is.
         apply = _update(config, variables, step, counters, schedule, learning_rate)
-        skip = counters.count if config.on_nonfinite == "skip" else tf.no_op
+        skip = counters.count if config.on_nonfinite == "skip" else tf.no_op  # each step has its own examples
         with variables.updated():
             finite = gradients.update_if_finite(
-                tower_grads, tf.stack(tower_losses), applied[0], loss, lambda: apply(applied, moving), skip
+                tower_grads, tower_losses, applied[0], loss, lambda: apply(applied, moving), skip
             )
 
         # 8. The report of the step, and what else running wants to know of it.
@@ -95,31 +94,30 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         with tf.control_dependencies([finite, *counting]):
             done, seen = counters.global_step.read_value(), counters.examples_seen.read_value()
             report = StepReport(done, seen, loss, learning_rate, stopping, finite)
-        scalars = {"total_loss": loss, "cross_entropy": mean_losses[0], "learning_rate": learning_rate}
-        summary = summaries.step_summary(scalars, applied[0], "tower_0", source.batches[0][0], finite.op)
+        summary = None
+        if config.summary_every_steps:
+            scalars = {"total_loss": loss, "cross_entropy": mean_losses[0], "learning_rate": learning_rate}
+            summary = summaries.step_summary(scalars, applied[0], "tower_0", source.batches[0][0], finite.op)
         return TrainingGraph(
-            graph=graph, data=examples.name, train_op=finite.op, report=report, global_step=counters.global_step,
-            summary=summary, progress=so_far, checked=_checked(applied[0]),
+            graph=graph, train_op=finite.op, report=report, global_step=counters.global_step, summary=summary,
+            progress=so_far, checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in applied[0])),
             stream_initializer=source.initializer, stream_state=source.state, ask_to_stop=ask_to_stop,
-            num_parameters=sum(math.prod(variable.shape) for variable in v1.trainable_variables()),
-            num_towers=len(places), num_workers=devices.num_workers, global_batch=config.global_batch,
-            num_examples=examples.num_examples, **_state(graph, variables, devices),
+            num_towers=len(places), data=examples.name, num_examples=examples.num_examples,
+            global_batch=config.global_batch, **_saved(graph, variables, devices),
         )  # fmt: skip
 
 
-def _checked(applied: gradients.GradientsAndVariables) -> tuple[str, ...]:
-    return ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
-
-
-def _state(graph: tf.Graph, variables: Variables, devices: Devices) -> dict[str, Any]:
-    """The attributes of TrainingGraph that are about what a checkpoint holds and its copies."""
-    saved = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
+def _saved(graph: tf.Graph, variables: Variables, devices: Devices) -> dict[str, Any]:
+    """The attributes of TrainingGraph that are about what a checkpoint holds, and its copies."""
+    saved, num_workers = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES), devices.num_workers
     return {
+        "num_workers": num_workers,
+        "num_parameters": sum(math.prod(variable.shape) for variable in v1.trainable_variables()),
         "variables": saved,
         "variables_finite": {v.op.name: gradients.is_finite(v) for v in saved if v.dtype.is_floating},
-        "fingerprints": variables.fingerprints() if len(variables.devices) * devices.num_workers > 1 else None,
+        "fingerprints": variables.fingerprints() if len(variables.devices) * num_workers > 1 else None,
         "copied": tuple(original.op.name for original, *_ in variables.copied()),
-        "broadcast": variables.broadcast(saved, devices.worker) if devices.num_workers > 1 else None,
+        "broadcast": variables.broadcast(saved, devices.worker) if num_workers > 1 else None,
     }
 
 
@@ -226,8 +224,8 @@ def _check_synchronized(workload: Workload, sync_batch_norm: bool, moving: list[
 def _update(
     config: Config, variables: Variables, step: context.Context, counters: update.Counters, schedule: Schedule,
     learning_rate: tf.Tensor,
-):  # fmt: skip
-    """Returns what builds the update of all copies from the gradients and statistics of each."""
+) -> Callable[[list, list], tf.Operation]:  # fmt: skip
+    """Returns a function that builds the update of all copies from their gradients and statistics."""
     dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
     averages = update.moving_averages(config.moving_average_decay, counters.global_step)
     ahead = None

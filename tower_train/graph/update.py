@@ -59,11 +59,11 @@ def by_learning(
     return {rate: members for rate, members in groups.items() if members or not gradients}
 
 
-def limited(gradients: GradientsAndVariables, clip_norm: float, lars: bool) -> GradientsAndVariables:
-    """What is applied of the gradients: clipped to a norm, 0 for none, and scaled layer by layer with lars."""
+def limited(gradients: GradientsAndVariables, clip_norm: float, optimizer: str) -> GradientsAndVariables:
+    """Clips gradients to a norm, 0 for none, and scales them layer by layer for 'lars'."""
     if clip_norm:
         gradients = clip_by_norm(gradients, clip_norm)
-    return lars_gradients(gradients) if lars else gradients
+    return lars_gradients(gradients) if optimizer == "lars" else gradients
 
 
 def clip_by_norm(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:

@@ -74,13 +74,7 @@ def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
 class Evaluator:
     """Evaluates checkpoints of one run, with one graph and one session for all of them.
 
-    Args:
-      workload: the run's.
-      examples: what to evaluate it on.
-      tower_batch: examples per tower and step; the result does not depend on it.
-      dtype: the run's.
-      moving_average_decay: the run's; 0 evaluates the weights themselves.
-      placed: the towers' devices.
+    The result does not depend on tower_batch. With a moving_average_decay of 0 the weights themselves are evaluated.
     """
 
     def __init__(

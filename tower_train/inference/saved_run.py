@@ -15,15 +15,10 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A run on disk.
+    """A run on disk: its directory, its workload under the run's options and the command's, its test examples.
 
-    Attributes:
-      directory: its train_dir.
-      workload: the run's, under the run's options and the command's.
-      examples: the workload's test examples.
-      dtype: the run's --dtype.
-      moving_average_decay: the run's; 0 if the weights themselves are to be used.
-      takes_best: whether to use the best checkpoint instead of the newest one.
+    The moving_average_decay is 0 if the weights themselves are to be used. takes_best: use the best checkpoint instead
+    of the newest one.
     """
 
     directory: directory.RunDirectory
@@ -66,11 +61,7 @@ class SavedRun:
 
 
 def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
-    """Finds a run.
-
-    Args:
-      options: which run, and where its workload and data are if not where they were.
-      workload: the run's; None imports it by the path in options or in run.json.
+    """Finds a run. Without a workload it is imported by the path in options or in run.json.
 
     Raises:
       RunError: no run there, or one of another workload.

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import zipfile
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -15,47 +14,34 @@ from tower_train.workload import Examples, Workload
 v1 = tf.compat.v1
 
 
-def writer(
-    train_dir: pathlib.Path, workload: Workload, examples: Examples, seed: int, tower_batch: int, num_batches: int
-) -> Callable[[int, int], str]:
-    """A function of (step, first position in the stream) that writes bad_batch-STEP.npz and returns its path, or why it
-    could not be written.
+def write(
+    train_dir: pathlib.Path, workload: Workload, examples: Examples, seed: int, split: stream.Split, step: int,
+    first: int,
+) -> str:  # fmt: skip
+    """Writes the batch of a step, from its first position in the stream, to bad_batch-STEP.npz; returns its path, or
+    why it could not be written.
 
     The file holds `positions` and `indices`, int64 [global batch], and what the towers got, after distortion, joined in
     their order: `features` and `labels`, or features_0, features_1, ... if they are several tensors.
-
-    Args:
-      train_dir: the directory to write to.
-      workload: the run's.
-      examples: the run's.
-      seed: the run's.
-      tower_batch: examples that a tower takes at a time.
-      num_batches: so many of them make a global batch.
     """
-
-    def write(step: int, first: int) -> str:
-        path = train_dir / f"bad_batch-{step}.npz"
-        temporary = train_dir / f".bad_batch-{step}.{os.getpid()}"
-        try:
-            with open(temporary, "wb") as file:
-                np.savez_compressed(file, **_arrays(workload, examples, seed, tower_batch, num_batches, first))
-            os.replace(temporary, path)
-        except (OSError, tf.errors.OpError, zipfile.BadZipFile) as error:
-            temporary.unlink(missing_ok=True)
-            return f"{path}, which failed ({checkpoint.reason(error)})"
-        return str(path)
-
-    return write
+    path = train_dir / f"bad_batch-{step}.npz"
+    temporary = train_dir / f".bad_batch-{step}.{os.getpid()}"
+    try:
+        with open(temporary, "wb") as file:
+            np.savez_compressed(file, **_arrays(workload, examples, seed, split, first))
+        os.replace(temporary, path)
+    except (OSError, tf.errors.OpError, zipfile.BadZipFile) as error:
+        temporary.unlink(missing_ok=True)
+        return f"{path}, which failed ({checkpoint.reason(error)})"
+    return str(path)
 
 
 def _arrays(
-    workload: Workload, examples: Examples, seed: int, tower_batch: int, num_batches: int, first: int
+    workload: Workload, examples: Examples, seed: int, split: stream.Split, first: int
 ) -> dict[str, np.ndarray]:
     with tf.Graph().as_default(), tf.device("/cpu:0"):
-        again = stream.training_stream(
-            workload, examples, seed, tf.constant(first, tf.int64), stream.Split(tower_batch, num_batches)
-        )
-        positions = first + tf.range(tower_batch * num_batches, dtype=tf.int64)
+        again = stream.training_stream(workload, examples, seed, tf.constant(first, tf.int64), split)
+        positions = first + tf.range(split.worker_batch, dtype=tf.int64)
         fetches = positions, stream.shuffled_indices(positions, examples.num_examples, seed), again.batches
         with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
             session.run([v1.tables_initializer(), again.initializer])

@@ -1,5 +1,6 @@
 """A look at the training examples before a new run, for likely mistakes."""
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -45,25 +46,18 @@ def warnings(workload: Workload, examples: Examples) -> list[str]:
 
 def _look_at(workload: Workload, examples: Examples) -> tuple:
     """(features, labels) of the sample, joined."""
-    sample = examples.sample(SAMPLE)
+    sample, parts = examples.sample(SAMPLE), []
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         batches, [counted] = stream.evaluation_stream(workload, sample, _BATCH, 1)
         with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
             session.run([v1.tables_initializer(), batches.initializer])
-            parts = list(_until_the_end(session, (batches.batches[0], counted), examples.name))
+            with contextlib.suppress(tf.errors.OutOfRangeError), input_failures.named(examples.name, may_end=True):
+                while True:
+                    parts.append(session.run((batches.batches[0], counted)))
     if not parts:
         raise errors.DataError(f"{examples.name}: its dataset gives no examples.")
     joined = [tf.nest.map_structure(lambda tensor, kept=kept: tensor[kept], batch) for batch, kept in parts]
     return tf.nest.map_structure(lambda *tensors: np.concatenate(tensors), *joined)
-
-
-def _until_the_end(session: v1.Session, fetches, name: str) -> Iterator:
-    with input_failures.named(name, may_end=True):
-        try:
-            while True:
-                yield session.run(fetches)
-        except tf.errors.OutOfRangeError:
-            return
 
 
 def _about_classes(labels: np.ndarray, examples: Examples, which: str) -> Iterator[str]:

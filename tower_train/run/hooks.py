@@ -111,7 +111,7 @@ class SummaryHook(StepHook):
 
     def after_run(self, run_context, run_values):
         if run_values.results is not None:
-            self._writer.add_summary(run_values.results, self._next_step)
+            self._writer.add(self._next_step, summary=v1.Summary.FromString(run_values.results))
         self._next_step += 1
 
 
@@ -138,13 +138,8 @@ class MirrorCheck(StepHook):
 
 
 class StopHook(StepHook):
-    """Asks for the end after the last step, or when something else ends the run: after the step under way; of several
+    """Asks for the end after the last step, or when early_stop() gives a reason: after the step under way; of several
     workers, all after the one that follows it.
-
-    Args:
-      graph: the graph.
-      last_step: the step that the run goes to.
-      early_stop: why it ends before that; None if it does not.
     """
 
     def __init__(self, graph: TrainingGraph, last_step: int, early_stop: Callable[[], object]):

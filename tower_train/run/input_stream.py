@@ -20,12 +20,8 @@ def check_options(examples: Examples, dump_bad_batch: bool) -> None:
 
 
 class StateHook(v1.train.SessionRunHook):
-    """Puts an iterator where the checkpoint says, once it is initialised, and makes sure that its state can be saved
-    before a step is done.
-
-    Args:
-      graph: one with a stream_state.
-      last_step: the step that the run goes to.
+    """Puts the iterator of a graph with a stream_state where the checkpoint says, once it is initialised, and makes
+    sure that its state can be saved before a step is done.
     """
 
     def __init__(self, graph: TrainingGraph, last_step: int):

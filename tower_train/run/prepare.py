@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
@@ -10,43 +9,19 @@ from tower_train.graph import devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
-from tower_train.run import bad_batch, data_check, dtypes, input_stream, resume
-from tower_train.run.evaluations import Evaluations, Plan
+from tower_train.run import data_check, dtypes, input_stream, resume
+from tower_train.run.evaluations import TEST, TRAIN, Evaluations
 from tower_train.run_dir import best, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload
-
-
-@dataclasses.dataclass(frozen=True)
-class ChiefStart:
-    """The chief's part of a start: the run directory is the chief's alone to read and write.
-
-    Attributes:
-      resumed: the checkpoint to begin at.
-      evaluations: of the checkpoints to come.
-      dump: writes the batch of (step, first position) to a file and returns its path; None: no batch is written.
-    """
-
-    resumed: resume.ResumePoint
-    evaluations: Evaluations
-    dump: Callable[[int, int], str] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
     """One start of a run in one worker, ready to do its steps.
 
-    Attributes:
-      config: with the dtype and the workers that were found.
-      workload: with its options.
-      examples: to train on.
-      graph: the training graph.
-      run_dir: the run's, locked by the chief.
-      run_json: the content of run.json.
-      notes: lines for people.
-      last_step: the step that the run goes to.
-      first_step: the last step done before; in workers that are not the chief known once it is announced.
-      has_steps: whether there are steps to do.
-      chief: what only the chief has; None in the other workers.
+    Its config has the dtype and the workers that were found. Workers that are not the chief know `first_step`, the last
+    step done before, and `has_steps` once the start is announced. Only the chief has `resumed`, the checkpoint to begin
+    at, and `evaluations` of the checkpoints to come.
     """
 
     config: Config
@@ -59,7 +34,12 @@ class Start:
     last_step: int
     first_step: int = 0
     has_steps: bool = True
-    chief: ChiefStart | None = None
+    resumed: resume.ResumePoint | None = None
+    evaluations: Evaluations | None = None
+
+    @property
+    def is_chief(self) -> bool:
+        return self.resumed is not None
 
 
 def prepare(
@@ -88,34 +68,31 @@ def prepare(
 def _prepare_chief(start: Start, before: dict) -> Start:
     """Adds what only the chief has. before: run.json of the last start."""
     config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
-    notes = [*start.notes, *run_dir.warnings()]
+    notes = start.notes + run_dir.warnings()
     notes += manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
     resumed = resume.find(run_dir, start.graph, config.keep_checkpoints, config.override, is_known=bool(before))
     notes += resumed.notes
     if config.check_data and not resumed.path:
         notes += data_check.warnings(workload, examples)
-    plan = Plan(config.eval_every_steps, config.eval_at_end, start.last_step)
-    best_checkpoint = best.Best(
-        run_dir, keep=config.keep_best, patience_epochs=config.stop_after_no_gain_epochs,
-        every_steps=config.eval_every_steps, num_examples=examples.num_examples, global_batch=config.global_batch,
-    )  # fmt: skip
-    evaluations = Evaluations(plan, functools.partial(_evaluators, start), best_checkpoint, run_dir)
+    patience = config.stop_after_no_gain_epochs * examples.num_examples
+    evaluations = Evaluations(
+        run_dir,
+        config.eval_every_steps,
+        start.last_step if config.eval_at_end else None,
+        functools.partial(_evaluators, start),
+        best.Best(run_dir, config.keep_best, patience, config.global_batch),
+    )
     evaluations.begin(resumed.step, resumed.path)
-    dump = None
-    if config.dump_bad_batch:
-        sizes = config.tower_batch, config.batches_per_step
-        dump = bad_batch.writer(run_dir.path, workload, examples, config.seed, *sizes)
-    chief = ChiefStart(resumed, evaluations, dump)
-    return dataclasses.replace(start, notes=notes, first_step=resumed.step, chief=chief)
+    return dataclasses.replace(start, notes=notes, first_step=resumed.step, resumed=resumed, evaluations=evaluations)
 
 
 def _evaluators(start: Start) -> dict[str, Evaluator]:
     """Evaluators on the test examples and on some training examples; each builds a graph."""
     config, examples = start.config, start.examples
     request = DataRequest("test", examples.dataset, config.data_dir, config.seed)
-    evaluated = {"test": start.workload.examples(request)}
+    evaluated = {TEST: start.workload.examples(request)}
     if config.train_eval_examples:
-        evaluated["train"] = examples.sample(config.train_eval_examples)
+        evaluated[TRAIN] = examples.sample(config.train_eval_examples)
     placed = devices.place(config)
     return {
         name: Evaluator(start.workload, each, config.tower_batch, config.dtype, config.moving_average_decay, placed)

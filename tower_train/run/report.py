@@ -58,14 +58,7 @@ def joining_line(task: Task, first_step: int, last_step: int, device_names: tupl
 
 
 def closing_lines(result: Result, last_step: int, importable: bool, evaluation: Evaluation | None) -> list[str]:
-    """The last lines of a run: its result, and what to do next.
-
-    Args:
-      result: of this start.
-      last_step: the one to stop at.
-      importable: whether run.json names the workload.
-      evaluation: the last one.
-    """
+    """The last lines of a run: its result, and what to do next. importable: whether run.json names the workload."""
     has_no_gain = result.reason is StopReason.NO_GAIN
     if result.loss is None:
         option = "--stop_after_no_gain_epochs" if has_no_gain else "--max_steps or --epochs"

@@ -70,23 +70,10 @@ class Result:
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "reason"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The end of a start's steps: its result, and the error that ended them, if one did."""
-
-    result: Result
-    failure: errors.UserError | None
-
-
-def write(run_dir: directory.RunDirectory, outcome: Outcome, evaluations: dict) -> errors.UserError | None:
-    """Writes result.json; returns the run's failure, which may be that it cannot be written.
-
-    Args:
-      run_dir: the run's.
-      outcome: of its steps.
-      evaluations: the last ones, for result.json.
-    """
-    result, failure = outcome.result, outcome.failure
+def write(
+    run_dir: directory.RunDirectory, result: Result, failure: errors.UserError | None, evaluations: dict
+) -> errors.UserError | None:
+    """Writes result.json; returns the failure of the run's steps, or else that result.json cannot be written."""
     try:
         # A start that did no step leaves the result of the one that did.
         if result.loss is not None or run_dir.read(directory.RESULT).get("step") != result.step:

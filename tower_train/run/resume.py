@@ -1,8 +1,7 @@
 """The checkpoint that a run goes on from."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -16,34 +15,26 @@ class ResumePoint:
     """Where a run goes on.
 
     Attributes:
-      checkpoints: saves and restores the graph's variables.
+      checkpoints: saves the graph's variables.
       path: of the checkpoint to restore; None at step 0.
       step: the last step done.
+      restore: gives all variables in a session their values of the checkpoint; None at step 0.
       notes: lines about damaged checkpoints and variables that the checkpoint lacks.
     """
 
     checkpoints: checkpoint.Checkpoints
-    path: str | None
-    step: int
-    notes: list[str]
-
-    @property
-    def restore(self) -> Callable[[tf.compat.v1.Session], None] | None:
-        """Gives all variables in a session their values of the checkpoint; None at step 0."""
-        return functools.partial(self.checkpoints.restore, path=self.path) if self.path else None
+    path: str | None = None
+    step: int = 0
+    restore: Callable[[tf.compat.v1.Session], None] | None = None
+    notes: Sequence[str] = ()
 
 
 def find(
     run_dir: directory.RunDirectory, graph: TrainingGraph, keep_checkpoints: int, override: bool, is_known: bool
 ) -> ResumePoint:
-    """Finds the newest intact checkpoint.
+    """Finds the newest intact checkpoint in a locked directory, for a graph that is not finalised.
 
-    Args:
-      run_dir: locked.
-      graph: not finalised.
-      keep_checkpoints: newest checkpoints to keep; 0 for all.
-      override: initialise afresh what a checkpoint lacks, and take one of another program.
-      is_known: whether there was a run.json.
+    With override it may be another program's (is_known: there was a run.json) or lack variables.
 
     Raises:
       RunError: the checkpoint is none of this run, or none is intact.
@@ -52,13 +43,14 @@ def find(
         checkpoints = checkpoint.Checkpoints(run_dir.path, graph.variables, keep_checkpoints)
         newest = checkpoint.latest(run_dir.path)
         if not newest:
-            return ResumePoint(checkpoints, None, 0, [])
+            return ResumePoint(checkpoints)
         if not is_known and not override:
             raise errors.RunError(
                 f"--train_dir={run_dir.path} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of "
                 "this program. Give another directory, or --override to start from that checkpoint."
             )
         newest, notes = recovery.newest_intact(run_dir.path)
-        if fresh := checkpoints.plan_restore(newest, override):
-            notes = [*notes, f"Not in {newest}, initialised afresh: {', '.join(fresh)}."]
-        return ResumePoint(checkpoints, newest, checkpoint.step_of(newest), notes)
+        restore, fresh = checkpoints.plan_restore(newest, override)
+        if fresh:
+            notes.append(f"Not in {newest}, initialised afresh: {', '.join(fresh)}.")
+        return ResumePoint(checkpoints, newest, checkpoint.step_of(newest), restore, notes)

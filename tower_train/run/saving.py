@@ -38,16 +38,8 @@ def checkpoint_writer(
 class CheckpointHook(hooks.StepHook):
     """Saves every few steps, when asked to and at the end, and runs the evaluation on what it saved.
 
-    A save that fails costs no checkpoint from before. The run goes on and tries again at the next interval.
-
-    Args:
-      graph: the graph.
-      every_steps: steps between saves, 0 for none.
-      write: saves (session, step) and returns the checkpoint's path.
-      evaluations: of the checkpoints.
-      received: the signals.
-      watchdog: is told what the run does.
-      clock: stands still during evaluations.
+    A save that fails costs no checkpoint from before. The run goes on and tries again at the next interval. `write`
+    saves (session, step) and returns the checkpoint's path.
 
     Attributes:
       failures: how many saves failed.

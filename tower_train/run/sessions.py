@@ -18,11 +18,7 @@ def open_session(
 ) -> v1.train.SingularMonitoredSession:
     """Opens a session in which the variables have the chief's values and the stream is at its place.
 
-    Args:
-      graph: the graph.
-      membership: this process's.
-      session_hooks: around each step.
-      restore: gives all variables the values of a checkpoint; None: the chief gives them their initial values.
+    The chief's values are those that `restore` gives them, or the initial ones.
     """
 
     def initialize(_, session):

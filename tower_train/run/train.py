@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,35 +15,17 @@ from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import find_task
 from tower_train.config import Config
 from tower_train.console import say
-from tower_train.graph import devices
-from tower_train.run import hooks, input_stream, nonfinite, report, results, saving, sessions, signals
+from tower_train.graph import devices, stream
+from tower_train.run import bad_batch, hooks, input_stream, nonfinite, report, results, saving, sessions, signals
+from tower_train.run.evaluations import TEST
 from tower_train.run.prepare import Start, prepare
-from tower_train.run.results import Outcome, Result, StopReason
+from tower_train.run.results import Result, StopReason
 from tower_train.run.watchdog import Watchdog
 from tower_train.run_dir import checkpoint, directory, events, input_failures, manifest, recovery
 from tower_train.run_dir.metrics import MetricsFile
 from tower_train.workload import Workload, load
 
 v1 = tf.compat.v1
-
-
-@dataclasses.dataclass(frozen=True)
-class StepHooks:
-    """The hooks of a start's steps.
-
-    Attributes:
-      in_order: all of them, in the order in which they look at a step.
-      last_values: keeps the values of the last step.
-      guard: watches for steps that are not finite.
-      saver: saves checkpoints; None in workers that are not the chief.
-      early_stop: why the run ends before its last step; None if it does not.
-    """
-
-    in_order: list[v1.train.SessionRunHook]
-    last_values: hooks.LastValues
-    guard: nonfinite.BatchGuard
-    saver: saving.CheckpointHook | None
-    early_stop: Callable[[], StopReason | None]
 
 
 def train(
@@ -78,18 +61,18 @@ def train(
     ):
         start = announce(prepare(path, workload, config, run_dir, membership), membership)
         with signals.noted() as received:
-            return conclude(start, run(start, session_hooks, received, membership), membership)
+            return conclude(start, *run(start, session_hooks, received, membership), membership)
 
 
 def announce(start: Start, membership: SingleProcess) -> Start:
     """Agrees on the steps with the other workers and says what is about to happen."""
-    is_over = start.chief is not None and start.chief.evaluations.best.is_over
+    is_over = start.is_chief and start.evaluations.best.is_over
     first_step, end = membership.agree(
         lambda: manifest.same_everywhere(start.run_json, start.workload),
         start.first_step,
         start.first_step if is_over else start.last_step,
     )
-    if start.chief:
+    if start.is_chief:
         recovery.remove_leftovers(start.run_dir.path)
         start.run_dir.cut_metrics(first_step)
         start.run_dir.write(directory.RUN, start.run_json)
@@ -105,13 +88,13 @@ def run(
     session_hooks: Sequence[v1.train.SessionRunHook],
     received: signals.Received,
     membership: SingleProcess,
-) -> Outcome:
-    """Opens the session, does the steps, saves."""
+) -> tuple[Result, errors.UserError | None]:
+    """Opens the session, does the steps, saves; returns the result, and the error that ended the steps, if one did."""
     began, graph, failure = time.perf_counter(), start.graph, None
     with contextlib.ExitStack() as stack:
         stack.enter_context(graph.graph.as_default())
-        step_hooks = _step_hooks(start, session_hooks, received, stack)
-        restore = start.chief.resumed.restore if start.chief else None
+        step_hooks = StepHooks(start, session_hooks, received, stack)
+        restore = start.resumed.restore if start.is_chief else None
         try:
             with (
                 membership.failures_named(),
@@ -125,55 +108,90 @@ def run(
     result = _result(start, step_hooks, time.perf_counter() - began, failure)
     if step_hooks.saver and step_hooks.saver.error:
         failure = failure or results.save_error(result.step, step_hooks.saver.error)
-    return Outcome(result, failure)
+    return result, failure
 
 
-def _step_hooks(start: Start, session_hooks, received: signals.Received, stack: contextlib.ExitStack) -> StepHooks:
-    """Makes the hooks; what they need closed is closed with the stack."""
-    config, graph, chief = start.config, start.graph, start.chief
-    clock = hooks.TrainingClock()
-    watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress))
-    last_values = hooks.LastValues(graph, clock)
-    most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
-    guard = nonfinite.BatchGuard(graph, most_in_a_row, chief.dump if chief else None)
-    user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
+def conclude(start: Start, result: Result, failure: errors.UserError | None, membership: SingleProcess) -> Result:
+    """Writes the result, says what came out and, with the other workers, leaves."""
+    if start.is_chief:
+        failure = results.write(start.run_dir, result, failure, start.evaluations.results())
+        if not failure or isinstance(failure, errors.SaveError):
+            is_importable = start.run_json["config"]["workload"] is not None
+            say(*report.closing_lines(result, start.last_step, is_importable, start.evaluations.last.get(TEST)))
+    if failure:
+        raise failure
+    known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value
+    reason = StopReason(membership.leave(known) or StopReason.ANOTHER_WORKER)
+    stopped_by = reason.text(start.config.stop_after_no_gain_epochs)
+    return dataclasses.replace(result, reason=reason, stopped_by=stopped_by)
 
-    def early_stop() -> StopReason | None:
-        if chief and chief.evaluations.best.is_over:
+
+class StepHooks:
+    """The hooks of a start's steps; what they need closed is closed with the stack.
+
+    Attributes:
+      in_order: all of them, in the order in which they look at a step.
+      last_values: keeps the values of the last step.
+      guard: watches for steps that are not finite.
+      saver: saves checkpoints; None in workers that are not the chief.
+    """
+
+    def __init__(
+        self, start: Start, session_hooks: Sequence[v1.train.SessionRunHook], received: signals.Received,
+        stack: contextlib.ExitStack,
+    ):  # fmt: skip
+        config, graph, clock = start.config, start.graph, hooks.TrainingClock()
+        self._start, self._received = start, received
+        self._user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
+        watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress))
+        self.last_values = hooks.LastValues(graph, clock)
+        most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
+        self.guard = nonfinite.BatchGuard(graph, most_in_a_row, _dump(start))
+        # The guards come first: nothing is logged or saved of a step that ends the run.
+        self.in_order = [watchdog, self.last_values, self.guard]
+        if config.check_mirrors_every_steps:
+            self.in_order.append(hooks.MirrorCheck(graph, config.check_mirrors_every_steps))
+        if graph.stream_state:
+            self.in_order.append(input_stream.StateHook(graph, start.last_step))
+        chief_hooks = self._chief_hooks(clock, watchdog, stack) if start.is_chief else []
+        self.saver = chief_hooks[-1] if chief_hooks else None
+        self.in_order += [*chief_hooks, *self._user_hooks, hooks.StopHook(graph, start.last_step, self.early_stop)]
+
+    def early_stop(self) -> StopReason | None:
+        """The reason why the run ends before its last step; None if it does not."""
+        if self._start.is_chief and self._start.evaluations.best.is_over:
             return StopReason.NO_GAIN
-        if received.stopping:
-            return StopReason(received.stopping.name)
-        return StopReason.SESSION_HOOK if any(hook.has_asked for hook in user_hooks) else None
+        if self._received.stopping:
+            return StopReason(self._received.stopping.name)
+        return StopReason.SESSION_HOOK if any(hook.has_asked for hook in self._user_hooks) else None
 
-    # The guards come first: nothing is logged or saved of a step that ends the run.
-    in_order = [watchdog, last_values, guard]
-    if config.check_mirrors_every_steps:
-        in_order.append(hooks.MirrorCheck(graph, config.check_mirrors_every_steps))
-    if graph.stream_state:
-        in_order.append(input_stream.StateHook(graph, start.last_step))
-    chief_hooks = _chief_hooks(start, clock, watchdog, received, stack) if chief else []
-    in_order += [*chief_hooks, *user_hooks, hooks.StopHook(graph, start.last_step, early_stop)]
-    return StepHooks(in_order, last_values, guard, chief_hooks[-1] if chief else None, early_stop)
+    def _chief_hooks(
+        self, clock: hooks.TrainingClock, watchdog: Watchdog, stack: contextlib.ExitStack
+    ) -> list[hooks.StepHook]:
+        """The log lines, the summaries and, last, the checkpoints."""
+        start, received = self._start, self._received
+        config, graph, path = start.config, start.graph, start.run_dir.path
+        bar = stack.enter_context(report.progress_bar(start.first_step, start.last_step))
+        evaluations = stack.enter_context(contextlib.closing(start.evaluations))
+        writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
+        # TensorBoard then drops what an interrupted start logged of this step and later ones.
+        writer.add(start.first_step + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
+        metrics = MetricsFile(path / directory.METRICS)
+        chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
+        if config.summary_every_steps:
+            chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
+        write = saving.checkpoint_writer(graph, start.run_dir, start.resumed.checkpoints, [metrics, writer])
+        saver = saving.CheckpointHook(graph, config.save_every_steps, write, evaluations, received, watchdog, clock)
+        return [*chief_hooks, saver]
 
 
-def _chief_hooks(
-    start: Start, clock: hooks.TrainingClock, watchdog: Watchdog, received: signals.Received,
-    stack: contextlib.ExitStack,
-) -> list[hooks.StepHook]:  # fmt: skip
-    """The log lines, the summaries and, last, the checkpoints."""
-    config, graph, path = start.config, start.graph, start.run_dir.path
-    bar = stack.enter_context(report.progress_bar(start.first_step, start.last_step))
-    evaluations = stack.enter_context(contextlib.closing(start.chief.evaluations))
-    writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
-    # TensorBoard then drops what an interrupted start logged of this step and later ones.
-    writer.add_session_log(v1.SessionLog(status=v1.SessionLog.START), start.first_step + 1)
-    metrics = MetricsFile(path / directory.METRICS)
-    chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
-    if config.summary_every_steps:
-        chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
-    write = saving.checkpoint_writer(graph, start.run_dir, start.chief.resumed.checkpoints, [metrics, writer])
-    saver = saving.CheckpointHook(graph, config.save_every_steps, write, evaluations, received, watchdog, clock)
-    return [*chief_hooks, saver]
+def _dump(start: Start) -> Callable[[int, int], str] | None:
+    """Writes the batch of (step, first position) to a file; None: no batch is written."""
+    config = start.config
+    if not (start.is_chief and config.dump_bad_batch):
+        return None
+    split = stream.Split(config.tower_batch, config.batches_per_step)
+    return functools.partial(bad_batch.write, start.run_dir.path, start.workload, start.examples, config.seed, split)
 
 
 def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors.UserError | None) -> Result:
@@ -187,7 +205,7 @@ def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors
         alone = start.graph.num_workers == 1
         reason = step_hooks.early_stop() or (StopReason.SESSION_HOOK if alone else StopReason.ANOTHER_WORKER)
     return Result(
-        train_dir=str(start.run_dir.path) if start.chief else "",
+        train_dir=str(start.run_dir.path) if start.is_chief else "",
         step=step,
         loss=last.loss,
         examples_per_sec=last.steps_per_sec and last.steps_per_sec * start.graph.global_batch,
@@ -195,25 +213,9 @@ def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors
         training_secs=last.training_secs,
         reason=reason,
         stopped_by=str(failure) if failure else reason.text(start.config.stop_after_no_gain_epochs),
-        checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.chief else None,
+        checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.is_chief else None,
         data=start.examples.name,
         notice=start.examples.notice,
         failed_saves=saver.failures if saver else 0,
         skipped_steps=step_hooks.guard.skipped,
     )
-
-
-def conclude(start: Start, outcome: Outcome, membership: SingleProcess) -> Result:
-    """Writes the result, says what came out and, with the other workers, leaves."""
-    result, failure, chief = outcome.result, outcome.failure, start.chief
-    if chief:
-        failure = results.write(start.run_dir, outcome, chief.evaluations.results())
-        if not failure or isinstance(failure, errors.SaveError):
-            is_importable = start.run_json["config"]["workload"] is not None
-            say(*report.closing_lines(result, start.last_step, is_importable, chief.evaluations.last))
-    if failure:
-        raise failure
-    known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value
-    reason = StopReason(membership.leave(known) or StopReason.ANOTHER_WORKER)
-    stopped_by = reason.text(start.config.stop_after_no_gain_epochs)
-    return dataclasses.replace(result, reason=reason, stopped_by=stopped_by)

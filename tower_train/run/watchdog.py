@@ -21,12 +21,8 @@ _STEP = "a step"
 class Watchdog(v1.train.SessionRunHook):
     """A thread that looks whether steps end; use as a context manager, and as a hook.
 
-    It reports each stall once, with the stacks of all Python threads, and its end.
-
-    Args:
-      timeout_secs: after how long to report, 0 for never.
-      counts: TrainingGraph.progress.
-      clock: seconds since some moment.
+    It reports each stall of more than timeout_secs once, with the stacks of all Python threads, and its end; none if
+    that is 0. `counts` is TrainingGraph.progress.
     """
 
     def __init__(

@@ -36,27 +36,20 @@ class Best:
     Args:
       run_dir: the run's.
       keep: whether to keep the best checkpoint.
-      patience_epochs: epochs without a gain after which the run ends; 0 for never.
-      every_steps: steps between evaluations.
-      num_examples: examples an epoch.
+      patience: examples trained on without a gain after which the run ends; 0 for never.
       global_batch: examples a step.
     """
 
-    def __init__(
-        self, run_dir: directory.RunDirectory, *, keep: bool, patience_epochs: float, every_steps: int,
-        num_examples: int, global_batch: int,
-    ):  # fmt: skip
-        self._run_dir, self._keep, self._every_steps = run_dir, keep, every_steps
-        self._patience_epochs, self._num_examples, self._global_batch = patience_epochs, num_examples, global_batch
-        self._is_used = keep or patience_epochs > 0
+    def __init__(self, run_dir: directory.RunDirectory, keep: bool, patience: float, global_batch: int):
+        self._run_dir, self._keep, self._patience, self._global_batch = run_dir, keep, patience, global_batch
+        self._is_used = keep or patience > 0
         self._state = run_dir.read(directory.BEST) if self._is_used else {}
         self._step = 0
 
     def begin(self, step: int) -> bool:
-        """Begins at a step; returns whether the run was killed after this step's save and before its evaluation."""
+        """Begins at a step; returns whether an evaluation of this step would be news."""
         self._step = step
-        is_due = self._is_used and step and step % self._every_steps == 0
-        return bool(is_due and self._state.get("last", {}).get("step", 0) < step)
+        return self._is_used and self._state.get("last", {}).get("step", 0) < step
 
     def note(self, evaluation, path: str) -> list[str]:
         """Compares an evaluation of the checkpoint at a path with the best one; returns lines to print."""
@@ -85,9 +78,9 @@ class Best:
     def is_over(self) -> bool:
         """Whether the run ends because its evaluations have not become better."""
         last = self._state.get("last")
-        if not self._patience_epochs or not last or last["step"] > self._step:
+        if not self._patience or not last or last["step"] > self._step:
             return False
-        return last["examples"] - self._state["best"]["examples"] >= self._patience_epochs * self._num_examples
+        return last["examples"] - self._state["best"]["examples"] >= self._patience
 
 
 def _copy(path: pathlib.Path, folder: pathlib.Path) -> None:

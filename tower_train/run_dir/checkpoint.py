@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import uuid
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -95,12 +96,9 @@ def step_of(path: str) -> int:
 
 
 class Checkpoints:
-    """Saves the variables of one graph into a train_dir. Create it before the graph is finalised.
+    """Saves the variables of one graph into a train_dir, where it keeps the newest checkpoints; keep=0: all of them.
 
-    Args:
-      train_dir: the folder of the checkpoints.
-      variables: what to save.
-      keep: how many of the newest checkpoints to keep; 0 for all.
+    Create it before the graph is finalised.
     """
 
     def __init__(self, train_dir: pathlib.Path, variables: list[tf.Variable], keep: int):
@@ -108,7 +106,6 @@ class Checkpoints:
         self._variables = {variable.op.name: variable for variable in variables}
         self._saver = v1.train.Saver(self._variables)
         self._keep = keep
-        self._restorers, self._fresh = {}, {}
 
     def save(self, session: v1.Session, step: int) -> str:
         """Writes one checkpoint, and only then removes the oldest ones; returns its path.
@@ -127,15 +124,12 @@ class Checkpoints:
             remove(old)
         return path
 
-    def plan_restore(self, path: str, override: bool) -> list[str]:
-        """Compares a checkpoint with the graph and prepares to restore it.
-
-        Args:
-          path: a checkpoint.
-          override: initialise the variables that the checkpoint lacks afresh instead of raising an error.
+    def plan_restore(self, path: str, override: bool) -> tuple[Callable[[v1.Session], None], list[str]]:
+        """Compares a checkpoint with the graph. override: initialise afresh the variables that the checkpoint lacks.
 
         Returns:
-          Names of the variables that are initialised afresh.
+          A function that gives all variables in a session their values, and raises RunError if the checkpoint's files
+          are damaged; and the names of the variables that it initialises afresh.
 
         Raises:
           RunError: the checkpoint cannot be read, or lacks variables, or has them in another shape or type; with
@@ -151,18 +145,13 @@ class Checkpoints:
                 f"{path} does not fit this network: {shown}{' ...' if len(others) > 4 else ''}. "
                 f"Give another --train_dir{way_out}"
             )
-        self._restorers[path] = v1.train.Saver(matching)
-        self._fresh[path] = [self._variables[name].initializer for name in others]
-        return list(others)
+        saver, initializers = v1.train.Saver(matching), [self._variables[name].initializer for name in others]
 
-    def restore(self, session: v1.Session, path: str) -> None:
-        """Restores the variables that plan_restore found in the checkpoint, and initialises the others.
+        def restore_all(session: v1.Session) -> None:
+            restore(saver, session, path)
+            session.run(initializers)
 
-        Raises:
-          RunError: its files are damaged.
-        """
-        restore(self._restorers[path], session, path)
-        session.run(self._fresh[path])
+        return restore_all, list(others)
 
 
 def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:

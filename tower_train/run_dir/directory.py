@@ -22,7 +22,7 @@ class RunDirectory:
     def __init__(self, path: str):
         self.path = pathlib.Path(path)
         self._lock = None  # open while this process holds it
-        self._run_json = None  # as last written
+        self._run_json = None  # its text as last written
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -58,7 +58,7 @@ class RunDirectory:
         self._take_lock()
         gone.close()
         if self._run_json and not (self.path / RUN).exists():
-            self._replace(RUN, _as_text(self._run_json))
+            self._replace(RUN, self._run_json)
 
     def warnings(self) -> list[str]:
         """A line if other users may change the files that a run trusts: its checkpoints and run.json."""
@@ -114,10 +114,11 @@ class RunDirectory:
         Raises:
           RunError: it cannot be written; it stays as it was.
         """
+        text = json.dumps(content, indent=2) + "\n"
         with _errors_named(self.path / name):
-            self._replace(name, _as_text(content))
+            self._replace(name, text)
         if name == RUN:
-            self._run_json = content
+            self._run_json = text
 
     def update(self, name: str, content: dict) -> None:
         """Replaces some entries of a JSON file that other processes may update at the same time.
@@ -184,14 +185,11 @@ def _check_path(path: pathlib.Path) -> None:
 
 def _lock_exclusively(file) -> None:
     """Raises BlockingIOError if another process keeps its lock; `is_locked` holds one for a moment only."""
-    for tries_left in reversed(range(_LOCK_TRIES)):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if not tries_left:
-                raise
-            time.sleep(_LOCK_PAUSE_SECS)
+    for _ in range(_LOCK_TRIES - 1):
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_LOCK_PAUSE_SECS)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager
@@ -203,10 +201,6 @@ def _errors_named(path: pathlib.Path) -> Iterator[None]:
         raise errors.RunError(
             f"{_shown(path)} cannot be written ({error.strerror}). Make room, or give another directory."
         ) from None
-
-
-def _as_text(content: dict) -> str:
-    return json.dumps(content, indent=2) + "\n"
 
 
 def _shown(path: pathlib.Path) -> str:

@@ -28,15 +28,9 @@ class EventWriter(metrics.RecordWriter):
         self._folder = folder
         self._path = self._file = None
 
-    def add_summary(self, summary: v1.Summary | bytes, step: int) -> None:
-        """Writes a Summary, or a serialized one."""
-        if isinstance(summary, bytes):
-            summary = v1.Summary.FromString(summary)
-        self.append(v1.Event(wall_time=time.time(), step=step, summary=summary))
-
-    def add_session_log(self, session_log: v1.SessionLog, step: int) -> None:
-        """Writes a SessionLog."""
-        self.append(v1.Event(wall_time=time.time(), step=step, session_log=session_log))
+    def add(self, step: int, **content) -> None:
+        """Writes an event of a step: summary=Summary, or another field of the Event protocol buffer."""
+        self.append(v1.Event(wall_time=time.time(), step=step, **content))
 
     def close(self) -> None:
         """Writes the events that wait, if that is possible, and closes the file."""
@@ -85,4 +79,4 @@ class EventWriter(metrics.RecordWriter):
 def add_scalars(writer: EventWriter, values: Mapping[str, float], step: int) -> None:
     """Adds one point to each curve, by tag."""
     points = [v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-    writer.add_summary(v1.Summary(value=points), step)
+    writer.add(step, summary=v1.Summary(value=points))

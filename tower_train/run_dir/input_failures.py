@@ -12,11 +12,7 @@ from tower_train.run_dir import checkpoint
 
 @contextlib.contextmanager
 def named(name: str, may_end: bool = False) -> Iterator[None]:
-    """Converts a failure of a graph's input into one line.
-
-    Args:
-      name: of the data.
-      may_end: leave OutOfRangeError, the end of the data, as it is.
+    """Converts a failure of a graph's input into one line. may_end: leave OutOfRangeError as it is.
 
     Raises:
       DataError: the input failed within this block.

@@ -25,13 +25,7 @@ def describe(
 ) -> dict:  # fmt: skip
     """The content of run.json for this start.
 
-    Args:
-      workload: the workload, under its own options.
-      examples: the training examples.
-      options: all options of the trainer by name; `workload` is an import path, or None if the workload has none.
-      global_batch: examples a step.
-      devices: names of the towers' devices.
-      num_parameters: of the network.
+    `options` are all of the trainer's by name; its `workload` is an import path, or None if the workload has none.
     """
     return {
         "workload": workload.name,
@@ -93,14 +87,7 @@ def _absolute(path: str | None) -> str | None:
 def check_resume(
     path: pathlib.Path, before: dict, now: dict, override: bool, workload_options: Options | None = None
 ) -> list[str]:
-    """Compares the run.json of the last start with this start's.
-
-    Args:
-      path: the train_dir, for messages.
-      before: run.json of the last start; empty if there is none.
-      now: run.json of this start.
-      override: turn refusals into notes.
-      workload_options: the workload's own options, for their rules.
+    """Compares the run.json of the last start, which is empty if there was none, with this start's.
 
     Returns:
       Lines about differences that do not matter, or were overridden.

@@ -15,11 +15,8 @@ from tower_train.run_dir import checkpoint
 class RecordWriter:
     """Writes records in their order. Those that cannot be written now wait in memory and are written with a later one.
 
-    The first failure and the first success after it are said on standard output.
-
-    Args:
-      name: of the file.
-      most_waiting: records kept in memory, of which the oldest go first; None for all.
+    The first failure and the first success after it are said on standard output. At most most_waiting records are kept
+    in memory, of which the oldest go first; None for all.
     """
 
     def __init__(self, name: str, most_waiting: int | None = None):

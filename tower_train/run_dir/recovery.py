@@ -21,19 +21,18 @@ _TEMPORARY = re.compile(
 )
 
 
-def newest_intact(train_dir: pathlib.Path) -> tuple[str | None, list[str]]:
-    """Finds the newest checkpoint without damage, and sets later ones aside under another name.
+def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
+    """Finds the newest checkpoint without damage where there is a checkpoint, and sets later ones aside under another
+    name.
 
     Goes by the files, not by TensorFlow's list of them, which may be damaged or behind; the list is put right.
 
     Returns:
-      The checkpoint's path, None if none was saved; and a line for each checkpoint that was set aside.
+      The checkpoint's path, and a line for each checkpoint that was set aside.
 
     Raises:
-      RunError: there are checkpoints, or there were, and none is intact. Nothing is renamed then.
+      RunError: none is intact. Nothing is renamed then.
     """
-    if not checkpoint.latest(train_dir):
-        return None, []
     paths, damaged = checkpoint.existing(train_dir), {}
     while paths and (reason := damage(paths[-1])):
         damaged[paths.pop()] = reason
@@ -79,21 +78,15 @@ def _set_aside(path: str) -> str:
     return prefix + os.path.basename(path)
 
 
-def remove_leftovers(train_dir: pathlib.Path) -> list[str]:
+def remove_leftovers(train_dir: pathlib.Path) -> None:
     """Removes the temporary files of interrupted writes, and checkpoint data whose index was never written.
 
     An index is renamed into place after its data, and removed before it. So data without an index are of an interrupted
     save or removal, unless TensorFlow lists the checkpoint: then it was complete, and the data stay.
-
-    Returns:
-      The names of the removed files.
     """
     listed = checkpoint.listed_names(train_dir)
-    removed = []
-    for name in sorted(os.listdir(train_dir)):
+    for name in os.listdir(train_dir):
         file = checkpoint.FILE.fullmatch(name)
         is_orphan = file and file[1] not in listed and not (train_dir / f"{file[1]}.index").exists()
         if is_orphan or _TEMPORARY.fullmatch(name):
             os.remove(train_dir / name)
-            removed.append(name)
-    return removed

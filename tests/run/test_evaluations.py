@@ -1,0 +1,104 @@
+"""Evaluations during training: at the steps asked for, also of training examples, and none is lost or done twice."""
+
+import re
+
+import element_workloads
+import jobs
+import numpy as np
+import pytest
+
+from tower_train.inference import evaluator, report
+
+
+def precision(train_dir, split, indices=slice(None)):
+    """Of the toy workload's moving averages on examples of a split, in numpy."""
+    features, labels = element_workloads.arrays(split)
+    predicted = np.argmax(jobs.toy_logits(jobs.variables(train_dir), features[indices]), axis=1)
+    return np.mean(predicted == labels[indices])
+
+
+def test_evaluation_does_not_disturb_training(tmp_path):
+    for name, every in (("evaluated", 6), ("plain", 0)):
+        jobs.train_toy(tmp_path / name, max_steps=12, eval_every_steps=every)
+    jobs.assert_identical(jobs.variables(tmp_path / "evaluated"), jobs.variables(tmp_path / "plain"))
+
+
+def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
+    jobs.train_toy(tmp_path, max_steps=20, eval_every_steps=10, keep_checkpoints=1)
+    found = jobs.read_json(tmp_path, "result.json")
+    train, test = found["train_evaluation"], found["evaluation"]
+    assert (train["num_examples"], train["data"], test["num_examples"]) == (96, "toy train", 50)
+    mean, other = train["metrics"]["precision @ 1"]["mean"], test["metrics"]["precision @ 1"]["mean"]
+    assert mean == pytest.approx(precision(tmp_path, "train"))
+    above = "above" if mean >= other else "below"
+    line = f"on 96 training examples: precision @ 1 = {mean:.3f} ({abs(mean - other):.3f} {above})"
+    assert line in capsys.readouterr().out.splitlines()
+    curve = jobs.events(tmp_path / "eval").Scalars("train precision @ 1")
+    assert [event.step for event in curve] == [10, 20]
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_a_sample_is_the_same_each_time(count, tmp_path):
+    jobs.train_toy(tmp_path, max_steps=10, eval_every_steps=10, train_eval_examples=count)
+    chosen = np.sort(np.random.default_rng(0).choice(96, count, replace=False))
+    found = jobs.read_json(tmp_path, "result.json")["train_evaluation"]
+    assert found["num_examples"] == count
+    assert found["metrics"]["precision @ 1"]["mean"] == pytest.approx(precision(tmp_path, "train", chosen))
+
+
+def test_a_dataset_in_an_order_of_its_own_is_sampled_too(tmp_path):
+    jobs.train_toy(
+        tmp_path, workload=element_workloads.PIPELINE, max_steps=10, eval_every_steps=10, train_eval_examples=40
+    )
+    assert jobs.read_json(tmp_path, "result.json")["train_evaluation"]["num_examples"] == 40
+
+
+def test_the_warning_comes_once_a_start(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(report, "overfitting", lambda *_: "*** they part")
+    jobs.train_toy(tmp_path, max_steps=20, eval_every_steps=10)
+    assert capsys.readouterr().out.count("*** they part") == 1
+
+
+AT_END = dict(max_steps=7, eval_every_steps=5, train_eval_examples=0)
+
+
+def test_the_last_step_is_evaluated_where_that_is_asked_for(tmp_path, capsys):
+    jobs.train_toy(tmp_path / "no", **AT_END)
+    assert jobs.read_json(tmp_path / "no", "result.json")["evaluation"]["step"] == 5
+    assert "Result:" not in capsys.readouterr().out
+    jobs.train_toy(tmp_path / "yes", **AT_END, eval_at_end=True)
+    result = jobs.read_json(tmp_path / "yes", "result.json")
+    mean = result["evaluation"]["metrics"]["precision @ 1"]["mean"]
+    assert (result["evaluation"]["step"], mean) == (7, pytest.approx(precision(tmp_path / "yes", "test")))
+    assert re.search(
+        rf"\nResult:   precision @ 1 = {mean:.3f} .*, after {result['training_secs']:.1f} s of training\n",
+        capsys.readouterr().out,
+    )
+    assert 0 < result["training_secs"] < result["seconds"]
+
+
+def test_once_only_where_both_ask_for_it(tmp_path):
+    jobs.train_toy(tmp_path, **AT_END | dict(max_steps=10), eval_at_end=True)
+    points = jobs.events(tmp_path / "eval").Scalars("precision @ 1")
+    assert [point.step for point in points] == [5, 10]
+
+
+def test_a_run_that_is_stopped_early_is_not_evaluated(tmp_path):
+    assert jobs.train_toy(tmp_path, [jobs.stop_at(1)], max_steps=7, eval_at_end=True).step == 1
+    assert "evaluation" not in jobs.read_json(tmp_path, "result.json")
+
+
+def test_one_that_was_killed_is_made_up_for_once(tmp_path, monkeypatch, capsys):
+    def killed(self, path):
+        raise KeyboardInterrupt
+
+    options = dict(max_steps=7, eval_at_end=True, train_eval_examples=0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(evaluator.Evaluator, "evaluate", killed)
+        jobs.train_toy(tmp_path, **options)
+    assert jobs.train_toy(tmp_path, **options).step == 7
+    assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 7
+    assert "nothing to do" in (shown := capsys.readouterr().out) and "\nResult:   precision @ 1 = " in shown
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator.Evaluator, "evaluate", killed)
+        jobs.train_toy(tmp_path, **options)

@@ -1,0 +1,185 @@
+"""Imports run one way through the rooms of the package, and functions stay small: read from the sources by ast."""
+
+import ast
+
+import jobs
+import pytest
+
+# From the top: a module may import what stands below it, and nothing above it.
+ROOMS = ("fronts", "bench", "run", "inference", "cluster", "run_dir", "graph", "data", "options")
+VOCABULARY = {"errors", "console", "config", "examples", "workload", "layers", "initializers", "host"}
+OF_VOCABULARY = {"options", "graph.context"}  # what else the vocabulary may import
+MOST_LINES, MOST_ARGUMENTS = 60, 7
+EXCEPTIONS = {  # {module:function: why it may be larger}
+    "tower_train.graph.training:training_graph": "the steps of a step, one after the other",
+    "tower_train.layers:normalize": "as tf.nn.batch_normalization, with the moving statistics",
+    "tower_train.options.declare:option": "a declaration, of keywords only",
+}
+
+
+def module_names(root):
+    """{module's name: path} of the packages of this repository."""
+    paths = [path for package in ("tower_train", "cifar10") for path in sorted((root / package).rglob("*.py"))]
+    return {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def imports(source, module, is_package, known):
+    """The modules of `known` that a module's source imports, also within functions."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
+            base = ".".join([*package, *filter(None, [node.module])])
+            names = [alias.name for alias in node.names if alias.name != "__version__"]
+            found |= {module if (module := f"{base}.{name}") in known else base for name in names}
+    return found & set(known)
+
+
+def place(module):
+    """How far up a module stands, commands and programs above all rooms; None in the vocabulary."""
+    if module == "tower_train":  # the public names, by which the benchmark measures
+        return place("tower_train.bench")
+    package, *rest = module.split(".")
+    if package == "tower_train" and rest[0] in VOCABULARY:
+        return None
+    return len(ROOMS) - ROOMS.index(rest[0]) if package == "tower_train" and rest[0] in ROOMS else len(ROOMS) + 1
+
+
+def is_upwards(module, imported):
+    """Whether one module may not import another."""
+    if place(module) is None:
+        room = imported.partition(".")[2]
+        return place(imported) is not None and room not in OF_VOCABULARY and room.partition(".")[0] not in OF_VOCABULARY
+    if imported == "cifar10" or imported.startswith("cifar10."):
+        return not module.startswith("cifar10")
+    return place(imported) is not None and place(imported) > place(module)
+
+
+def circles(graph):
+    """Groups of modules that import each other, each sorted."""
+    reached = {module: set(targets) for module, targets in graph.items()}
+    for middle in graph:
+        for targets in reached.values():
+            if middle in targets:
+                targets |= reached[middle]
+    return sorted({tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph if a in reached[a]})
+
+
+def large_functions(source):
+    """{name: (lines, arguments)} of functions that are over a limit; methods are named CLASS.METHOD."""
+    found = {}
+
+    def visit(node, scope):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{scope}{child.name}"
+                if not isinstance(child, ast.ClassDef):
+                    size = child.end_lineno - child.lineno + 1, count_arguments(child.args)
+                    if size[0] > MOST_LINES or size[1] > MOST_ARGUMENTS:
+                        found[name] = size
+                visit(child, f"{name}.")
+            else:
+                visit(child, scope)
+
+    visit(ast.parse(source), "")
+    return found
+
+
+def count_arguments(arguments):
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    return sum(argument is not None and argument.arg not in ("self", "cls") for argument in named)
+
+
+@pytest.fixture(scope="module")
+def modules():
+    return module_names(jobs.ROOT)
+
+
+@pytest.fixture(scope="module")
+def graph(modules):
+    """{module: the modules that it imports}."""
+    return {
+        name: imports(path.read_text(), name, path.name == "__init__.py", modules) - {name}
+        for name, path in modules.items()
+    }
+
+
+def test_imports_run_downwards(graph):
+    upwards = [f"{module} imports {other}" for module in graph for other in graph[module] if is_upwards(module, other)]
+    assert not upwards, "\n".join(sorted(upwards))
+
+
+def test_there_are_no_circles(graph):
+    assert circles(graph) == []
+
+
+def test_functions_are_small(modules):
+    large = {f"{module}:{name}": size for module, path in modules.items()
+             for name, size in large_functions(path.read_text()).items()}  # fmt: skip
+    assert not {name: size for name, size in large.items() if name not in EXCEPTIONS}
+    assert not EXCEPTIONS.keys() - large, "these are small now"
+
+
+KNOWN = dict.fromkeys(["tower_train", "tower_train.errors", "tower_train.graph", "tower_train.graph.towers",
+                       "tower_train.graph.stream", "cifar10", "cifar10.records"])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("import tower_train.graph.towers as t", {"tower_train.graph.towers"}),
+        ("from tower_train import errors, train", {"tower_train.errors", "tower_train"}),
+        ("from tower_train.graph.towers import Tower", {"tower_train.graph.towers"}),
+        ("from . import towers", {"tower_train.graph.towers"}),
+        ("from .towers import Tower", {"tower_train.graph.towers"}),
+        ("from .. import errors", {"tower_train.errors"}),
+        ("def f():\n    from cifar10 import records", {"cifar10.records"}),
+        ("import tensorflow as tf, json", set()),
+    ],
+)
+def test_all_ways_to_import_are_seen(line, expected):
+    assert imports(line, "tower_train.graph.stream", False, KNOWN) == expected
+    assert imports("from . import stream", "tower_train.graph", True, KNOWN) == {"tower_train.graph.stream"}
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "expected"),
+    [
+        ("tower_train.run.train", "tower_train.graph.training", False),
+        ("tower_train.graph.training", "tower_train.run.train", True),
+        ("tower_train.graph.training", "tower_train.graph.towers", False),
+        ("tower_train.data.idx", "tower_train.errors", False),
+        ("tower_train.evaluate", "tower_train.inference.trained", False),
+        ("tower_train.inference.trained", "tower_train.evaluate", True),
+        ("tower_train.run.train", "tower_train", True),
+        ("tower_train.layers", "tower_train.graph.context", False),
+        ("tower_train.layers", "tower_train.graph.towers", True),
+        ("tower_train.config", "tower_train.options.declare", False),
+        ("tower_train.config", "tower_train.errors", False),
+        ("cifar10.records", "tower_train.workload", False),
+        ("cifar10.records", "cifar10.download", False),
+        ("tower_train.__main__", "cifar10", True),
+        ("tower_train.workloads.fashion_mnist", "tower_train.data.idx", False),
+    ],
+)
+def test_what_is_upwards(module, imported, expected):
+    assert is_upwards(module, imported) == expected
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"e", "a"}}) == [("a", "b", "c"), ("e",)]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_large_functions_are_found():
+    def function(name, lines, arguments):
+        return f"def {name}({arguments}):\n" + "    pass\n" * (lines - 1)
+
+    method = "class Class:\n" + "".join(
+        f"    {line}\n" for line in function("method", 2, "self, a, b, c, d, e, f, g, *h").splitlines()
+    )
+    source = function("small", 60, "a, b, c, d, e, f, g") + function("long", 61, "") + method
+    source += function("wide", 2, "a, b, c, d, /, e, *, f, g, **h")
+    assert large_functions(source) == {"long": (61, 0), "Class.method": (2, 8), "wide": (2, 8)}
