@@ -118,7 +118,7 @@ def test_device_fn_places_the_ops_of_one_tower(tmp_path):
         def begin(self):
             placed.append(v1.get_default_graph().get_operation_by_name("squared_error").device)
 
-    make(tmp_path, device_fn=lambda op: "/cpu:0").train(input_fn, hooks=[Placed()])
+    make(tmp_path, device_fn=lambda op: "/device:CPU:0").train(input_fn, hooks=[Placed()])
     assert placed == ["/device:CPU:0"]
     with pytest.raises(errors.ConfigError, match="device_fn places the ops of one tower, and there are 2"):
         make(tmp_path, 2, device_fn=lambda op: "/cpu:0").train(input_fn)

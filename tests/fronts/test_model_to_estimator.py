@@ -180,7 +180,7 @@ def test_metrics_are_renamed(tmp_path):
 
     found = renamed({"a_mae": "first", "b_mae": "second"}).evaluate(named_input_fn)
     assert found.keys() == {"loss", "a_loss", "b_loss", "first", "second", "global_step"}
-    with pytest.raises(errors.ConfigError, match="renames c_mae; the model's metrics are a_loss, b_loss, a_mae, b_mae"):
+    with pytest.raises(errors.ConfigError, match="renames c_mae; the model's metrics are a_mae, b_mae, a_loss, b_loss"):
         renamed({"c_mae": "third"}).evaluate(named_input_fn)
 
 

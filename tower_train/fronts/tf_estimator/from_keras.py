@@ -4,6 +4,7 @@ import contextlib
 import os
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tower_train import console, errors
@@ -78,14 +79,13 @@ class _KerasModelFn:
     def __init__(self, model: keras.Model, metric_names: dict[str, str]):
         self._model, self._metric_names = model, metric_names
         self._optimizer = keras.optimizers.serialize(model.optimizer)
-        self._initial = {id(v): v.numpy() for v in model.variables} if model.built else None
+        self._initial = _values(model) if model.built else None
 
     def __call__(self, features, labels, mode):
         model, training = self._model, mode == ModeKeys.TRAIN
         x = arranged_features(model, features)
         if self._initial is None:
-            _build(model, x)
-            self._initial = {id(v): v.numpy() for v in model.variables}
+            self._initial = _built(model, x)
         mine = _in_graph(model.variables, self._initial)
         values = [tf.identity(mine[id(v)]) for v in model.variables]
         seeds = keras_variables.tower_seeds(model.variables, values, captured.tower())
@@ -155,10 +155,15 @@ class _KerasModelFn:
         return {self._metric_names.get(name, name): (tf.convert_to_tensor(values[name]), update) for name in names}
 
 
-def _build(model: keras.Model, x) -> None:
-    """Makes the model's variables, outside of the default graph, for inputs like these."""
+def _values(model: keras.Model) -> dict[int, np.ndarray]:
+    return {id(v): v.numpy() for v in model.variables}
+
+
+def _built(model: keras.Model, x) -> dict[int, np.ndarray]:
+    """Makes the model's variables, outside of the default graph, for inputs like these; returns their values."""
     with compat.eager_mode():
         model(keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype.name), x))
+        return _values(model)
 
 
 def _named_under(scope: str):

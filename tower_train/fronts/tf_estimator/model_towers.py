@@ -119,7 +119,10 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured]) -> TrainSte
         step = v1.train.get_global_step().read_value()
     report = StepReport(step, step, loss, tf.zeros([]), tf.zeros([]), finite)
     checked = ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
-    return TrainStep(tf.group(specs[0].train_op, finite, assigned), loss, report, checked, len(specs))
+    op = tf.group(specs[0].train_op, finite, assigned)
+    # The optimizers' own ops are in a branch, where whoever loads this graph would not find them.
+    v1.get_default_graph().get_collection_ref(v1.GraphKeys.TRAIN_OP)[:] = [op]
+    return TrainStep(op, loss, report, checked, len(specs))
 
 
 def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor):
