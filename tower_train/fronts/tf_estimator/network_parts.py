@@ -165,11 +165,11 @@ def model_fn_of(head: Head, *parts: Part) -> Callable:
         towers = config.towers if isinstance(config.towers, int) else len(config.towers)
 
         def minimize(loss: tf.Tensor) -> tf.Operation:
-            step, ops = v1.train.get_global_step(), v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+            ops = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
             for part in parts:
-                counted = step if part is parts[-1] else None
-                variables = v1.trainable_variables(f"{part.scope}/")
-                ops.append(part.make_optimizer().minimize(loss, counted, variables))
+                own = {"var_list": v1.trainable_variables(f"{part.scope}/")} if len(parts) > 1 else {}
+                step = v1.train.get_global_step() if part is parts[-1] else None
+                ops.append(part.make_optimizer().minimize(loss, global_step=step, **own))
             return tf.group(ops)
 
         return head.spec(features, labels, mode, logits, minimize, towers)
