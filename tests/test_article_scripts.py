@@ -1,0 +1,70 @@
+"""The scripts of the articles run to their end without GPUs, and say what they measured."""
+
+import re
+import runpy
+import subprocess
+import sys
+
+import jobs
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+SCRIPTS = ["keras_multi_gpu", "estimator_fashion_mnist", "estimator_retinal_oct", "choose_gpus"]
+
+
+def run(name, *options, cwd=None):
+    return subprocess.run(
+        [sys.executable, jobs.ROOT / "scripts" / f"{name}.py", *options], cwd=cwd, env=jobs.environment(),
+        capture_output=True, text=True, timeout=jobs.WAIT_SECS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_and_mistakes_are_answered_without_tensorflow(name):
+    helped = run(name, "--help")
+    assert helped.returncode == 0 and helped.stderr == "" and helped.stdout.startswith("usage: ")
+    mistaken = run(name, "--no_such_option")
+    assert mistaken.returncode == 2
+    assert mistaken.stderr.startswith("usage: ") and "unrecognized arguments: --no_such_option" in mistaken.stderr
+    assert not re.search(r"oneDNN|cuda|TensorFlow", mistaken.stderr)
+
+
+def test_keras_on_several_towers_saves_the_plain_model(tmp_path):
+    done = run("keras_multi_gpu", "--model=VGG19", "--size=32", "--samples=8", "--save=vgg.keras", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 towers on the CPU" in done.stderr and "Saved vgg.keras" in done.stdout
+    assert keras.models.load_model(tmp_path / "vgg.keras").input_shape == (None, 32, 32, 3)
+
+
+def timed(shown):
+    """The number of steps that a script says, after a check that it does not speak of GPUs."""
+    total, rate, evaluated = shown.splitlines()[-3:]
+    assert re.fullmatch(r"total time with 2 towers on the CPU: \d+\.\d s", total)
+    assert re.fullmatch(r"\d+ images/second with 2 towers on the CPU", rate)
+    assert "'accuracy': " in evaluated and "GPUs" not in shown
+    return int(re.search(r"'global_step': (?:np\.int64\()?(\d+)", evaluated)[1])
+
+
+def test_fashion_mnist_as_an_estimator():
+    done = run("estimator_fashion_mnist", "--batch_size=1000")
+    assert done.returncode == 0, done.stderr
+    assert timed(done.stdout) == 3  # 6000 images, 2 towers of 1000
+
+
+def test_retinal_images_from_folders_have_pixels_from_0_to_1(tmp_path, monkeypatch, capsys):
+    pixels = {"CNV": 0, "DME": 80, "DRUSEN": 160, "NORMAL": 255}
+    for split in ("train", "test"):
+        for label, value in pixels.items():
+            folder = tmp_path / split / label
+            folder.mkdir(parents=True)
+            for i in range(8):
+                image = np.full([40, 50, 1], value, np.uint8)
+                (folder / f"{label}-{i}.jpeg").write_bytes(tf.io.encode_jpeg(image).numpy())
+    monkeypatch.setattr(sys, "argv", ["script", f"--data_dir={tmp_path}", "--size=32", "--batch_size=8"])
+    monkeypatch.setattr(tf.compat.v1.logging, "set_verbosity", lambda _: None)
+    script = runpy.run_path(jobs.ROOT / "scripts" / "estimator_retinal_oct.py")
+    assert timed(capsys.readouterr().out) == 2  # 32 images, 2 towers of 8
+    images, labels = next(iter(script["input_fn"](script["test"], script["LABELS"], num_epochs=1)))
+    np.testing.assert_allclose(images[:, 16, 16, 0], np.array(list(pixels.values()))[labels.numpy().argmax(1)] / 255)
