@@ -4,6 +4,13 @@ import argparse
 import os
 import time
 
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--num_gpus", type=int, default=2, help="(%(default)s)")
+parser.add_argument("--data_dir", help="where the four .gz files are; without it, images are random noise")
+parser.add_argument("--batch_size", type=int, default=512, help="examples per GPU (%(default)s)")
+parser.add_argument("--epochs", type=int, help="(5; without GPUs 1)")
+options = parser.parse_args()
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -14,13 +21,9 @@ from tower_train.data import idx  # noqa: E402
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)  # steps and losses
 ON_GPUS = bool(tf.config.list_physical_devices("GPU"))
-parser = argparse.ArgumentParser()
-parser.add_argument("--num_gpus", type=int, default=2, help="(%(default)s)")
-parser.add_argument("--data_dir", help="where the four .gz files are; without it, images are random noise")
-parser.add_argument("--batch_size", type=int, default=512, help="examples per GPU (%(default)s)")
-parser.add_argument("--epochs", type=int, default=5 if ON_GPUS else 1, help="(%(default)s)")
-options = parser.parse_args()
 NUM_GPUS, BATCH_SIZE = options.num_gpus, options.batch_size
+EPOCHS = options.epochs or (5 if ON_GPUS else 1)
+DEVICES = f"{NUM_GPUS} GPUs" if ON_GPUS else f"{NUM_GPUS} towers on the CPU"
 
 
 class TimeHistory(tf_estimator.SessionRunHook):
@@ -54,7 +57,7 @@ model = keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
 model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(0.001), metrics=["accuracy"])
 estimator = tf_estimator.model_to_estimator(model, config=tf_estimator.RunConfig(num_gpus=NUM_GPUS))
 history = TimeHistory()
-estimator.train(lambda: input_fn(*load("train", 6000), options.epochs, BATCH_SIZE), hooks=[history])
-print(f"total time with {NUM_GPUS} GPUs: {sum(history.times):.1f} s")
-print(f"{BATCH_SIZE * NUM_GPUS / np.mean(history.times):.0f} images/second with {NUM_GPUS} GPUs")
+estimator.train(lambda: input_fn(*load("train", 6000), EPOCHS, BATCH_SIZE), hooks=[history])
+print(f"total time with {DEVICES}: {sum(history.times):.1f} s")
+print(f"{BATCH_SIZE * NUM_GPUS / np.mean(history.times):.0f} images/second with {DEVICES}")
 print(estimator.evaluate(lambda: input_fn(*load("t10k", 1000), 1, BATCH_SIZE)))

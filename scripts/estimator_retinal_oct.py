@@ -8,37 +8,54 @@ OCT2017 has the folders {train,test}/{CNV,DME,DRUSEN,NORMAL}; without it, a few 
 import argparse
 import os
 import tempfile
+import time
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--num_gpus", type=int, default=2, help="(%(default)s)")
+parser.add_argument("--data_dir")
+parser.add_argument("--weights", help="'imagenet' (downloaded) or a file; without, random ones: no transfer learning")
+parser.add_argument("--batch_size", type=int, help="examples per GPU (64; without GPUs 8)")
+parser.add_argument("--size", type=int, help="height and width (224; without GPUs 64)")
+parser.add_argument("--epochs", type=int, default=1, help="(%(default)s)")
+options = parser.parse_args()
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras  # noqa: E402
+import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tower_train import estimator as tf_estimator  # noqa: E402
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)  # steps and losses
 ON_GPUS = bool(tf.config.list_physical_devices("GPU"))
-LABELS = ["CNV", "DME", "DRUSEN", "NORMAL"]
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--num_gpus", type=int, default=2)
-parser.add_argument("--data_dir")
-parser.add_argument("--weights", help="'imagenet' (downloaded) or a file; without, random ones: no transfer learning")
-parser.add_argument("--batch_size", type=int, default=64 if ON_GPUS else 8, help="examples per GPU (%(default)s)")
-parser.add_argument("--size", type=int, default=224 if ON_GPUS else 64, help="height and width (%(default)s)")
-parser.add_argument("--epochs", type=int, default=1, help="(%(default)s)")
-options = parser.parse_args()
+NUM_GPUS, LABELS = options.num_gpus, ["CNV", "DME", "DRUSEN", "NORMAL"]
+BATCH_SIZE = options.batch_size or (64 if ON_GPUS else 8)
+SIZE = options.size or (224 if ON_GPUS else 64)
+DEVICES = f"{NUM_GPUS} GPUs" if ON_GPUS else f"{NUM_GPUS} towers on the CPU"
 if not options.data_dir:
     options.data_dir = tempfile.mkdtemp()
     for number, (split, label) in enumerate((s, n) for s in ("train", "test") for n in LABELS * 32):
         os.makedirs(f"{options.data_dir}/{split}/{label}", exist_ok=True)
         noise = tf.cast(tf.random.uniform([62, 64, 1], 0, 256), tf.uint8)
         tf.io.write_file(f"{options.data_dir}/{split}/{label}/{number}.jpeg", tf.io.encode_jpeg(noise))
-SIZE = options.size
+
+
+class TimeHistory(tf_estimator.SessionRunHook):
+    def begin(self):
+        self.times = []
+
+    def before_run(self, run_context):
+        self.start = time.time()
+
+    def after_run(self, run_context, run_values):
+        self.times.append(time.time() - self.start)
 
 
 def input_fn(file_pattern, labels, shuffle=False, batch_size=64, num_epochs=None, buffer_size=4096):
     def example(path):
         label = tf.argmax(tf.equal(labels, tf.strings.split(path, os.sep)[-2]))
-        image = tf.cast(tf.image.decode_jpeg(tf.io.read_file(path), channels=3), tf.float32)
+        image = tf.image.decode_jpeg(tf.io.read_file(path), channels=3)
+        image = tf.image.convert_image_dtype(image, tf.float32)  # 0 to 1
         return tf.image.resize(image, [SIZE, SIZE]), tf.one_hot(label, len(labels))
 
     files = tf.data.Dataset.list_files(file_pattern, shuffle=shuffle)
@@ -51,8 +68,11 @@ for layer in base.layers[:-4]:
     layer.trainable = False
 model = keras.Model(base.input, keras.layers.Dense(4, activation="softmax")(keras.layers.Flatten()(base.output)))
 model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(), metrics=["accuracy"])
-config = tf_estimator.RunConfig(num_gpus=options.num_gpus, log_step_count_steps=1)
+config = tf_estimator.RunConfig(num_gpus=NUM_GPUS, log_step_count_steps=1)
 estimator = tf_estimator.model_to_estimator(model, config=config)
 train, test = (os.path.join(options.data_dir, split, "*", "*.jpeg") for split in ("train", "test"))
-estimator.train(lambda: input_fn(train, LABELS, True, options.batch_size, num_epochs=options.epochs))
-print(estimator.evaluate(lambda: input_fn(test, LABELS, batch_size=options.batch_size, num_epochs=1)))
+history = TimeHistory()
+estimator.train(lambda: input_fn(train, LABELS, True, BATCH_SIZE, num_epochs=options.epochs), hooks=[history])
+print(f"total time with {DEVICES}: {sum(history.times):.1f} s")
+print(f"{BATCH_SIZE * NUM_GPUS / np.mean(history.times):.0f} images/second with {DEVICES}")
+print(estimator.evaluate(lambda: input_fn(test, LABELS, batch_size=BATCH_SIZE, num_epochs=1)))

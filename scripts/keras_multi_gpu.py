@@ -8,6 +8,17 @@ Without GPUs it shows the same on two towers, few small images and one epoch.
 import argparse
 import os
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--gpus", type=int, help="how many GPUs (all)")
+parser.add_argument("--model", choices=["Xception", "VGG19"], default="Xception")
+parser.add_argument("--samples", type=int, help="number of images (1000; without GPUs 16)")
+parser.add_argument("--size", type=int, help="height and width of images (224; without GPUs 71)")
+parser.add_argument("--classes", type=int, help="(1000; without GPUs 10)")
+parser.add_argument("--epochs", type=int, help="(20; without GPUs 1)")
+parser.add_argument("--batch_size", type=int, help="examples per GPU (32; without GPUs 4)")
+parser.add_argument("--save", default="my_model.keras", help="where the model is saved (%(default)s)")
+parser.parse_args()  # --help and mistakes are answered before TensorFlow starts
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -16,15 +27,11 @@ import tensorflow as tf  # noqa: E402
 import tower_train  # noqa: E402
 
 HERE = len(tf.config.list_physical_devices("GPU"))
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--gpus", type=int, default=HERE or 2, help="how many GPUs (%(default)s)")
-parser.add_argument("--model", choices=["Xception", "VGG19"], default="Xception")
-parser.add_argument("--samples", type=int, default=1000 if HERE else 16)
-parser.add_argument("--size", type=int, default=224 if HERE else 71, help="height and width of images (%(default)s)")
-parser.add_argument("--classes", type=int, default=1000 if HERE else 10)
-parser.add_argument("--epochs", type=int, default=20 if HERE else 1)
-parser.add_argument("--batch_size", type=int, default=32 if HERE else 4, help="examples per GPU (%(default)s)")
-parser.add_argument("--save", default="my_model.keras", help="where the model is saved (%(default)s)")
+if HERE:
+    sizes = {"gpus": HERE, "samples": 1000, "size": 224, "classes": 1000, "epochs": 20, "batch_size": 32}
+else:
+    sizes = {"gpus": 2, "samples": 16, "size": 71, "classes": 10, "epochs": 1, "batch_size": 4}
+parser.set_defaults(**sizes)
 options = parser.parse_args()
 
 # The weights live on the CPU, so that each GPU gets them from there.

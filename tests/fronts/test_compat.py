@@ -55,6 +55,11 @@ class TestReplaced:
             raise KeyError
         assert (one.method(), one.value) == ("method", 1)
 
+    def test_of_a_module(self):
+        with compat.replaced(inspect, "getsource", lambda _: "other"):
+            assert inspect.getsource(compat) == "other"
+        assert inspect.getsource(compat) != "other"
+
     def test_of_a_keras_layer_calls_the_replacement(self):
         layer = keras.layers.Dense(2)
         expected = layer(tf.ones([1, 3]))
@@ -188,6 +193,55 @@ def test_cleared_losses_are_those_of_layers_and_not_of_regularizers():
     assert len(model.losses) == 1
 
 
+def test_metrics_of_a_model_are_those_of_all_its_layers_and_not_those_of_compile():
+    class Measures(keras.layers.Layer):
+        def __init__(self, name):
+            super().__init__()
+            self.metric = keras.metrics.Mean(name=name)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.own = keras.metrics.Mean(name="own")
+            self.inner = keras.Sequential([keras.Input([2]), Measures("nested")])
+
+    model = Model()
+    model.compile(loss="mse", metrics=["mae"])
+    assert [metric.name for metric in compat.own_metrics(model)] == ["own"]
+    assert [metric.name for metric in compat.layer_metrics(model)] == ["own", "nested"]
+
+
+def test_draws_alike_are_those_of_one_example_for_all():
+    def draws(count):
+        seeds = keras.random.SeedGenerator(1)
+        x = tf.ones([count, 50])
+        return [
+            keras.random.normal([count, 50], seed=seeds), keras.random.uniform(tf.shape(x), seed=seeds),
+            keras.random.truncated_normal([count, 50], seed=seeds), keras.random.randint([count, 50], 0, 9, seed=seeds),
+            keras.random.dropout(x, 0.5, seed=seeds), keras.layers.Dropout(0.5, seed=1)(x, training=True),
+            keras.layers.SpatialDropout1D(0.5, seed=1)(tf.ones([count, 3, 50]), training=True),
+            keras.random.normal([], seed=seeds) * tf.ones([count, 1]),
+        ]  # fmt: skip
+
+    with compat.draws_alike():
+        for one, three in zip(draws(1), draws(3), strict=True):
+            np.testing.assert_array_equal(three, np.repeat(one, 3, axis=0))
+    for one, three in zip(draws(1)[:-1], draws(3)[:-1], strict=True):
+        assert np.ptp(three, axis=0).any() and np.unique(one).size > 1
+    with compat.draws_alike():
+        assert draws(0)[0].shape == (0, 50)
+
+
+def test_moving_statistics_make_batch_normalisation_treat_examples_alone():
+    model = keras.Sequential([keras.Input([2]), keras.layers.BatchNormalization()])
+    assert [v.name for v in compat.moving_statistics_of(model)] == ["moving_mean", "moving_variance"]
+    x = tf.constant([[1.0, 2.0], [3.0, 5.0]])
+    with compat.moving_statistics():
+        found = model(x, training=True)
+    np.testing.assert_allclose(found, x / np.sqrt(1.001), rtol=1e-5)
+    assert not np.allclose(model(x, training=True), found)
+
+
 def test_masks_go_from_embeddings_to_losses():
     embedded = keras.layers.Embedding(3, 1, mask_zero=True)(np.array([[1, 0]]))
     np.testing.assert_array_equal(compat.mask_of(embedded), [[True, False]])
@@ -239,6 +293,31 @@ class TestExports:
             y = v1.placeholder(tf.float32, [None])
             [(name, output)] = compat.export_outputs_for_mode("infer", None, {"y": y}).items()
         assert name == "serving_default" and output.outputs["y"] is y
+
+    def test_outputs_of_the_wrong_kind_are_refused(self):
+        with tf.Graph().as_default():
+            y = v1.placeholder(tf.float32, [None])
+            assert isinstance(compat.get_export_outputs(None, y)["serving_default"], compat.ExportOutput)
+            for outputs in (y, {"y": y}):
+                with pytest.raises(TypeError):
+                    compat.get_export_outputs(outputs, y)
+
+    def test_graphs_of_modes_have_tags_and_losses_and_keep_their_step(self, tmp_path):
+        assert [list(compat.EXPORT_TAG_MAP[mode]) for mode in ("train", "eval", "infer")] == [
+            ["train"], ["eval"], ["serve"],
+        ]  # fmt: skip
+        with tf.Graph().as_default(), v1.Session() as session:
+            loss = tf.identity(v1.get_variable("v", []), name="loss")
+            [output] = compat.export_outputs_for_mode("eval", None, None, loss, {}).values()
+            assert isinstance(output, compat.EvalOutput)
+            v1.add_to_collection(compat.TRAIN_OP_KEY, tf.no_op("step"))
+            session.run(v1.global_variables_initializer())
+            builder = v1.saved_model.Builder(str(tmp_path / "saved"))
+            builder.add_meta_graph_and_variables(session, ["train"])
+            builder.save()
+        with tf.Graph().as_default(), v1.Session() as session:
+            v1.saved_model.load(session, ["train"], str(tmp_path / "saved"))
+            assert [op.name for op in v1.get_collection(compat.TRAIN_OP_KEY)] == ["step"]
 
     def test_directories_are_named_by_the_second_and_watchers_overlook_unfinished_ones(self, tmp_path):
         before = int(time.time())

@@ -6,9 +6,13 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import X, expected_weights, input_fn, make
+from regression import EVAL, PREDICT, TRAIN, X, Y, expected_weights, input_fn, make, model_fn
+from tensorflow.core.protobuf import saved_model_pb2
 
+from tower_train import errors
 from tower_train import estimator as tf_estimator
+
+v1 = tf.compat.v1
 
 
 def test_an_export_reloads_in_eager_tensorflow(tmp_path):
@@ -54,3 +58,96 @@ def test_train_and_evaluate_evaluates_and_exports_what_it_trains(tmp_path):
         estimator, tf_estimator.TrainSpec(input_fn, max_steps=8), tf_estimator.EvalSpec(input_fn)
     )
     assert nothing == (None, [])
+
+
+def supervised():
+    return tf_estimator.export.build_supervised_input_receiver_fn_from_input_fn(input_fn)
+
+
+def test_graphs_for_training_evaluation_and_serving_share_their_variables(tmp_path):
+    trained = make(tmp_path / "trained").train(input_fn)
+    serving = tf_estimator.export.build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 3], tf.float64)})
+    modes = {TRAIN: supervised(), EVAL: supervised(), PREDICT: serving}
+    path = trained.experimental_export_all_saved_models(tmp_path, modes).decode()
+    values = expected_weights(12)
+    error = np.mean((X @ values[:3] + values[3] - Y) ** 2)
+    for tags, key in [("train", "train"), ("eval", "eval")]:
+        with tf.Graph().as_default(), v1.Session() as session:
+            signature = v1.saved_model.load(session, [tags], path).signature_def[key]
+            feed = {signature.inputs["x"].name: X, signature.inputs["label"].name: Y}
+            assert session.run(signature.outputs["loss"].name, feed) == pytest.approx(error)
+            if key == "train":  # it can go on
+                session.run(v1.get_collection("saved_model_train_op"), feed)
+                assert session.run(signature.outputs["loss"].name, feed) < error
+            else:
+                session.run(signature.outputs["metrics/mae/update_op"].name, feed)
+                mae = session.run(signature.outputs["metrics/mae/value"].name)
+                assert mae == pytest.approx(np.abs(X @ values[:3] + values[3] - Y).mean(), abs=1e-6)
+    serve = tf.saved_model.load(path, ["serve"]).signatures["serving_default"]
+    np.testing.assert_allclose(serve(x=tf.constant(X))["y"], X @ values[:3] + values[3], atol=1e-9)
+    one = trained.export_saved_model(tmp_path, supervised(), experimental_mode=EVAL)
+    assert [graph.meta_info_def.tags for graph in saved(one).meta_graphs] == [["eval"]]
+    with pytest.raises(errors.ConfigError, match="modes='serve'; each must be one of ModeKeys"):
+        trained.experimental_export_all_saved_models(tmp_path, {"serve": serving})
+
+
+def saved(path):
+    message = saved_model_pb2.SavedModel()
+    message.ParseFromString(pathlib.Path(path.decode(), "saved_model.pb").read_bytes())
+    return message
+
+
+def test_the_older_name_keeps_default_attributes_unless_told_not_to(tmp_path):
+    trained = make(tmp_path / "trained").train(input_fn, steps=1)
+    serving = tf_estimator.export.build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 3], tf.float64)})
+
+    def has_defaults(path):
+        [graph] = saved(path).meta_graphs
+        [node] = [node for node in graph.graph_def.node if node.op == "MatMul"]
+        return "transpose_a" in node.attr
+
+    assert has_defaults(trained.export_savedmodel(tmp_path, serving))
+    assert not has_defaults(trained.export_savedmodel(tmp_path, serving, strip_default_attrs=True))
+    assert not has_defaults(trained.export_saved_model(tmp_path, serving))
+
+
+def test_ops_on_a_gpu_that_is_not_there_are_exported(tmp_path):
+    threads = v1.ConfigProto(intra_op_parallelism_threads=1)
+
+    def on_gpu(features, labels, mode, params):
+        with tf.device("/gpu:0"):
+            shown = tf.strings.as_string(features["x"][:, 0])  # has no kernel for GPUs
+        spec = model_fn(features, labels, mode, params)
+        return spec._replace(predictions={"shown": shown}, export_outputs=None) if mode == PREDICT else spec
+
+    trained = make(tmp_path, fn=on_gpu, session_config=threads).train(input_fn, steps=1)
+    receiver = tf_estimator.export.build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 3], tf.float64)})
+    assert trained.export_saved_model(tmp_path / "export", receiver)
+
+
+def test_a_model_fn_of_a_single_tensor_is_exported_with_a_tensor_receiver(tmp_path):
+    def of_tensor(features, labels, mode, params):
+        return model_fn({"x": features}, labels, mode, params)
+
+    def tensor_input_fn():
+        return input_fn().map(lambda features, labels: (features["x"], labels))
+
+    trained = make(tmp_path / "trained", fn=of_tensor).train(tensor_input_fn)
+    export = tf_estimator.export
+
+    def receive():
+        fed = v1.placeholder(tf.float64, [None, 3])
+        return export.TensorServingInputReceiver(fed, fed)
+
+    path = trained.export_saved_model(tmp_path, receive)
+    serve = tf.saved_model.load(path.decode()).signatures["serving_default"]
+    values = expected_weights(12)
+    np.testing.assert_allclose(serve(input=tf.constant(X))["y"], X @ values[:3] + values[3], atol=1e-9)
+    with tf.Graph().as_default():
+        fed = v1.placeholder(tf.float64, [None, 3])
+        assert export.ServingInputReceiver(fed, fed).features == {"feature": fed}
+        for bad in ({"x": 3.0}, None):
+            with pytest.raises(errors.ConfigError, match="features: .* must be a tensor"):
+                export.ServingInputReceiver(bad, fed)
+        with pytest.raises(errors.ConfigError, match="features and labels are both called x"):
+            export.build_raw_supervised_input_receiver_fn({"x": fed}, {"x": fed})

@@ -38,7 +38,7 @@ def compiled(model, optimizer="adam"):
 
 
 def make(model, model_dir, towers):
-    return tf_estimator.model_to_estimator(model, model_dir, tf_estimator.RunConfig(num_gpus=towers))
+    return tf_estimator.model_to_estimator(model, model_dir=model_dir, config=tf_estimator.RunConfig(num_gpus=towers))
 
 
 def assert_same_weights(estimator, model, atol=1e-5):
@@ -123,8 +123,128 @@ def test_inputs_and_outputs_have_the_names_of_the_models(tmp_path):
         next(estimator.predict(lambda: tf.data.Dataset.from_tensors({"left": values["left"]})))
 
 
-def test_misuse():
+def two_outputs(seed=3):
+    keras.utils.set_random_seed(seed)
+    image = keras.Input([5, 5, 1], name="image")
+    flat = layers.Flatten()(image)
+    model = keras.Model(image, [layers.Dense(3, activation="softmax", name="a")(flat), layers.Dense(1, name="b")(flat)])
+    model.compile(
+        "sgd", {"a": "categorical_crossentropy", "b": "mse"}, loss_weights={"a": 1.0, "b": 0.5},
+        metrics={"a": ["mae"], "b": ["mae"]},
+    )  # fmt: skip
+    return model
+
+
+TARGETS = {"a": LABELS, "b": X[:, 0, 0]}
+
+
+def named_input_fn(batch=8, epochs=1):
+    return tf.data.Dataset.from_tensor_slices(({"image": X}, TARGETS)).repeat(epochs).batch(batch)
+
+
+@pytest.mark.parametrize("form", ["dict", "tuple"])
+def test_two_outputs_have_their_own_losses_and_metrics_of_one_kind(tmp_path, form):
+    model = two_outputs()
+    expected = model.evaluate(X, TARGETS, batch_size=8, return_dict=True, verbose=0)
+
+    def given():
+        return named_input_fn() if form == "dict" else named_input_fn().map(lambda x, y: (x["image"], (y["a"], y["b"])))
+
+    found = make(model, tmp_path, 2).evaluate(given)
+    assert found.pop("global_step") == 0 and found.keys() == expected.keys()
+    assert {"a_loss", "b_loss", "a_mae", "b_mae"} <= found.keys()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_two_outputs_train_as_under_keras_fit(tmp_path):
+    model = two_outputs()
+    estimator = make(model, tmp_path, 2).train(lambda: named_input_fn(4, epochs=2))
+    model.fit(X, TARGETS, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert_same_weights(estimator, model)
+    expected = model.evaluate(X, TARGETS, batch_size=8, return_dict=True, verbose=0)
+    found = estimator.evaluate(named_input_fn)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+
+
+def test_labels_of_other_names_are_refused(tmp_path):
+    def other():
+        return named_input_fn().map(lambda x, y: (x, {"a": y["a"], "c": y["b"]}))
+
+    with pytest.raises(errors.GraphError, match="gives the labels c; the model's outputs are a, b"):
+        make(two_outputs(), tmp_path, 1).train(other)
+
+
+def test_metrics_are_renamed(tmp_path):
+    def renamed(names):
+        return tf_estimator.model_to_estimator(two_outputs(), model_dir=tmp_path, metric_names_map=names)
+
+    found = renamed({"a_mae": "first", "b_mae": "second"}).evaluate(named_input_fn)
+    assert found.keys() == {"loss", "a_loss", "b_loss", "first", "second", "global_step"}
+    with pytest.raises(errors.ConfigError, match="renames c_mae; the model's metrics are a_loss, b_loss, a_mae, b_mae"):
+        renamed({"c_mae": "third"}).evaluate(named_input_fn)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.flatten, self.dense = layers.Flatten(), layers.Dense(3, activation="softmax")
+
+    def call(self, inputs):
+        return self.dense(self.flatten(inputs))
+
+
+@pytest.mark.parametrize("kind", ["sequential", "subclassed"])
+def test_a_model_that_is_not_built_yet(tmp_path, kind):
+    if kind == "sequential":
+        model = keras.Sequential([layers.Flatten(), layers.Dense(3, activation="softmax")])
+    else:
+        model = Subclassed()
+    estimator = make(compiled(model, "sgd"), tmp_path, 2)
+    first = np.array([next(iter(p.values())) for p in estimator.predict(lambda: input_fn(8))])
+    np.testing.assert_allclose(first, model.predict(X, verbose=0), atol=1e-5)
+    estimator.train(lambda: input_fn(4))
+    model.fit(X, LABELS, batch_size=8, shuffle=False, verbose=0)
+    assert_same_weights(estimator, model)
+    assert estimator.evaluate(lambda: input_fn(8))["accuracy"] == pytest.approx(model.evaluate(X, LABELS, verbose=0)[1])
+
+
+def test_a_model_is_exported_before_it_is_trained(tmp_path):
+    model = compiled(network())
+    receiver = tf_estimator.export.build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 5, 5, 1])})
+    path = make(model, tmp_path, 1).export_saved_model(tmp_path / "export", receiver)
+    serve = tf.saved_model.load(path.decode()).signatures["serving_default"]
+    [found] = serve(x=tf.constant(X)).values()
+    np.testing.assert_allclose(found, model.predict(X, verbose=0), atol=1e-5)
+
+
+def test_a_model_of_a_file(tmp_path):
+    def squared(x):
+        return x**2
+
+    model = keras.Sequential([keras.Input([5, 5, 1]), layers.Flatten(), layers.Dense(3, activation=squared)])
+    model.compile(loss="mse", optimizer="sgd")
+    file = tmp_path / "model.keras"
+    model.save(file)
+    estimator = tf_estimator.model_to_estimator(
+        keras_model_path=file, custom_objects={"squared": squared}, model_dir=tmp_path / "run"
+    )
+    found = np.array([next(iter(p.values())) for p in estimator.predict(lambda: input_fn(8))])
+    np.testing.assert_allclose(found, model.predict(X, verbose=0), atol=1e-5)
+    for path in (file, tmp_path / "nowhere.keras"):
+        with pytest.raises(errors.ConfigError, match="Keras cannot load it .*Give a file that") as caught:
+            tf_estimator.model_to_estimator(keras_model_path=path)
+        assert "\n" not in str(caught.value)
+
+
+def test_misuse(capsys):
     with pytest.raises(errors.ConfigError, match="not compiled. Call its compile"):
         tf_estimator.model_to_estimator(network())
-    with pytest.raises(errors.ConfigError, match="no variables yet"):
-        tf_estimator.model_to_estimator(compiled(keras.Sequential([layers.Dense(3)])))
+    for kwargs in ({}, {"keras_model": network(), "keras_model_path": "file"}):
+        with pytest.raises(errors.ConfigError, match="either keras_model or keras_model_path"):
+            tf_estimator.model_to_estimator(**kwargs)
+    with pytest.raises(errors.ConfigError, match="keras_model is a str; it must be a Keras model"):
+        tf_estimator.model_to_estimator("model")
+    with pytest.raises(errors.ConfigError, match="checkpoint_format='h5'; it must be"):
+        tf_estimator.model_to_estimator(compiled(network()), checkpoint_format="h5")
+    tf_estimator.model_to_estimator(compiled(network()), checkpoint_format="checkpoint")
+    assert "Checkpoints have variables by names" in capsys.readouterr().err

@@ -142,6 +142,36 @@ class TestModels:
         settings = {"optimizer": "rmsprop", "loss": "mse", "metrics": ["mae"]}
         assert_same(fit_both(build, 3, settings, x, y, batch_size=5, epochs=3), 1e-9)
 
+    @pytest.mark.parametrize("gpus", [1, 2, 3])
+    @pytest.mark.parametrize("model", ["two outputs", "shared layers", "masked sequences", "class weights"])
+    def test_twelve_steps_with_uneven_last_batches(self, float64, model, gpus):
+        x, labels = data(11, 4)
+        ids = rng.integers(1, 9, [11, 6]) * (np.arange(6) < rng.integers(1, 7, [11, 1]))
+        cross_entropy = {"optimizer": "adam", "loss": CROSS_ENTROPY, "weighted_metrics": ["accuracy"]}
+
+        def two_outputs():
+            inputs = keras.Input([4])
+            hidden = layers.Dense(5, "tanh")(inputs)
+            return keras.Model(inputs, [layers.Dense(1, name="a")(hidden), layers.Dense(3, name="b")(hidden)])
+
+        def shared():
+            inputs, dense = keras.Input([4]), layers.Dense(4, "tanh", kernel_regularizer="l2")
+            return keras.Model(inputs, layers.Dense(3)(layers.add([dense(dense(inputs)), dense(inputs)])))
+
+        def masked():
+            return keras.Sequential(
+                [keras.Input([6], dtype="int32"), layers.Embedding(9, 4, mask_zero=True), layers.LSTM(3)]
+            )
+
+        both = {"optimizer": "adam", "loss": {"a": "mse", "b": CROSS_ENTROPY}, "metrics": {"a": ["mae"]}}
+        build, settings, features, y, options = {
+            "two outputs": (two_outputs, both, x, {"a": x[:, :1], "b": labels}, {}),
+            "shared layers": (shared, cross_entropy, x, labels, {"sample_weight": rng.uniform(0, 2, 11)}),
+            "masked sequences": (masked, cross_entropy, ids, labels, {}),
+            "class weights": (shared, cross_entropy, x, labels, {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}),
+        }[model]
+        assert_same(fit_both(build, gpus, settings, features, y, batch_size=4, epochs=4, **options), 1e-12)
+
     def test_frozen_layers_stay_and_unused_weights_are_named(self, capsys):
         def build():
             inputs = keras.Input([4])
@@ -171,7 +201,7 @@ class TestModels:
         for i, j in [(0, 1), (0, 2), (1, 2)]:
             assert 0.3 < np.mean(kept[i] == kept[j]) < 0.7
         before = state.numpy()
-        replicas.assign_merged(dropout, towers)
+        replicas.assign_merged(dropout, towers, replicas.find_growth(dropout, towers, None, training=True))
         np.testing.assert_array_equal(state.numpy() - before, [0, 1])
 
     @pytest.mark.parametrize("examples", [7, 2])

@@ -100,6 +100,59 @@ class TestUse:
         assert np.abs(after - before).max() > 1e-4
         np.testing.assert_allclose(after, parallel.template.predict(x, verbose=0), atol=1e-6)
 
+    def test_attributes_are_those_of_the_template(self):
+        inputs = {"left": keras.Input([4], name="left"), "right": keras.Input([3], name="right")}
+        both = layers.concatenate(list(inputs.values()))
+        outputs = [layers.Dense(2, name="a")(both), layers.Dense(1, name="b")(both)]
+        model = keras.Model(inputs, outputs, name="mine")
+        parallel = tower_train.multi_gpu_model(model, gpus=2)
+        for name in ("inputs", "outputs", "input_shape", "output_shape", "output_names", "layers", "input", "output"):
+            found, expected = keras.tree.flatten(getattr(parallel, name)), keras.tree.flatten(getattr(model, name))
+            assert len(found) == len(expected) > 0, name
+            assert all(a is b or a == b for a, b in zip(found, expected, strict=True)), name
+        assert parallel.output_names == ["a", "b"] and parallel.output_shape == [(None, 2), (None, 1)]
+        assert parallel.count_params() == 7 * 3 + 3
+        assert parallel.get_layer("a") is parallel.get_layer(index=3) is model.get_layer("a")
+        assert parallel.get_layer("mine") is model
+        assert parallel.get_config() == model.get_config()
+        for layer in parallel.layers:
+            layer.trainable = False
+        assert parallel.trainable_weights == []
+        assert keras.Model(parallel.input, parallel.get_layer("a").output).output_shape == (None, 2)
+        with pytest.raises(ConfigError, match="Clone its template"):
+            keras.models.clone_model(parallel)
+        with pytest.raises(AttributeError, match="fit_generator"):
+            parallel.fit_generator([])
+        with pytest.raises(ValueError, match="No such layer: z"):
+            parallel.get_layer("z")
+
+    def test_attributes_of_the_users_own(self):
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.encoder = layers.Dense(2)
+                self.classes = ["cat", "dog"]
+
+            def call(self, inputs):
+                return self.encoder(inputs)
+
+            def describe(self):
+                return self.classes[0]
+
+        parallel = tower_train.multi_gpu_model(Model(), gpus=2)
+        assert parallel.encoder is parallel.template.encoder and parallel.describe() == "cat"
+        assert not hasattr(parallel, "output_names") and not hasattr(parallel, "decoder")
+
+    def test_weights_loaded_into_the_template_are_the_towers(self, tmp_path):
+        parallel, other = self.parallel(), self.parallel()
+        x, _ = data(10, 4)
+        parallel.predict(x, verbose=0)
+        other.save_weights(tmp_path / "w.weights.h5")
+        parallel.template.load_weights(tmp_path / "w.weights.h5")
+        np.testing.assert_allclose(parallel.predict(x, verbose=0), other.template.predict(x, verbose=0), atol=1e-6)
+        parallel.set_weights([0 * weight for weight in parallel.get_weights()])
+        assert not np.any(parallel.template.get_weights()[0])
+
     def test_a_step_can_be_debugged_eagerly(self):
         one, template = twins(lambda: keras.Sequential([keras.Input([4]), layers.Dense(3)]))
         parallel = tower_train.multi_gpu_model(template, gpus=2)
@@ -152,11 +205,26 @@ class TestMisuse:
     @pytest.mark.parametrize(
         ("gpus", "message"),
         [(0, "gpus=0: it must be a count of at least 1"), (-1, "at least 1"), ([], "at least 1"), ("2", "at least 1"),
-         (2.0, "at least 1"), ([0, 0], "names a GPU twice"), ([0, 2], "this program sees 0 GPUs .*a count makes")],
+         (2.0, "at least 1"), (True, "gpus=True: it must be"), ([0, True], "at least 1"), ("0,1", "at least 1"),
+         ([0, -1], "at least 1"), (np.int64(0), "at least 1"), (np.array([]), "at least 1"),
+         ([0, 0], "names a GPU twice"), ([0, 2], "this program sees 0 GPUs .*a count makes")],
     )  # fmt: skip
     def test_gpus_that_cannot_be(self, gpus, message):
         with pytest.raises(ConfigError, match=message):
             tower_train.multi_gpu_model(self.model(), gpus=gpus)
+
+    @pytest.mark.parametrize(
+        "gpus", [np.int64(2), np.int32(2), [0, 1], (0, 1), np.array([0, 1]), range(2), [np.int64(0), 1]]
+    )
+    def test_counts_and_lists_of_every_kind(self, monkeypatch, gpus):
+        there = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(3)]
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: there if kind == "GPU" else [])
+        assert tower_train.multi_gpu_model(self.model(), gpus=gpus).towers == ("/gpu:0", "/gpu:1")
+
+    def test_one_gpu_is_one_tower(self, capsys):
+        for gpus in (1, np.int64(1), None):
+            assert tower_train.multi_gpu_model(self.model(), gpus=gpus).towers == ("/cpu:0",)
+        assert capsys.readouterr().err == ""
 
     @pytest.mark.parametrize("gpus", [3, [0, 2]])
     def test_more_gpus_than_there_are(self, monkeypatch, gpus):
@@ -188,6 +256,17 @@ class TestMisuse:
 
         with pytest.raises(ConfigError, match="Own defines its own train_step"):
             tower_train.multi_gpu_model(Own(), gpus=2)
+
+    def test_a_stateful_layer(self):
+        for layer in (layers.LSTM(2, stateful=True, name="memory"), layers.Bidirectional(layers.GRU(1, stateful=True))):
+            model = keras.Sequential([keras.Input(batch_shape=(4, 5, 3)), layer])
+            with pytest.raises(
+                ConfigError, match=f"the layer '{layer.name}.*' is stateful: .*Use gpus=1, or stateful=False"
+            ):
+                tower_train.multi_gpu_model(model, gpus=2)
+            alone = tower_train.multi_gpu_model(model, gpus=1)
+            alone.compile("sgd", "mse")
+            alone.fit(np.ones([8, 5, 3]), np.ones([8, 2]), batch_size=4, verbose=0)
 
     def test_what_is_no_model_and_another_strategy_and_xla(self):
         with pytest.raises(ConfigError, match="got a Dense"):

@@ -76,6 +76,38 @@ class TestAverageGradients:
         with pytest.raises(GraphError, match="tower_1 and tower_0 .* another order"):
             gradients.average_gradients([[(one, a), (one, b)], [(one, b), (one, a)]])
 
+    @pytest.mark.parametrize("wrap", [lambda step: step, tf.function], ids=["eager", "tf.function"])
+    def test_plain_variables_of_programs_without_a_graph(self, wrap, capsys):
+        table, bias, unused = (
+            tf.Variable([[1.0], [2.0], [3.0]]),
+            tf.Variable([4.0, 5.0]),
+            tf.Variable(0.0, name="unused"),
+        )
+        variables = [table, bias, unused]  # the first two are both called "Variable"
+
+        def step(scale):
+            towers = []
+            for i in range(2):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(tf.gather(table, [i, 2])) + scale * (i + 1) * tf.reduce_sum(bias * bias)
+                towers.append(list(zip(tape.gradient(loss, variables), variables, strict=True)))
+            (of_table, _), (of_bias, found) = gradients.average_gradients(towers)
+            assert found is bias and isinstance(of_table, tf.IndexedSlices)
+            return tf.convert_to_tensor(of_table), of_bias
+
+        for _ in range(3):
+            of_table, of_bias = wrap(step)(tf.constant(3.0))
+            np.testing.assert_allclose(of_table, [[0.5], [0.5], [1.0]])
+            np.testing.assert_allclose(of_bias, [36.0, 45.0])  # (1 + 2) / 2 * 3 * 2 * bias
+        [line] = capsys.readouterr().err.splitlines()
+        assert "does not depend on unused" in line
+
+    def test_variables_of_one_name_are_told_apart(self):
+        a, b, one = tf.Variable(1.0), tf.Variable(2.0), tf.constant(1.0)
+        assert a.name == b.name
+        with pytest.raises(GraphError, match="tower_1 and tower_0 .* another order"):
+            gradients.average_gradients([[(one, a), (one, b)], [(one, b), (one, a)]])
+
     @pytest.mark.parametrize("num_towers", [1, 3])
     def test_sparse_gradients_stay_sparse_and_average_as_dense_ones_would(self, session, num_towers):
         """Indices repeat within a tower and between towers; absent rows count as 0."""

@@ -5,20 +5,27 @@ or changes its meaning; setup.py bounds the versions with which it passes.
 """
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
-from tensorflow.python.saved_model import model_utils
+from tensorflow.python.saved_model import constants, model_utils
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
 # What tf.estimator itself exported with.
+TRAIN_OP_KEY = constants.TRAIN_OP_KEY  # the collection with the step of an exported training graph
+EXPORT_TAG_MAP = model_utils.EXPORT_TAG_MAP  # {mode: tags of its graph}
+ExportOutput = model_utils.ExportOutput
+EvalOutput = model_utils.EvalOutput
 PredictOutput = model_utils.PredictOutput
 ClassificationOutput = model_utils.ClassificationOutput
 RegressionOutput = model_utils.RegressionOutput
+get_export_outputs = model_utils.get_export_outputs
 export_outputs_for_mode = model_utils.export_outputs_for_mode
 build_all_signature_defs = model_utils.build_all_signature_defs
 get_timestamped_export_dir = model_utils.get_timestamped_export_dir
@@ -32,11 +39,12 @@ def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
     """Replaces an attribute of a class or of one object within this block, unseen by Keras' and TensorFlow's trackers.
 
     Args:
-      owner: a class, or an object with a __dict__.
+      owner: a class, a module or an object with a __dict__.
       name: the attribute, which may be inherited.
       replacement: its value within the block; for a static method of a class, a staticmethod.
     """
-    set_, delete = (setattr, delattr) if isinstance(owner, type) else (object.__setattr__, object.__delattr__)
+    plain = isinstance(owner, (type, types.ModuleType))
+    set_, delete = (setattr, delattr) if plain else (object.__setattr__, object.__delattr__)
     is_own, before = name in vars(owner), vars(owner).get(name)
     set_(owner, name, replacement)
     try:
@@ -99,6 +107,59 @@ def build_losses_and_metrics(model: keras.Model, x, y) -> None:
 def clear_losses(model: keras.Model) -> None:
     """Forgets what layers gave to add_loss."""
     model._clear_losses()
+
+
+def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics that a model and its layers have as attributes, which they update in their calls."""
+    found = [metric for layer in model._flatten_layers() for metric in own_metrics(layer)]
+    return list({id(metric): metric for metric in found}.values())
+
+
+def own_metrics(layer: keras.Layer) -> list[keras.metrics.Metric]:
+    """The metrics that are attributes of a layer itself."""
+    return layer._metrics
+
+
+@contextlib.contextmanager
+def draws_alike() -> Iterator[None]:
+    """Within this block Keras draws the same random numbers for each example of a batch (index of axis 0)."""
+
+    def alike(draw):
+        def draw_one(shape, *args, **kwargs):
+            shape = tf.convert_to_tensor(shape, tf.int32)
+            one = draw(tf.concat([shape[:1] // tf.maximum(shape[:1], 1), shape[1:]], 0), *args, **kwargs)
+            return tf.broadcast_to(one, shape)
+
+        return draw_one
+
+    def dropout(inputs, rate, noise_shape=None, seed=None):
+        noise_shape = noise_shape and (1, *noise_shape[1:])
+        return inputs * drop(tf.ones_like(inputs[:1]), rate, noise_shape, seed)
+
+    drop = backend_random.dropout
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(backend_random, "dropout", dropout))
+        for name in ("normal", "truncated_normal", "uniform", "randint"):
+            stack.enter_context(replaced(backend_random, name, alike(getattr(backend_random, name))))
+        yield
+
+
+def moving_statistics_of(model: keras.Model) -> list[keras.Variable]:
+    """The moving averages of a model's batch normalisation."""
+    layers = [layer for layer in sublayers(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    return [variable for layer in layers for variable in layer.non_trainable_variables]
+
+
+@contextlib.contextmanager
+def moving_statistics() -> Iterator[None]:
+    """Within this block batch normalisation uses its moving averages, as it does when it does not train."""
+    normalize = keras.layers.BatchNormalization.call
+
+    def call(self, inputs, training=None, mask=None):
+        return normalize(self, inputs, training=False, mask=mask)
+
+    with replaced(keras.layers.BatchNormalization, "call", call):
+        yield
 
 
 def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:

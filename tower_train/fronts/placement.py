@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tower_train import console, errors
@@ -48,20 +49,24 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
 
 
 def _is_list(gpus) -> bool:
-    return isinstance(gpus, Sequence) and not isinstance(gpus, str)
+    return isinstance(gpus, (Sequence, np.ndarray)) and not isinstance(gpus, str)
 
 
 def _asked(gpus, argument: str, gpus_here: int) -> tuple[list[int], int]:
     """Returns the ids of the GPUs asked for, and the number of towers."""
-    ids = list(gpus) if _is_list(gpus) else gpus
-    if ids is None:
-        ids = max(gpus_here, 1)
-    if type(ids) is int:
-        ids = list(range(ids))
-    if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
+    if gpus is None:
+        gpus = max(gpus_here, 1)
+    ids = list(gpus) if _is_list(gpus) else range(gpus) if _is_count(gpus) else []
+    if not ids or not all(_is_count(i) for i in ids):
         raise errors.ConfigError(
             f"{argument}={gpus!r}: it must be a count of at least 1, a list of GPU ids such as [0, 2], or None for all."
         )
+    ids = [int(i) for i in ids]
     if len(set(ids)) != len(ids):
         raise errors.ConfigError(f"{argument}={gpus} names a GPU twice. Name each GPU once.")
     return ids, len(ids)
+
+
+def _is_count(value) -> bool:
+    """Whether it is a whole number, Python's or numpy's, from 0 on."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tower_train.fronts import compat, keras_variables
+from tower_train.fronts import compat, growth, keras_variables
 from tower_train.graph.devices import HOST
 
 
@@ -19,14 +19,14 @@ class Replica:
       device: the device.
       share: float scalar, its part of the batch's examples; 0 if there were fewer than replicas.
       outputs: of its own examples, structured as the model returned them.
-      added_loss: scalar, the sum of its layers' calls of add_loss, or None.
-      assigned: {index in model.variables: the value that its layers assigned}.
+      added_losses: over its layers' calls of add_loss, scalars.
+      assigned: {index in assignable(model): the value that its layers assigned}.
     """
 
     device: str
     share: tf.Tensor
     outputs: Any
-    added_loss: tf.Tensor | None
+    added_losses: list[tf.Tensor]
     assigned: dict[int, tf.Tensor]
     _tape: tf.GradientTape
     _weights: list[tf.Tensor]
@@ -34,7 +34,7 @@ class Replica:
     @property
     def differentiable(self) -> list[tf.Tensor]:
         """The tensors through which a loss of the whole batch depends on this replica."""
-        tensors = [*keras.tree.flatten(self.outputs), self.added_loss]
+        tensors = [*keras.tree.flatten(self.outputs), *self.added_losses]
         return [tensor for tensor in tensors if tensor is not None and tensor.dtype.is_floating]
 
     def gradients(self, output_gradients: list[tf.Tensor | None]) -> list:
@@ -91,17 +91,64 @@ def merge(replicas: list[Replica]):
     return keras.tree.map_structure(joined, *[replica.outputs for replica in replicas])
 
 
-def assign_merged(model: keras.Model, replicas: list[Replica]) -> None:
+def assignable(model: keras.Model) -> list[keras.Variable]:
+    """The variables that a call of the model may change: its own and those of the metrics that its layers update."""
+    return [*model.variables, *(v for metric in compat.layer_metrics(model) for v in metric.variables)]
+
+
+def find_growth(model: keras.Model, replicas: list[Replica], x, training: bool) -> growth.Growth:
+    """Finds how the replicas' results besides outputs grow with the examples; by a trial only if they need one.
+
+    Raises:
+      ConfigError: the replicas' parts do not determine them.
+    """
+    variables = assignable(model)
+    known = {id(variable) for variable in compat.moving_statistics_of(model)}
+    assigned = [v for i, v in enumerate(variables) if i in replicas[0].assigned and not compat.is_seed_state(v)]
+    assigned = [variable for variable in assigned if id(variable) not in known]
+    if len(replicas) == 1 or not (replicas[0].added_losses or assigned):
+        return growth.Growth((0,) * len(replicas[0].added_losses))
+    with tf.device(replicas[0].device):
+        return growth.find(model, variables, x, training)
+
+
+def merge_losses(replicas: list[Replica], found: growth.Growth) -> list[tf.Tensor]:
+    """Computes the losses that layers added, for the whole batch."""
+    whole = []
+    for k, power in enumerate(found.losses):
+        losses = [replica.added_losses[k] for replica in replicas]
+        checks = []
+        if power is None:
+            message = (
+                f"multi_gpu_model: the layer {found.layers[k]!r} gave 0 to add_loss when it was tried, so that a sum "
+                "could not be told from a mean. Call compile() again now that it gives other numbers."
+            )
+            checks = [tf.debugging.assert_equal(tf.add_n(losses), tf.zeros([], losses[0].dtype), message)]
+        with tf.control_dependencies(checks):
+            whole.append(_merged(replicas, losses, power or 0))
+    return whole
+
+
+def assign_merged(model: keras.Model, replicas: list[Replica], found: growth.Growth) -> None:
     """Assigns the replicas' values to the model's variables: the mean over examples to floating-point variables such
-    as moving averages, the first replica's value to others such as seed states."""
-    for i, variable in enumerate(model.variables):
+    as moving averages, the sum of the changes to counts, the first replica's value to others such as seed states."""
+    for i, variable in enumerate(assignable(model)):
         if i in replicas[0].assigned:
-            values = [replica.assigned[i] for replica in replicas]
-            if values[0].dtype.is_floating and len(values) > 1:
-                parts = [tf.cast(r.share, v.dtype) * v for r, v in zip(replicas, values, strict=True)]
-                variable.assign(tf.add_n(parts))
+            values, power = [replica.assigned[i] for replica in replicas], found.variables.get(i, 0)
+            if power:
+                changes = [value - variable.value for value in values]
+                variable.assign_add(_merged(replicas, changes, power))
+            elif values[0].dtype.is_floating:
+                variable.assign(_merged(replicas, values, 0))
             else:
                 variable.assign(values[0])
+
+
+def _merged(replicas: list[Replica], values: list[tf.Tensor], power: int) -> tf.Tensor:
+    if len(replicas) == 1:
+        return values[0]
+    of_replicas = growth.weights([replica.share for replica in replicas], power)
+    return tf.add_n([tf.cast(w, v.dtype) * v for w, v in zip(of_replicas, values, strict=True)])
 
 
 def _forward(model: keras.Model, x, index: int, training: bool, size: tf.Tensor):
@@ -119,10 +166,15 @@ def _forward(model: keras.Model, x, index: int, training: bool, size: tf.Tensor)
         with keras.StatelessScope(copies, collect_losses=True) as scope:
             outputs = model(x, training=training)
         outputs = keras.tree.map_structure(lambda y: _first_rows(y, size), outputs)
-        added_loss = tf.add_n(scope.losses) if scope.losses else None
-    now = {i: scope.get_current_value(variable) for i, variable in enumerate(model.variables)}
-    assigned = {i: now[i] for i, variable in enumerate(model.variables) if now[i] is not before.get(id(variable))}
-    return outputs, added_loss, assigned, tape, weights
+        added_losses = [tf.reduce_sum(_floating(loss)) for loss in scope.losses]
+    variables = assignable(model)
+    now = {i: scope.get_current_value(variable) for i, variable in enumerate(variables)}
+    assigned = {i: now[i] for i, variable in enumerate(variables) if now[i] is not before.get(id(variable))}
+    return outputs, added_losses, assigned, tape, weights
+
+
+def _floating(loss: tf.Tensor) -> tf.Tensor:
+    return loss if loss.dtype.is_floating else tf.cast(loss, keras.config.floatx())
 
 
 def _rows(x, begin: tf.Tensor, size: tf.Tensor):

@@ -1,5 +1,6 @@
 """average_gradients: from the towers' gradients to one mean, and the check that it is finite."""
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -11,9 +12,11 @@ v1 = tf.compat.v1
 Gradient = tf.Tensor | tf.IndexedSlices | None
 GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
 
+_untrained = weakref.WeakValueDictionary()  # {id: variable} of those that a notice has named
+
 
 def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndVariables:
-    """The mean over towers of each variable's gradient.
+    """The mean over towers of each variable's gradient: in a graph, in eager mode and in a tf.function.
 
     Args:
       tower_grads: over towers, a list over variables of (gradient, variable), the variables in one order in all.
@@ -46,9 +49,7 @@ def with_gradients(tower_grads: list[GradientsAndVariables]) -> list[GradientsAn
         grads = [grad for grad, _ in grads_and_vars]
         missing = [i for i, grad in enumerate(grads) if grad is None]
         if len(missing) == len(grads):
-            console.notice(
-                f"The loss does not depend on {_name(variable)}: it has no gradient in any tower and is not trained."
-            )
+            _name_untrained(variable)
             continue
         if missing:
             raise errors.GraphError(
@@ -129,14 +130,29 @@ def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
 
 
 def _name(variable) -> str:
-    return getattr(variable, "path", None) or variable.op.name  # Keras' variables may live outside the graph
+    return getattr(variable, "path", None) or variable.name.removesuffix(":0")  # Keras' name lacks the layer's
+
+
+def _name_untrained(variable) -> None:
+    """Says it once, however many steps an eager program does."""
+    if _untrained.get(id(variable)) is not variable:
+        _untrained[id(variable)] = variable
+        console.notice(
+            f"The loss does not depend on {_name(variable)}: it has no gradient in any tower and is not trained."
+        )
 
 
 def _by_variable(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
     """Transposes towers x variables to variables x towers."""
     names = [[_name(variable) for _, variable in grads_and_vars] for grads_and_vars in tower_grads]
+    shared = {name for name in names[0] if names[0].count(name) > 1}  # outside of graphs names need not be unique
+    first = [variable for _, variable in tower_grads[0]]
     for i, others in enumerate(names):
-        if others != names[0]:
+        same = others == names[0] and all(
+            variable is other or name not in shared
+            for name, variable, (_, other) in zip(others, first, tower_grads[i], strict=True)
+        )
+        if not same:
             differing = sorted(set(others) ^ set(names[0])) or ["the same variables in another order"]
             raise errors.GraphError(
                 f"tower_{i} and tower_0 have gradients for different variables: {', '.join(differing)}. "

@@ -80,10 +80,12 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         applied = variables.each(lambda one: update.limited(one[1], config.clip_gradients, config.optimizer), decayed)
 
         # 6. The check that everything is finite, and 7. the update if it is.
-        apply = _update(config, variables, step, counters, schedule, learning_rate, applied, moving)
+        apply = _update(config, variables, step, counters, schedule, learning_rate)
         skip = counters.count if config.on_nonfinite == "skip" else tf.no_op  # each step has its own examples
         with variables.updated():
-            finite = gradients.update_if_finite(tower_grads, tower_losses, applied[0], loss, apply, skip)
+            finite = gradients.update_if_finite(
+                tower_grads, tower_losses, applied[0], loss, lambda: apply(applied, moving), skip
+            )
 
         # 8. The report of the step, and what else running wants to know of it.
         counting, so_far = [], {}
@@ -221,10 +223,9 @@ def _check_synchronized(workload: Workload, sync_batch_norm: bool, moving: list[
 
 def _update(
     config: Config, variables: Variables, step: context.Context, counters: update.Counters, schedule: Schedule,
-    learning_rate: tf.Tensor, applied: list, moving: list,
-) -> Callable[[], tf.Operation]:  # fmt: skip
-    """Returns a function that builds the update of all copies. applied, moving: over copies, its gradients and
-    statistics."""
+    learning_rate: tf.Tensor,
+) -> Callable[[list, list], tf.Operation]:  # fmt: skip
+    """Returns a function that builds the update of all copies from their gradients and statistics."""
     dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
     averages = update.moving_averages(config.moving_average_decay, counters.global_step)
     ahead = None
@@ -246,7 +247,7 @@ def _update(
         groups = [(optimizer(rate), members) for rate, members in update.by_learning(grads, learning).items()]
         return update.apply_update(groups, weights, moving, ahead, averages)
 
-    def apply():
+    def apply(applied, moving):
         with tf.control_dependencies(variables.each(update_copy, applied, variables.trained(), moving)):
             return counters.count(ahead.counts if ahead else ())
 

@@ -1,28 +1,23 @@
 """Checks of an Estimator's arguments; each error says what was received and what is allowed."""
 
+import numbers
 import os
 import tempfile
-from collections.abc import Callable
 
 import tensorflow as tf
 
+from tower_train import config as train_config
 from tower_train import console, errors
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 
 v1 = tf.compat.v1
 
 
-def check_model_fn(model_fn: Callable) -> None:
-    """Raises ConfigError if it is not a function."""
-    if not callable(model_fn):
-        raise errors.ConfigError(f"model_fn must be a function; got {model_fn!r}.")
-
-
 def config_with_model_dir(config: RunConfig | None, model_dir) -> RunConfig:
     """Returns the config with the model_dir, or a new temporary one if neither names it.
 
     Raises:
-      ConfigError: config is no RunConfig, or names another model_dir.
+      ConfigError: config is no RunConfig or names another model_dir, or model_dir is no local directory.
     """
     config = config or RunConfig()
     if not isinstance(config, RunConfig):
@@ -34,25 +29,53 @@ def config_with_model_dir(config: RunConfig | None, model_dir) -> RunConfig:
     if not model_dir:
         model_dir = tempfile.mkdtemp()
         console.notice(f"No model_dir was given; using the temporary {model_dir}.")
+    train_config.check_folder(model_dir, f"model_dir={model_dir}")
+    if os.path.exists(model_dir) and not os.path.isdir(model_dir):
+        raise errors.ConfigError(f"model_dir={model_dir} is a file; it must be a directory, or not be there yet.")
     return config.replace(model_dir=model_dir) if config.model_dir != model_dir else config
 
 
-def check_steps(steps: int | None, max_steps: int | None) -> None:
-    """Raises ConfigError if a count is not above 0, or if both are given."""
+def check_input_fn(input_fn) -> None:
+    """Raises ConfigError if it is not a function, such as the data set itself."""
+    if not callable(input_fn):
+        raise errors.ConfigError(
+            f"input_fn is a {type(input_fn).__name__}; it must be a function that makes and returns a tf.data.Dataset "
+            "of (features, labels), such as lambda: tf.data.Dataset.from_tensor_slices(...).batch(32)."
+        )
+
+
+def check_steps(steps, max_steps=None) -> None:
+    """Raises ConfigError if a count is not a number above 0, or if both are given."""
     if steps is not None and max_steps is not None:
         raise errors.ConfigError(
             f"steps={steps} and max_steps={max_steps} exclude each other: steps counts from here, max_steps from the "
             "very first step. Give one of them."
         )
     for name, value in (("steps", steps), ("max_steps", max_steps)):
-        if value is not None and value <= 0:
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise errors.ConfigError(f"{name}={value!r}; it must be a number, or None.")
+        if value <= 0:
             raise errors.ConfigError(f"{name}={value}; it must be above 0, or None.")
 
 
 def checked_hooks(hooks) -> list[v1.train.SessionRunHook]:
     """Returns session hooks as a list; raises ConfigError if one is none."""
-    hooks = list(hooks or ())
-    for hook in hooks:
-        if not isinstance(hook, v1.train.SessionRunHook):
-            raise errors.ConfigError(f"hooks: got {hook!r}; each must be a tf.compat.v1.train.SessionRunHook.")
-    return hooks
+    return _checked_list("hooks", hooks, v1.train.SessionRunHook)
+
+
+def checked_listeners(listeners) -> list[v1.train.CheckpointSaverListener]:
+    """Returns saving_listeners as a list; raises ConfigError if one is none."""
+    return _checked_list("saving_listeners", listeners, v1.train.CheckpointSaverListener)
+
+
+def _checked_list(name: str, values, kind: type) -> list:
+    try:
+        values = list(values or ())
+    except TypeError:
+        raise errors.ConfigError(f"{name}={values!r}; it must be a list.") from None
+    for value in values:
+        if not isinstance(value, kind):
+            raise errors.ConfigError(f"{name}: got {value!r}; each must be a tf.compat.v1.train.{kind.__name__}.")
+    return values

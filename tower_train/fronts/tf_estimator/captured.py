@@ -5,6 +5,7 @@ import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator
 
+import keras
 import tensorflow as tf
 
 from tower_train.fronts import compat
@@ -35,13 +36,13 @@ class Captured:
     Attributes:
       tower: the tower's index.
       updates: its calls of apply_gradients.
-      assigned: ops by which Keras layers assign to their variables (moving averages, seeds). Keras does not run them in
-        a graph.
+      assigned: the Keras variables that layers and metrics assign to (moving averages, seeds, sums), each with its new
+        value. In a graph Keras does not do so itself.
     """
 
     tower: int = 0
     updates: list[Update] = dataclasses.field(default_factory=list)
-    assigned: list[tf.Operation] = dataclasses.field(default_factory=list)
+    assigned: list[tuple[keras.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -71,8 +72,23 @@ def _capture_assign(assign, variable, value) -> None:
     if _current.get() is None:  # another thread's
         assign(variable, value)
     else:
-        value = tf.cast(value, variable.value.dtype)
-        _current.get().assigned.append(variable.value.assign(value, read_value=False))
+        _current.get().assigned.append((variable, tf.cast(value, variable.value.dtype)))
+
+
+def assign(pairs) -> tf.Operation:
+    """Returns the op that assigns values to variables; none if there is no input for one of the values.
+
+    Args:
+      pairs: (variable of the graph, new value).
+    """
+    pairs = list(pairs)
+    with tf.control_dependencies([value for _, value in pairs]):
+        return tf.group([variable.assign(value, read_value=False) for variable, value in pairs])
+
+
+def current() -> Captured | None:
+    """The record of the model_fn that is being called; None elsewhere."""
+    return _current.get()
 
 
 def tower() -> int:

@@ -1,5 +1,6 @@
 """Exporters: they write a SavedModel of what train_and_evaluate has evaluated."""
 
+import abc
 import os
 import pathlib
 import shutil
@@ -11,8 +12,23 @@ from tower_train import errors
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 
-class Exporter:
-    """Base of exporters: writes a SavedModel into export_path/TIME.
+class Exporter(abc.ABC):
+    """Base of exporters."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The name of the directory in model_dir/export."""
+
+    @abc.abstractmethod
+    def export(
+        self, estimator: Estimator, export_path: str, checkpoint_path: str, eval_result: dict, is_the_final_export: bool
+    ) -> bytes | None:
+        """Called after each evaluation; returns the path of the export, or None."""
+
+
+class _SavedModelExporter(Exporter):
+    """Writes a SavedModel into export_path/TIME.
 
     Args:
       name: of the directory in model_dir/export.
@@ -22,17 +38,17 @@ class Exporter:
     """
 
     def __init__(self, name: str, serving_input_receiver_fn: Callable, assets_extra: dict | None = None, as_text=False):
-        self.name = name
-        self._arguments = (serving_input_receiver_fn, assets_extra, as_text)
+        self._name, self._arguments = name, (serving_input_receiver_fn, assets_extra, as_text)
 
-    def export(
-        self, estimator: Estimator, export_path: str, checkpoint_path: str, eval_result: dict, is_the_final_export: bool
-    ) -> bytes | None:
-        """Called after each evaluation; returns the path of the export, or None."""
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
         return estimator.export_saved_model(export_path, *self._arguments, checkpoint_path)
 
 
-class FinalExporter(Exporter):
+class FinalExporter(_SavedModelExporter):
     """Exports the model once, at the end of training."""
 
     def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
@@ -41,12 +57,12 @@ class FinalExporter(Exporter):
         return super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
 
 
-class LatestExporter(Exporter):
+class LatestExporter(_SavedModelExporter):
     """Exports each evaluated model and keeps the newest ones.
 
     Args:
       exports_to_keep: their number; None for all.
-      others: as for Exporter.
+      others: as for FinalExporter.
     """
 
     def __init__(self, name, serving_input_receiver_fn, assets_extra=None, as_text=False, exports_to_keep=5):

@@ -1,78 +1,114 @@
 """model_to_estimator: an Estimator that trains a compiled Keras model."""
 
 import contextlib
+import os
 
 import keras
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.fronts import compat, keras_variables
-from tower_train.fronts.tf_estimator import captured, saved_model
+from tower_train.fronts.tf_estimator import captured
+from tower_train.fronts.tf_estimator.keras_structures import arranged_features, arranged_labels, by_name
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
 _LOCAL = [v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES]
+_BY_NAME, _BY_OBJECT = "saver", "checkpoint"
 
 
-def model_to_estimator(keras_model: keras.Model, model_dir=None, config: RunConfig | None = None) -> Estimator:
+def model_to_estimator(
+    keras_model: keras.Model | None = None, keras_model_path=None, custom_objects: dict | None = None, model_dir=None,
+    config: RunConfig | None = None, checkpoint_format: str = _BY_NAME, metric_names_map: dict | None = None,
+) -> Estimator:  # fmt: skip
     """Makes an Estimator that trains a Keras model with the losses, metrics and optimizer it was compiled with.
 
-    It begins with the weights that the model has now; the model keeps them.
+    It begins with the weights that the model has now, which keeps them. A model that has none yet gets them with the
+    first batch.
 
     Args:
-      keras_model: a model that has its variables and is compiled.
+      keras_model: a compiled model.
+      keras_model_path: a file that Keras saved one in, instead.
+      custom_objects: {name: class or function} that the file needs.
       model_dir: as for Estimator.
       config: likewise.
+      checkpoint_format: "saver"; "checkpoint" is accepted, but checkpoints have variables' names, not objects.
+      metric_names_map: {name of a metric in Keras: its name in evaluations}.
 
     Raises:
-      ConfigError: the model is not compiled, has no variables yet, or scales its loss.
+      ConfigError: there is not one model, or it is not compiled, or it scales its loss.
     """
-    if not keras_model.compiled:
-        raise errors.ConfigError("model_to_estimator: the model is not compiled. Call its compile() first.")
-    if not keras_model.built:
+    if (keras_model is None) == (keras_model_path is None):
+        raise errors.ConfigError("model_to_estimator: give either keras_model or keras_model_path.")
+    if checkpoint_format not in (_BY_NAME, _BY_OBJECT, None):
+        raise errors.ConfigError(f'model_to_estimator: checkpoint_format={checkpoint_format!r}; it must be "saver".')
+    if checkpoint_format == _BY_OBJECT:
+        console.notice('Checkpoints have variables by names, as with checkpoint_format="saver".')
+    model = keras_model if keras_model_path is None else _loaded(os.fspath(keras_model_path), custom_objects)
+    if not isinstance(model, keras.Model):
         raise errors.ConfigError(
-            "model_to_estimator: the model has no variables yet. Call it on a batch, or build() it."
+            f"model_to_estimator: keras_model is a {type(model).__name__}; it must be a Keras model."
         )
-    if isinstance(keras_model.optimizer, keras.optimizers.LossScaleOptimizer):
+    if not model.compiled:
+        raise errors.ConfigError("model_to_estimator: the model is not compiled. Call its compile() first.")
+    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         raise errors.ConfigError(
             "model_to_estimator: the model scales its loss (mixed_float16). Use multi_gpu_model, or float32."
         )
-    return Estimator(_KerasModelFn(keras_model), model_dir, config)
+    return Estimator(_KerasModelFn(model, metric_names_map or {}), model_dir, config)
+
+
+def _loaded(path: str, custom_objects: dict | None) -> keras.Model:
+    try:
+        return keras.models.load_model(path, custom_objects)
+    except (OSError, TypeError, ValueError) as error:
+        raise errors.ConfigError(
+            f"keras_model_path={path}: Keras cannot load it ({str(error).splitlines()[0]}). Give a file that "
+            "model.save() wrote, and custom_objects if it has classes or functions of yours."
+        ) from None
 
 
 class _KerasModelFn:
     """A Keras model as a model_fn: Keras computes with the values of variables of the Estimator's graph."""
 
-    def __init__(self, model: keras.Model):
-        self._model = model
+    has_values = True  # before training
+
+    def __init__(self, model: keras.Model, metric_names: dict[str, str]):
+        self._model, self._metric_names = model, metric_names
         self._optimizer = keras.optimizers.serialize(model.optimizer)
-        self._initial = {v.path: v.numpy() for v in model.variables}
+        self._initial = {id(v): v.numpy() for v in model.variables} if model.built else None
 
     def __call__(self, features, labels, mode):
         model, training = self._model, mode == ModeKeys.TRAIN
-        x = _arranged(model, features)
+        x = arranged_features(model, features)
+        if self._initial is None:
+            _build(model, x)
+            self._initial = {id(v): v.numpy() for v in model.variables}
         mine = _in_graph(model.variables, self._initial)
         values = [tf.identity(mine[id(v)]) for v in model.variables]
         seeds = keras_variables.tower_seeds(model.variables, values, captured.tower())
         before = [(v, seeds.get(id(v), value)) for v, value in zip(model.variables, values, strict=True)]
         with keras.StatelessScope(before, collect_losses=True) as scope:
             outputs = model(x, training=training)
-        predictions = _by_name(model, outputs)
+        predictions = by_name(model, outputs)
         if mode == ModeKeys.PREDICT:
-            exports = {"serving_default": saved_model.PredictOutput(predictions)}
-            return EstimatorSpec(mode, predictions, export_outputs=exports)
-        compat.build_losses_and_metrics(model, x, labels)
-        unused = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]  # compute_loss keeps metrics too
-        with keras.StatelessScope([*before, *unused], collect_losses=True):
-            loss = tf.add_n([model.compute_loss(x, labels, outputs, None, training=training), *scope.losses])
+            return EstimatorSpec(mode, predictions)
+        y = arranged_labels(model, labels, outputs)
+        compat.build_losses_and_metrics(model, x, y)
+        metrics = {} if training else _in_graph(model.metrics_variables, {}, _LOCAL, "metrics/")
+        sums = [(v, tf.identity(metrics.get(id(v), tf.zeros(v.shape, v.dtype)))) for v in model.metrics_variables]
+        with keras.StatelessScope([*before, *sums], collect_losses=True) as measured:
+            loss = tf.add_n([model.compute_loss(x, y, outputs, None, training=training), *scope.losses])
+            names = [] if training else model.compute_metrics(x, y, outputs)
         if not training:
-            return EstimatorSpec(mode, predictions, loss, eval_metric_ops=_metrics(model, x, labels, outputs))
+            now = [(metrics[id(v)], measured.get_current_value(v)) for v in model.metrics_variables]
+            return EstimatorSpec(mode, predictions, loss, eval_metric_ops=self._metrics(now, names))
         weights = [mine[id(v)] for v in model.trainable_variables]
         grads, apply = v1.gradients(loss, weights), self._apply(weights)
         now = [(mine[id(v)], scope.get_current_value(v), value) for v, value in before]
-        with tf.control_dependencies([v.assign(new, read_value=False) for v, new, value in now if new is not value]):
+        with tf.control_dependencies([captured.assign((v, new) for v, new, value in now if new is not value)]):
             train_op = captured.record(zip(grads, weights, strict=True), apply)
         return EstimatorSpec(mode, predictions, loss, train_op)
 
@@ -99,6 +135,31 @@ class _KerasModelFn:
 
         return apply
 
+    def _metrics(self, now: list[tuple], names) -> dict:
+        """Returns the compiled metrics over all batches, and each output's loss, {name: (value, update_op)}.
+
+        Args:
+          now: over the model's metrics variables, the graph's variable and its value after this batch.
+          names: of the metrics.
+        """
+        update = captured.assign(now)
+        read = zip(self._model.metrics_variables, [tf.identity(v) for v, _ in now], strict=True)
+        with keras.StatelessScope(read):
+            values = self._model.get_metrics_result()
+        names = [name for name in names if name != "loss"]
+        unknown = sorted(set(self._metric_names) - set(names))
+        if unknown:
+            raise errors.ConfigError(
+                f"metric_names_map renames {', '.join(unknown)}; the model's metrics are {', '.join(names) or 'none'}."
+            )
+        return {self._metric_names.get(name, name): (tf.convert_to_tensor(values[name]), update) for name in names}
+
+
+def _build(model: keras.Model, x) -> None:
+    """Makes the model's variables, outside of the default graph, for inputs like these."""
+    with compat.eager_mode():
+        model(keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype.name), x))
+
 
 def _named_under(scope: str):
     """Returns a variable creator with plain names: Keras' name scopes get meaningless numbers here."""
@@ -123,66 +184,27 @@ def _standing_in(mine: list[tf.Variable], variables: list[keras.Variable]):
             compat.set_storage(v, value)
 
 
-def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[str] | None = None) -> dict:
-    """Makes a variable of the default graph for each Keras variable, with its name.
+def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[str] | None = None, under="") -> dict:
+    """Makes a variable of the default graph for each Keras variable, with its name or, if others have it, one like it.
 
     Args:
       variables: the Keras variables.
-      initial: {path: value}; others begin with 0.
+      initial: {id of the Keras variable: value}; others begin with 0.
       collections: of the graph's variables; None for the usual ones.
+      under: begins the names.
 
     Returns:
       {id of the Keras variable: the graph's}.
     """
-    made = {}
+    made, names = {}, set()
     for v in variables:
-        value = initial.get(v.path)
+        value, name = initial.get(id(v)), under + v.path
+        while name in names:
+            name += "_"
+        names.add(name)
         initializer = v1.zeros_initializer() if value is None else keras_variables.constant(value)
         with tf.device(None):
             made[id(v)] = v1.get_variable(
-                v.path, v.shape, v.dtype, initializer, trainable=v.trainable, collections=collections
+                name, v.shape, v.dtype, initializer, trainable=v.trainable, collections=collections
             )
     return made
-
-
-def _arranged(model: keras.Model, features):
-    """Returns the features as the model takes them: those of a dict by the names of its inputs."""
-    wanted = getattr(model, "input", None)
-    if not isinstance(features, dict) or wanted is None or isinstance(wanted, dict):
-        return features
-    missing = [tensor.name for tensor in keras.tree.flatten(wanted) if tensor.name not in features]
-    if missing:
-        raise errors.GraphError(
-            f"input_fn gives the features {', '.join(features)}; the model's inputs {', '.join(missing)} are missing. "
-            "Name features as the model's Input layers."
-        )
-    return keras.tree.map_structure(lambda tensor: features[tensor.name], wanted)
-
-
-def _by_name(model: keras.Model, outputs) -> dict:
-    """Returns the outputs as a dict."""
-    if isinstance(outputs, dict):
-        return outputs
-    flat = keras.tree.flatten(outputs)
-    if isinstance(model, keras.Sequential):
-        names = [model.layers[-1].name]
-    else:
-        names = getattr(model, "output_names", [f"output_{i + 1}" for i in range(len(flat))])
-    return dict(zip(names, flat, strict=True))
-
-
-def _metrics(model: keras.Model, x, labels, outputs) -> dict:
-    """Returns the compiled metrics over all batches, {name: (value, update_op)}."""
-    variables = model.metrics_variables
-    mine = list(_in_graph(variables, {}, _LOCAL).values())
-
-    def read():
-        return zip(variables, [tf.identity(v) for v in mine], strict=True)
-
-    with keras.StatelessScope(read()) as scope:
-        names = model.compute_metrics(x, labels, outputs)
-    now = [scope.get_current_value(v) for v in variables]
-    update = tf.group([v.assign(new, read_value=False) for v, new in zip(mine, now, strict=True)])
-    with keras.StatelessScope(read()):
-        values = model.get_metrics_result()
-    return {name: (tf.convert_to_tensor(values[name]), update) for name in names if name != "loss"}

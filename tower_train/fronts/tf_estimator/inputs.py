@@ -1,6 +1,7 @@
 """The batches that an input_fn gives to towers."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -9,7 +10,8 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.keras_variables import outside_graph
-from tower_train.fronts.tf_estimator.model_fn import call_with_taken
+from tower_train.fronts.tf_estimator.arguments import check_input_fn
+from tower_train.fronts.tf_estimator.model_fn import call_with_taken, check_parameters
 
 v1 = tf.compat.v1
 _LARGE_BYTES = 2**16
@@ -23,18 +25,26 @@ class Inputs:
 
     Args:
       input_fn: the user's function; may take some of the arguments.
-      arguments: {name: value}, mode, params and config.
+      arguments: {name: value}, such as mode, params and config.
       with_labels: whether a pair is (features, labels); if not, its second part is left out.
 
     Raises:
-      DataError: it returns None, or a data set made outside of it.
+      ConfigError: it is no function, or needs other arguments.
+      DataError: it returns None, a generator, or a data set made outside of it.
     """
 
     def __init__(self, input_fn: Callable, arguments: dict, with_labels: bool = True):
+        check_input_fn(input_fn)
+        check_parameters(input_fn, "input_fn", tuple(arguments))
         with _arrays_outside_the_graph():
             found = call_with_taken(input_fn, **arguments)
         if found is None:
             raise errors.DataError("input_fn returned None; it must return a tf.data.Dataset of (features, labels).")
+        if inspect.isgenerator(found):
+            raise errors.DataError(
+                "input_fn returned a generator; it must return a tf.data.Dataset of (features, labels), such as "
+                "tf.data.Dataset.from_generator makes of one."
+            )
         self._with_labels, self._taken = with_labels, []
         self._iterator = self._tensors = None
         if isinstance(found, tf.data.Dataset):

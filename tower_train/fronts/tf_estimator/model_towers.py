@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.tf_estimator.captured import Captured, capturing
+from tower_train.fronts.tf_estimator.captured import Captured, assign, capturing
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec
 from tower_train.graph import context, gradients
 from tower_train.graph.devices import HOST
@@ -102,9 +102,10 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured]) -> TrainSte
       GraphError: towers that cannot be averaged.
     """
     loss = tf.add_n([spec.loss for spec in specs]) / len(specs)
+    assigned = assign((variable.value, value) for variable, value in captures[0].assigned)
     counts = {len(captured.updates) for captured in captures}
     if counts == {0} and len(specs) == 1:
-        return TrainStep(tf.group(specs[0].train_op, captures[0].assigned), loss, None, None, 1)
+        return TrainStep(tf.group(specs[0].train_op, assigned), loss, None, None, 1)
     if len(counts) > 1 or counts == {0}:
         raise errors.GraphError(
             f"model_fn called apply_gradients of a tf.compat.v1.train optimizer {sorted(counts)} times in its towers. "
@@ -118,7 +119,7 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured]) -> TrainSte
         step = v1.train.get_global_step().read_value()
     report = StepReport(step, step, loss, tf.zeros([]), tf.zeros([]), finite)
     checked = ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
-    return TrainStep(tf.group(specs[0].train_op, finite, captures[0].assigned), loss, report, checked, len(specs))
+    return TrainStep(tf.group(specs[0].train_op, finite, assigned), loss, report, checked, len(specs))
 
 
 def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor):

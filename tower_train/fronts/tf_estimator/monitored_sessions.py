@@ -5,8 +5,9 @@ import copy
 import tensorflow as tf
 
 from tower_train import console, errors
+from tower_train.fronts.tf_estimator import eval_metrics
 from tower_train.fronts.tf_estimator.model_towers import TrainStep
-from tower_train.fronts.tf_estimator.run_config import RunConfig
+from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec
 from tower_train.graph.devices import Devices
 from tower_train.run_dir import checkpoint
@@ -15,16 +16,23 @@ v1 = tf.compat.v1
 _GLOBAL_STEP, _LOSS = "global_step", "loss"
 
 
+class NonFiniteLossError(errors.NonFiniteError, v1.train.NanLossDuringTrainingError):
+    """A loss or a gradient that is NaN or infinite, also by TensorFlow 1.15's name for it."""
+
+    __str__ = Exception.__str__  # 1.15's says no more than its name
+
+
 class Sessions:
     """Opens sessions for the default graph.
 
     Args:
       config: of the Estimator.
       placed: the devices.
+      warm_start: the values to begin with where there is no checkpoint, or None.
     """
 
-    def __init__(self, config: RunConfig, placed: Devices):
-        self._config = config
+    def __init__(self, config: RunConfig, placed: Devices, warm_start: WarmStartSettings | None = None):
+        self._config, self._warm_start = config, warm_start
         self._proto = copy.deepcopy(placed.session_config)
         if config.session_config:
             self._proto.MergeFrom(config.session_config)
@@ -45,11 +53,11 @@ class Sessions:
         Raises:
           RunError: the checkpoint does not fit.
           ConfigError: listeners that would not be called.
+          NonFiniteError: a loss or a gradient is not finite.
         """
         config = self._config
-        if newest:
-            check_fits(spec, newest)
-        saver = v1.train.Saver(
+        self._begin_at(newest, spec)
+        saver = spec.scaffold.saver or v1.train.Saver(
             max_to_keep=config.keep_checkpoint_max, keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
             save_relative_paths=True, defer_build=True,
         )  # fmt: skip
@@ -60,30 +68,41 @@ class Sessions:
         hooks = [*hooks, *spec.training_hooks]
         chief_hooks = [*spec.training_chief_hooks, *self._savers(spec, hooks, scaffold, saving_listeners)]
         done = 0
-        with v1.train.MonitoredTrainingSession(
-            checkpoint_dir=config.model_dir, scaffold=scaffold, hooks=hooks, chief_only_hooks=chief_hooks,
-            save_checkpoint_secs=None, save_checkpoint_steps=None, save_summaries_steps=config.save_summary_steps,
-            save_summaries_secs=None, config=self._proto, log_step_count_steps=config.log_step_count_steps,
-        ) as session:  # fmt: skip
-            while not session.should_stop():
-                session.run([step.op, step.loss])
-                done += 1
+        try:
+            with v1.train.MonitoredTrainingSession(
+                checkpoint_dir=config.model_dir, scaffold=scaffold, hooks=hooks, chief_only_hooks=chief_hooks,
+                save_checkpoint_secs=None, save_checkpoint_steps=None, save_summaries_secs=None,
+                save_summaries_steps=config.save_summary_steps or None, config=self._proto,
+                log_step_count_steps=config.log_step_count_steps, save_graph_def=config.checkpoint_save_graph_def,
+            ) as session:  # fmt: skip
+                while not session.should_stop():
+                    session.run([step.op, step.loss])
+                    done += 1
+        except errors.NonFiniteError as error:
+            raise NonFiniteLossError(str(error)) from None
         return done
 
     def _savers(self, spec: EstimatorSpec, hooks: list, scaffold: v1.train.Scaffold, saving_listeners) -> list:
-        """Returns the hook that saves checkpoints; none if the user brings one."""
+        """Returns the hook that saves checkpoints; none if the user brings one or wants none."""
         config = self._config
-        if not any(isinstance(hook, v1.train.CheckpointSaverHook) for hook in (*hooks, *spec.training_chief_hooks)):
+        brings_one = any(
+            isinstance(hook, v1.train.CheckpointSaverHook) for hook in (*hooks, *spec.training_chief_hooks)
+        )
+        if (config.save_checkpoints_secs or config.save_checkpoints_steps) and not brings_one:
             saver_hook = v1.train.CheckpointSaverHook(
-                config.model_dir, config.save_checkpoints_secs, config.save_checkpoints_steps, scaffold=scaffold,
-                listeners=saving_listeners,
+                config.model_dir, config.save_checkpoints_secs or None, config.save_checkpoints_steps or None,
+                scaffold=scaffold, listeners=saving_listeners, save_graph_def=config.checkpoint_save_graph_def,
             )  # fmt: skip
             return [saver_hook]
         if saving_listeners:
-            raise errors.ConfigError("saving_listeners would not be called: give them to your own CheckpointSaverHook.")
+            raise errors.ConfigError(
+                "saving_listeners (train_and_evaluate has one) would not be called: "
+                + ("give them to your own CheckpointSaverHook." if brings_one else "no checkpoints are saved. Give "
+                   "RunConfig save_checkpoints_steps or save_checkpoints_secs.")
+            )  # fmt: skip
         return []
 
-    def evaluate(self, path: str | None, spec: EstimatorSpec, hooks: list, steps: int | None) -> dict:
+    def evaluate(self, path: str | None, spec: EstimatorSpec, hooks: list, steps: int | None, values=None) -> dict:
         """Evaluates batches until the input ends.
 
         Args:
@@ -91,20 +110,23 @@ class Sessions:
           spec: its loss and its metrics.
           hooks: session hooks; those of the spec come after them.
           steps: the most batches; None for all.
+          values: {variable: value} to evaluate, instead of a checkpoint's.
 
         Returns:
           {metric: its value over all batches}, among them 'loss' and 'global_step'; empty if there was no batch.
 
         Raises:
           RunError: the checkpoint does not fit.
+          GraphError: a metric is called like one of these two.
         """
+        eval_metrics.check_names(spec.eval_metric_ops)
         metrics = {**(spec.eval_metric_ops or {}), _LOSS: v1.metrics.mean(spec.loss)}
         update = tf.group([update for _, update in metrics.values()])
-        values = {name: value for name, (value, _) in metrics.items()}
-        final = v1.train.FinalOpsHook(values | {_GLOBAL_STEP: v1.train.get_global_step()})
-        done = 0
-        with self.open(path, spec, [*hooks, *spec.evaluation_hooks, final]) as session:
-            while not session.should_stop() and done != steps:
+        results = {name: value for name, (value, _) in metrics.items()}
+        final = v1.train.FinalOpsHook(results | {_GLOBAL_STEP: v1.train.get_global_step()})
+        hooks, done = [*hooks, *spec.evaluation_hooks, final], 0
+        with self.open(path, spec, hooks) if values is None else self._open_on(values, spec, hooks) as session:
+            while not session.should_stop() and (steps is None or done < steps):
                 session.run(update)
                 done += 1
         return final.final_ops_values if done else {}
@@ -115,12 +137,58 @@ class Sessions:
         Raises:
           RunError: the checkpoint does not fit.
         """
-        if path:
-            check_fits(spec, path)
-        else:
-            console.notice(f"There is no checkpoint in {self._config.model_dir}; using initial values.")
+        self._begin_at(path, spec)
+        if not path:
+            values = f"those of {self._warm_start.ckpt_to_initialize_from}" if self._warm_start else "initial values"
+            console.notice(f"There is no checkpoint in {self._config.model_dir}; using {values}.")
         creator = v1.train.ChiefSessionCreator(spec.scaffold, config=self._proto, checkpoint_filename_with_path=path)
         return v1.train.MonitoredSession(creator, hooks)
+
+    def _open_on(self, values: dict, spec: EstimatorSpec, hooks: list) -> v1.train.MonitoredSession:
+        """Opens a session on the values of variables; other variables have initial ones."""
+        variables = [variable for variable in v1.global_variables() if variable.op.name in values]
+
+        def assign(scaffold, session):
+            for variable in variables:
+                session.run(variable.initializer, {variable.initializer.inputs[1]: values[variable.op.name]})
+
+        scaffold = v1.train.Scaffold(init_fn=assign, copy_from_scaffold=spec.scaffold)
+        return v1.train.MonitoredSession(v1.train.ChiefSessionCreator(scaffold, config=self._proto), hooks)
+
+    def open_for_export(self, path: str | None, spec: EstimatorSpec, saver: v1.train.Saver) -> v1.Session:
+        """Opens a plain session on a checkpoint; on the values that training would begin with if path is None.
+
+        Raises:
+          RunError: the checkpoint does not fit.
+        """
+        self._begin_at(path, spec)
+        session = v1.Session(config=self._proto)
+        if path:
+            saver.restore(session, path)
+        else:
+            session.run(v1.global_variables_initializer())
+        session.run(local_init_op(spec.scaffold))
+        return session
+
+    def _begin_at(self, path: str | None, spec: EstimatorSpec) -> None:
+        """Checks the checkpoint to begin at; without one, lets the variables begin with those to start from."""
+        if path:
+            check_fits(spec, path)
+        elif self._warm_start:
+            source = self._warm_start.ckpt_to_initialize_from
+            try:
+                tf.train.load_checkpoint(source)
+            except (ValueError, tf.errors.OpError):
+                raise errors.ConfigError(
+                    f"warm_start_from={source}: there is no checkpoint. Give the path of one, or of a model_dir or an "
+                    "export."
+                ) from None
+            v1.train.warm_start(*self._warm_start)
+
+
+def local_init_op(scaffold: v1.train.Scaffold) -> tf.Operation:
+    """The op that initialises local variables and tables."""
+    return scaffold.local_init_op or v1.train.Scaffold.default_local_init_op()
 
 
 def check_fits(spec: EstimatorSpec, path: str) -> None:
@@ -129,7 +197,7 @@ def check_fits(spec: EstimatorSpec, path: str) -> None:
     Raises:
       RunError: it does not.
     """
-    if spec.scaffold and spec.scaffold.saver:
+    if spec.scaffold.saver:
         return  # the scaffold alone knows which variables it restores
     variables = {variable.op.name: variable for variable in v1.global_variables()}
     found = list(checkpoint.differences(path, variables).values())

@@ -1,91 +1,106 @@
-"""The SavedModel of a model_fn, and the records of its inputs and outputs."""
+"""The SavedModel of a model_fn."""
 
+import contextlib
+import functools
 import os
 import shutil
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.tf_estimator.spec import EstimatorSpec
+from tower_train.fronts.tf_estimator.model import Model
+from tower_train.fronts.tf_estimator.monitored_sessions import Sessions, local_init_op
+from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 
 v1 = tf.compat.v1
-PredictOutput = compat.PredictOutput
-ClassificationOutput = compat.ClassificationOutput
-RegressionOutput = compat.RegressionOutput
 
 
-class ServingInputReceiver(NamedTuple):
-    """The inputs of a served model.
+class Form(NamedTuple):
+    """The form of an export.
 
     Attributes:
-      features: those of model_fn.
-      receiver_tensors: a placeholder, or a dict of them, that requests are fed to.
-      receiver_tensors_alternatives: {name: further ones}.
+      assets: {path within the export's assets.extra: file to copy there}.
+      as_text: whether to write text instead of binary protocol buffers.
+      strip: whether to leave out the default attributes of ops.
     """
 
-    features: Any
-    receiver_tensors: Any
-    receiver_tensors_alternatives: dict | None = None
+    assets: dict
+    as_text: bool
+    strip: bool = True
 
 
-def build_raw_serving_input_receiver_fn(features: dict, default_batch_size: int | None = None):
-    """Makes a serving_input_receiver_fn whose requests are the features themselves.
+def write(base: str, model: Model, sessions: Sessions, receivers: dict, path: str | None, form: Form) -> bytes:
+    """Writes a graph for each mode, with one set of variables, into a new directory under base; returns its path.
 
     Args:
-      features: {name: a tensor with the dtype and the shape [batch, ...] of requests}.
-      default_batch_size: the batch size of requests; None for any.
+      base: the directory of exports.
+      model: makes the graphs.
+      sessions: opens them.
+      receivers: {mode: function that returns the graph's inputs}.
+      path: of a checkpoint; None for the values that training would begin with.
+      form: of the export.
+
+    Raises:
+      ConfigError: other modes.
     """
-    specs = {name: (tensor.dtype, [default_batch_size, *tensor.shape[1:]]) for name, tensor in features.items()}
-
-    def receive():
-        tensors = {name: v1.placeholder(dtype, shape, name) for name, (dtype, shape) in specs.items()}
-        return ServingInputReceiver(tensors, tensors)
-
-    return receive
-
-
-def build_parsing_serving_input_receiver_fn(feature_spec: dict, default_batch_size: int | None = None):
-    """Makes a serving_input_receiver_fn whose requests are serialized tf.train.Examples.
-
-    Args:
-      feature_spec: as of tf.io.parse_example.
-      default_batch_size: the batch size of requests; None for any.
-    """
-
-    def receive():
-        serialized = v1.placeholder(tf.string, [default_batch_size], "input_example_tensor")
-        features = tf.io.parse_example(serialized, feature_spec)
-        return ServingInputReceiver(features, {"examples": serialized})
-
-    return receive
-
-
-def write(
-    base: str, receiver: ServingInputReceiver, spec: EstimatorSpec, checkpoint: str, assets: dict, as_text: bool
-) -> bytes:
-    """Writes the default graph, with a checkpoint's values, into a new directory under base, and returns its path."""
-    outputs = compat.export_outputs_for_mode(spec.mode, spec.export_outputs, spec.predictions)
-    signatures = compat.build_all_signature_defs(
-        receiver.receiver_tensors, outputs, receiver.receiver_tensors_alternatives
-    )
-    directory = compat.get_timestamped_export_dir(base)
-    # Written under another name first: whoever watches the base directory must not find half a model.
-    temporary = compat.get_temp_export_dir(directory)
-    saver = (spec.scaffold and spec.scaffold.saver) or v1.train.Saver(sharded=True)
-    local_init_op = (spec.scaffold and spec.scaffold.local_init_op) or v1.train.Scaffold.default_local_init_op()
-    with v1.Session() as session:
-        saver.restore(session, checkpoint)
-        session.run(local_init_op)
+    modes = [mode for mode in (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT) if receivers.get(mode)]
+    if not modes or len(modes) != len(receivers):
+        raise errors.ConfigError(
+            f"modes={', '.join(map(repr, receivers)) or 'none'}; each must be one of ModeKeys, with a function."
+        )
+    with _new_directory(base, form.assets) as (temporary, directory):
         builder = v1.saved_model.Builder(temporary)
-        builder.add_meta_graph_and_variables(
-            session, [tf.saved_model.SERVING], signatures, v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
-            main_op=local_init_op, saver=saver, strip_default_attrs=True,
-        )  # fmt: skip
-        builder.save(as_text)
+        for mode in modes:
+            with model.graph():
+                receiver = receivers[mode]()
+                spec, step = model.build_for_export(mode, receiver)
+                saver = spec.scaffold.saver or v1.train.Saver(sharded=True)
+                with sessions.open_for_export(path, spec, saver) as session:
+                    add = builder.add_meta_graph
+                    if mode == modes[0]:
+                        add = functools.partial(builder.add_meta_graph_and_variables, session)
+                    add(**_meta_graph(receiver, spec, step), saver=saver, strip_default_attrs=form.strip)
+        builder.save(form.as_text)
+    return directory
+
+
+def _meta_graph(receiver, spec: EstimatorSpec, step: tf.Operation | None) -> dict:
+    """Returns what a SavedModel says of the default graph: its tags, signatures, assets and initialisation."""
+    outputs = compat.export_outputs_for_mode(
+        spec.mode, spec.export_outputs, spec.predictions, spec.loss, spec.eval_metric_ops
+    )
+    alternatives = getattr(receiver, "receiver_tensors_alternatives", None)
+    is_served = spec.mode == ModeKeys.PREDICT
+    if step is not None:
+        v1.add_to_collection(compat.TRAIN_OP_KEY, step)
+    return {
+        "tags": compat.EXPORT_TAG_MAP[spec.mode],
+        "signature_def_map": compat.build_all_signature_defs(
+            receiver.receiver_tensors, outputs, alternatives, is_served
+        ),
+        "assets_collection": v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+        "main_op": local_init_op(spec.scaffold),
+    }
+
+
+@contextlib.contextmanager
+def _new_directory(base: str, assets: dict) -> Iterator[tuple[bytes, bytes]]:
+    """Makes a directory under base, named by the time; yields the path to write to and the path that becomes.
+
+    It has another name first: whoever watches the base directory must not find half a model.
+
+    Args:
+      base: the directory of exports.
+      assets: as of Form.
+    """
+    directory = compat.get_timestamped_export_dir(base)
+    temporary = compat.get_temp_export_dir(directory)
+    yield temporary, os.fsencode(directory)
     for name, source in assets.items():
         target = os.path.join(os.fsdecode(temporary), "assets.extra", name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         shutil.copy(source, target)
     os.rename(temporary, directory)
-    return os.fsencode(directory)

@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import placement
-from tower_train.fronts.tf_estimator import arguments, model_fn, model_towers, predictions, saved_model
-from tower_train.fronts.tf_estimator.inputs import Inputs
-from tower_train.fronts.tf_estimator.monitored_sessions import Sessions, check_fits
-from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings
+from tower_train.fronts.tf_estimator import arguments, eval_events, model_towers, predictions, saved_model, task
+from tower_train.fronts.tf_estimator.model import Model
+from tower_train.fronts.tf_estimator.model_fn import check_model_fn
+from tower_train.fronts.tf_estimator.monitored_sessions import Sessions
+from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings, warm_start_settings
 from tower_train.fronts.tf_estimator.spec import ModeKeys
-from tower_train.graph.devices import HOST
 from tower_train.run import nonfinite
-from tower_train.run_dir import checkpoint, events
+from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
 
@@ -28,43 +28,52 @@ class Estimator:
     Names, arguments and meanings are those of TensorFlow 1.15's tf.estimator.Estimator.
 
     Args:
-      model_fn: (features, labels, mode, params, config) -> EstimatorSpec, or with fewer of these arguments. To train
-        it is called once a tower. Variables that it makes with get_variable, tf.Variable or Keras layers are made once,
-        and are assigned to once a step, by the first tower; the gradients that it gives to a tf.compat.v1.train
-        optimizer are averaged and applied once.
+      model_fn: (features, labels, mode, params, config) -> EstimatorSpec, with any of these arguments in any order:
+        they are passed by name. To train it is called once a tower. Variables that it makes with get_variable,
+        tf.Variable or Keras layers are made once, and are assigned to once a step, by the first tower; the gradients
+        that it gives to a tf.compat.v1.train optimizer are averaged and applied once.
       model_dir: the directory of checkpoints and events; None takes the config's, or a new temporary one.
       config: a RunConfig.
       params: passed on to model_fn and input_fn.
-      warm_start_from: path of a checkpoint or of a model_dir, or WarmStartSettings: the values that variables begin
-        with if model_dir has no checkpoint.
+      warm_start_from: path of a checkpoint, of a model_dir or of an export, or WarmStartSettings: the values that
+        variables begin with if model_dir has no checkpoint.
 
     Raises:
       ConfigError: arguments that are of another kind, or contradict each other.
     """
 
     def __init__(self, model_fn: Callable, model_dir=None, config=None, params=None, warm_start_from=None):
-        arguments.check_model_fn(model_fn)
-        if isinstance(warm_start_from, (str, os.PathLike)):
-            warm_start_from = WarmStartSettings(os.fspath(warm_start_from))
-        self._model_fn, self._params, self._warm_start = model_fn, copy.deepcopy(params or {}), warm_start_from
-        self._config = arguments.config_with_model_dir(config, model_dir)
+        check_model_fn(model_fn, params)
+        config = arguments.config_with_model_dir(config, model_dir)
+        self._model = Model(model_fn, copy.deepcopy(params or {}), config)
+        self._warm_start = warm_start_settings(warm_start_from)
 
     @property
     def model_dir(self) -> str:
-        return self._config.model_dir
+        return self.config.model_dir
 
     @property
     def config(self) -> RunConfig:
-        return self._config
+        return self._model.config
 
     @property
     def params(self) -> dict:
         """A copy."""
-        return copy.deepcopy(self._params)
+        return copy.deepcopy(self._model.params)
 
     @property
     def model_fn(self) -> Callable:
-        return self._model_fn
+        """The model_fn as a function (features, labels, mode, config) -> EstimatorSpec, with the params bound."""
+
+        def model_fn(features, labels, mode, config):
+            return self._model._replace(config=config).call(features, labels, mode)
+
+        return model_fn
+
+    @property
+    def warm_start_from(self) -> WarmStartSettings | None:
+        """The values to begin with."""
+        return self._warm_start
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None) -> "Estimator":
         """Trains, from the newest checkpoint in model_dir if there is one.
@@ -84,22 +93,23 @@ class Estimator:
           UserError: wrong arguments, input or model; the message says how to mend it.
         """
         arguments.check_steps(steps, max_steps)
+        arguments.check_input_fn(input_fn)
+        config, listeners = self.config, arguments.checked_listeners(saving_listeners)
+        task.check_is_alone(config)
         hooks, newest = arguments.checked_hooks(hooks), self.latest_checkpoint()
         if max_steps is not None and newest and checkpoint.step_of(newest) >= max_steps:
             console.notice(f"Nothing to train: {newest} is at or after max_steps={max_steps}.")
             return self
         if steps or max_steps:
             hooks.append(v1.train.StopAtStepHook(steps, max_steps))
-        placed = placement.place(self._config.towers, "num_gpus", in_session=True)
-        with tf.Graph().as_default(), tf.device(HOST):
-            specs, captures, inputs = self._build(input_fn, ModeKeys.TRAIN, placed.towers)
+        placed = placement.place(config.towers, "num_gpus", in_session=True)
+        with self._model.graph():
+            specs, captures, inputs = self._model.build(ModeKeys.TRAIN, input_fn, placed.towers)
             step = model_towers.train_step(specs, captures)
-            if self._warm_start and not newest:
-                v1.train.warm_start(*self._warm_start)
             v1.summary.scalar("loss", step.loss)
             guard = nonfinite.NonFiniteGuard(step) if step.report else v1.train.NanTensorHook(step.loss)
-            sessions = Sessions(self._config, placed)
-            done = sessions.train(step, specs[0], newest, [inputs.hook, *hooks, guard], saving_listeners)
+            sessions = Sessions(config, placed, self._warm_start)
+            done = sessions.train(step, specs[0], newest, [inputs.hook, *hooks, guard], listeners)
         if not done:
             raise errors.DataError(
                 f"input_fn yielded too little to train on: a step takes {len(specs)} batch{'es' * (len(specs) > 1)}, "
@@ -123,20 +133,25 @@ class Estimator:
         Raises:
           UserError: as for train.
         """
-        arguments.check_steps(steps, None)
-        hooks, path = arguments.checked_hooks(hooks), checkpoint_path or self.latest_checkpoint()
-        placed = placement.place(1, "num_gpus", in_session=True)
-        with tf.Graph().as_default(), tf.device(HOST):
-            [spec], _, inputs = self._build(input_fn, ModeKeys.EVAL, placed.towers)
-            values = Sessions(self._config, placed).evaluate(path, spec, [inputs.hook, *hooks], steps)
-        if not values:
+        path = checkpoint_path or self.latest_checkpoint()
+        return self._evaluate(input_fn, steps, hooks, path, name)
+
+    def evaluate_values(self, values: dict, input_fn, steps=None, hooks=None, name=None) -> dict:
+        """Evaluates values of variables, {name: value}, instead of a checkpoint; otherwise like `evaluate`."""
+        return self._evaluate(input_fn, steps, hooks, None, name, values)
+
+    def _evaluate(self, input_fn, steps, hooks, path: str | None, name: str | None, values=None) -> dict:
+        arguments.check_steps(steps)
+        arguments.check_input_fn(input_fn)
+        hooks, placed = arguments.checked_hooks(hooks), placement.place(1, "num_gpus", in_session=True)
+        with self._model.graph():
+            [spec], _, inputs = self._model.build(ModeKeys.EVAL, input_fn, placed.towers)
+            sessions = Sessions(self.config, placed, self._warm_start)
+            found = sessions.evaluate(path, spec, [inputs.hook, *hooks], steps, values)
+        if not found:
             raise errors.DataError("input_fn yielded no batch to evaluate. Look at its files and filters.")
-        scalars = {name: value for name, value in values.items() if np.ndim(value) == 0}
-        step = int(scalars.pop("global_step"))
-        writer = events.EventWriter(pathlib.Path(self.eval_dir(name)))
-        events.add_scalars(writer, scalars, step)
-        writer.close()
-        return values
+        eval_events.write(self.eval_dir(name), found)
+        return found
 
     def predict(
         self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True
@@ -153,12 +168,14 @@ class Estimator:
         Raises:
           UserError: as for train.
         """
+        arguments.check_input_fn(input_fn)
         hooks, path = arguments.checked_hooks(hooks), checkpoint_path or self.latest_checkpoint()
         placed = placement.place(1, "num_gpus", in_session=True)
-        with tf.Graph().as_default(), tf.device(HOST):
-            [spec], _, inputs = self._build(input_fn, ModeKeys.PREDICT, placed.towers)
+        with self._model.graph():
+            [spec], _, inputs = self._model.build(ModeKeys.PREDICT, input_fn, placed.towers)
             fetched = predictions.chosen(spec.predictions, predict_keys)
-            session = Sessions(self._config, placed).open(path, spec, [inputs.hook, *hooks, *spec.prediction_hooks])
+            sessions = Sessions(self.config, placed, self._warm_start)
+            session = sessions.open(path, spec, [inputs.hook, *hooks, *spec.prediction_hooks])
         try:
             while not session.should_stop():
                 try:
@@ -170,8 +187,9 @@ class Estimator:
             session.close()
 
     def export_saved_model(
-        self, export_dir_base, serving_input_receiver_fn, assets_extra=None, as_text=False, checkpoint_path=None
-    ) -> bytes:
+        self, export_dir_base, serving_input_receiver_fn, assets_extra=None, as_text=False, checkpoint_path=None,
+        experimental_mode=ModeKeys.PREDICT,
+    ) -> bytes:  # fmt: skip
         """Writes a SavedModel of a checkpoint into a new directory, named by the time, under export_dir_base.
 
         Args:
@@ -179,7 +197,8 @@ class Estimator:
           serving_input_receiver_fn: returns a ServingInputReceiver.
           assets_extra: {path within the export's assets.extra: file to copy there}.
           as_text: whether to write text instead of binary protocol buffers.
-          checkpoint_path: the checkpoint; None: the newest.
+          checkpoint_path: the checkpoint; None: the newest, else what training would start from.
+          experimental_mode: the mode of the graph; for TRAIN and EVAL the function returns a SupervisedInputReceiver.
 
         Returns:
           The path of the new directory.
@@ -187,13 +206,51 @@ class Estimator:
         Raises:
           RunError: there is no checkpoint.
         """
-        path = checkpoint_path or self._trained()
-        with tf.Graph().as_default(), tf.device(HOST):
-            v1.train.create_global_step()
-            receiver = serving_input_receiver_fn()
-            [spec], _ = self._build_towers(ModeKeys.PREDICT, lambda: (receiver.features, None), (HOST,))
-            check_fits(spec, path)
-            return saved_model.write(os.fspath(export_dir_base), receiver, spec, path, assets_extra or {}, as_text)
+        receivers = {experimental_mode: serving_input_receiver_fn}
+        return self.experimental_export_all_saved_models(
+            export_dir_base, receivers, assets_extra, as_text, checkpoint_path
+        )
+
+    def export_savedmodel(
+        self, export_dir_base, serving_input_receiver_fn, assets_extra=None, as_text=False, checkpoint_path=None,
+        strip_default_attrs=False,
+    ) -> bytes:  # fmt: skip
+        """Like `export_saved_model`, by its older name; keeps ops' default attributes unless strip_default_attrs."""
+        receivers = {ModeKeys.PREDICT: serving_input_receiver_fn}
+        form = saved_model.Form(assets_extra or {}, as_text, strip_default_attrs)
+        return self._export(export_dir_base, receivers, checkpoint_path, form)
+
+    def experimental_export_all_saved_models(
+        self, export_dir_base, input_receiver_fn_map, assets_extra=None, as_text=False, checkpoint_path=None
+    ) -> bytes:
+        """Writes a SavedModel with a graph for each mode; like `export_saved_model`.
+
+        Args:
+          input_receiver_fn_map: {mode: function that returns the graph's inputs}.
+          others: as for export_saved_model.
+        """
+        form = saved_model.Form(assets_extra or {}, as_text)
+        return self._export(export_dir_base, input_receiver_fn_map, checkpoint_path, form)
+
+    def _export(self, base, receivers: dict, path: str | None, form: saved_model.Form) -> bytes:
+        path = path or self.latest_checkpoint() or self._start()
+        sessions = Sessions(self.config, placement.place(1, "num_gpus", in_session=True), self._warm_start)
+        return saved_model.write(os.fspath(base), self._model, sessions, receivers, path, form)
+
+    def _start(self) -> str | None:
+        """Returns the checkpoint that training would start from; None if it would start from values.
+
+        Raises:
+          RunError: it would start from initial values, which are not worth an export.
+        """
+        if getattr(self._model.model_fn, "has_values", False):
+            return None
+        if not self._warm_start:
+            return self._trained()
+        path, *others = self._warm_start
+        if others != list(WarmStartSettings(path)[1:]):
+            return None
+        return (os.path.isdir(path) and tf.train.latest_checkpoint(path)) or path
 
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest checkpoint; None if there is none."""
@@ -218,20 +275,6 @@ class Estimator:
     def eval_dir(self, name: str | None = None) -> str:
         """Returns the directory of the events of `evaluate`."""
         return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
-
-    def _build(self, input_fn, mode: str, devices: tuple[str, ...]):
-        """Builds the towers' specs, their captured changes of variables, and their inputs, in the default graph."""
-        v1.set_random_seed(self._config.tf_random_seed)
-        v1.train.create_global_step()
-        taken = {"mode": mode, "params": self.params, "config": self._config}
-        inputs = Inputs(input_fn, taken, with_labels=mode != ModeKeys.PREDICT)
-        return *self._build_towers(mode, inputs.next_batch, devices), inputs
-
-    def _build_towers(self, mode: str, next_batch: Callable, devices: tuple[str, ...]):
-        def call(features, labels):
-            return model_fn.call_model_fn(self._model_fn, features, labels, mode, self.params, self._config)
-
-        return model_towers.build_towers(call, next_batch, devices, self._config.tf_random_seed)
 
     def _trained(self) -> str:
         path = self.latest_checkpoint()

@@ -1,5 +1,6 @@
 """train_and_evaluate: training with an evaluation, and exports, after checkpoints."""
 
+import numbers
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -8,31 +9,40 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.fronts.tf_estimator import arguments, task
 from tower_train.fronts.tf_estimator.exporters import Exporter
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
 
 
-class TrainSpec(NamedTuple):
-    """Arguments of Estimator.train."""
-
+class _Train(NamedTuple):
     input_fn: Callable
     max_steps: int | None = None
     hooks: Sequence[v1.train.SessionRunHook] = ()
     saving_listeners: Sequence[v1.train.CheckpointSaverListener] = ()
 
 
-class EvalSpec(NamedTuple):
-    """Arguments of Estimator.evaluate, and the exporters.
+class TrainSpec(_Train):
+    """Arguments of Estimator.train.
 
-    Attributes:
-      input_fn: as for Estimator.evaluate, like steps, name and hooks.
-      exporters: an Exporter or several; each may export the evaluated model.
-      start_delay_secs: accepted; there is one process, which evaluates in between.
-      throttle_secs: the least time between evaluations; new checkpoints in between are left out.
+    Raises:
+      ConfigError: an argument is of another kind.
     """
 
+    __slots__ = ()
+
+    def __new__(cls, *args, **kwargs):
+        spec = super().__new__(cls, *args, **kwargs)
+        arguments.check_input_fn(spec.input_fn)
+        arguments.check_steps(None, spec.max_steps)
+        return spec._replace(
+            hooks=tuple(arguments.checked_hooks(spec.hooks)),
+            saving_listeners=tuple(arguments.checked_listeners(spec.saving_listeners)),
+        )
+
+
+class _Eval(NamedTuple):
     input_fn: Callable
     steps: int | None = 100
     name: str | None = None
@@ -40,6 +50,52 @@ class EvalSpec(NamedTuple):
     exporters: Exporter | Sequence[Exporter] = ()
     start_delay_secs: float = 120
     throttle_secs: float = 600
+
+
+class EvalSpec(_Eval):
+    """Arguments of Estimator.evaluate, and the exporters.
+
+    Args:
+      input_fn: as for Estimator.evaluate.
+      steps: likewise.
+      name: likewise.
+      hooks: likewise.
+      exporters: an Exporter or several, of different names; each may export the evaluated model.
+      start_delay_secs: accepted; there is one process, which evaluates in between.
+      throttle_secs: the least time between evaluations; new checkpoints in between are left out.
+
+    Raises:
+      ConfigError: an argument is of another kind, or two exporters have one name.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *args, **kwargs):
+        spec = super().__new__(cls, *args, **kwargs)
+        arguments.check_input_fn(spec.input_fn)
+        arguments.check_steps(spec.steps)
+        if spec.name is not None and not isinstance(spec.name, str):
+            raise errors.ConfigError(f"EvalSpec: name={spec.name!r}; it must be a string, or None.")
+        for name in ("start_delay_secs", "throttle_secs"):
+            value = getattr(spec, name)
+            if not isinstance(value, numbers.Real) or value < 0:
+                raise errors.ConfigError(f"EvalSpec: {name}={value!r}; it must be a number of seconds, 0 or more.")
+        hooks = tuple(arguments.checked_hooks(spec.hooks))
+        return spec._replace(hooks=hooks, exporters=_checked_exporters(spec.exporters))
+
+
+def _checked_exporters(exporters) -> tuple[Exporter, ...]:
+    found = (exporters,) if isinstance(exporters, Exporter) else exporters or ()
+    if not isinstance(found, (tuple, list)) or not all(isinstance(exporter, Exporter) for exporter in found):
+        raise errors.ConfigError(f"EvalSpec: exporters={exporters!r}; it must be an Exporter or a list of Exporters.")
+    names = [exporter.name for exporter in found]
+    for name in names:
+        if not name or not isinstance(name, str) or names.count(name) > 1:
+            raise errors.ConfigError(
+                f"EvalSpec: the exporters are named {names}; each needs a name of its own, which is its directory in "
+                "model_dir/export."
+            )
+    return tuple(found)
 
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple:
@@ -51,13 +107,19 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     Raises:
       UserError: as Estimator.train and Estimator.evaluate.
     """
-    for name, value, kind in (("train_spec", train_spec, TrainSpec), ("eval_spec", eval_spec, EvalSpec)):
+    given = (
+        ("estimator", estimator, Estimator),
+        ("train_spec", train_spec, TrainSpec),
+        ("eval_spec", eval_spec, EvalSpec),
+    )
+    for name, value, kind in given:
         if not isinstance(value, kind):
             raise errors.ConfigError(f"{name} must be a {kind.__name__}; got a {type(value).__name__}.")
+    task.check_is_alone(estimator.config)
     evaluating = _Evaluating(estimator, eval_spec, train_spec.max_steps)
     estimator.train(
         train_spec.input_fn, hooks=train_spec.hooks, max_steps=train_spec.max_steps,
-        saving_listeners=[*(train_spec.saving_listeners or ()), evaluating],
+        saving_listeners=[*train_spec.saving_listeners, evaluating],
     )  # fmt: skip
     return evaluating.result, evaluating.exported
 
@@ -67,8 +129,6 @@ class _Evaluating(v1.train.CheckpointSaverListener):
 
     def __init__(self, estimator: Estimator, spec: EvalSpec, max_steps: int | None):
         self._estimator, self._spec, self._max_steps = estimator, spec, max_steps
-        exporters = spec.exporters or ()
-        self._exporters = [exporters] if isinstance(exporters, Exporter) else list(exporters)
         self._evaluated_step = self._evaluated_at = self._first_step = None
         self.result, self.exported = None, []
 
@@ -91,5 +151,5 @@ class _Evaluating(v1.train.CheckpointSaverListener):
             exporter.export(
                 estimator, os.path.join(estimator.model_dir, "export", exporter.name), path, self.result, is_last
             )
-            for exporter in self._exporters
+            for exporter in spec.exporters
         ]

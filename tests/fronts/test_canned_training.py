@@ -1,0 +1,235 @@
+"""Canned estimators train what numpy trains on the joined batches of all towers."""
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+from feature_data import (
+    CLASS,
+    CLASS3,
+    COUNT,
+    DENSE,
+    NUMBER,
+    TARGET,
+    WEIGHT,
+    batches,
+    config,
+    input_fn,
+    kind,
+    number,
+    one_hot,
+)
+
+from tower_train import estimator as tf_estimator
+
+v1 = tf.compat.v1
+STEPS = 9
+RATE = 2**-6
+SGD = v1.train.GradientDescentOptimizer(RATE)
+MEAN = v1.losses.Reduction.SUM_OVER_BATCH_SIZE
+
+
+def losses_of(model_dir, tag="loss"):
+    return [event.value for event in jobs.events(model_dir).Scalars(tag)]
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def squared(logits, labels):
+    """Loss of each example, and its gradient by the logits."""
+    return (logits - labels) ** 2, 2 * (logits - labels)
+
+
+def logistic(logits, labels):
+    return np.log1p(np.exp(logits)) - labels * logits, sigmoid(logits) - labels
+
+
+def softmax(logits, labels):
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    hits = np.eye(logits.shape[1])[labels[:, 0]]
+    return -np.log((p * hits).sum(1, keepdims=True)), p - hits
+
+
+def trained(loss, labels, units, towers, weights=None, mean=False):
+    """Gradient descent on a linear model; returns {kind, number, bias} and the loss of each step."""
+    kernel, bias, losses = np.zeros([4, units]), np.zeros(units), []
+    weights = np.ones(COUNT) if weights is None else weights
+    for rows in batches(STEPS, towers):
+        inputs, weight = DENSE[rows], weights[rows, np.newaxis]
+        each, grad = loss(inputs @ kernel + bias, labels[rows, np.newaxis])
+        share = 1 / len(rows) if mean else 1
+        losses.append((each * weight).sum() * share)
+        kernel -= RATE * share * inputs.T @ (grad * weight)
+        bias -= RATE * share * (grad * weight).sum(0)
+    return {"kind/weights": kernel[:3], "number/weights": kernel[3:], "bias_weights": bias}, losses
+
+
+def assert_linear(estimator, expected):
+    for name, value in expected.items():
+        found = estimator.get_variable_value(f"linear/linear_model/{name}")
+        np.testing.assert_allclose(found, value, rtol=2e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("towers", [1, 2, 3])
+class TestLinear:
+    def test_regressor(self, tmp_path, towers):
+        settings = config(towers, save_summary_steps=1)
+        estimator = tf_estimator.LinearRegressor([number, kind], tmp_path, optimizer=SGD, config=settings)
+        estimator.train(input_fn(TARGET), steps=STEPS)
+        expected, losses = trained(squared, TARGET, 1, towers)
+        assert_linear(estimator, expected)
+        np.testing.assert_allclose(losses_of(tmp_path), losses, rtol=1e-5)
+
+    def test_classifier_of_two_classes_with_weights(self, tmp_path, towers):
+        settings = config(towers, save_summary_steps=1)
+        estimator = tf_estimator.LinearClassifier(
+            [number, kind], tmp_path, weight_column="weight", optimizer=lambda: SGD, config=settings
+        )
+        estimator.train(input_fn(CLASS), steps=STEPS)
+        expected, losses = trained(logistic, CLASS, 1, towers, WEIGHT)
+        assert_linear(estimator, expected)
+        np.testing.assert_allclose(losses_of(tmp_path), losses, rtol=1e-5)
+
+    def test_classifier_of_three_classes_with_a_mean_loss(self, tmp_path, towers):
+        estimator = tf_estimator.LinearClassifier(
+            [number, kind], tmp_path, n_classes=3, optimizer=SGD, config=config(towers), loss_reduction=MEAN
+        )
+        estimator.train(input_fn(CLASS3), steps=STEPS)
+        expected, _ = trained(softmax, CLASS3, 3, towers, mean=True)
+        assert_linear(estimator, expected)
+
+
+DNN = ["hiddenlayer_0/kernel", "hiddenlayer_0/bias", "logits/kernel", "logits/bias"]
+
+
+def initial(model_dir, names):
+    """Copies of values in the checkpoint of step 0."""
+    return [np.float64(tf.train.load_variable(f"{model_dir}/model.ckpt-0", name)) for name in names]
+
+
+def forward_and_gradients(values, inputs, labels):
+    """A layer of relu units, the sum of squared errors, and its gradients."""
+    kernel, bias, out, out_bias = values
+    hidden = np.maximum(inputs @ kernel + bias, 0)
+    return hidden @ out + out_bias, lambda grad: [
+        inputs.T @ (grad @ out.T * (hidden > 0)), (grad @ out.T * (hidden > 0)).sum(0), hidden.T @ grad, grad.sum(0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_a_deep_regressor(tmp_path, towers):
+    estimator = tf_estimator.DNNRegressor([5], [number, one_hot], tmp_path, optimizer=SGD, config=config(towers))
+    estimator.train(input_fn(TARGET), steps=STEPS)
+    names = [f"dnn/{name}" for name in DNN]
+    values = initial(tmp_path, names)
+    for rows in batches(STEPS, towers):
+        logits, gradients = forward_and_gradients(values, DENSE[rows], TARGET[rows])
+        grads = gradients(squared(logits, TARGET[rows, np.newaxis])[1])
+        values = [value - RATE * grad for value, grad in zip(values, grads, strict=True)]
+    for name, value in zip(names, values, strict=True):
+        np.testing.assert_allclose(estimator.get_variable_value(name), value, rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_wide_and_deep_parts_have_their_own_optimizers_and_a_common_loss(tmp_path, towers):
+    estimator = tf_estimator.DNNLinearCombinedClassifier(
+        tmp_path, [kind], SGD, [number], v1.train.GradientDescentOptimizer(2 * RATE), [3], config=config(towers)
+    )
+    estimator.train(input_fn(CLASS), steps=STEPS)
+    names = [f"dnn/{name}" for name in DNN]
+    values, wide, wide_bias = initial(tmp_path, names), np.zeros([3, 1]), np.zeros(1)
+    for rows in batches(STEPS, towers):
+        logits, gradients = forward_and_gradients(values, NUMBER[rows, np.newaxis], CLASS[rows])
+        grad = logistic(logits + DENSE[rows, :3] @ wide + wide_bias, CLASS[rows, np.newaxis])[1]
+        values = [value - 2 * RATE * part for value, part in zip(values, gradients(grad), strict=True)]
+        wide, wide_bias = wide - RATE * DENSE[rows, :3].T @ grad, wide_bias - RATE * grad.sum(0)
+    assert_linear(estimator, {"kind/weights": wide, "bias_weights": wide_bias})
+    for name, value in zip(names, values, strict=True):
+        np.testing.assert_allclose(estimator.get_variable_value(name), value, rtol=1e-5, atol=2e-6, err_msg=name)
+    assert estimator.get_variable_value("global_step") == STEPS
+
+
+def test_optimizers_by_name_have_the_learning_rates_of_1_15(tmp_path):
+    linear, deep, columns = "linear/linear_model/bias_weights", "dnn/logits/bias", [number]
+    canned = [
+        (0.2, linear, tf_estimator.LinearRegressor(columns, tmp_path / "linear", optimizer="SGD")),
+        (0.05, deep, tf_estimator.DNNRegressor([2], columns, tmp_path / "deep", optimizer="SGD")),
+        (0.3, "baseline/bias", tf_estimator.BaselineRegressor(tmp_path / "baseline", optimizer="SGD")),
+        (0.005, linear, tf_estimator.DNNLinearCombinedRegressor(tmp_path / "wide", columns, "SGD")),
+        (
+            0.001,
+            deep,
+            tf_estimator.DNNLinearCombinedRegressor(tmp_path / "deep of both", None, None, columns, "SGD", [2]),
+        ),
+    ]
+    ones = np.ones(COUNT, np.float32)
+    for rate, bias, estimator in canned:
+        estimator.train(input_fn(ones), steps=1)
+        first = f"{estimator.model_dir}/model.ckpt-0"
+        predictions = estimator.predict(input_fn(None, epochs=1), checkpoint_path=first)
+        before = np.array([next(predictions)["predictions"] for _ in range(4)])
+        moved = estimator.get_variable_value(bias) - tf.train.load_variable(first, bias)
+        assert moved == pytest.approx(rate * 2 * (1 - before).sum(), rel=1e-4), estimator.model_dir
+
+
+def test_baselines_learn_the_frequencies_and_the_mean(tmp_path):
+    settings = {"config": config(2), "optimizer": "SGD", "loss_reduction": MEAN}
+    classifier = tf_estimator.BaselineClassifier(tmp_path / "c", 3, **settings)
+    classifier.train(input_fn(CLASS3, batch=COUNT // 2), steps=200)
+    [*predictions] = classifier.predict(input_fn(None, epochs=1))
+    np.testing.assert_allclose(predictions[0]["probabilities"], np.bincount(CLASS3) / COUNT, atol=1e-4)
+    regressor = tf_estimator.BaselineRegressor(tmp_path / "r", **settings)
+    regressor.train(input_fn(TARGET, batch=COUNT // 2), steps=30)
+    assert regressor.get_variable_value("baseline/bias") == pytest.approx([TARGET.mean()], abs=1e-5)
+
+
+def test_batches_are_normalised_and_the_first_towers_statistics_kept(tmp_path):
+    estimator = tf_estimator.DNNRegressor(
+        [2], [number], tmp_path, optimizer=SGD, activation_fn=None, batch_norm=True, config=config(2)
+    )
+    estimator.train(input_fn(TARGET), steps=1)
+    kernel, bias = initial(tmp_path, ["dnn/hiddenlayer_0/kernel", "dnn/hiddenlayer_0/bias"])
+    hidden = NUMBER[:4, np.newaxis] @ kernel + bias
+    moving = {"moving_mean": 0.001 * hidden.mean(0), "moving_variance": 0.999 + 0.001 * hidden.var(0)}
+    for name, value in moving.items():
+        found = estimator.get_variable_value(f"dnn/hiddenlayer_0/batchnorm_0/{name}")
+        np.testing.assert_allclose(found, value, rtol=1e-5)
+    norm = [f"batchnorm_0/{name}" for name in ("gamma", "beta", "moving_mean", "moving_variance")]
+    names = ["hiddenlayer_0/kernel", "hiddenlayer_0/bias", *(f"hiddenlayer_0/{name}" for name in norm), *DNN[2:]]
+    values = [estimator.get_variable_value(f"dnn/{name}") for name in names]
+    kernel, bias, gamma, beta, mean, variance, out, out_bias = values
+    hidden = (NUMBER[:, np.newaxis] @ kernel + bias - mean) / np.sqrt(variance + 1e-3) * gamma + beta
+    found = [p["predictions"] for p in estimator.predict(input_fn(None, epochs=1))]
+    np.testing.assert_allclose(found, hidden @ out + out_bias, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_follows_the_seed_differs_between_towers_and_is_for_training_only(tmp_path):
+    def train(folder, seed, steps):
+        settings = tf_estimator.RunConfig(num_gpus=2, tf_random_seed=seed)
+        estimator = tf_estimator.DNNRegressor(
+            [200], [number], folder, optimizer=SGD, activation_fn=None, dropout=0.5, config=settings
+        )
+        masks = []
+
+        class Masks(v1.train.SessionRunHook):
+            def before_run(self, run_context):
+                graph = run_context.session.graph
+                names = [f"{tower}dnn/hiddenlayer_0/dropout/GreaterEqual:0" for tower in ("", "tower_1/")]
+                return v1.train.SessionRunArgs([graph.get_tensor_by_name(name) for name in names])
+
+            def after_run(self, run_context, run_values):
+                masks.append(run_values.results)
+
+        same = tf_estimator.inputs.numpy_input_fn({"number": np.ones(8, np.float32)}, np.ones(8), 4, None, False)
+        return estimator.train(same, hooks=[Masks()], steps=steps), masks[0]
+
+    first, (mask, other) = train(tmp_path / "1", 3, 2)
+    second, (again, _) = train(tmp_path / "2", 3, 2)
+    assert (mask != other).any() and 0.3 < mask.mean() < 0.7
+    np.testing.assert_array_equal(mask, again)
+    for name in first.get_variable_names():
+        np.testing.assert_array_equal(first.get_variable_value(name), second.get_variable_value(name))
+    predicted = [{p["predictions"][0] for p in first.predict(input_fn(None, epochs=1))} for _ in range(2)]
+    assert predicted[0] == predicted[1]

@@ -1,0 +1,150 @@
+"""RunConfig and TF_CONFIG as TensorFlow 1.15 read them, for one process."""
+
+import copy
+import json
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+from regression import expected_weights, input_fn, make, model_fn, weights_of
+
+from tower_train import errors
+from tower_train import estimator as tf_estimator
+
+v1 = tf.compat.v1
+RunConfig = tf_estimator.RunConfig
+
+
+def set_task(monkeypatch, cluster, kind="worker", index=0, **further):
+    text = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}} | further)
+    monkeypatch.setenv("TF_CONFIG", text)
+
+
+def test_arguments_are_read_only_properties_in_the_order_of_1_15():
+    config = RunConfig("a", 7, 10, 20)
+    assert (config.model_dir, config.tf_random_seed, config.save_summary_steps) == ("a", 7, 10)
+    assert (config.save_checkpoints_steps, config.save_checkpoints_secs) == (20, None)
+    assert (RunConfig().save_checkpoints_steps, RunConfig().save_checkpoints_secs) == (None, 600)
+    assert (config.keep_checkpoint_max, config.log_step_count_steps, config.eval_distribute) == (5, 100, None)
+    with pytest.raises(AttributeError):
+        config.model_dir = "b"
+    config.mine = 1  # what is not a setting is the user's
+    changed = copy.deepcopy(config).replace(save_checkpoints_secs=30, num_gpus=2)
+    assert (changed.save_checkpoints_steps, changed.save_checkpoints_secs, changed.num_gpus) == (None, 30, 2)
+    assert (changed.mine, changed.model_dir, config.num_gpus) == (1, "a", None)
+
+
+def test_a_subclass_may_override_a_property(tmp_path):
+    class Mine(RunConfig):
+        @property
+        def model_dir(self):
+            return str(tmp_path)
+
+    estimator = tf_estimator.Estimator(model_fn, config=Mine())
+    assert estimator.model_dir == str(tmp_path) and isinstance(estimator.config, Mine)
+
+
+def test_without_tf_config_there_is_one_process():
+    config = RunConfig()
+    assert (config.is_chief, config.task_type, config.task_id, config.global_id_in_cluster) == (True, "worker", 0, 0)
+    assert (config.num_worker_replicas, config.num_ps_replicas, config.master) == (1, 0, "")
+    assert (config.evaluation_master, config.service, config.cluster_spec.as_dict()) == ("", None, {})
+
+
+@pytest.mark.parametrize("kind", ["worker", "chief", "master"])
+def test_a_cluster_of_one_trains(tmp_path, monkeypatch, kind):
+    set_task(monkeypatch, {kind: ["host:2222"]}, kind)
+    config = RunConfig(num_gpus=2)
+    assert (config.is_chief, config.task_type, config.master) == (True, kind, "")
+    assert config.cluster_spec.as_dict() == {kind: ["host:2222"]}
+    estimator = make(tmp_path, 2).train(input_fn)
+    np.testing.assert_allclose(weights_of(estimator), expected_weights(6, 2), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "said"),
+    [
+        ({"worker": ["a:1", "b:1"]}, "worker", "2 workers, and makes this process a task of type 'worker'"),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, "worker", "2 workers, and"),
+        ({"master": ["a:1"], "ps": ["b:1", "c:1"]}, "master", "1 worker and 2 parameter servers"),
+        ({"chief": ["a:1"]}, "evaluator", "a task of type 'evaluator'"),
+    ],
+)
+def test_several_processes_do_not_train_into_one_model_dir(tmp_path, monkeypatch, cluster, kind, said):
+    set_task(monkeypatch, cluster, kind)
+    estimator = make(tmp_path)
+    specs = tf_estimator.TrainSpec(input_fn, max_steps=1), tf_estimator.EvalSpec(input_fn)
+    for act in (lambda: estimator.train(input_fn), lambda: tf_estimator.train_and_evaluate(estimator, *specs)):
+        with pytest.raises(errors.ConfigError, match=f"TF_CONFIG describes .*{said}.*unset TF_CONFIG") as caught:
+            act()
+        assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_properties_tell_the_task_in_a_cluster(monkeypatch):
+    set_task(monkeypatch, {"worker": ["a:1", "b:1"], "chief": ["c:1"], "ps": ["d:1"]}, "worker", 1)
+    config = RunConfig()
+    assert (config.is_chief, config.task_id, config.global_id_in_cluster) == (False, 1, 2)
+    assert (config.num_worker_replicas, config.num_ps_replicas, config.master) == (3, 1, "grpc://b:1")
+
+
+def test_tf_config_may_name_the_model_dir_and_must_make_sense(monkeypatch):
+    set_task(monkeypatch, {"worker": ["a:1"]}, model_dir="there")
+    assert RunConfig().model_dir == RunConfig(model_dir="there").model_dir == "there"
+    with pytest.raises(errors.ConfigError, match="model_dir=here and TF_CONFIG's there differ"):
+        RunConfig(model_dir="here")
+    set_task(monkeypatch, {"worker": ["a:1"]}, "worker", 1)
+    with pytest.raises(errors.ConfigError, match="this task is worker 1, but its cluster has 1 worker"):
+        RunConfig()
+    for text in ("{", "[]", '{"task": 3}'):
+        monkeypatch.setenv("TF_CONFIG", text)
+        with pytest.raises(errors.ConfigError, match="it must be JSON such as"):
+            RunConfig()
+
+
+def test_none_for_both_intervals_saves_never(tmp_path):
+    make(tmp_path, save_checkpoints_steps=None, save_checkpoints_secs=None).train(input_fn)
+    assert jobs.saved_steps(tmp_path) == []
+    estimator = make(tmp_path, save_checkpoints_steps=None, save_checkpoints_secs=None)
+    with pytest.raises(errors.ConfigError, match="no checkpoints are saved. Give RunConfig save_checkpoints_steps"):
+        estimator.train(input_fn, saving_listeners=[tf_estimator.CheckpointSaverListener()])
+
+
+def test_device_fn_places_the_ops_of_one_tower(tmp_path):
+    placed = []
+
+    class Placed(tf_estimator.SessionRunHook):
+        def begin(self):
+            placed.append(v1.get_default_graph().get_operation_by_name("squared_error").device)
+
+    make(tmp_path, device_fn=lambda op: "/cpu:0").train(input_fn, hooks=[Placed()])
+    assert placed == ["/device:CPU:0"]
+    with pytest.raises(errors.ConfigError, match="device_fn places the ops of one tower, and there are 2"):
+        make(tmp_path, 2, device_fn=lambda op: "/cpu:0").train(input_fn)
+
+
+def test_what_1_15_had_for_clusters_is_accepted():
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    config = RunConfig(
+        eval_distribute=strategy, protocol="grpc", experimental_max_worker_delay_secs=1, session_creation_timeout_secs=9
+    )
+    assert (config.eval_distribute, config.protocol, config.session_creation_timeout_secs) == (strategy, "grpc", 9)
+
+    class DistributeConfig:  # tf.contrib.distribute's, which left TensorFlow
+        train_distribute, eval_distribute = strategy, None
+
+    assert RunConfig(experimental_distribute=DistributeConfig()).train_distribute is strategy
+
+
+def test_settings_that_cannot_be():
+    for kwargs, match in [
+        ({"save_summary_steps": -1}, "save_summary_steps=-1; it must be a number from 0 on"),
+        ({"log_step_count_steps": 0}, "log_step_count_steps=0; it must be a number from 1 on"),
+        ({"save_checkpoints_steps": "5"}, "save_checkpoints_steps='5'; it must be a number"),
+        ({"tf_random_seed": 1.5}, "tf_random_seed=1.5; it must be an int"),
+        ({"session_config": {}}, "it must be a tf.compat.v1.ConfigProto"),
+        ({"device_fn": "/cpu:0"}, "it must be a function of an op"),
+    ]:
+        with pytest.raises(errors.ConfigError, match=match):
+            RunConfig(**kwargs)

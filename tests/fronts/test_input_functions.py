@@ -1,0 +1,170 @@
+"""numpy_input_fn and pandas_input_fn keep what TensorFlow 1.15 documented, on one tower and on several."""
+
+import numpy as np
+import pytest
+import regression
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train import estimator as tf_estimator
+
+v1 = tf.compat.v1
+numpy_input_fn, pandas_input_fn = tf_estimator.inputs.numpy_input_fn, tf_estimator.inputs.pandas_input_fn
+
+
+class Column:
+    """A pandas.Series, as far as input functions know one."""
+
+    def __init__(self, values, index=None):
+        self.values, self.index = np.asarray(values), np.arange(len(values)) if index is None else index
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+class Frame:
+    """A pandas.DataFrame, likewise: pandas is not installed where these tests run."""
+
+    def __init__(self, columns, index=None):
+        self._columns, self.columns = columns, list(columns)
+        self.index = np.arange(len(next(iter(columns.values())))) if index is None else index
+
+    def __getitem__(self, column):
+        return Column(self._columns[column], self.index)
+
+
+def drawn(input_fn, most=100):
+    """The batches that a session gets of the tensors of a call in a graph, until the input ends."""
+    batches = []
+    with tf.Graph().as_default(), v1.Session() as session:
+        tensors = input_fn()
+        while len(batches) < most:
+            try:
+                batches.append(session.run(tensors))
+            except tf.errors.OutOfRangeError:
+                break
+    return batches
+
+
+def rows(batches):
+    return [batch.tolist() for batch in batches]
+
+
+class TestNumpyInputFn:
+    def test_gives_pairs_of_features_and_labels_until_the_epochs_end(self):
+        x, y = {"a": np.arange(5) * 1.0, "b": np.arange(32, 37)}, np.arange(-32, -27)
+        batches = drawn(numpy_input_fn(x, y, batch_size=2, shuffle=False))
+        assert rows(features["a"] for features, _ in batches) == [[0, 1], [2, 3], [4]]
+        assert rows(features["b"] for features, _ in batches) == [[32, 33], [34, 35], [36]]
+        assert rows(labels for _, labels in batches) == [[-32, -31], [-30, -29], [-28]]
+
+    @pytest.mark.parametrize(
+        ("count", "batch", "epochs", "expected"),
+        [
+            (2, 128, 2, [[0, 1, 0, 1]]),
+            (4, 2, 0, []),
+            (3, 2, 3, [[0, 1], [2, 0], [1, 2], [0, 1], [2]]),
+            (3, 2, None, [[0, 1], [2, 0], [1, 2], [0, 1], [2, 0]]),
+        ],
+    )
+    def test_batches_go_on_over_the_ends_of_epochs(self, count, batch, epochs, expected):
+        x = np.arange(count)
+        assert rows(drawn(numpy_input_fn(x, None, batch, epochs, False), most=5)) == expected
+
+    def test_shuffled_epochs_hold_each_row_once_in_another_order(self):
+        x = np.arange(40)
+        epochs = drawn(numpy_input_fn({"x": x}, x, batch_size=40, num_epochs=3, shuffle=True))
+        orders = {tuple(labels) for _, labels in epochs}
+        assert len(orders) == 3 and {tuple(sorted(order)) for order in orders} == {tuple(x)}
+        for features, labels in epochs:
+            np.testing.assert_array_equal(features["x"], labels)
+
+    def test_forms_of_x_and_y_are_kept(self):
+        x, y = np.arange(16.0).reshape(4, 2, 2), {"y1": np.arange(4), "y2": np.array(list("abcd"))}
+        [(features, labels)] = drawn(numpy_input_fn(x, y, shuffle=False))
+        np.testing.assert_array_equal(features, x)
+        assert labels["y1"].tolist() == [0, 1, 2, 3] and labels["y2"].tolist() == [b"a", b"b", b"c", b"d"]
+        [features] = drawn(numpy_input_fn({"__target_key__": np.arange(2)}, shuffle=False))
+        assert features["__target_key__"].tolist() == [0, 1]
+
+    def test_static_shapes_are_those_of_1_15(self):
+        x = np.zeros([10, 3], np.float32)
+        with tf.Graph().as_default():
+            assert numpy_input_fn(x, batch_size=4, shuffle=False)().shape.as_list() == [None, 3]
+            assert numpy_input_fn(x, batch_size=4, num_epochs=None, shuffle=False)().shape.as_list() == [4, 3]
+
+    @pytest.mark.parametrize(
+        ("x", "y", "message"),
+        [
+            (list(range(4)), np.arange(4), "x must be an array or a dict of arrays; got a list"),
+            ({}, np.arange(4), "x is an empty dict"),
+            (np.array([[], []]), np.arange(2), r"x has the shape \[2, 0\]"),
+            ({"a": np.arange(4)}, {}, "y is an empty dict"),
+            ({"a": np.arange(4)}, np.arange(10), r"same length; got lengths \[4, 10\]"),
+            ({"a": np.arange(1), "b": np.arange(4)}, None, "same length"),
+            ({"a": np.arange(4), "b": np.arange(4)}, {"b": np.arange(4), "c": np.arange(4)}, r"same names: \['b'\]"),
+            ({"a": np.array(["x", np.nan], object)}, None, r"x\['a'\] holds objects of type float.*fillna"),
+        ],
+    )
+    def test_other_arguments_are_refused(self, x, y, message):
+        with pytest.raises(errors.DataError, match=message):
+            numpy_input_fn(x, y, shuffle=False)
+
+    def test_shuffle_has_to_be_given(self):
+        for make in (numpy_input_fn, pandas_input_fn):
+            with pytest.raises(errors.ConfigError, match="shuffle=None; give True"):
+                make(np.arange(4), np.arange(4))
+
+    @pytest.mark.parametrize("towers", [1, 2, 3])
+    def test_towers_train_on_its_batches(self, tmp_path, towers):
+        input_fn = numpy_input_fn(
+            {"x": regression.X}, regression.Y, regression.BATCH, num_epochs=None, shuffle=False, num_threads=4
+        )
+        estimator = regression.make(tmp_path, towers).train(input_fn, steps=9)
+        expected = regression.expected_weights(9, towers)
+        np.testing.assert_allclose(regression.weights_of(estimator), expected, atol=1e-12)
+
+    def test_large_arrays_do_not_go_into_the_graph(self, tmp_path):
+        x = np.ones([200_000, 3])  # 4.8 MB
+        estimator = regression.make(tmp_path)
+        estimator.train(numpy_input_fn({"x": x}, x[:, 0], 4, shuffle=True), steps=1)
+        [graph] = tmp_path.glob("graph.pbtxt")
+        assert graph.stat().st_size < 2**20
+
+
+class TestPandasInputFn:
+    X = Frame({"a": [0, 1, 2, 3], "body": np.array(["x", "y", "x", "y"], object)}, np.arange(100, 104))
+    Y = Column([-32, -31, -30, -29], np.arange(100, 104))
+
+    def test_gives_columns_as_features_and_the_series_as_labels(self):
+        batches = drawn(pandas_input_fn(self.X, self.Y, batch_size=3, shuffle=False))
+        assert rows(features["a"] for features, _ in batches) == [[0, 1, 2], [3]]
+        assert rows(features["body"] for features, _ in batches) == [[b"x", b"y", b"x"], [b"y"]]
+        assert rows(labels for _, labels in batches) == [[-32, -31, -30], [-29]]
+        assert set(batches[0][0]) == {"a", "body"}
+
+    def test_without_labels(self):
+        [features] = drawn(pandas_input_fn(self.X, shuffle=True, queue_capacity=None))
+        assert sorted(features["a"]) == [0, 1, 2, 3]
+
+    def test_a_frame_of_labels_may_have_the_names_of_features(self):
+        y = Frame({"a": [10, 11, 12, 13], "b": [50, 51, 52, 53]}, self.X.index)
+        [(features, labels)] = drawn(pandas_input_fn(self.X, y, shuffle=False))
+        assert features["a"].tolist() == [0, 1, 2, 3]
+        assert {name: values.tolist() for name, values in labels.items()} == {
+            "a": [10, 11, 12, 13], "b": [50, 51, 52, 53],
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("kwargs", "message"),
+        [
+            ({"y": Column([1, 2, 3, 4])}, "x and y must have the same index"),
+            ({"y": [1, 2, 3, 4]}, "x and y must have the same index"),
+            ({"target_column": ["one", "two"]}, r"target_column=\['one', 'two'\]"),
+            ({"target_column": "a", "y": Y}, "x has a column 'a'"),
+            ({"x": np.arange(4)}, "x must be a pandas.DataFrame; got a ndarray"),
+        ],
+    )
+    def test_other_arguments_are_refused(self, kwargs, message):
+        with pytest.raises(errors.UserError, match=message):
+            pandas_input_fn(**({"x": self.X, "shuffle": False} | kwargs))

@@ -1,0 +1,194 @@
+"""The model that multi_gpu_model returns: Keras' own training, with the step done in towers."""
+
+import keras
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts import compat, replicas
+from tower_train.fronts.growth import Growth
+from tower_train.graph import gradients
+from tower_train.graph.devices import HOST
+
+
+class ParallelModel(keras.Model):
+    """A Keras model whose batches are split over towers. All its weights are those of `template`."""
+
+    def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str):
+        super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
+        self.template = template
+        self.towers = towers
+        self._merge_device = merge_device
+        self._compiles_template = not template.compiled
+        self._template_metrics = list(compat.own_metrics(template))  # Keras reports those of a model's own attributes
+        self._growth: dict[bool, Growth] = {}
+        self.built = template.built
+
+    def __getattr__(self, name):
+        """Looks up in the template what is not here: its inputs, output_names, and attributes of the user's own."""
+        if name.startswith("_") or name == "template":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.template, name)
+
+    @property
+    def layers(self):
+        """The template's layers."""
+        return self.template.layers
+
+    @property
+    def input(self):
+        """The template's symbolic input."""
+        return self.template.input
+
+    @property
+    def output(self):
+        """The template's symbolic output."""
+        return self.template.output
+
+    def call(self, inputs, training=False):
+        return self.template(inputs, training=training)
+
+    def compile(self, optimizer="rmsprop", *args, **kwargs):
+        """Compiles as keras.Model.compile does, but for jit_compile=True: XLA compiles for one device.
+
+        A template that was not compiled before is compiled alike, so that the optimizer's state is saved with it.
+        """
+        if kwargs.get("jit_compile") is True:
+            raise errors.ConfigError("jit_compile=True: XLA compiles for one device only. Leave it out.")
+        kwargs["jit_compile"] = False
+        self._growth = {}
+        super().compile(optimizer, *args, **kwargs)
+        if self._compiles_template:
+            self.template.compile(self.optimizer, *args, **kwargs)
+
+    def fit(self, x=None, y=None, batch_size=None, *args, **kwargs):
+        """Trains as keras.Model.fit does; batch_size is the global batch.
+
+        Raises:
+          ConfigError: a batch_size that leaves towers without examples.
+        """
+        if batch_size is not None and batch_size < len(self.towers):
+            raise errors.ConfigError(
+                f"batch_size={batch_size} is the global batch, which {len(self.towers)} towers share out. Give at "
+                f"least {len(self.towers)}, or fewer gpus."
+            )
+        return super().fit(x, y, batch_size, *args, **kwargs)
+
+    def train_step(self, data):
+        """Does a step: the towers' outputs, one loss of them all, the mean of the towers' gradients, one update.
+
+        The loss is computed on the joined outputs, as on one device. So it is exact also if it is no mean over examples
+        (masks, weights, a loss of the user's own) and if towers got unequal parts.
+        """
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        towers, growth = self._run_towers(x, training=True)
+        weights = self.template.trainable_weights
+        outputs = [tower.differentiable for tower in towers]
+        with tf.device(self._merge_device), tf.GradientTape() as tape:
+            tape.watch(outputs)
+            y_pred = replicas.merge(towers)
+            loss = self._loss(towers, growth, x, y, y_pred, sample_weight, training=True)
+            loss = self.optimizer.scale_loss(loss)
+        with tf.device(self._merge_device):
+            output_grads, penalty_grads = tape.gradient(loss, (outputs, [weight.value for weight in weights]))
+        tower_grads = []
+        for tower, grads in zip(towers, output_grads, strict=True):
+            # Times the number of towers, so that the mean over towers is the gradient of this one loss.
+            grads = [None if grad is None else grad * tf.cast(len(towers), grad.dtype) for grad in grads]
+            tower_grads.append(list(zip(tower.gradients(grads), weights, strict=True)))
+        with tf.device(HOST):
+            replicas.assign_merged(self.template, towers, growth)
+            self._update(gradients.average_gradients(tower_grads), penalty_grads)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def test_step(self, data):
+        """Computes the loss and the metrics of a batch."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        towers, growth = self._run_towers(x, training=False)
+        with tf.device(self._merge_device):
+            y_pred = replicas.merge(towers)
+            self._loss(towers, growth, x, y, y_pred, sample_weight, training=False)
+        replicas.assign_merged(self.template, towers, growth)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def predict_step(self, data):
+        """Computes the outputs of a batch."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        towers, growth = self._run_towers(x, training=False)
+        replicas.assign_merged(self.template, towers, growth)
+        with tf.device(self._merge_device):
+            return replicas.merge(towers)
+
+    def _run_towers(self, x, training: bool) -> tuple[list[replicas.Replica], Growth]:
+        if not self.template.built:
+            with tf.device(HOST):
+                self.template(x)  # creates the weights
+        towers = replicas.run(self.template, x, self.towers, training)
+        if training not in self._growth:
+            self._growth[training] = replicas.find_growth(self.template, towers, x, training)
+        return towers, self._growth[training]
+
+    def _loss(self, towers, growth, x, y, y_pred, sample_weight, training: bool) -> tf.Tensor:
+        """Computes the loss of the whole batch, and adds it to the mean that Keras reports as "loss"."""
+        compat.clear_losses(self)
+        self.add_loss(replicas.merge_losses(towers, growth))
+        loss = self.compute_loss(x, y, y_pred, sample_weight, training=training)
+        compat.clear_losses(self)
+        reported = next(metric for metric in self.metrics if metric.name == "loss")
+        reported.update_state(loss, sample_weight=replicas.batch_size(x))
+        return loss
+
+    def _update(self, mean_grads: gradients.GradientsAndVariables, penalty_grads: list) -> None:
+        """Applies the mean gradients, with those of the weights' regularizers added."""
+        weights = self.template.trainable_weights
+        if not self.optimizer.built:
+            self.optimizer.build(weights)
+        penalties = {id(weight): grad for weight, grad in zip(weights, penalty_grads, strict=True)}
+        total = [
+            (grad if penalties[id(weight)] is None else tf.convert_to_tensor(grad) + penalties[id(weight)], weight)
+            for grad, weight in mean_grads
+        ]
+        self.optimizer.apply_gradients(total)
+
+    def summary(self, *args, **kwargs):
+        """Prints the template's summary and the towers' devices."""
+        self.template.summary(*args, **kwargs)
+        print_fn = kwargs.get("print_fn") or print
+        print_fn(f"{len(self.towers)} towers: {', '.join(self.towers)}")
+
+    def get_layer(self, name=None, index=None):
+        """Returns a layer of the template, or the template itself by its name."""
+        return self.template if name == self.template.name else self.template.get_layer(name, index)
+
+    # A file of this model is one of the template, which can be loaded anywhere.
+    def save(self, *args, **kwargs):
+        """Saves the template."""
+        return self.template.save(*args, **kwargs)
+
+    def save_weights(self, *args, **kwargs):
+        """Saves the template's weights."""
+        return self.template.save_weights(*args, **kwargs)
+
+    def load_weights(self, *args, **kwargs):
+        """Loads weights that were saved by the template."""
+        return self.template.load_weights(*args, **kwargs)
+
+    def export(self, *args, **kwargs):
+        """Exports the template."""
+        return self.template.export(*args, **kwargs)
+
+    def get_config(self):
+        """Returns the template's configuration."""
+        return self.template.get_config()
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Refuses what Keras would do to clone the model.
+
+        Raises:
+          ConfigError: always.
+        """
+        raise errors.ConfigError("A ParallelModel has no configuration of its own. Clone its template instead.")
+
+    def to_json(self, **kwargs):
+        """Returns the template's architecture."""
+        return self.template.to_json(**kwargs)

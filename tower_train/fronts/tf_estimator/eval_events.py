@@ -1,0 +1,45 @@
+"""The results of an evaluation as events."""
+
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from tower_train import console
+from tower_train.run_dir import events
+
+v1 = tf.compat.v1
+
+
+def write(folder: str, values: dict) -> None:
+    """Writes the values of metrics: numbers as curves, arrays as tensors, and serialized summaries, such as images.
+
+    Args:
+      folder: of the event files.
+      values: {metric: value}, among them 'global_step'; a tuple has no event.
+    """
+    points = []
+    for name, value in values.items():
+        if name != "global_step":
+            points.extend(_points(name, value))
+    writer = events.EventWriter(pathlib.Path(folder))
+    writer.add_summary(v1.Summary(value=points), int(values["global_step"]))
+    writer.close()
+
+
+def _points(name: str, value) -> list[v1.Summary.Value]:
+    if isinstance(value, bytes):
+        try:
+            found = v1.Summary.FromString(value).value
+        except DecodeError:
+            console.notice(f"No event of the metric {name!r}: it is a string, but no serialized summary.")
+            return []
+        for i, part in enumerate(found):
+            part.tag = f"{name}/{i}"
+        return list(found)
+    if isinstance(value, (tuple, list, dict)):
+        return []
+    if np.ndim(value) == 0:
+        return [v1.Summary.Value(tag=name, simple_value=value)]
+    return [v1.Summary.Value(tag=name, node_name=name, tensor=tf.make_tensor_proto(value))]
