@@ -62,12 +62,12 @@ def test_the_reference_workload_counts_the_labels_of_its_file(cifar10_run, cifar
     assert during | {"seconds": 0} == jobs.json_like(found.as_dict() | {"seconds": 0})
 
 
-def test_evaluation_during_training_finds_what_evaluation_afterwards_finds(run, tmp_path):
-    shutil.copytree(run, tmp_path / "run")
-    during = jobs.read_json(tmp_path / "run", "result.json")["evaluation"]
-    found = evaluate(tmp_path / "run")
+def test_evaluation_during_training_finds_what_evaluation_afterwards_finds(tmp_path):
+    jobs.train_toy(tmp_path, max_steps=12, eval_every_steps=6)
+    during = jobs.read_json(tmp_path, "result.json")["evaluation"]
+    found = evaluate(tmp_path)
     assert during | {"seconds": 0} == jobs.json_like(found.as_dict() | {"seconds": 0})
-    result = jobs.read_json(tmp_path / "run", "result.json")
+    result = jobs.read_json(tmp_path, "result.json")
     assert result["evaluation"] == jobs.json_like(found.as_dict())
     assert (result["step"], result["stopped_by"]) == (12, "last step")  # what training wrote stays
 
