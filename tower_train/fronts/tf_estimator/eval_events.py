@@ -24,7 +24,7 @@ def write(folder: str, values: dict) -> None:
         if name != "global_step":
             points.extend(_points(name, value))
     writer = events.EventWriter(pathlib.Path(folder))
-    writer.add_summary(v1.Summary(value=points), int(values["global_step"]))
+    writer.add(int(values["global_step"]), summary=v1.Summary(value=points))
     writer.close()
 
 
