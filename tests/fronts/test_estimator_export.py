@@ -6,7 +6,7 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import EVAL, PREDICT, TRAIN, X, Y, expected_weights, input_fn, make, model_fn
+from regression import EVAL, MOMENTUM, PREDICT, RATE, TRAIN, X, Y, expected_weights, input_fn, make, model_fn
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tower_train import errors
@@ -66,6 +66,7 @@ def supervised():
 
 def test_graphs_for_training_evaluation_and_serving_share_their_variables(tmp_path):
     trained = make(tmp_path / "trained").train(input_fn)
+    weights_before = [trained.get_variable_value(f"weights{slot}") for slot in ("", "/Momentum")]
     serving = tf_estimator.export.build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 3], tf.float64)})
     modes = {TRAIN: supervised(), EVAL: supervised(), PREDICT: serving}
     path = trained.experimental_export_all_saved_models(tmp_path, modes).decode()
@@ -78,7 +79,10 @@ def test_graphs_for_training_evaluation_and_serving_share_their_variables(tmp_pa
             assert session.run(signature.outputs["loss"].name, feed) == pytest.approx(error)
             if key == "train":  # it can go on
                 session.run(v1.get_collection("saved_model_train_op"), feed)
-                assert session.run(signature.outputs["loss"].name, feed) < error
+                grad = 2 * X.T @ (X @ values[:3] + values[3] - Y) / len(X)
+                expected = weights_before[0] - RATE * (MOMENTUM * weights_before[1] + grad)
+                found = session.run(v1.get_default_graph().get_tensor_by_name("weights/Read/ReadVariableOp:0"))
+                np.testing.assert_allclose(found, expected, atol=1e-9)
             else:
                 session.run(signature.outputs["metrics/mae/update_op"].name, feed)
                 mae = session.run(signature.outputs["metrics/mae/value"].name)

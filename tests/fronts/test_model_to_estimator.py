@@ -246,5 +246,10 @@ def test_misuse(capsys):
         tf_estimator.model_to_estimator("model")
     with pytest.raises(errors.ConfigError, match="checkpoint_format='h5'; it must be"):
         tf_estimator.model_to_estimator(compiled(network()), checkpoint_format="h5")
-    tf_estimator.model_to_estimator(compiled(network()), checkpoint_format="checkpoint")
+    model = compiled(network())
+    with tf.Graph().as_default():
+        tf_estimator.model_to_estimator(model)
+        with pytest.raises(errors.ConfigError, match="was made in a tf.Graph, .* Make it outside"):
+            tf_estimator.model_to_estimator(compiled(network()))
+    tf_estimator.model_to_estimator(model, checkpoint_format="checkpoint")
     assert "Checkpoints have variables by names" in capsys.readouterr().err

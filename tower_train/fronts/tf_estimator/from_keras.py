@@ -39,7 +39,7 @@ def model_to_estimator(
       metric_names_map: {name of a metric in Keras: its name in evaluations}.
 
     Raises:
-      ConfigError: there is not one model, or it is not compiled, or it scales its loss.
+      ConfigError: there is not one model, or it is not compiled, scales its loss, or was made in a tf.Graph.
     """
     if (keras_model is None) == (keras_model_path is None):
         raise errors.ConfigError("model_to_estimator: give either keras_model or keras_model_path.")
@@ -78,8 +78,9 @@ class _KerasModelFn:
 
     def __init__(self, model: keras.Model, metric_names: dict[str, str]):
         self._model, self._metric_names = model, metric_names
-        self._optimizer = keras.optimizers.serialize(model.optimizer)
         self._initial = _values(model) if model.built else None
+        with compat.eager_mode():
+            self._optimizer = keras.optimizers.serialize(model.optimizer)
 
     def __call__(self, features, labels, mode):
         model, training = self._model, mode == ModeKeys.TRAIN
@@ -156,14 +157,19 @@ class _KerasModelFn:
 
 
 def _values(model: keras.Model) -> dict[int, np.ndarray]:
-    return {id(v): v.numpy() for v in model.variables}
+    if not all(hasattr(v.value.handle, "numpy") for v in model.variables):
+        raise errors.ConfigError(
+            "model_to_estimator: the model was made in a tf.Graph, where weights have no values yet. Make it outside."
+        )
+    with compat.eager_mode():
+        return {id(v): v.numpy() for v in model.variables}
 
 
 def _built(model: keras.Model, x) -> dict[int, np.ndarray]:
     """Makes the model's variables, outside of the default graph, for inputs like these; returns their values."""
     with compat.eager_mode():
         model(keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype.name), x))
-        return _values(model)
+    return _values(model)
 
 
 def _named_under(scope: str):
