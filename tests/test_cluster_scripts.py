@@ -36,21 +36,15 @@ def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path)
     assert any("Stopped by SIGINT at step" in line for line in lines)
 
 
-def test_the_manifest_gives_the_trainer_options_that_it_has():
-    job = yaml.safe_load(TFJOB.read_text())
-    [container] = job["spec"]["tfReplicaSpecs"]["Chief"]["template"]["spec"]["containers"]
-    config = command_line.parse(["tower_train", *container["args"]], Config, "")
-    assert config.num_gpus == 8 and config.train_dir.startswith("/runs/") and config.start_timeout_secs >= 3600
-
-
-def test_the_manifest_is_yaml_of_a_tfjob():
+def test_the_manifest_is_a_tfjob_that_gives_the_trainer_options_that_it_has():
     job = yaml.safe_load(TFJOB.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
-    replicas = job["spec"]["tfReplicaSpecs"]
-    assert {name: spec["replicas"] for name, spec in replicas.items()} == {"Chief": 1, "Worker": 3}
-    for spec in replicas.values():
+    assert job["spec"]["tfReplicaSpecs"].keys() == {"Chief", "Worker"}
+    for spec in job["spec"]["tfReplicaSpecs"].values():
         [container] = spec["template"]["spec"]["containers"]
         assert spec["restartPolicy"] == "ExitCode" and container["name"] == "tensorflow"
+        config = command_line.parse(["tower_train", *container["args"]], Config, "")
+        assert config.num_gpus == 8 and config.train_dir.startswith("/runs/") and config.start_timeout_secs >= 3600
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (2, False), (138, True), (143, True)])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 
 import jobs
 import pytest
@@ -123,12 +122,6 @@ class TestRecipes:
             parse(*words)
         assert str(raised.value) == text
 
-    def test_help_with_a_workload_lists_them(self, parse, capsys):
-        with pytest.raises(SystemExit):
-            parse("--help")
-        shown = capsys.readouterr().out
-        assert "\n  --recipe " in shown and shown.endswith("Recipes: far, near.\n")
-
     def test_those_of_cifar10_are_its_models_with_a_recipe(self):
         own = ["minigooglenet", "resnet20", "resnet56"]
         assert set(own) <= set(cifar10.WORKLOAD.recipes) and "convnet" not in cifar10.WORKLOAD.recipes
@@ -138,22 +131,18 @@ class TestRecipes:
             )
             assert by_recipe == by_model and by_recipe[0].optimizer == "momentum"
 
-    def test_in_python_they_are_options_by_name(self):
-        options = cifar10.WORKLOAD.recipes["resnet20"]
-        assert cifar10.WORKLOAD.with_options(options).config(num_gpus=2).epochs == 164
-
 
 def test_an_option_that_the_trainer_has_is_refused(parse):
     with pytest.raises(errors.ConfigError, match="--workload=greedy_toy has an option --seed, as the trainer has"):
         parse("--workload=greedy_toy")
 
 
-def test_help_with_a_workload_shows_its_options_too(parse, capsys):
+def test_help_with_a_workload_shows_its_options_and_recipes_too(parse, capsys):
     with pytest.raises(SystemExit) as left:
         parse("--help")
     shown = capsys.readouterr().out
     assert left.value.code == 0 and "--shift" in shown and "added to every feature [0.0]" in shown
-    assert "--learning_rate" in shown
+    assert "--learning_rate" in shown and "\n  --recipe " in shown and shown.endswith("Recipes: far, near.\n")
 
 
 def test_options_by_name_in_python():
@@ -180,12 +169,11 @@ def run(modules, tmp_path_factory):
     """A run with --shift=2 that was stopped at step 10, and what its command printed."""
     directory = tmp_path_factory.mktemp("run") / "run"
     words = jobs.flags(workload="optional_toy", train_dir=directory, num_gpus=2, max_steps=10, shift=2.0)
-    environment = pytest.MonkeyPatch()
-    environment.setenv("PYTHONPATH", str(modules))
-    done = jobs.command("tower_train", *words)
-    environment.undo()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(modules))
+        done = jobs.command("tower_train", *words)
     assert done.returncode == 0, done.stderr
-    return pathlib.Path(directory)
+    return directory
 
 
 def train(modules, monkeypatch, directory, steps, **options):
@@ -194,11 +182,8 @@ def train(modules, monkeypatch, directory, steps, **options):
     return tower_train.train("optional_toy", config, workload_options=options)
 
 
-def test_run_json_tells_the_options(run):
-    assert json.loads((run / "run.json").read_text())["workload_options"] == {"shift": 2.0, "loud": False}
-
-
-def test_another_value_is_refused_or_free_as_the_option_says(run, modules, monkeypatch):
+def test_run_json_tells_the_options_and_another_value_is_refused_or_free_as_they_say(run, modules, monkeypatch):
+    assert jobs.read_json(run, "run.json")["workload_options"] == {"shift": 2.0, "loud": False}
     with pytest.raises(errors.RunError, match="--shift was 2.0, now 0.0"):
         train(modules, monkeypatch, run, 12)
     assert train(modules, monkeypatch, run, 12, shift=2.0, loud=True).step == 12
@@ -208,7 +193,7 @@ def test_evaluation_uses_the_runs_options(run, modules, monkeypatch):
     """The loss of the network with the shift is not that of the one without: so are the predictions."""
     monkeypatch.syspath_prepend(str(modules))
     [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run)))
-    run_json = json.loads((run / "run.json").read_text())
+    run_json = jobs.read_json(run, "run.json")
     (run / "run.json").write_text(json.dumps(run_json | {"workload_options": {"shift": 1e6, "loud": False}}))
     [other] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run)))
     (run / "run.json").write_text(json.dumps(run_json))

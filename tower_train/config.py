@@ -14,15 +14,7 @@ def is_remote(path: str) -> bool:
 
 
 def check_folder(path: str | None, shown: str) -> None:
-    """Refuses a folder that is in no file system.
-
-    Args:
-      path: the folder; None passes.
-      shown: the folder as messages call it.
-
-    Raises:
-      ConfigError: it is remote.
-    """
+    """Raises ConfigError for a folder that is in no file system; `shown` is the folder as messages call it."""
     if path and is_remote(path):
         raise errors.ConfigError(
             f"{shown}: it must be a local or mounted folder, as files are locked and renamed in it. Mount that store, "
@@ -133,12 +125,9 @@ class Config(DeviceOptions):
         0, "seed of initial weights, order and distortions", TRAINING, minimum=0, below=2**63, resume="same"
     )
     optimizer: str = option(
-        "sgd",
-        "sgd, momentum, adam, or lars: momentum with a rate for each layer, for very large batches",
-        TRAINING,
-        choices=("sgd", "momentum", "adam", "lars"),
-        resume="same",
-    )
+        "sgd", "sgd, momentum, adam, or lars: momentum with a rate for each layer, for very large batches", TRAINING,
+        choices=("sgd", "momentum", "adam", "lars"), resume="same",
+    )  # fmt: skip
     momentum: float = option(
         0.9, "coefficient of --optimizer=momentum or lars", TRAINING, minimum=0, below=1, resume="note",
         needs=("optimizer", "momentum", "lars"),

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tower_train import errors
-from tower_train.config import Config, EvaluateOptions
+from tower_train.config import Config
 from tower_train.options import DATA, Options, declare, option
 from tower_train.workload import Workload
 
@@ -86,13 +86,6 @@ def test_a_workloads_recipe_gives_way(given, gone):
     assert dataclasses.asdict(config).items() >= expected.items()
 
 
-def test_decays_go_with_their_schedule():
-    recipe = dict(lr_schedule="piecewise", lr_boundaries=(82, 123), learning_rate_decay_factor=0.2)
-    config = Workload("recipe", None, None, recipe=recipe).config(lr_schedule="linear")
-    assert (config.lr_boundaries, config.learning_rate_decay_factor) == (None, Config().learning_rate_decay_factor)
-    assert Workload("recipe", None, None, recipe=recipe).config(epochs=200.0).learning_rate_decay_factor == 0.2
-
-
 def test_what_is_given_stays_and_is_refused():
     with pytest.raises(errors.ConfigError, match="--lookahead_decay=0.9 needs --lookahead_every_steps"):
         Workload("recipe", None, None, recipe=RECIPE).config(lookahead_every_steps=0, lookahead_decay=0.9)
@@ -102,23 +95,10 @@ def test_what_is_given_stays_and_is_refused():
     ("given", "text"),
     [
         (dict(momentum=0.8), "--momentum=0.8 is for --optimizer=momentum or lars, not for sgd."),
-        (dict(nesterov=True), "--nesterov is for --optimizer=momentum, not for sgd."),
-        (dict(lr_base_batch=64), "--lr_base_batch=64 is for --lr_scaling=linear or sqrt, not for none."),
-        (dict(max_nonfinite_in_a_row=3), "--max_nonfinite_in_a_row=3 is for --on_nonfinite=skip, not for stop."),
-        (dict(num_epochs_per_decay=3.0, lr_schedule="cosine"),
-         "--num_epochs_per_decay=3 is for --lr_schedule=exponential, not for cosine."),
-        (dict(num_epochs_per_decay=3.0, lr_schedule="piecewise", lr_boundaries=(3,)),
-         "--num_epochs_per_decay=3 is for --lr_schedule=exponential, not for piecewise."),
-        (dict(learning_rate_decay_factor=0.5, lr_schedule="linear"),
-         "--learning_rate_decay_factor=0.5 is for --lr_schedule=exponential or piecewise, not for linear."),
-        (dict(keep_best=True), "--keep_best needs --eval_every_steps. Give that too."),
         (dict(stop_after_no_gain_epochs=2.0),
          "--stop_after_no_gain_epochs=2 needs --eval_every_steps. Give that too."),
-        (dict(lr_boundaries=(3, 4)), "--lr_boundaries=3,4 is for --lr_schedule=piecewise, not for exponential."),
-        (dict(lr_points="0:1"), "--lr_points=0:1 is for --lr_schedule=points, not for exponential."),
         (dict(lr_schedule="piecewise"), "--lr_schedule=piecewise needs --lr_boundaries. Give that too."),
         (dict(lr_schedule="points"), "--lr_schedule=points needs --lr_points. Give that too."),
-        (dict(lookahead_ramp=3.0), "--lookahead_ramp=3 needs --lookahead_every_steps. Give that too."),
         (dict(sync_batch_norm=True, accumulate_steps=2),
          "--sync_batch_norm and --accumulate_steps=2 exclude each other: "),
         (dict(train_eval_examples=50), "--train_eval_examples=50 is for evaluations during training. Say when with"),
@@ -133,8 +113,3 @@ def test_a_trainers_option_without_the_one_that_it_is_for_is_refused(given, text
 def test_training_examples_are_looked_at_where_there_are_evaluations():
     Config(train_eval_examples=0)
     Config(train_eval_examples=50, eval_at_end=True)
-
-
-def test_how_often_to_look_needs_that_somebody_looks():
-    with pytest.raises(errors.ConfigError, match=r"^--watch_secs=1 needs --watch\. Give that too\.$"):
-        EvaluateOptions(train_dir="runs/x", watch_secs=1.0)

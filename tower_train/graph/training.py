@@ -28,7 +28,7 @@ from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
 from tower_train.graph.variables import Variables
-from tower_train.options import points
+from tower_train.options import rules
 from tower_train.workload import Examples, Tensors, Workload, softmax_cross_entropy
 
 v1 = tf.compat.v1
@@ -125,7 +125,7 @@ def learning_schedule(config: Config, num_examples: int) -> Schedule:
         factor=config.learning_rate_decay_factor,
         epochs_per_decay=config.num_epochs_per_decay,
         boundaries=config.lr_boundaries,
-        points=points.parse(config.lr_points, "lr_points") if config.lr_points else None,
+        points=rules.parse_points(config.lr_points) if config.lr_points else None,
         scale=scaling(config.lr_scaling, config.global_batch, config.lr_base_batch),
         warmup_epochs=config.warmup_epochs,
         num_examples=num_examples,

@@ -6,6 +6,7 @@ values with the same messages wherever they come from. No TensorFlow here, so th
 
 import dataclasses
 import math
+import operator
 import os
 import types
 import typing
@@ -16,6 +17,7 @@ from tower_train import errors
 
 TOWERS, MACHINES, DATA, TRAINING = "Towers and devices", "Many machines", "Data", "Training"
 RUN, REPORTS = "The run and its files", "Reports"
+_BOUNDS = {"minimum": ("at least", operator.ge), "above": ("above", operator.gt), "below": ("below", operator.lt)}
 
 
 def option(
@@ -77,11 +79,7 @@ def without_useless(
 
 
 def parse(field: dataclasses.Field, text: str):
-    """Reads the value of an option from the command line.
-
-    Raises:
-      ConfigError: the text is not of the option's type, or out of its bounds.
-    """
+    """Reads the value of an option from the command line; ConfigError if it is of another type or out of bounds."""
     kind = kind_of(field)
     try:
         if kind is bool:
@@ -108,8 +106,8 @@ def allowed(field: dataclasses.Field) -> str:
         return "one of " + ", ".join(about["choices"])
     noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text",
             tuple: "whole numbers separated by commas, each"}[kind_of(field)]  # fmt: skip
-    bounds = [(about["minimum"], "at least"), (about["above"], "above"), (about["below"], "below")]
-    return " ".join([noun, " and ".join(f"{word} {bound}" for bound, word in bounds if bound is not None)]).strip()
+    bounds = [f"{word} {about[name]}" for name, (word, _) in _BOUNDS.items() if about[name] is not None]
+    return " ".join([noun, " and ".join(bounds)]).strip()
 
 
 def _checked(field: dataclasses.Field, value):
@@ -168,12 +166,9 @@ def _check_relations(options: Options) -> None:
 def _in_bounds(value, about) -> bool:
     if isinstance(value, (int, float)) and not math.isfinite(value):
         return False
-    return (
-        (not about["choices"] or value in about["choices"])
-        and (about["minimum"] is None or value >= about["minimum"])
-        and (about["above"] is None or value > about["above"])
-        and (about["below"] is None or value < about["below"])
-    )
+    if about["choices"]:
+        return value in about["choices"]
+    return all(about[name] is None or holds(value, about[name]) for name, (_, holds) in _BOUNDS.items())
 
 
 def _refusal(field: dataclasses.Field, received: str) -> errors.ConfigError:

@@ -1,15 +1,13 @@
 """Rules between the options of a training that no single option can declare. No TensorFlow here."""
 
+import math
+
 from tower_train import errors
-from tower_train.options import Options, points
+from tower_train.options import Options
 
 
 def check(config: Options) -> None:
-    """Checks a Config as a whole.
-
-    Raises:
-      ConfigError: options that exclude or need each other.
-    """
+    """Raises ConfigError for options of a Config that exclude or need each other."""
     _check_evaluations(config)
     _check_batch(config)
     _check_schedule(config)
@@ -44,7 +42,25 @@ def _check_schedule(config: Options) -> None:
     if needed and getattr(config, needed) is None:
         raise errors.ConfigError(f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too.")
     if config.lr_points is not None:
-        points.parse(config.lr_points, "lr_points")
+        parse_points(config.lr_points)
+
+
+def parse_points(text: str) -> tuple[tuple[float, float], ...]:
+    """Reads --lr_points, such as 0:0.2,0.23:1,1:0.07: (share of the training, value) over points; or a ConfigError."""
+    points, before = [], -math.inf
+    for part in text.split(","):
+        try:
+            share, value = map(float, part.split(":"))
+        except ValueError:
+            share = value = math.nan
+        if not (0 <= share <= 1 and share > before and 0 <= value < math.inf):
+            raise errors.ConfigError(
+                f"--lr_points={text}: {part!r} must be SHARE:VALUE, the share of the training from 0 to 1 and greater "
+                "than the one before, the value at least 0, as in 0:0.2,0.23:1,1:0.07."
+            )
+        points.append((share, value))
+        before = share
+    return tuple(points)
 
 
 def _check_workers(config: Options) -> None:
