@@ -1,5 +1,6 @@
 """The sweep and the overhead, on processes that answer as they are told to."""
 
+import importlib.util
 import json
 
 import pytest
@@ -47,12 +48,8 @@ def test_a_sweep_shows_what_each_size_is_worth(session, tmp_path):
     sides = json.loads((tmp_path / "sweep.json").read_text())["sides"]
     assert {len(side["samples"]) for side in sides} == {2}
     assert sides[-1]["side"]["settings"]["warm_up_steps"] == 20_000
-
-
-def test_a_sweep_is_plotted(session, tmp_path):
-    pytest.importorskip("matplotlib")
-    forms.sweep(session(BenchmarkOptions(sweep=True, rounds=1, seconds=1.0), lambda name, number: 10.0))
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    if importlib.util.find_spec("matplotlib"):
+        assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_overhead_is_what_reports_add_to_the_same_steps(session, tmp_path):

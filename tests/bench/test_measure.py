@@ -17,6 +17,7 @@ def measured(chosen, workers, count=6, **options):
 def test_every_side_is_measured_once_a_round_in_an_order_that_changes(fake_workers):
     workers = fake_workers()
     found = measured(sides("a", "b", "c"), workers)
+    assert [what for what, _ in workers.log[:3]] == ["start"] * 3 and not workers.live
     turns = [name for what, name in workers.log if what == "measure"]
     orders = [turns[i : i + 3] for i in range(0, len(turns), 3)]
     assert len(orders) == 6
@@ -24,13 +25,6 @@ def test_every_side_is_measured_once_a_round_in_an_order_that_changes(fake_worke
     assert len({tuple(order) for order in orders}) > 2
     for one in found:
         assert [sample["round"] for sample in one.samples] == list(range(6))
-
-
-def test_all_sides_live_before_any_is_measured_and_none_afterwards(fake_workers):
-    workers = fake_workers()
-    measured(sides("a", "b", "c"), workers)
-    assert [what for what, _ in workers.log[:3]] == ["start"] * 3
-    assert not workers.live
 
 
 def test_rates_are_work_per_second(fake_workers):

@@ -1,5 +1,6 @@
 """Parts of a step's time, from a trace of its operations, and why more towers do not help. No TensorFlow here."""
 
+import collections
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
@@ -94,15 +95,10 @@ def seconds_by_category(operations: Sequence[Operation]) -> dict[str, float]:
 
 def lateness(operations: Sequence[Operation]) -> tuple[int, float]:
     """The tower that finishes last, and how many seconds after the one before it; 0.0 with one tower."""
-    ends: dict[int, float] = {}
-    for operation in operations:
-        if operation.category.startswith("tower "):
-            tower = int(operation.category.removeprefix("tower "))
-            ends[tower] = max(ends.get(tower, operation.end), operation.end)
-    in_order = sorted(ends, key=ends.__getitem__)
-    if len(in_order) < 2:
-        return (in_order or [0])[0], 0.0
-    return in_order[-1], ends[in_order[-1]] - ends[in_order[-2]]
+    named = [(o.end, o.category.partition("tower ")[2]) for o in operations]
+    ends = [(end, int(tower)) for end, tower in named if tower]
+    last, late_tower = max(ends, default=(0.0, 0))
+    return late_tower, last - max((end for end, tower in ends if tower != late_tower), default=last)
 
 
 def table(breakdowns: Sequence[Breakdown]) -> list[str]:
@@ -169,10 +165,10 @@ def _waits(breakdown: Breakdown) -> list[tuple[float, str]]:
 def _spans(operations: Sequence[Operation]) -> Iterator[tuple[float, set[str]]]:
     """Yields (seconds, categories with an operation running) of the step, moment after moment."""
     changes = sorted([(o.start, 1, o.category) for o in operations] + [(o.end, -1, o.category) for o in operations])
-    running: dict[str, int] = {}
+    running: collections.Counter[str] = collections.Counter()
     before = None
     for moment, change, category in changes:
         if before is not None and moment > before:
-            yield moment - before, {name for name, count in running.items() if count}
-        running[category] = running.get(category, 0) + change
+            yield moment - before, set(+running)
+        running[category] += change
         before = moment

@@ -25,11 +25,7 @@ _OP_TYPE = re.compile(r" = (\w+)\(")
 
 
 def run(options: BenchmarkOptions) -> list[str]:
-    """Takes a step of each tower count apart, writes breakdown.json and a Chrome trace file for each.
-
-    Returns:
-      The lines to print.
-    """
+    """Takes a step of each tower count apart into breakdown.json and Chrome trace files; returns the lines to print."""
     out = report.directory(options.out)
     breakdowns, written = [], [out / "breakdown.json"]
     for towers in options.tower_counts:
@@ -49,11 +45,7 @@ def run(options: BenchmarkOptions) -> list[str]:
 
 
 def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMetadata, str]:
-    """Trains with so many towers for a moment.
-
-    Returns:
-      The breakdown, the trace of its last step, and a line on the data.
-    """
+    """Trains with so many towers for a moment; returns the breakdown, its last step's trace, and a line on the data."""
     workload = sides.workload_of(options.workload, options.model)
     tracer = _Tracer(options.seconds_each)
     with tempfile.TemporaryDirectory(prefix="tower_train-") as train_dir, contextlib.redirect_stdout(io.StringIO()):

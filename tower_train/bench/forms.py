@@ -135,13 +135,12 @@ def _starts(session: Session, side: systems.System, import_secs: Callable[[], fl
 def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
     """Two panels: throughput by system, and throughput over the tower count against perfect scaling.
 
-    Returns:
-      The paths written: none without matplotlib (pip install 'tower_train[plots]').
+    Returns the paths written: none without matplotlib (pip install 'tower_train[plots]').
     """
-    pyplot = _pyplot()
-    if not pyplot or not rows:
+    figure = _figure(13, 1.5 + 0.3 * len(rows))
+    if not figure or not rows:
         return []
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 1.5 + 0.3 * len(rows)), width_ratios=[3, 2])
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     places = range(len(rows), 0, -1)
     colors = [_COLORS.get(row.name.partition("/")[0], _RIVAL_COLOR) for row in rows]
     spreads = [[row.per_sec - row.low for row in rows], [row.high - row.per_sec for row in rows]]
@@ -164,15 +163,11 @@ def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Pat
 
 
 def draw_sweep(curves: Mapping[str, Mapping[int, float]], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
-    """A panel for each curve, {label of x: {x: examples/sec}}; the one over towers against perfect scaling.
-
-    Returns:
-      The paths written: none without matplotlib (pip install 'tower_train[plots]').
-    """
-    pyplot = _pyplot()
-    if not pyplot:
+    """A panel for each curve, {label of x: {x: examples/sec}}; returns paths as `draw_comparison`."""
+    figure = _figure(5 * len(curves), 4)
+    if not figure:
         return []
-    figure, axes = pyplot.subplots(1, len(curves), figsize=(5 * len(curves), 4), squeeze=False)
+    axes = figure.subplots(1, len(curves), squeeze=False)
     for axis, (name, curve) in zip(axes[0], curves.items(), strict=True):
         (line,) = axis.plot(list(curve), list(curve.values()), "o-")
         if name.startswith("towers"):
@@ -211,15 +206,13 @@ def _scaling(rows: Sequence[report.Row]) -> dict[str, dict[int, float]]:
     return {name: by_towers for name, by_towers in found.items() if len(by_towers) > 1}
 
 
-def _pyplot():
+def _figure(width: float, height: float):
+    """A new figure, in inches, that needs no display; None without matplotlib."""
     if not importlib.util.find_spec("matplotlib"):
         return None
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")  # draws into files, with or without a display
-    from matplotlib import pyplot
-
-    return pyplot
+    return Figure(figsize=(width, height))
 
 
 def _save(figure, path: pathlib.Path) -> list[pathlib.Path]:

@@ -50,9 +50,7 @@ class Session:
 def session(options: BenchmarkOptions) -> Iterator[Session]:
     """Finds out what there is to measure; on leaving, temporary files go.
 
-    Raises:
-      ConfigError: the directory for results cannot be made.
-      SideError: the data or the workload cannot be used.
+    Raises ConfigError if the directory for results cannot be made, and SideError if data or workload cannot be used.
     """
     out, here = report.directory(options.out), host.describe()
     with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch, progress_bar() as progress:

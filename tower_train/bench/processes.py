@@ -61,8 +61,7 @@ class Worker:
     def wait_for(self, event: str, extra_secs: float = 0.0) -> dict:
         """Returns its next line, which must tell of `event`, and under "secs" the seconds from its start to that.
 
-        Raises:
-          SideError: it says something else, or nothing in time.
+        Raises SideError if it says something else, or nothing in time.
         """
         while True:
             when, line = self._next_line(event, self._timeout_secs + extra_secs)

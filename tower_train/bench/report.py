@@ -103,11 +103,7 @@ def median_and_quartiles(values) -> tuple[float, float, float]:
 
 
 def directory(out: str | None) -> pathlib.Path:
-    """Makes the directory of the results, a new one below runs/ unless it is named.
-
-    Raises:
-      ConfigError: it cannot be made.
-    """
+    """Makes the directory of the results, a new one below runs/ unless it is named; ConfigError if that fails."""
     out = pathlib.Path(out or f"runs/benchmark-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -166,13 +162,7 @@ def sweep(axis: str, measured: Mapping[int, Measured]) -> list[str]:
 
 
 def opening(machine: dict, about: dict, what: str) -> list[str]:
-    """The lines above a table.
-
-    Args:
-      machine: of `host.describe`.
-      about: of `sides.describe`.
-      what: the measurements, such as '128 examples a step, 5 rounds of 5 s'.
-    """
+    """The lines above a table; `what` was measured, such as '128 examples a step, 5 rounds of 5 s'."""
     gpus = f", {', '.join(about['gpus'])}" if about["gpus"] else ", no GPU"
     lines = [
         f"machine:  {machine['processor']}, {machine['cores']} cores{gpus}, {machine['memory_bytes'] / 2**30:.0f} GiB",

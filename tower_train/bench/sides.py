@@ -65,11 +65,7 @@ def run(spec: dict, pacer) -> None:
 
 
 def workload_of(path: str, model: str | None) -> workloads.Workload:
-    """The workload at an import path, with one of its models if one is named.
-
-    Raises:
-      ConfigError: there is no such workload or model.
-    """
+    """The workload at an import path, with one of its models if one is named; ConfigError if there is none."""
     return workloads.load(path).with_options({"model": model} if model else {})
 
 

@@ -11,8 +11,6 @@ CEILING = "ceiling"
 TRAINER = "tower_train"
 DTYPES = ("float32", "bfloat16")
 LOG_LINES, REPORTS, SILENCE, UNGUARDED = "log lines", "reports", "silence", "unguarded"
-
-
 FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
 
 
@@ -55,11 +53,9 @@ class BenchmarkOptions(Options):
         None, "how long each side is measured in each round (5; with --quick 1.5)", MEASURING, above=0
     )
     timeout_secs: float = option(
-        300.0,
-        "how long a side may take to start, or to finish a measurement, before it is given up",
-        MEASURING,
+        300.0, "how long a side may take to start, or to finish a measurement, before it is given up", MEASURING,
         above=0,
-    )
+    )  # fmt: skip
     out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
 
     def check(self):
@@ -117,20 +113,11 @@ class System:
 
     @property
     def is_ceiling(self) -> bool:
-        """Whether it multiplies matrices, instead of training."""
         return self.kind == "matmul"
 
 
 def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
-    """The sides of the table.
-
-    Args:
-      options: which of them.
-      about: what `sides.describe` returned.
-
-    Raises:
-      ConfigError: --systems or --growing has none.
-    """
+    """The sides of the table; `about` is what `sides.describe` returned. ConfigError if there are none."""
     theirs, ours = rivals(options, about), trainers(options, about) + ceilings()
     if options.growing:
         sides = growing(options, about) + [side for side in theirs if "growing" in side.settings["forms"]]
@@ -241,7 +228,8 @@ def _has_devices(about: dict, count: int, processes: int = 1) -> bool:
 
 def _is_telling(side: System, options: BenchmarkOptions) -> bool:
     """Whether a quick benchmark has this side of tower_train or this ceiling."""
-    if side.kind == "trainer":  # real images with all towers, and with the fewest of them all dtypes and inputs but one
-        plain, real = side.dtype == "float32", not side.settings["is_fixed"]
-        return plain and real or (plain or real) and side.settings["towers"] == options.tower_counts[0]
-    return True
+    if side.is_ceiling:
+        return True
+    # Real images with all towers, and with the fewest of them all dtypes and inputs but one.
+    plain, real = side.dtype == "float32", not side.settings["is_fixed"]
+    return plain and real or (plain or real) and side.settings["towers"] == options.tower_counts[0]
