@@ -95,12 +95,6 @@ def test_without_a_network_the_user_is_told_where_the_files_go(data, tmp_path):
         fashion_mnist.download(tmp_path, described(data, "http://127.0.0.1:1/"))
 
 
-def test_the_published_files_are_asked_for_over_https_and_checked():
-    assert len(fashion_mnist.FILES) == 4
-    for file in fashion_mnist.FILES:
-        assert file.url.startswith("https://") and [len(digest) for _, digest in file.checksums] == [32]
-
-
 def test_the_network_is_that_of_the_tutorial():
     """Keras builds the same: as many weights, and the same outputs from the same weights."""
     layers = tf.keras.layers

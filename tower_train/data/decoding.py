@@ -16,26 +16,13 @@ _BATCH = 16
 MAX_PIXELS = 2**27  # that a file may declare: 1.6 GB as float32 RGB
 
 
-def decode(path: tf.Tensor, size: int, channels: int) -> tf.Tensor:
-    """One JPEG or PNG file, resized bilinearly with antialiasing, without keeping its aspect.
-
-    Args:
-      path: string scalar.
-      size: height and width of the result.
-      channels: 1 for grayscale, 3 for RGB; the file may be either, or CMYK, or of 16 bits a channel.
-
-    Returns:
-      uint8 [size, size, channels].
-    """
-    return decode_contents(tf.io.read_file(path), size, size, channels)
-
-
 def find_bad(listing: Listing, size: int, channels: int, pixels: np.ndarray | None = None) -> dict[int, str]:
     """Decodes every image once.
 
     Args:
       listing: the images.
-      size, channels: as for `decode`.
+      size: height and width to decode to.
+      channels: as for `decode_contents`.
       pixels: where the decoded images go, uint8 [images, size, size, channels]; None to keep none.
 
     Returns:
@@ -79,7 +66,17 @@ def _decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def decode_contents(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.Tensor:
-    """Decodes the content of a file (string scalar) as `decode` does, to uint8 [height, width, channels]."""
+    """Decodes a JPEG or PNG file and resizes it bilinearly with antialiasing, without keeping its aspect.
+
+    Args:
+      contents: string scalar, of the file.
+      height: of the result.
+      width: of the result.
+      channels: 1 for grayscale, 3 for RGB; the file may be either, or CMYK, or of 16 bits a channel.
+
+    Returns:
+      uint8 [height, width, channels].
+    """
     resized = tf.image.resize(_decode(contents, channels), [height, width], antialias=True)
     return tf.saturate_cast(tf.round(resized), tf.uint8)
 

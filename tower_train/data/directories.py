@@ -7,11 +7,7 @@ from tower_train import config, errors
 
 
 def chosen(data_dir: str | None) -> pathlib.Path:
-    """Returns the directory of --data_dir, or the default one if the user named none.
-
-    Raises:
-      ConfigError, DataError: as `expanded`.
-    """
+    """Returns the directory of --data_dir, or the default one if the user named none; raises as `expanded`."""
     return default_directory() if data_dir is None else expanded(data_dir)
 
 

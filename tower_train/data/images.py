@@ -80,30 +80,22 @@ def examples(
 def _fetcher(used: image_files.Listing, good: np.ndarray, pixels: np.ndarray | None, size: int, channels: int):
     by_index = arrays.fetcher(np.array(used.paths()) if pixels is None else good, used.labels)
 
+    def decode(path: tf.Tensor) -> tf.Tensor:
+        return decoding.decode_contents(tf.io.read_file(path), size, size, channels)
+
     def fetch(indices: tf.Tensor):
         found, labels = by_index(indices)
         if pixels is None:
-            images = tf.map_fn(lambda path: decoding.decode(path, size, channels), found, fn_output_signature=tf.uint8)
-        else:
-            (images,) = arrays.fetcher(pixels)(found)
-        return images, labels
+            return tf.map_fn(decode, found, fn_output_signature=tf.uint8), labels
+        return *arrays.fetcher(pixels)(found), labels
 
     return fetch
 
 
 def place(cache: str, num_bytes: int, free_bytes: int) -> str:
-    """Chooses where decoded images are kept.
+    """Chooses where decoded images are kept: 'memory', 'disk' or 'none'.
 
-    Args:
-      cache: as for `examples`.
-      num_bytes: what they take.
-      free_bytes: of memory.
-
-    Returns:
-      'memory', 'disk' or 'none'.
-
-    Raises:
-      DataError: cache is 'memory', which does not hold them.
+    Raises DataError if cache is 'memory' and they take more bytes than are free there.
     """
     if cache == "auto":
         return "memory" if num_bytes <= free_bytes / 2 else "none"

@@ -79,11 +79,7 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10,
 
 
 def refuse_to_replace(folder: pathlib.Path) -> None:
-    """Keeps other files that lie where a data set should go.
-
-    Raises:
-      FetchError: the folder is there and not empty.
-    """
+    """Keeps other files that lie where a data set should go: raises FetchError for a folder that is not empty."""
     if folder.exists() and any(folder.iterdir()):
         raise FetchError(f"{folder} is in the way, it holds other files")
 

@@ -65,10 +65,7 @@ class Index:
         Raises:
           DamagedRecordError: a file changed since it was indexed.
         """
-        contents = np.empty(len(indices), object)
-        for i, index in enumerate(indices):
-            contents[i] = self._read_one(int(index))
-        return contents
+        return np.array([self._read_one(int(index)) for index in indices], object)
 
     def fingerprint(self) -> str:
         """Returns 16 hexadecimal digits that change with the records or their order, not with the files' names."""
@@ -115,7 +112,7 @@ def examples(
       DataError: no such file, one that cannot be read or is compressed, or no records.
       DamagedRecordError: a record is damaged or cut off.
     """
-    index = index_of(_matching(name, patterns))
+    index = _index_of(_matching(name, patterns))
 
     def open_records():
         def fetch(indices: tf.Tensor):
@@ -123,7 +120,9 @@ def examples(
             records.set_shape(indices.shape)
             if batched:
                 return parse(records)
-            kinds = tf.nest.map_structure(tf.TensorSpec.from_tensor, _parsed(parse))
+            with tf.Graph().as_default():
+                parsed = parse(tf.compat.v1.placeholder(tf.string, []))
+            kinds = tf.nest.map_structure(tf.TensorSpec.from_tensor, parsed)
             return tf.map_fn(parse, records, fn_output_signature=kinds)
 
         return fetch
@@ -136,12 +135,8 @@ def examples(
     )  # fmt: skip
 
 
-def index_of(paths: Sequence[str]) -> Index:
-    """Reads files whole and finds their records; several at the same time.
-
-    Raises:
-      DataError, DamagedRecordError: as `examples`.
-    """
+def _index_of(paths: Sequence[str]) -> Index:
+    """Reads files whole and finds their records; several at the same time."""
     with futures.ThreadPoolExecutor(min(len(paths), host.cores())) as pool, _no_warnings():
         found = list(pool.map(_scan, paths))
     lengths = [lengths for lengths, _ in found]
@@ -202,9 +197,3 @@ def _no_warnings() -> Iterator[None]:
 def _compression(path: str) -> str | None:
     with open(path, "rb") as file:
         return _COMPRESSED.get(file.read(2))
-
-
-def _parsed(parse) -> tuple:
-    """Symbolic results of parse, in a graph of their own."""
-    with tf.Graph().as_default():
-        return parse(tf.compat.v1.placeholder(tf.string, []))

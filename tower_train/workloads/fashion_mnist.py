@@ -37,14 +37,7 @@ FILES = tuple(
 
 
 def examples(request: DataRequest) -> Examples:
-    """Reads the images of a split from --data_dir or `fashion-mnist` in it, gzipped or plain; downloads missing ones.
-
-    Returns:
-      Examples of uint8 [batch, 28, 28, 1] images and int32 [batch] labels.
-
-    Raises:
-      DataError: the files are damaged, or missing and cannot be downloaded.
-    """
+    """Reads the images of a split from --data_dir or `fashion-mnist` in it, gzipped or not; downloads missing ones."""
     directory = directories.chosen(request.data_dir)
     folder = directory if _has_files(directory) else download(directory)
     prefix = _PREFIXES[request.split]
@@ -53,11 +46,7 @@ def examples(request: DataRequest) -> Examples:
 
 
 def download(directory: pathlib.Path, files: tuple[remote.RemoteFile, ...] = FILES) -> pathlib.Path:
-    """Makes `directory`/fashion-mnist unless it is there: all files or none.
-
-    Raises:
-      DataError: a file cannot be had, or is not the one expected.
-    """
+    """Makes `directory`/fashion-mnist unless it is there: all files, or none and a DataError."""
     folder = directory / FOLDER
 
     def fill(partial: pathlib.Path) -> None:
@@ -87,16 +76,10 @@ def download(directory: pathlib.Path, files: tuple[remote.RemoteFile, ...] = FIL
 def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
     """Three convolutions of 3 x 3, the first two followed by pooling, and two fully connected layers.
 
-    Weights begin as Keras has them: Glorot's uniform ones, and zeros.
-
-    Args:
-      images: floating point [batch, 28, 28, 1].
-      training: not used, since no layer behaves differently in training.
-
-    Returns:
-      Logits [batch, 10].
+    From images [batch, 28, 28, 1] to logits [batch, 10]. Weights begin as Keras has them: Glorot's uniform ones, and
+    zeros.
     """
-    del training
+    del training  # no layer behaves differently in it
     maps = images
     for i, filters in enumerate((32, 64, 64), start=1):
         with v1.variable_scope(f"conv{i}"):

@@ -116,15 +116,9 @@ def workload(options: FolderOptions) -> Workload:
 def inference(images: tf.Tensor, training: bool, num_classes: int) -> tf.Tensor:
     """Four convolutions, each followed by pooling, the mean over what is left of the picture, and a softmax layer.
 
-    Args:
-      images: floating point [batch, size, size, channels].
-      training: not used, since no layer behaves differently in training.
-      num_classes: how many logits.
-
-    Returns:
-      Logits [batch, num_classes].
+    From images [batch, size, size, channels] to logits [batch, num_classes].
     """
-    del training
+    del training  # no layer behaves differently in it
     maps = images
     for i, (width, filters) in enumerate([(5, 32), (3, 64), (3, 128), (3, 128)], start=1):
         with v1.variable_scope(f"conv{i}"):
