@@ -59,15 +59,12 @@ def inference_for(examples: Examples):
 
 
 def inference(images: tf.Tensor, training: bool, whitening_kernels) -> tf.Tensor:
-    """Builds the network; variables and arithmetic have the dtype of the images.
+    """Builds the network: images [batch, 32, 32, 3] to logits [batch, 10].
 
     Args:
-      images: floating point [batch, 32, 32, 3], normalised.
+      images: normalised; variables and arithmetic have their dtype.
       training: normalise with the batch's statistics, or with the moving ones.
       whitening_kernels: initializer of the first layer's kernels.
-
-    Returns:
-      Logits [batch, 10].
     """
     maps = images
     for number, width in enumerate(WIDTHS, start=1):

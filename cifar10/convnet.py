@@ -13,19 +13,12 @@ v1 = tf.compat.v1
 
 
 def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
-    """Builds the network; variables and arithmetic have the dtype of the images.
+    """Builds the network: images [batch, 24, 24, 3] to logits [batch, 10].
 
-    The layers, their sizes, initial values and variable names are the tutorial's. Each layer's output joins the
-    collection "activations", for summaries.
-
-    Args:
-      images: floating point [batch, 24, 24, 3]; the batch may be statically unknown.
-      training: not used, since no layer behaves differently in training.
-
-    Returns:
-      Logits [batch, 10].
+    Variables and arithmetic have the dtype of the images. The layers, their sizes, initial values and variable names
+    are the tutorial's. Each layer's output joins the collection "activations", for summaries.
     """
-    del training
+    del training  # no layer behaves differently in it
     with v1.variable_scope("conv1"):
         # `convolution` would not pay here: its transforms of the 64 outputs cost more than the products with 3 inputs.
         maps = tf.nn.conv2d(images, _filters(images, 64), strides=1, padding="SAME")

@@ -20,14 +20,7 @@ _ROW_MEAN, _PER_ROW_DEVIATION = np.tile(MEAN, SIZE), np.tile(1 / DEVIATION, SIZE
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
-    """Subtracts the mean and divides by the deviation of each channel.
-
-    Args:
-      images: uint8 [batch, 32, 32, 3].
-
-    Returns:
-      float32 [batch, 32, 32, 3].
-    """
+    """Subtracts the mean and divides by the deviation of each channel: uint8 [batch, 32, 32, 3] to float32."""
     # A product: TensorFlow makes one of a division by a constant in some graphs, but not in input pipelines.
     rows = tf.reshape(tf.cast(images, tf.float32), [-1, SIZE * 3])
     return tf.reshape((rows - _ROW_MEAN) * _PER_ROW_DEVIATION, tf.shape(images))
@@ -36,24 +29,34 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
 def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     """Prepares images, shifts them by -4 to 4 pixels each way, zeros moving in, and flips half of them left to right.
 
-    `crop_and_resize` does both in one pass: a box of the size of the image resizes nothing, one whose sides are swapped
-    flips, and what lies outside becomes 0. Boxes end a quarter of a pixel inside the outermost pixels, so that rounding
-    never picks a neighbour.
-
-    Args:
-      images: uint8 [batch, 32, 32, 3].
-      draws: the random numbers of this batch.
-
-    Returns:
-      float32 [batch, 32, 32, 3].
+    From uint8 [batch, 32, 32, 3] to float32.
     """
     row, column, flip = tf.split(draws.uniform("crop", 3), 3, axis=1)
     top, left = (tf.floor((2 * PADDING + 1) * place) - PADDING for place in (row, column))
+    return crop(prepare(images), top, left, flip < 0.5, SIZE)
+
+
+def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor, size: int) -> tf.Tensor:
+    """Crops each image at its own place and flips some of the crops left to right.
+
+    `crop_and_resize` does both in one pass: a box of the size of the crop resizes nothing, one whose sides are swapped
+    flips, and what lies outside the image becomes 0. Boxes are in fractions of the image. They end a quarter of a pixel
+    inside the outermost pixels of the crop, so that rounding their coordinates neither picks a neighbouring pixel nor
+    leaves the image.
+
+    Args:
+      images: [batch, 32, 32, 3].
+      top: float32 [batch, 1] of whole numbers, the first row of each crop.
+      left: float32 [batch, 1] of whole numbers, its first column.
+      flip: bool [batch, 1].
+      size: of the crops, in pixels each way.
+
+    Returns:
+      float32 [batch, size, size, 3].
+    """
     inset = 0.25
-    bottom, right = top + (SIZE - 1 - inset), left + (SIZE - 1 - inset)
+    bottom, right = top + (size - 1 - inset), left + (size - 1 - inset)
     top, left = top + inset, left + inset
-    first, last = tf.where(flip < 0.5, right, left), tf.where(flip < 0.5, left, right)
-    boxes = tf.concat([top, first, bottom, last], axis=1) / (SIZE - 1)
-    return tf.image.crop_and_resize(
-        prepare(images), boxes, tf.range(tf.shape(images)[0]), [SIZE, SIZE], method="nearest", extrapolation_value=0
-    )
+    boxes = tf.concat([top, tf.where(flip, right, left), bottom, tf.where(flip, left, right)], axis=1) / (SIZE - 1)
+    every_image = tf.range(tf.shape(images)[0])
+    return tf.image.crop_and_resize(images, boxes, every_image, [size, size], method="nearest")

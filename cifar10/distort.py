@@ -18,9 +18,9 @@ holds exactly, in whatever order they are added, and everything else is done ima
 import numpy as np
 import tensorflow as tf
 
+from cifar10 import crops
 from tower_train import workload
 
-RAW_SIZE = 32
 CROP_SIZE = 24
 CHANNELS = 3
 MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
@@ -39,72 +39,34 @@ _SUM_EIGHTHS = np.repeat(np.eye(8, dtype=np.float32), _VALUES // 8, axis=0)
 def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     """Crops and flips at random, changes the contrast at random and standardises.
 
-    Args:
-      images: uint8 [batch, 32, 32, 3].
-      draws: the random numbers of this batch.
-
-    Returns:
-      float32 [batch, 24, 24, 3]; each image has mean 0 and, unless it is nearly constant, variance 1.
+    From uint8 [batch, 32, 32, 3] to float32 [batch, 24, 24, 3]; each image has mean 0 and, unless it is nearly
+    constant, variance 1.
     """
     row, column, flip, contrast = tf.split(draws.uniform("distort", 4), 4, axis=1)
-    places = RAW_SIZE - CROP_SIZE + 1
-    crops = _crop(images, tf.floor(places * row), tf.floor(places * column), flip < 0.5)
-    return _standardize(crops, MIN_CONTRAST + (MAX_CONTRAST - MIN_CONTRAST) * contrast)
+    places = crops.SIZE - CROP_SIZE + 1
+    cropped = crops.crop(images, tf.floor(places * row), tf.floor(places * column), flip < 0.5, CROP_SIZE)
+    return _standardize(cropped, MIN_CONTRAST + (MAX_CONTRAST - MIN_CONTRAST) * contrast)
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
-    """Standardises the central crop, for evaluation.
+    """Standardises the central crop, for evaluation: uint8 [batch, 32, 32, 3] to float32 [batch, 24, 24, 3]."""
+    first = (crops.SIZE - CROP_SIZE) // 2
+    central = images[:, first : first + CROP_SIZE, first : first + CROP_SIZE]
+    return _standardize(tf.cast(central, tf.float32), tf.ones([1, 1]))
+
+
+def _standardize(images: tf.Tensor, contrast: tf.Tensor) -> tf.Tensor:
+    """Changes the contrast and standardises, with the formulas at the head of this module.
 
     Args:
-      images: uint8 [batch, 32, 32, 3].
-
-    Returns:
-      float32 [batch, 24, 24, 3].
-    """
-    first = (RAW_SIZE - CROP_SIZE) // 2
-    crops = images[:, first : first + CROP_SIZE, first : first + CROP_SIZE]
-    return _standardize(tf.cast(crops, tf.float32), tf.ones([1, 1]))
-
-
-def _crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor) -> tf.Tensor:
-    """Crops each image at its own place and flips some of the crops left to right.
-
-    `crop_and_resize` does both in one pass: a box of the size of the crop resizes nothing, and one whose sides are
-    swapped flips. Boxes are in fractions of the image. They end a quarter of a pixel inside the outermost pixels of the
-    crop, so that rounding their coordinates neither picks a neighbouring pixel nor leaves the image.
-
-    Args:
-      images: uint8 [batch, 32, 32, 3].
-      top: float32 [batch, 1] of whole numbers, the first row of each crop.
-      left: float32 [batch, 1] of whole numbers, its first column.
-      flip: bool [batch, 1].
-
-    Returns:
-      float32 [batch, 24, 24, 3] of whole numbers.
-    """
-    inset = 0.25
-    bottom, right = top + (CROP_SIZE - 1 - inset), left + (CROP_SIZE - 1 - inset)
-    top, left = top + inset, left + inset
-    boxes = tf.concat([top, tf.where(flip, right, left), bottom, tf.where(flip, left, right)], axis=1) / (RAW_SIZE - 1)
-    every_image = tf.range(tf.shape(images)[0])
-    return tf.image.crop_and_resize(images, boxes, every_image, [CROP_SIZE, CROP_SIZE], method="nearest")
-
-
-def _standardize(crops: tf.Tensor, contrast: tf.Tensor) -> tf.Tensor:
-    """Contrast and standardisation, with the formulas at the head of this module.
-
-    Args:
-      crops: float32 [batch, 24, 24, 3] of whole numbers from 0 to 255.
+      images: float32 [batch, 24, 24, 3] of whole numbers from 0 to 255.
       contrast: float32 [batch, 1] or [1, 1].
-
-    Returns:
-      float32 [batch, 24, 24, 3].
     """
 
     def mean_of_row(values):
         return tf.reduce_mean(values, axis=1, keepdims=True)
 
-    values = tf.reshape(crops, [-1, _VALUES])
+    values = tf.reshape(images, [-1, _VALUES])
     sums = tf.cast(tf.matmul(values, _SUM_CHANNELS), tf.float64)
     squares = tf.cast(tf.matmul(tf.square(values), _SUM_EIGHTHS), tf.float64)
     means = sums / _PIXELS

@@ -41,19 +41,13 @@ class DownloadError(errors.DataError):
 def download(
     data_dir: str | os.PathLike, archive: remote.RemoteFile = CIFAR10, connect_secs: float = 10, read_secs: float = 15
 ) -> pathlib.Path:
-    """Makes `data_dir`/cifar-10-batches-bin, unless it is there, by downloading and unpacking an archive.
-
-    The folder appears whole or not at all; processes that want the same one take turns, and what a killed one left
-    behind is removed by the next.
+    """Makes `data_dir`/cifar-10-batches-bin, unless it is there, by downloading and unpacking an archive; returns it.
 
     Args:
       data_dir: made if missing.
       archive: what to download.
-      connect_secs: how long looking up the name, connecting and the first answer may take together.
-      read_secs: how long the server may then be silent.
-
-    Returns:
-      The folder with the .bin files.
+      connect_secs: as for `remote.fetch`.
+      read_secs: as for `remote.fetch`.
 
     Raises:
       DownloadError: no network, a server that answers late or wrongly, an archive that is not the expected one, or a
@@ -86,8 +80,7 @@ def _is_complete(folder: pathlib.Path) -> bool:
 def unpack(packed: pathlib.Path, folder: pathlib.Path) -> None:
     """Copies the data set's files out of the archive into `folder`, by name; nothing else in it is ever written.
 
-    Raises:
-      FetchError: the archive cannot be read, or does not hold these files.
+    Raises FetchError if the archive cannot be read, or does not hold these files.
     """
     wanted = {f"{FOLDER}/{name}": name for name in (*records.ALL_FILES, records.CLASS_NAMES_FILE)}
     try:

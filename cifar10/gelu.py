@@ -14,12 +14,6 @@ def scaled_gelu(x: tf.Tensor) -> tf.Tensor:
     section 2), which is within 0.021 of x times the normal distribution function, but for the factors IN and OUT.
     TensorFlow has a fast hyperbolic tangent also for bfloat16. With u = 1 + tanh(x) and y = x u the derivative is
     u + y (2 - u).
-
-    Args:
-      x: floating point, of any shape.
-
-    Returns:
-      A tensor of its shape and dtype.
     """
     u = 1 + tf.tanh(x)
     y = x * u

@@ -24,17 +24,10 @@ _SIZE = records.IMAGE_SIZE
 
 
 def generate(directory: str | os.PathLike, seed: int = 0) -> pathlib.Path:
-    """Draws the images of a seed into a folder of `directory`, or finds them there.
+    """Draws the images of a seed into `directory`/generated-SEED, or finds them there; returns that folder.
 
-    Args:
-      directory: where the folder `generated-SEED` goes; it is made if missing.
-      seed: at least 0; another seed draws other images of the same ten classes.
-
-    Returns:
-      The folder, which holds the files that CIFAR-10 has: 10,000 images to train on and 2,000 to test on.
-
-    Raises:
-      DataError: the directory cannot be written to.
+    It holds the files that CIFAR-10 has: 10,000 images to train on and 2,000 to test on. Another seed, at least 0,
+    draws other images of the same ten classes. Raises DataError if the directory cannot be written to.
     """
     folder = pathlib.Path(directory, f"generated-{seed}")
     try:
@@ -48,14 +41,9 @@ def generate(directory: str | os.PathLike, seed: int = 0) -> pathlib.Path:
 
 
 def draw(count: int, seed: int, stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Draws images, the classes taking turns.
+    """Draws uint8 images [count, 3, 32, 32] and labels [count], the classes taking turns.
 
-    Args:
-      count: how many, a multiple of 10.
-      seed, stream: at least 0; each pair gives other images.
-
-    Returns:
-      uint8 images [count, 3, 32, 32] and uint8 labels [count].
+    The count is a multiple of 10. Each pair of seed and stream, both at least 0, gives other images.
     """
     labels = (np.arange(count) % len(_CLASSES)).astype(np.uint8)
     images = np.empty((count, records.CHANNELS, _SIZE, _SIZE), np.uint8)

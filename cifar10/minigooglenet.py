@@ -13,6 +13,12 @@ v1 = tf.compat.v1
 NUM_CLASSES = 10
 WEIGHT_DECAY = 5e-4
 _INITIALIZER = v1.variance_scaling_initializer(2.0)
+# Per stage, the modules' (1 x 1, 3 x 3) channels, and the channels of the convolution that halves the picture.
+STAGES = [
+    ([(32, 32), (32, 48)], 80),
+    ([(112, 48), (96, 64), (80, 80), (48, 96)], 96),
+    ([(176, 160), (176, 160)], None),
+]
 
 # The tutorial's 70 epochs with momentum and a rate that falls linearly to 0. Zhang et al., table 1, have 89.0 % on the
 # test images with random crops and weight decay.
@@ -28,23 +34,9 @@ RECIPE = {
 
 
 def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
-    """Builds the network; variables and arithmetic have the dtype of the images.
-
-    Args:
-      images: floating point [batch, 32, 32, 3].
-      training: normalise with the batch's statistics, or with the moving ones.
-
-    Returns:
-      Logits [batch, 10].
-    """
+    """Builds the network: images [batch, 32, 32, 3] to logits [batch, 10], all in the dtype of the images."""
     maps = _convolution("conv1", images, 96, 3, training)
-    # Per stage, the modules' (1 x 1, 3 x 3) channels, and the channels of the convolution that halves the picture.
-    stages = [
-        ([(32, 32), (32, 48)], 80),
-        ([(112, 48), (96, 64), (80, 80), (48, 96)], 96),
-        ([(176, 160), (176, 160)], None),
-    ]
-    for i, (modules, halving) in enumerate(stages, start=1):
+    for i, (modules, halving) in enumerate(STAGES, start=1):
         for j, (ones, threes) in enumerate(modules, start=1):
             with v1.variable_scope(f"stage{i}/inception{j}"):
                 maps = tf.concat(

@@ -6,12 +6,7 @@ import tensorflow as tf
 def max_pool(maps: tf.Tensor, size: int) -> tf.Tensor:
     """Takes the greatest value of each size x size window; windows do not overlap, and what fills none is left out.
 
-    Args:
-      maps: floating point [height, width, batch, channels].
-      size: in pixels.
-
-    Returns:
-      [height // size, width // size, batch, channels].
+    From [height, width, batch, channels] to [height // size, width // size, batch, channels].
     """
     if maps.dtype == tf.float64:  # which TensorFlow does not pool in three dimensions
         pooled = tf.nn.max_pool2d(tf.transpose(maps, [2, 0, 1, 3]), size, size, "VALID")

@@ -69,14 +69,7 @@ def read(paths: Sequence[str | os.PathLike]) -> Records:
 
 
 def read_split(directory: str | os.PathLike, split: str) -> Records:
-    """Reads the files of a split, 'train' or 'test', that lie in `directory`.
-
-    Raises:
-      ConfigError: there is no such split.
-      DataError: as `read`.
-    """
-    if split not in FILES:
-        raise errors.ConfigError(f"There is no split {split!r}; CIFAR-10 has {' and '.join(FILES)}.")
+    """Reads the files of a split, 'train' or 'test', that lie in `directory`. Raises DataError as `read`."""
     return read([os.path.join(directory, name) for name in FILES[split]])
 
 
@@ -91,16 +84,10 @@ def class_names(directory: str | os.PathLike) -> tuple[str, ...]:
     return names if sane else CLASS_NAMES
 
 
-def examples(directory: str | os.PathLike, split: str, name: str = "CIFAR-10") -> Examples:
+def examples(directory: str | os.PathLike, split: str, name: str) -> Examples:
     """Reads the examples of a split; `fetch` gives uint8 [batch, 32, 32, 3] images and int32 [batch] labels.
 
-    Args:
-      directory: holds the files of the split.
-      split: 'train' or 'test'.
-      name: what the data set is called in logs; the split is added.
-
-    Raises:
-      ConfigError, DataError: as `read_split`.
+    Logs call them by their name and split. Raises DataError as `read`.
     """
     records = read_split(directory, split)
     fetch = arrays.fetcher(records.images, records.labels)

@@ -33,21 +33,11 @@ RECIPE = {
 
 
 def inference(images: tf.Tensor, training: bool, depth: int) -> tf.Tensor:
-    """Builds the network; variables and arithmetic have the dtype of the images.
-
-    Args:
-      images: floating point [batch, 32, 32, 3], of mean 0.
-      training: normalise with the batch's statistics, or with the moving ones.
-      depth: 6n + 2.
-
-    Returns:
-      Logits [batch, 10].
-    """
-    blocks = (depth - 2) // 6
+    """Builds the network: images [batch, 32, 32, 3] to logits [batch, 10], all in the dtype of the images."""
     with v1.variable_scope("conv1"):
         maps = tf.nn.relu(_normalized_convolution(images, 16, 1, training))
     for stage, channels in enumerate((16, 32, 64), start=1):
-        for block in range(1, blocks + 1):
+        for block in range(1, (depth - 2) // 6 + 1):
             with v1.variable_scope(f"stage{stage}/block{block}"):
                 maps = _block(maps, channels, 2 if stage > 1 and block == 1 else 1, training)
     features = tf.reduce_mean(maps, axis=[1, 2])

@@ -19,14 +19,8 @@ def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     """Shifts images by -2 to 2 pixels each way, reflected at the edge as by numpy's 'reflect', flips each in every
     other epoch, and prepares them as `crops.prepare`.
 
-    A gather of pixels, which is several times faster than padding and `crop_and_resize`.
-
-    Args:
-      images: uint8 [batch, 32, 32, 3].
-      draws: the random numbers of this batch, of examples that have an index.
-
-    Returns:
-      float32 [batch, 32, 32, 3].
+    From uint8 [batch, 32, 32, 3] to float32. A gather of pixels is several times faster than padding and
+    `crop_and_resize`.
     """
     places = tf.cast(tf.floor((2 * MOST + 1) * draws.uniform("shift", 2)), tf.int32) - MOST
     first_flip = tf.cast(draws.of_example("flip", 1) < 0.5, tf.int64)
@@ -44,11 +38,7 @@ def views(images: tf.Tensor) -> list[tuple[float, tf.Tensor]]:
     """Returns six views of each image (Jordan 2024, section 3.5): itself and its mirror image at 1/4 each, and both
     one pixel up and to the left, and one down and to the right, at 1/8 each, reflected at the edge.
 
-    Args:
-      images: floating point [batch, 32, 32, 3], after `crops.prepare`.
-
-    Returns:
-      (weight, images of the same shape and dtype) of each view.
+    Each is (weight, images of the same shape and dtype); `images` are those of `crops.prepare`.
     """
     up_left, down_right = images, images
     for axis in (1, 2):

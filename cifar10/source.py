@@ -26,11 +26,8 @@ def examples(request: workload.DataRequest) -> workload.Examples:
       Examples whose `dataset` is 'cifar10' or 'generated', and whose `notice` says so if they are not CIFAR-10.
 
     Raises:
-      ConfigError: no such data set or split.
       DataError: the images cannot be had, are incomplete or are damaged.
     """
-    if request.dataset not in DATASETS:
-        raise errors.ConfigError(f"--dataset={request.dataset}: choose one of {', '.join(DATASETS)}.")
     directory = directories.chosen(request.data_dir)
     if request.dataset == "generated":
         return _drawn(directory, request.split, "as --dataset=generated asks.")
@@ -53,8 +50,7 @@ def examples(request: workload.DataRequest) -> workload.Examples:
 def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
     """Finds the folder of CIFAR-10's files: `directory`, or `cifar-10-batches-bin` in it; None if neither holds them.
 
-    Raises:
-      DataError: some of the files are there and others are not.
+    Raises DataError if only some of the files are there.
     """
     for folder in (directory, directory / download.FOLDER):
         missing = [name for name in records.ALL_FILES if not os.path.exists(folder / name)]

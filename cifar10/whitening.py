@@ -21,11 +21,7 @@ def kernels(images: np.ndarray) -> np.ndarray:
     variance eigenvalue / (eigenvalue + EPSILON), the greatest eigenvalue's first. Of each eigenvector's two directions
     the first half has the one whose component of greatest size is positive.
 
-    Args:
-      images: uint8 [n, height, width, 3], before `crops.prepare`.
-
-    Returns:
-      float32 [2, 2, 3, 24]: rows, columns and channels of a patch, kernels.
+    From uint8 [n, height, width, 3], before `crops.prepare`, to float32 [rows, columns and channels of a patch, 24].
     """
     count, sums, products = 0, 0.0, 0.0
     for start in range(0, len(images), _PIECE):

@@ -78,8 +78,7 @@ def of(options) -> Rivals:
 def folder(request: workload.DataRequest) -> pathlib.Path:
     """The folder with the .bin files of the data set that `cifar10.source.examples` gives for the same request.
 
-    Args:
-      request: its dataset is 'cifar10' or 'generated'; to ask for 'auto', ask `source.examples` first.
+    Its dataset is 'cifar10' or 'generated', which `source.examples` tells of 'auto'.
     """
     directory = directories.chosen(request.data_dir)
     if request.dataset == "generated":

@@ -54,12 +54,9 @@ def train(
     num_towers: int = 0,
     dtype_policy: str = "float32",
 ) -> None:
-    """Fits until after_step(loss) returns True.
+    """Fits as `Rival.train` says; the loss is the mean of the losses so far, which is what Keras knows.
 
     Args:
-      request: which images.
-      batch_size: examples a step, over all replicas.
-      after_step: called with the mean of the losses so far, which is what Keras knows.
       model: which of the workload's networks.
       num_replicas: more than one train under MirroredStrategy, on as many GPUs, or without GPUs on logical CPUs.
       num_towers: of multi_gpu_model; 0 for Keras itself.
@@ -67,9 +64,9 @@ def train(
     """
     recipe = RECIPES[model]
     strategy = tf.distribute.MirroredStrategy(_devices(num_replicas)) if num_replicas > 1 else None
+    keras.config.set_dtype_policy(dtype_policy)
     with strategy.scope() if strategy else contextlib.nullcontext():
-        with _policy(dtype_policy):
-            trained = recipe.network()
+        trained = recipe.network()
         if model == "cifar10_94":
             first = records.read_split(rivals.folder(request), "train").images[: cifar10_94.WHITENED_IMAGES]
             trained.get_layer(keras_networks.WHITENING).kernel.assign(whitening.kernels(first))
@@ -119,17 +116,6 @@ class _AfterStep(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self._after_step(float(logs["loss"])):
             self.model.stop_training = True
-
-
-@contextlib.contextmanager
-def _policy(name: str):
-    """Gives layers made in this block this policy."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def _devices(count: int) -> list[str]:

@@ -1,6 +1,6 @@
 """The networks of this workload as Keras models, layer for layer: float32 images [batch, size, size, 3] to logits.
 
-In the deeper ones a layer's name is the variable scope of the network that it repeats, with dots for slashes.
+A layer's name is the variable scope of the network that it repeats, with dots for slashes.
 """
 
 import keras
@@ -28,16 +28,16 @@ def convnet() -> keras.Model:
     return keras.Sequential(
         [
             keras.Input([distort.CROP_SIZE, distort.CROP_SIZE, records.CHANNELS]),
-            layers.Conv2D(64, 5, padding="same", activation="relu", **initial(5e-2, 0.0)),
+            layers.Conv2D(64, 5, padding="same", activation="relu", name="conv1", **initial(5e-2, 0.0)),
             layers.MaxPooling2D(3, 2, "same"),
             LocalResponseNormalization(),
-            layers.Conv2D(64, 5, padding="same", activation="relu", **initial(5e-2, 0.1)),
+            layers.Conv2D(64, 5, padding="same", activation="relu", name="conv2", **initial(5e-2, 0.1)),
             LocalResponseNormalization(),
             layers.MaxPooling2D(3, 2, "same"),
             layers.Flatten(),
-            layers.Dense(384, "relu", kernel_regularizer=decay, **initial(0.04, 0.1)),
-            layers.Dense(192, "relu", kernel_regularizer=decay, **initial(0.04, 0.1)),
-            layers.Dense(records.NUM_CLASSES, **initial(1 / 192, 0.0)),
+            layers.Dense(384, "relu", name="local3", kernel_regularizer=decay, **initial(0.04, 0.1)),
+            layers.Dense(192, "relu", name="local4", kernel_regularizer=decay, **initial(0.04, 0.1)),
+            layers.Dense(records.NUM_CLASSES, name="softmax_linear", **initial(1 / 192, 0.0)),
         ]
     )
 
@@ -84,12 +84,7 @@ def minigooglenet() -> keras.Model:
 
     inputs = keras.Input(_INPUT)
     maps = convolution("conv1", inputs, 96, 3)
-    stages = [
-        ([(32, 32), (32, 48)], 80),
-        ([(112, 48), (96, 64), (80, 80), (48, 96)], 96),
-        ([(176, 160), (176, 160)], None),
-    ]
-    for i, (modules, halving) in enumerate(stages, start=1):
+    for i, (modules, halving) in enumerate(cifar10.minigooglenet.STAGES, start=1):
         for j, (ones, threes) in enumerate(modules, start=1):
             scope = f"stage{i}.inception{j}"
             both = [convolution(f"{scope}.one", maps, ones, 1), convolution(f"{scope}.three", maps, threes, 3)]

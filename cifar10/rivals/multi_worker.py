@@ -22,13 +22,7 @@ from tower_train import workload
 
 
 def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool]) -> None:
-    """Trains until after_step(loss) returns True, as one of the workers that TF_CONFIG names.
-
-    Args:
-      request: which images.
-      batch_size: examples a step, over all workers.
-      after_step: called with the mean loss of this worker's examples.
-    """
+    """Trains as `Rival.train` says, as one of the workers that TF_CONFIG names."""
     num_workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():

@@ -30,14 +30,7 @@ LOG_EVERY_STEPS = 10
 def train(
     request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], num_towers: int = 1
 ) -> None:
-    """Trains until after_step(loss) returns True.
-
-    Args:
-      request: which images.
-      batch_size: examples a step, shared out evenly among the towers.
-      after_step: called with the mean of the towers' losses.
-      num_towers: tower i lives on GPU i, or without GPUs on logical CPU device i.
-    """
+    """Trains as `Rival.train` says; tower i lives on GPU i, or without GPUs on logical CPU device i."""
     files = [str(rivals.folder(request) / name) for name in records.FILES["train"]]
     num_examples = sum(pathlib.Path(file).stat().st_size for file in files) // records.RECORD_BYTES
     devices, session_config = _devices(num_towers)
@@ -61,16 +54,9 @@ def train(
 
 
 def build(files: list[str], num_examples: int, tower_batch: int, devices: list[str]) -> tuple[tf.Operation, tf.Tensor]:
-    """Builds the towers and their update in the default graph.
+    """Builds a tower on each device and their update in the default graph.
 
-    Args:
-      files: paths of records.
-      num_examples: how many they hold.
-      tower_batch: examples a tower and step.
-      devices: over towers, a device string.
-
-    Returns:
-      The op that does a step, and the mean of the towers' losses.
+    Returns the op that does a step, and the mean of the towers' losses.
     """
     global_step = v1.get_variable("global_step", [], tf.int64, v1.zeros_initializer(), trainable=False)
     decay_steps = int(num_examples / tower_batch * EPOCHS_PER_DECAY)
@@ -93,11 +79,7 @@ def build(files: list[str], num_examples: int, tower_batch: int, devices: list[s
 
 
 def distorted_inputs(files: list[str], num_examples: int, batch: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reads, distorts and shuffles one example at a time.
-
-    Returns:
-      float32 images [batch, 24, 24, 3] and int32 labels [batch].
-    """
+    """Reads, distorts and shuffles one example at a time: float32 images [batch, 24, 24, 3], int32 labels [batch]."""
     with tf.device("/cpu:0"):
         queue = v1.train.string_input_producer(files)
         _, value = v1.FixedLengthRecordReader(record_bytes=records.RECORD_BYTES).read(queue)

@@ -5,7 +5,7 @@ momentum, weight decay and smooth labels; at the rate that its recipe begins wit
 schedule leave out of the speed: rates of single variables, and slow weights.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -18,14 +18,7 @@ from tower_train import workload
 
 
 def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], dtype: str) -> None:
-    """Trains until after_step(loss) returns True, on the GPU if TensorFlow sees one.
-
-    Args:
-      request: which images.
-      batch_size: examples a step.
-      after_step: called with the loss.
-      dtype: of convolutions and matrix products, 'float32' or 'bfloat16'.
-    """
+    """Trains as `Rival.train` says, on the GPU if TensorFlow sees one, in a `Rival.dtype`."""
     device = torch.device("cuda" if tf.config.list_physical_devices("GPU") else "cpu")
     data = records.read_split(rivals.folder(request), "train")
     network = Network(whitening.kernels(data.images[: cifar10_94.WHITENED_IMAGES]))
@@ -45,11 +38,7 @@ def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[
 
 
 class Network(nn.Module):
-    """float32 images [batch, 3, 32, 32] to logits [batch, 10].
-
-    Args:
-      whitening_kernels: float32 [2, 2, 3, 24].
-    """
+    """float32 images [batch, 3, 32, 32] to logits [batch, 10]; the kernels are `whitening.kernels`."""
 
     def __init__(self, whitening_kernels: np.ndarray):
         super().__init__()
@@ -88,21 +77,6 @@ class Network(nn.Module):
             {"params": betas, "weight_decay": cifar10_94.WEIGHT_DECAY / cifar10_94.BIAS_RATE},
         ]
 
-    def load(self, variables: Mapping[str, np.ndarray]) -> None:
-        """Takes the weights of cifar10.cifar10_94, by name."""
-        state = {
-            "whitening.weight": _kernels(variables["block1/conv1/whitening/weights"]),
-            "whitening.bias": variables["block1/conv1/whitening/biases"],
-            "linear.weight": variables["linear/weights"].T,
-        }
-        for i in range(len(self.convolutions)):
-            layer = f"block{i // 2 + 1}/conv{i % 2 + 1}"
-            state[f"convolutions.{i}.weight"] = _kernels(variables[f"{layer}/weights"])
-            for ours, theirs in (("beta", "bias"), ("moving_mean", "running_mean"), ("moving_variance", "running_var")):
-                state[f"normalizations.{i}.{theirs}"] = variables[f"{layer}/batch_normalization/{ours}"]
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in state.items()}
-        self.load_state_dict(self.state_dict() | tensors)
-
 
 def distorted_batches(
     data: records.Records, batch_size: int, device: torch.device
@@ -120,11 +94,7 @@ def distorted_batches(
 def distorted(images: torch.Tensor) -> torch.Tensor:
     """A random shift by up to two pixels each way, reflected at the edge, a random flip, and `crops.prepare`.
 
-    Args:
-      images: uint8 [batch, 32, 32, 3].
-
-    Returns:
-      float32 [batch, 3, 32, 32], channels last.
+    From uint8 [batch, 32, 32, 3] to float32 [batch, 3, 32, 32], channels last.
     """
     device, size = images.device, images.shape[1]
 
@@ -144,8 +114,3 @@ def distorted(images: torch.Tensor) -> torch.Tensor:
 def _gelu(maps: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(1.702 x), in what is PyTorch's fastest form of it."""
     return functional.silu(1.702 * maps) / 1.702
-
-
-def _kernels(weights: np.ndarray) -> np.ndarray:
-    """From [rows, columns, channels, filters] to PyTorch's [filters, channels, rows, columns]."""
-    return weights.transpose(3, 2, 0, 1)

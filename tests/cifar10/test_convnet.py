@@ -1,4 +1,4 @@
-"""The network against a plain one: numpy for its outputs, TensorFlow's own operations for its gradients."""
+"""The network against a plain one of TensorFlow's own operations."""
 
 import numpy as np
 import pytest
@@ -24,44 +24,8 @@ BIASES = {"conv1": 0.0, "conv2": 0.1, "local3": 0.1, "local4": 0.1, "softmax_lin
 DEVIATIONS = {"conv1": 5e-2, "conv2": 5e-2, "local3": 0.04, "local4": 0.04, "softmax_linear": 1 / 192}
 
 
-def plain_numpy(images, variables):
-    """{layer: activations} in float64, from the tutorial's description; no operation is reordered."""
-
-    def windows(maps, size, stride, fill):
-        """[batch, rows, columns, size, size, channels], padded as TensorFlow's SAME does."""
-        outputs = -(-maps.shape[1] // stride)
-        missing = max((outputs - 1) * stride + size - maps.shape[1], 0)
-        pad = (missing // 2, missing - missing // 2)
-        padded = np.pad(maps, [(0, 0), pad, pad, (0, 0)], constant_values=fill)
-        views = np.lib.stride_tricks.sliding_window_view(padded, (size, size), axis=(1, 2))
-        return views[:, ::stride, ::stride].transpose(0, 1, 2, 4, 5, 3)
-
-    def convolution(maps, layer):
-        sums = np.tensordot(windows(maps, 5, 1, 0.0), variables[f"{layer}/weights"], axes=3)
-        return np.maximum(sums + variables[f"{layer}/biases"], 0)
-
-    def max_pool(maps):
-        return windows(maps, 3, 2, -np.inf).max(axis=(3, 4))
-
-    def normalization(maps):
-        squares = np.pad(np.square(maps), [(0, 0)] * 3 + [(4, 4)])
-        energy = sum(squares[..., k : k + maps.shape[-1]] for k in range(9))
-        return maps * (1 + 0.001 / 9 * energy) ** -0.75
-
-    def affine(rows, layer):
-        return rows @ variables[f"{layer}/weights"] + variables[f"{layer}/biases"]
-
-    layers = {"conv1": convolution(images, "conv1")}
-    layers["conv2"] = convolution(normalization(max_pool(layers["conv1"])), "conv2")
-    flat = max_pool(normalization(layers["conv2"])).reshape(len(images), -1)
-    layers["local3"] = np.maximum(affine(flat, "local3"), 0)
-    layers["local4"] = np.maximum(affine(layers["local3"], "local4"), 0)
-    layers["softmax_linear"] = affine(layers["local4"], "softmax_linear")
-    return layers
-
-
-def plain_tensorflow(images, variables):
-    """Logits by the tutorial's operations in the tutorial's order, differentiable by TensorFlow."""
+def plain_network(images, variables):
+    """{layer: activations} by the tutorial's operations in the tutorial's order, differentiable by TensorFlow."""
 
     def convolution(maps, layer):
         sums = tf.nn.conv2d(maps, variables[f"{layer}/weights"], 1, "SAME")
@@ -80,9 +44,13 @@ def plain_tensorflow(images, variables):
     def affine(rows, layer):
         return tf.matmul(rows, variables[f"{layer}/weights"]) + variables[f"{layer}/biases"]
 
-    maps = convolution(normalization(max_pool(convolution(images, "conv1"))), "conv2")
-    flat = tf.reshape(max_pool(normalization(maps)), [-1, 2304])
-    return affine(tf.nn.relu(affine(tf.nn.relu(affine(flat, "local3")), "local4")), "softmax_linear")
+    layers = {"conv1": convolution(images, "conv1")}
+    layers["conv2"] = convolution(normalization(max_pool(layers["conv1"])), "conv2")
+    flat = tf.reshape(max_pool(normalization(layers["conv2"])), [-1, 2304])
+    layers["local3"] = tf.nn.relu(affine(flat, "local3"))
+    layers["local4"] = tf.nn.relu(affine(layers["local3"], "local4"))
+    layers["softmax_linear"] = affine(layers["local4"], "softmax_linear")
+    return layers
 
 
 def draw_images(count, dtype=np.float64):
@@ -120,7 +88,7 @@ def test_initial_values():
 
 @pytest.fixture(scope="module")
 def float64_step():
-    """Two images' activations, logits and gradients, and the values of the variables, all drawn at random."""
+    """Two images' activations, logits and gradients; those of the plain network; all variables are drawn at random."""
     rng = np.random.default_rng(0)
     with tf.Graph().as_default(), v1.Session() as session:
         images = tf.constant(draw_images(2))
@@ -131,14 +99,14 @@ def float64_step():
             variable.load(2 * DEVIATIONS[layer] * rng.normal(size=variable.shape), session)
         logit_gradients = tf.constant(rng.normal(size=logits.shape))
         gradients = tf.gradients(logits, list(variables.values()), logit_gradients)
-        plain = tf.gradients(plain_tensorflow(images, variables), list(variables.values()), logit_gradients)
+        plain = plain_network(images, variables)
+        expected = tf.gradients(plain["softmax_linear"], list(variables.values()), logit_gradients)
         activations = {tensor.op.name: tensor for tensor in v1.get_collection("activations")}
-        yield session.run((variables, activations, logits, gradients, plain))
+        yield session.run((activations, logits, gradients, plain, expected))
 
 
-def test_activations_and_logits_equal_the_plain_network_in_numpy(float64_step):
-    variables, activations, logits, _, _ = float64_step
-    expected = plain_numpy(draw_images(2), variables)
+def test_activations_and_logits_equal_the_plain_network(float64_step):
+    activations, logits, _, expected, _ = float64_step
     assert list(activations) == [f"{layer}/{layer}" for layer in expected]
     for layer, values in expected.items():
         np.testing.assert_allclose(activations[f"{layer}/{layer}"], values, rtol=1e-9, atol=1e-12)
@@ -146,7 +114,7 @@ def test_activations_and_logits_equal_the_plain_network_in_numpy(float64_step):
 
 
 def test_gradients_equal_the_plain_network(float64_step):
-    _, _, _, gradients, plain = float64_step
+    _, _, gradients, _, plain = float64_step
     for gradient, expected in zip(gradients, plain, strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-9, atol=1e-9 * abs(expected).max())
 
@@ -157,7 +125,7 @@ def test_float32_equals_tensorflows_operations():
         images = tf.constant(draw_images(8, np.float32))
         logits = convnet.inference(images, True)
         variables = by_name(v1.global_variables())
-        plain_logits = plain_tensorflow(images, variables)
+        plain_logits = plain_network(images, variables)["softmax_linear"]
         session.run(v1.global_variables_initializer())
         outputs, plain_outputs = session.run([logits, plain_logits])
         pairs = zip(*(tf.gradients(y, list(variables.values())) for y in (logits, plain_logits)), strict=True)

@@ -68,16 +68,11 @@ def test_pixels_may_come_first():
         np.testing.assert_allclose(result, expected, rtol=0, atol=1e-9)
 
 
-def test_float32_errs_as_little_as_the_direct_sum():
-    tensors = draw(4, 12, 12, 64, 64, (5, 5), np.float32)
+@pytest.mark.parametrize("dtype, most", [(np.float32, 1e-6), (tf.bfloat16.as_numpy_dtype, 2**-7)])
+def test_the_error_is_about_one_rounding(dtype, most):
+    tensors = draw(4, 12, 12, 64, 64, (5, 5), dtype)
     exact = run(direct, *(tensor.astype(float) for tensor in tensors))
-    assert (error(run(convolution, *tensors), exact) < 1e-6).all()
-
-
-def test_bfloat16_errs_by_about_one_rounding():
-    tensors = [tensor.astype(tf.bfloat16.as_numpy_dtype) for tensor in draw(4, 12, 12, 64, 64, (5, 5))]
-    exact = run(direct, *(tensor.astype(float) for tensor in tensors))
-    assert (error(run(convolution, *tensors), exact) < 2**-7).all()
+    assert (error(run(convolution, *tensors), exact) < most).all()
 
 
 @pytest.mark.parametrize("device, convolutions", [("/cpu:0", 0), ("/gpu:1", 1)])

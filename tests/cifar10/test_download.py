@@ -122,11 +122,6 @@ def test_the_files_and_nothing_else_are_unpacked_and_kept(server, tmp_path):
     assert server.requests == 1 and _names(tmp_path / "new") == ["cifar-10-batches-bin"]
 
 
-def test_the_official_archive_is_asked_for_over_https_and_checked():
-    assert download.CIFAR10.url.startswith("https://www.cs.toronto.edu/")
-    assert {name: len(digest) for name, digest in download.CIFAR10.checksums} == {"md5": 32, "sha256": 64}
-
-
 def _serve(**attributes):
     def prepare(server):
         archive = server.archive()
@@ -194,10 +189,7 @@ def _replaced(name, **attributes):
 @pytest.mark.parametrize(
     "body, reason",
     [
-        (
-            _pack(_replaced("test_batch.bin", type=tarfile.SYMTYPE, linkname="/etc/passwd")),
-            "test_batch.bin .* not a file",
-        ),
+        (_pack(_replaced("data_batch_2.bin", type=tarfile.SYMTYPE, linkname="/etc/passwd")), "is not a file"),
         (_pack(_replaced("data_batch_2.bin", type=tarfile.LNKTYPE, linkname="data_batch_1.bin")), "is not a file"),
         (_pack(_replaced("data_batch_2.bin", type=tarfile.CHRTYPE, devmajor=1, devminor=5)), "is not a file"),
         (_pack(_replaced("data_batch_2.bin", type=tarfile.FIFOTYPE)), "is not a file"),

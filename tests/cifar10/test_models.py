@@ -77,7 +77,3 @@ def test_recipes_can_be_followed():
         assert isinstance(config, Config) and config.optimizer == "momentum" and config.epochs in (70, 164)
     assert model("resnet20").config(max_steps=3).epochs is None
     assert model("convnet").config() == Config()
-
-
-def test_the_convnet_stays_the_default():
-    assert cifar10.WORKLOAD.options.model == "convnet" and not cifar10.WORKLOAD.recipe

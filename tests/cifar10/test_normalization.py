@@ -19,27 +19,24 @@ def run(normalize, inputs, output_gradients):
         return session.run([y, dx], {x: inputs})
 
 
-def plain(x, dy, depth_radius, bias, alpha):
+def plain(x, dy):
     """The definition in numpy, and its gradient through the whole Jacobian: x and dy are [examples, channels]."""
     distances = np.abs(np.subtract.outer(np.arange(x.shape[1]), np.arange(x.shape[1])))
-    near = (distances <= depth_radius).astype(float)
-    energy = bias + alpha * np.square(x) @ near
+    near, alpha = (distances <= 4).astype(float), 0.001 / 9
+    energy = 1 + alpha * np.square(x) @ near
     jacobian = np.einsum("nc,ck->nck", energy**-0.75, np.eye(x.shape[1]))
     jacobian -= 1.5 * alpha * np.einsum("nc,nk,ck->nck", x * energy**-1.75, x, near)
     return x * energy**-0.75, np.einsum("nc,nck->nk", dy, jacobian)
 
 
-@pytest.mark.parametrize("scale", [1.0, 30.0])
-@pytest.mark.parametrize(
-    "shape, radius, bias, alpha",
-    [((3, 2, 4, 64), 4, 1.0, 0.001 / 9), ((5, 7, 16), 4, 2.0, 0.3), ((2, 3, 1, 3), 4, 1.0, 0.1), ((4, 6), 0, 0.5, 1.0)],
-)
-def test_values_and_gradients_follow_the_definition(shape, radius, bias, alpha, scale):
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+@pytest.mark.parametrize("shape", [(3, 2, 4, 64), (5, 7, 16), (2, 3, 1, 3)])
+def test_values_and_gradients_follow_the_definition(shape, scale):
     rng = np.random.default_rng(0)
     x, dy = scale * rng.normal(size=shape), rng.normal(size=shape)
-    y, dx = run(lambda x: local_response_normalization(x, radius, bias, alpha), x, dy)
+    y, dx = run(local_response_normalization, x, dy)
     rows = [-1, shape[-1]]
-    plain_y, plain_dx = plain(x.reshape(rows), dy.reshape(rows), radius, bias, alpha)
+    plain_y, plain_dx = plain(x.reshape(rows), dy.reshape(rows))
     np.testing.assert_allclose(y.reshape(rows), plain_y, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(dx.reshape(rows), plain_dx, rtol=1e-9, atol=1e-12)
 
@@ -58,7 +55,7 @@ def test_bfloat16_is_normalised_in_float32():
     bfloat16 = tf.bfloat16.as_numpy_dtype
     x = (100 * np.random.default_rng(2).normal(size=[8, 64])).astype(bfloat16)
     y, _ = run(local_response_normalization, x, np.ones_like(x))
-    expected, _ = plain(x.astype(float), np.ones(x.shape), 4, 1.0, 0.001 / 9.0)
+    expected, _ = plain(x.astype(float), np.ones(x.shape))
     np.testing.assert_allclose(y.astype(float), expected, rtol=2**-8)  # one rounding, of the result
 
 

@@ -46,8 +46,6 @@ def test_splits_are_the_published_files(cifar10_dir):
     expected = b"".join((cifar10_dir / f"data_batch_{i}.bin").read_bytes()[::3073] for i in range(1, 6))
     assert bytes(train.labels.astype(np.uint8)) == expected
     assert bytes(test.labels.astype(np.uint8)) == (cifar10_dir / "test_batch.bin").read_bytes()[::3073]
-    with pytest.raises(errors.ConfigError, match="'dev'.*train and test"):
-        records.read_split(cifar10_dir, "dev")
 
 
 def _shorten(path):
@@ -149,7 +147,7 @@ def megabytes(field):
 
 def consume(directory):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        fetch = records.examples(directory, "test").open()
+        fetch = records.examples(directory, "test", "zeros").open()
         dataset = tf.data.Dataset.range(64).batch(64).map(fetch)
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         session.run(iterator.initializer)

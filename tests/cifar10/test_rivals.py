@@ -6,6 +6,7 @@ import json
 import pathlib
 
 import jobs
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,32 +19,7 @@ from tower_train.cluster import ports
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
-
-CLASSES, PER_FILE = 10, 40
-
-
-@pytest.fixture(scope="module")
-def request_for(tmp_path_factory):
-    """A DataRequest for images whose class is easily seen: a pattern of its own, and noise."""
-    rng = np.random.default_rng(0)
-    patterns = rng.integers(0, 256, [CLASSES, 3, 4, 4]).repeat(8, axis=2).repeat(8, axis=3)
-    directory = tmp_path_factory.mktemp("patterns")
-    for name in records.ALL_FILES:
-        labels = np.arange(PER_FILE) % CLASSES
-        images = np.clip(patterns[labels] + rng.integers(-30, 31, [PER_FILE, 3, 32, 32]), 0, 255)
-        np.column_stack([labels, images.reshape(PER_FILE, -1)]).astype(np.uint8).tofile(directory / name)
-    return DataRequest("train", "cifar10", str(directory))
-
-
-def losses_of(train, request, steps):
-    losses = []
-
-    def after_step(loss):
-        losses.append(loss)
-        return len(losses) == steps
-
-    train(request, 16, after_step)
-    return losses
+MODELS = ["convnet", "cifar10_94", "resnet20", "resnet56", "minigooglenet"]
 
 
 def assert_falls(losses):
@@ -55,26 +31,18 @@ def assert_falls(losses):
     assert np.median(losses[30:]) < np.mean(losses[:5]) - 0.3
 
 
-@pytest.fixture(scope="module")
-def port_graph(request_for):
-    """(images [batch, 24, 24, 3], labels [batch]) of a batch of the port's own input."""
+def test_the_port_reads_standardised_crops(request_for):
     files = [str(rivals.folder(request_for) / name) for name in records.FILES["train"]]
     with tf.Graph().as_default(), v1.Session() as session:
         batch = port.distorted_inputs(files, num_examples=200, batch=16)
         coordinator = v1.train.Coordinator()
         threads = v1.train.start_queue_runners(session, coordinator)
-        found = session.run(batch)
+        images, labels = session.run(batch)
         coordinator.request_stop()
         session.close()
         coordinator.join(threads)
-    return found
-
-
-def test_the_port_reads_standardised_crops(port_graph):
-    images, labels = port_graph
-    assert images.shape == (16, 24, 24, 3)
-    assert labels.shape == (16,)
-    assert set(labels) <= set(range(CLASSES))
+    assert images.shape == (16, 24, 24, 3) and labels.shape == (16,)
+    assert set(labels) <= set(range(10))
     np.testing.assert_allclose(images.mean(axis=(1, 2, 3)), 0, atol=1e-4)
     np.testing.assert_allclose(images.std(axis=(1, 2, 3)), 1, atol=1e-3)
 
@@ -90,10 +58,8 @@ def test_the_port_averages_gradients():
 
 
 @pytest.mark.parametrize("num_towers", [1, 2])
-def test_the_port_learns(request_for, num_towers):
-    losses = losses_of(lambda *args: port.train(*args, num_towers=num_towers), request_for, steps=60)
-    assert np.isfinite(losses).all()
-    assert_falls(losses)
+def test_the_port_learns(losses_of, num_towers):
+    assert_falls(losses_of(functools.partial(port.train, num_towers=num_towers), steps=60))
 
 
 def test_the_port_has_the_reference_network():
@@ -116,12 +82,9 @@ def test_the_port_has_the_reference_network():
 KERAS_SIDES = ["keras/fit", "keras/MirroredStrategy 2", "keras/multi_gpu_model 2"]
 KERAS = """
 import functools, json, sys
-import numpy as np
 import cifar10
 from cifar10 import rivals
 from tower_train.workload import DataRequest
-from cifar10.rivals import keras_networks, port
-import tensorflow as tf
 
 losses = {}
 def after_step(name, loss):
@@ -132,38 +95,22 @@ for rival in sorted(found, key=lambda rival: "Mirrored" not in rival.name):  # w
     if rival.name in sys.argv[2:]:
         train = functools.partial(rival.train, DataRequest("train", "cifar10", sys.argv[1]), 16)
         train(functools.partial(after_step, rival.name))
-
-images = np.random.default_rng(0).normal(size=[4, 24, 24, 3]).astype(np.float32)
-model = keras_networks.convnet()
-rng = np.random.default_rng(1)
-for variable in model.trainable_variables:
-    variable.assign(rng.normal(0, 0.05, variable.shape))
-weights = [v.numpy() for v in model.trainable_variables]
-with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-    logits = port.inference(tf.constant(images))
-    there = tf.compat.v1.trainable_variables()
-    for variable, value in zip(there, weights, strict=True):
-        variable.load(value, session)
-    expected = session.run(logits)
-error = float(np.abs(model(images).numpy() - expected).max() / np.abs(expected).max())
-decay = float(sum(model.losses))
-halved = 0.002 * sum(float(np.square(w).sum()) for w in (weights[4], weights[6]))
-print(json.dumps({"losses": losses, "error": error, "decay": [decay, halved]}))
+print(json.dumps(losses))
 """
 
 
 @pytest.fixture(scope="module")
-def keras_outcome(request_for):
-    """What KERAS found, in a process of its own, whose devices nobody has used yet."""
+def keras_losses(request_for):
+    """What KERAS prints, in a process of its own, whose devices nobody has used yet."""
     done = jobs.command("-c", KERAS, request_for.data_dir, *KERAS_SIDES)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", KERAS_SIDES)
-def test_keras_learns(keras_outcome, name):
+def test_keras_learns(keras_losses, name):
     """Keras tells the mean of the losses so far, from which the last ones follow."""
-    means = np.array(keras_outcome["losses"][name])
+    means = np.array(keras_losses[name])
     losses = np.diff(means * np.arange(1, len(means) + 1), prepend=0)
     assert_falls(losses)
 
@@ -193,13 +140,7 @@ def test_workers_under_keras_strategy_learn(request_for):
             assert_falls([float(loss) for loss in worker.output().splitlines()[-1].split()])
 
 
-def test_keras_has_the_same_network_and_weight_decay(keras_outcome):
-    assert keras_outcome["error"] < 1e-4
-    found, expected = keras_outcome["decay"]
-    assert found == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("model", ["convnet", "cifar10_94", "resnet20", "resnet56", "minigooglenet"])
+@pytest.mark.parametrize("model", MODELS)
 def test_the_rivals_have_what_the_benchmark_asks_for(model):
     found = rivals.of(cifar10.WORKLOAD.with_options({"model": model}).options)
     names = [rival.name for rival in found.rivals]
@@ -210,35 +151,15 @@ def test_the_rivals_have_what_the_benchmark_asks_for(model):
             assert found.plain_inference(v1.placeholder(tf.float32, [4, 24, 24, 3])).shape == [4, 10]
 
 
-def weights_and_outputs(model, images, request_for):
-    """What our network has for these images in evaluation, with random biases and statistics.
-
-    Returns:
-      {variable name: value}, logits, weight decay.
-    """
-    workload = cifar10.WORKLOAD.with_options({"model": model})
-    rng = np.random.default_rng(1)
-    with tf.Graph().as_default(), v1.Session() as session:
-        network = workload.for_examples(workload.examples(request_for)).inference
-        logits = network(tf.constant(images), False)
-        decay = tf.add_n(v1.losses.get_regularization_losses())
-        variables = {variable.op.name: variable for variable in v1.global_variables()}
-        session.run(v1.global_variables_initializer())
-        for variable in variables.values():
-            if variable.shape.rank == 1:  # they begin at 0 or 1, which would hide them
-                variable.load(rng.uniform(0.5, 1.5, variable.shape), session)
-        return session.run((variables, logits, decay))
-
-
-@pytest.mark.parametrize("model", ["cifar10_94", "resnet20", "resnet56", "minigooglenet"])
-def test_keras_has_the_deeper_networks_layer_for_layer(request_for, model):
+@pytest.mark.parametrize("model", MODELS)
+def test_keras_has_the_networks_layer_for_layer(our_network, model):
     """The same variables in the same layers, trained or not, and so the same outputs and weight decay."""
     theirs = keras_fit.RECIPES[model].network()
-    images = np.random.default_rng(0).normal(size=[2, 32, 32, 3]).astype(np.float32)
-    values, logits, decay = weights_and_outputs(model, images, request_for)
+    images = np.random.default_rng(0).normal(size=[2, *theirs.input_shape[1:]]).astype(np.float32)
+    values, logits, decay = our_network(model, images)
     names = {"kernel": "weights", "bias": "biases"}
     for variable in theirs.variables:
-        scope, _, name = variable.path.rpartition("/")
+        scope, name = variable.path.split("/")[-2:]
         variable.assign(values.pop(f"{scope.replace('.', '/')}/{names.get(name, name)}"))
     assert not values
     np.testing.assert_allclose(theirs(images), logits, rtol=1e-3, atol=1e-3)
@@ -266,9 +187,12 @@ def test_the_arithmetic_of_cifar10_94_is_that_of_its_plain_layers():
         assert flops.training_flops(tf.reduce_sum(logits)) == 4 * 2 * (whitening + 3 * (conv1 + others))
 
 
-def test_keras_learns_cifar10_94_in_bfloat16(request_for):
+def test_keras_learns_cifar10_94_in_bfloat16(losses_of):
     """Keras tells the mean of the losses so far."""
     found = rivals.of(cifar10.WORKLOAD.with_options({"model": "cifar10_94"}).options).rivals
     (rival,) = (rival for rival in found if rival.dtype == "bfloat16" and rival.name.startswith("keras"))
-    losses = losses_of(rival.train, request_for, steps=20)
+    try:
+        losses = losses_of(rival.train, steps=20)
+    finally:
+        keras.config.set_dtype_policy("float32")  # of the other tests in this process
     assert losses[-1] < losses[0] - 0.3

@@ -133,15 +133,6 @@ def test_other_images_in_the_same_format_are_not_called_cifar10(drawn_dir):
 
 
 @pytest.mark.parametrize(
-    "request_, text", [(("train", "mnist"), "auto, cifar10, generated"), (("dev",), "train and test")]
-)
-def test_unknown_names_are_config_errors(cifar10_dir, default_dir, request_, text):
-    shutil.copytree(cifar10_dir, default_dir)
-    with pytest.raises(errors.ConfigError, match=text):
-        source.examples(DataRequest(*request_))
-
-
-@pytest.mark.parametrize(
     "environment, expected",
     [
         ({"TOWER_TRAIN_DATA": "/data", "XDG_CACHE_HOME": "/cache", "HOME": "/home/me"}, "/data"),

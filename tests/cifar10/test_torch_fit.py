@@ -4,13 +4,9 @@ import importlib.util
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import cifar10
-from cifar10 import crops, records, rivals
-from tower_train.workload import DataRequest
-
-v1 = tf.compat.v1
+from cifar10 import crops, rivals
 
 WORKLOAD = cifar10.WORKLOAD.with_options({"model": "cifar10_94"})
 
@@ -26,33 +22,38 @@ def test_without_torch_there_is_no_such_rival(monkeypatch):
     assert not torch_rivals()
 
 
+def torch_values(values):
+    """Our variables by PyTorch's names; kernels are [filters, channels, rows, columns] there."""
+    state = {
+        "whitening.weight": values["block1/conv1/whitening/weights"].transpose(3, 2, 0, 1),
+        "whitening.bias": values["block1/conv1/whitening/biases"],
+        "linear.weight": values["linear/weights"].T,
+    }
+    for i in range(6):
+        layer = f"block{i // 2 + 1}/conv{i % 2 + 1}"
+        state[f"convolutions.{i}.weight"] = values[f"{layer}/weights"].transpose(3, 2, 0, 1)
+        for ours, theirs in (("beta", "bias"), ("moving_mean", "running_mean"), ("moving_variance", "running_var")):
+            state[f"normalizations.{i}.{theirs}"] = values[f"{layer}/batch_normalization/{ours}"]
+    return state
+
+
 @needs_torch
 @pytest.mark.parametrize("training", [False, True])
-def test_it_has_the_same_network(cifar10_dir, training):
+def test_it_has_the_same_network(our_network, training):
     import torch
 
     from cifar10.rivals import torch_fit
 
     images = np.random.default_rng(0).normal(size=[6, 32, 32, 3]).astype(np.float32)
-    examples = WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
-    rng = np.random.default_rng(1)
-    with tf.Graph().as_default(), v1.Session() as session:
-        logits = WORKLOAD.for_examples(examples).inference(tf.constant(images), training)
-        variables = {variable.op.name: variable for variable in v1.global_variables()}
-        trained = v1.trainable_variables()
-        session.run(v1.global_variables_initializer())
-        for variable in variables.values():
-            if variable.shape.rank == 1:  # they begin at 0 or 1, which would hide them
-                variable.load(rng.uniform(0.5, 1.5, variable.shape), session)
-        values, expected = session.run((variables, logits))
+    values, expected, _ = our_network("cifar10_94", images, training)
     network = torch_fit.Network(np.zeros([2, 2, 3, 24], np.float32)).train(training)
-    network.load(values)
+    state = {name: torch.tensor(np.ascontiguousarray(value)) for name, value in torch_values(values).items()}
+    network.load_state_dict(network.state_dict() | state)
     with torch.no_grad():
         found = network(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
-    assert sum(parameter.numel() for group in network.groups() for parameter in group["params"]) == sum(
-        np.prod(variable.shape) for variable in trained
-    )
+    # What test_cifar10_94 counts.
+    assert sum(parameter.numel() for group in network.groups() for parameter in group["params"]) == 1_971_352
 
 
 @needs_torch
@@ -75,24 +76,11 @@ def test_images_are_shifted_reflected_and_flipped():
 
 @needs_torch
 @pytest.mark.parametrize("name, dtype", [("torch", "float32"), ("torch/bfloat16", "bfloat16")])
-def test_it_learns(tmp_path, name, dtype):
-    """A class is a pattern of its own, and noise."""
+def test_it_learns(losses_of, name, dtype):
     import torch
 
     torch.set_num_threads(1)  # where other tests share the cores, its threads wait for each other most of the time
-    rng = np.random.default_rng(0)
-    patterns = rng.integers(0, 256, [10, 3072])
-    for file in records.ALL_FILES:
-        labels = np.arange(40) % 10
-        images = np.clip(patterns[labels] + rng.integers(-30, 31, [40, 3072]), 0, 255)
-        np.column_stack([labels, images]).astype(np.uint8).tofile(tmp_path / file)
-    losses = []
-
-    def after_step(loss):
-        losses.append(loss)
-        return len(losses) == 12
-
     rival = torch_rivals()[name]
     assert rival.dtype == dtype
-    rival.train(DataRequest("train", "cifar10", str(tmp_path)), 16, after_step)
-    assert len(losses) == 12 and np.mean(losses[-3:]) < losses[0] - 0.3
+    losses = losses_of(rival.train, steps=20)
+    assert len(losses) == 20 and np.mean(losses[-3:]) < losses[0] - 0.3

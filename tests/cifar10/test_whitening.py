@@ -42,12 +42,9 @@ def test_whitened_patches_are_uncorrelated_and_of_variance_nearly_one(images, ke
     np.testing.assert_allclose(expected, np.eye(12), atol=0.05)
 
 
-def test_the_second_half_is_the_negative_of_the_first(kernels):
+def test_the_greatest_eigenvalue_comes_first_directions_are_fixed_and_the_second_half_is_their_negative(kernels):
     assert kernels.shape == (2, 2, 3, 24) and kernels.dtype == np.float32
     np.testing.assert_array_equal(kernels[..., 12:], -kernels[..., :12])
-
-
-def test_the_greatest_eigenvalue_comes_first_and_directions_are_fixed(kernels):
     rows = kernels[..., :12].reshape(12, 12).T
     norms = np.linalg.norm(rows, axis=1)  # 1 / sqrt(eigenvalue + epsilon)
     assert (np.diff(norms) > 0).all()
