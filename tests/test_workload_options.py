@@ -182,7 +182,8 @@ def train(modules, monkeypatch, directory, steps, **options):
     return tower_train.train("optional_toy", config, workload_options=options)
 
 
-def test_another_value_is_refused_or_free_as_the_option_says(run, modules, monkeypatch):
+def test_run_json_tells_the_options_and_another_value_is_refused_or_free_as_they_say(run, modules, monkeypatch):
+    assert jobs.read_json(run, "run.json")["workload_options"] == {"shift": 2.0, "loud": False}
     with pytest.raises(errors.RunError, match="--shift was 2.0, now 0.0"):
         train(modules, monkeypatch, run, 12)
     assert train(modules, monkeypatch, run, 12, shift=2.0, loud=True).step == 12
@@ -193,7 +194,6 @@ def test_evaluation_uses_the_runs_options(run, modules, monkeypatch):
     monkeypatch.syspath_prepend(str(modules))
     [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run)))
     run_json = jobs.read_json(run, "run.json")
-    assert run_json["workload_options"] == {"shift": 2.0, "loud": False}
     (run / "run.json").write_text(json.dumps(run_json | {"workload_options": {"shift": 1e6, "loud": False}}))
     [other] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run)))
     (run / "run.json").write_text(json.dumps(run_json))
