@@ -114,7 +114,7 @@ class BestExporter(LatestExporter):
         best = None
         for path in sorted(model_dir.glob(self._pattern)):
             for event in tf.compat.v1.train.summary_iterator(str(path)):
-                found = {value.tag: value.simple_value for value in event.summary.value}
+                found = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
                 is_new = found and event.step != now.get("global_step")
                 if is_new and (best is None or self._is_better(best, found)):
                     best = found
