@@ -6,12 +6,9 @@ under these options of its own.
 
 import dataclasses
 import importlib.util
-import pathlib
 from collections.abc import Callable
 
-from cifar10 import download, generated, source
 from tower_train import workload
-from tower_train.data import directories
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +61,8 @@ def of(options) -> Rivals:
     if options.model == "cifar10_94":
         narrow = _keras("fit bfloat16", options.model, 1, ("quick", "full"), dtype_policy="mixed_bfloat16")
         narrow = dataclasses.replace(narrow, dtype="bfloat16")
-        return Rivals("keras/fit", (*keras, narrow, *_of_torch()), _plain_cifar10_94)
+        plain = _later("keras_networks", "cifar10_94")
+        return Rivals("keras/fit", (*keras, narrow, *_of_torch()), lambda images: plain()(images))
     if options.model != "convnet":
         return Rivals("keras/fit", keras)
     port = (
@@ -73,21 +71,6 @@ def of(options) -> Rivals:
     )
     workers = Rival("keras/MultiWorkerMirroredStrategy 2", 1, ("growing",), _later("multi_worker"), num_processes=2)
     return Rivals("port", (*port, *keras, workers), _later("port", "inference"))
-
-
-def folder(request: workload.DataRequest) -> pathlib.Path:
-    """The folder with the .bin files of the data set that `cifar10.source.examples` gives for the same request.
-
-    Its dataset is 'cifar10' or 'generated', which `source.examples` tells of 'auto'.
-    """
-    directory = directories.chosen(request.data_dir)
-    if request.dataset == "generated":
-        return generated.generate(directory)
-    return source.find_cifar10(directory) or download.download(directory)
-
-
-def _plain_cifar10_94(images):
-    return _later("keras_networks", "cifar10_94")()(images)
 
 
 def _keras(name: str, model: str, num_devices: int, forms: tuple[str, ...], **options) -> Rival:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from cifar10 import distort
+import cifar10
 from cifar10.rivals import keras_fit, keras_networks
 from tower_train import workload
 
@@ -27,7 +27,7 @@ def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = keras_networks.convnet()
-        optimizer = keras.optimizers.SGD(**keras_fit.RECIPES["convnet"].optimizer)
+        optimizer = keras_fit.optimizer(cifar10.WORKLOAD.config())
         optimizer.build(model.trainable_variables)
 
     def replica_step(images, labels):
@@ -44,7 +44,7 @@ def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[
         return strategy.run(replica_step, next(batches))
 
     def own_batches(_):
-        return keras_fit.distorted_images(request, batch_size // num_workers, distort.distort)
+        return keras_fit.distorted_images(request, batch_size // num_workers, cifar10.WORKLOAD.distort)
 
     batches = iter(strategy.distribute_datasets_from_function(own_batches))
     while not after_step(float(strategy.experimental_local_results(step(batches))[0])):

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cifar10 import cifar10_94, crops, records, rivals, shifts, whitening
+from cifar10 import cifar10_94, crops, records, shifts, source, whitening
 from tower_train import workload
 
 
 def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], dtype: str) -> None:
     """Trains as `Rival.train` says, on the GPU if TensorFlow sees one, in a `Rival.dtype`."""
     device = torch.device("cuda" if tf.config.list_physical_devices("GPU") else "cpu")
-    data = records.read_split(rivals.folder(request), "train")
+    data = records.read_split(source.locate(request)[0], "train")
     network = Network(whitening.kernels(data.images[: cifar10_94.WHITENED_IMAGES]))
     network = network.to(device, memory_format=torch.channels_last)
     rate, momentum = 0.2 * cifar10_94.RECIPE["learning_rate"], cifar10_94.MOMENTUM

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import pathlib
 
 import jobs
 import keras
@@ -12,11 +11,10 @@ import pytest
 import tensorflow as tf
 
 import cifar10
-from cifar10 import records, rivals
-from cifar10.rivals import keras_fit, keras_networks, port
+from cifar10 import records, rivals, source
+from cifar10.rivals import keras_networks, port
 from tower_train.bench import flops
 from tower_train.cluster import ports
-from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
 MODELS = ["convnet", "cifar10_94", "resnet20", "resnet56", "minigooglenet"]
@@ -32,7 +30,7 @@ def assert_falls(losses):
 
 
 def test_the_port_reads_standardised_crops(request_for):
-    files = [str(rivals.folder(request_for) / name) for name in records.FILES["train"]]
+    files = [str(source.locate(request_for)[0] / name) for name in records.FILES["train"]]
     with tf.Graph().as_default(), v1.Session() as session:
         batch = port.distorted_inputs(files, num_examples=200, batch=16)
         coordinator = v1.train.Coordinator()
@@ -101,7 +99,7 @@ print(json.dumps(losses))
 
 @pytest.fixture(scope="module")
 def keras_losses(request_for):
-    """What KERAS prints, in a process of its own, whose devices nobody has used yet."""
+    """The losses that KERAS prints, in a process of its own, whose devices nobody has used yet."""
     done = jobs.command("-c", KERAS, request_for.data_dir, *KERAS_SIDES)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -154,7 +152,7 @@ def test_the_rivals_have_what_the_benchmark_asks_for(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_keras_has_the_networks_layer_for_layer(our_network, model):
     """The same variables in the same layers, trained or not, and so the same outputs and weight decay."""
-    theirs = keras_fit.RECIPES[model].network()
+    theirs = keras_networks.NETWORKS[model]()
     images = np.random.default_rng(0).normal(size=[2, *theirs.input_shape[1:]]).astype(np.float32)
     values, logits, decay = our_network(model, images)
     names = {"kernel": "weights", "bias": "biases"}
@@ -164,12 +162,6 @@ def test_keras_has_the_networks_layer_for_layer(our_network, model):
     assert not values
     np.testing.assert_allclose(theirs(images), logits, rtol=1e-3, atol=1e-3)
     assert float(sum(theirs.losses)) == pytest.approx(decay, rel=1e-4)
-
-
-def test_drawn_images_are_found_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(rivals.generated, "generate", lambda directory: pathlib.Path(directory, "generated-0"))
-    request = DataRequest("train", "generated", str(tmp_path))
-    assert rivals.folder(request) == tmp_path / "generated-0"
 
 
 def test_keras_does_not_train_the_whitening_kernels():

@@ -1,4 +1,4 @@
-"""Which images a run gets, for every combination of --dataset, --data_dir and what lies there."""
+"""The images of a run, for every combination of --dataset, --data_dir and what lies there."""
 
 import functools
 import shutil
