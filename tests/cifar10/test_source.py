@@ -18,7 +18,7 @@ URL = "http://127.0.0.1:1/cifar-10-binary.tar.gz"  # a port where nobody listens
 def default_dir(tmp_path, monkeypatch):
     """The default data directory, empty; a download fails as it does without a network."""
     monkeypatch.setenv("TOWER_TRAIN_DATA", str(tmp_path / "default"))
-    nowhere = remote.RemoteFile(URL, num_bytes=1, checksums=())
+    nowhere = remote.RemoteFile(URL, num_bytes=1, checksum=("md5", ""))
     monkeypatch.setattr(download, "download", functools.partial(download.download, archive=nowhere))
     return tmp_path / "default"
 

@@ -11,7 +11,7 @@ import pathlib
 import tensorflow as tf
 
 from tower_train import errors, layers
-from tower_train.data import directories, idx, publish, remote
+from tower_train.data import directories, idx, remote
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -26,7 +26,7 @@ _URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 
 # The MD5s are those of https://github.com/zalandoresearch/fashion-mnist, "Get the data".
 FILES = tuple(
-    remote.RemoteFile(f"{_URL}{name}.gz", num_bytes, (("md5", md5),))
+    remote.RemoteFile(f"{_URL}{name}.gz", num_bytes, ("md5", md5))
     for name, num_bytes, md5 in (
         (_IMAGES.format("train"), 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
         (_LABELS.format("train"), 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
@@ -56,18 +56,11 @@ def download(directory: pathlib.Path, files: tuple[remote.RemoteFile, ...] = FIL
             except remote.FetchError as failure:
                 raise remote.FetchError(f"could not be downloaded from {file.url}: {failure}") from None
 
-    def is_complete(there: pathlib.Path) -> bool:
-        if _has_files(there):
-            return True
-        remote.refuse_to_replace(there)
-        return False
-
     try:
-        publish.publish_folder(folder, fill, is_complete)
-    except (remote.FetchError, OSError) as failure:
-        reason = f"{folder} cannot be written: {failure.strerror}" if isinstance(failure, OSError) else str(failure)
+        remote.publish_folder(folder, fill, _has_files)
+    except remote.FetchError as failure:
         raise errors.DataError(
-            f"Fashion-MNIST: {reason}. Put its four files ({files[0].name} and so on) into {folder}, or name the "
+            f"Fashion-MNIST: {failure}. Put its four files ({files[0].name} and so on) into {folder}, or name the "
             "directory that holds them with --data_dir."
         ) from None
     return folder
