@@ -31,7 +31,7 @@ def compare(session: Session) -> list[str]:
     options, about = session.options, session.about
     sides = systems.comparison(options, about)
     name, reference = ("growing", sides[0].name) if options.growing else ("benchmark", about["reference"])
-    measured = _in_rounds(session, sides)
+    measured = measure.in_rounds(session, sides, options.num_rounds, options.seconds_each)
     rows = report.rows(measured, reference, about["flops_per_example"])
     written = [session.write(name, {"rows": _as_dicts(rows), "sides": _as_dicts(measured)})]
     written += draw_comparison(rows, bool(about["gpus"]), session.out / f"{name}.png")
@@ -59,7 +59,8 @@ def sweep(session: Session) -> list[str]:
             for step in _SWEEP_STEPS
         },
     }
-    measured = _in_rounds(session, [side for part in parts.values() for side in part.values()])
+    sides = [side for part in parts.values() for side in part.values()]
+    measured = measure.in_rounds(session, sides, options.num_rounds, options.seconds_each)
     by_name = {one.side.name: one for one in measured}
     curves, lines = {}, []
     for axis, part in parts.items():
@@ -84,8 +85,7 @@ def overhead(session: Session, import_secs: Callable[[], float] = import_tensorf
     options = session.options
     kinds = (systems.UNGUARDED, systems.SILENCE, systems.REPORTS)
     sides = [systems.trainer(reports, 1, options.batch_size, reports=reports) for reports in kinds]
-    rounds = options.rounds or _OVERHEAD_ROUNDS
-    measured = measure.in_rounds(sides, session.start, rounds, session.progress, steps=_OVERHEAD_STEPS)
+    measured = measure.in_rounds(session, sides, options.rounds or _OVERHEAD_ROUNDS, steps=_OVERHEAD_STEPS)
     unguarded, silent, with_reports = (one.rates() for one in measured)
     imports, starts = _starts(session, sides[0], import_secs)
     content = {"sides": _as_dicts(measured), "import_secs": imports, "first_step_secs": starts}
@@ -99,11 +99,6 @@ def overhead(session: Session, import_secs: Callable[[], float] = import_tensorf
         f"takes by itself ({statistics.median(imports):.1f} s).", "",
         *report.written([written]),
     ]  # fmt: skip
-
-
-def _in_rounds(session: Session, sides: list[systems.System]) -> list[report.Measured]:
-    options = session.options
-    return measure.in_rounds(sides, session.start, options.num_rounds, session.progress, seconds=options.seconds_each)
 
 
 def _as_dicts(records) -> list[dict]:

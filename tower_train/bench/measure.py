@@ -85,10 +85,9 @@ def progress_bar() -> ProgressBar:
 
 
 def in_rounds(
+    session: Session,
     sides: Sequence[System],
-    start: Callable[[System], Worker],
     rounds: int,
-    progress: ProgressBar,
     seconds: float = 0.0,
     steps: int = 1,
     has_memory: Callable[[int], bool] = host.has_memory,
@@ -99,10 +98,9 @@ def in_rounds(
     others are compared with.
 
     Args:
+      session: starts the sides; its bar counts the seconds of every start and every measurement.
       sides: what to measure.
-      start: starts a side's worker.
       rounds: how often each side is measured; the anchors as often in every group.
-      progress: counts the seconds of every start and every measurement.
       seconds: how long each measurement is at least.
       steps: how many steps each measurement has at least.
       has_memory: whether so many bytes of memory are free.
@@ -113,22 +111,22 @@ def in_rounds(
     measured = {side.name: Measured(side) for side in sides}
     anchors = [side for side in sides if side.is_anchor]
     waiting = [side for side in sides if not side.is_anchor]
-    progress.expect(len(sides) * (START_SECS + rounds * seconds))
+    session.progress.expect(len(sides) * (START_SECS + rounds * seconds))
     first_round = 0
     while first_round == 0 or waiting:
         with contextlib.ExitStack() as stack:
             live, waiting = {}, anchors + waiting
             while waiting and (len(live) <= len(anchors) or has_memory(_memory_of_next(measured))):
                 side = waiting.pop(0)
-                progress.update(doing=f"starting {side.name}")
-                live[side.name] = stack.enter_context(start(side))
+                session.progress.update(doing=f"starting {side.name}")
+                live[side.name] = stack.enter_context(session.start(side))
                 _note_start(measured[side.name], live[side.name])
-                progress.advance(START_SECS)
+                session.progress.advance(START_SECS)
             for number in range(first_round, first_round + rounds):
-                progress.update(doing=f"round {number + 1}")
+                session.progress.update(doing=f"round {number + 1}")
                 for name in random.Random(number).sample(list(live), len(live)):
                     _take_sample(measured[name], live[name], number, seconds, steps)
-                    progress.advance(seconds)
+                    session.progress.advance(seconds)
             for name, worker in live.items():
                 measured[name].peak_bytes = max(measured[name].peak_bytes, worker.stop()["peak_bytes"])
         first_round += rounds

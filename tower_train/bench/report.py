@@ -10,6 +10,8 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from tower_train import errors
 from tower_train.bench.systems import System
 
@@ -96,10 +98,8 @@ def median_ratio(rates: Mapping[int, float], base: Mapping[int, float]) -> float
 
 
 def median_and_quartiles(values) -> tuple[float, float, float]:
-    """The median, the first and the third quartile, interpolated linearly as numpy does by default."""
-    values = list(values)
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return median, low, high
+    """The median, the first and the third quartile, interpolated linearly."""
+    return tuple(np.quantile(list(values), [0.5, 0.25, 0.75]).tolist())
 
 
 def directory(out: str | None) -> pathlib.Path:

@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import importlib
-import json
+import pathlib
+import pickle
 import timeit
 
 import numpy as np
@@ -36,7 +37,7 @@ def describe(spec: dict) -> dict:
     rivals = _rivals(spec["workload"], workload)
     examples = workload.examples(_request(spec))
     batch = _one_batch(workload, examples, spec["batch_size"])
-    _save(spec["fixed_path"], batch)
+    pathlib.Path(spec["fixed_path"]).write_bytes(pickle.dumps(batch))
     gpus = [] if spec["device"] == "cpu" else tf.config.list_physical_devices("GPU")
     return {
         "gpus": [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus],
@@ -73,16 +74,14 @@ def _run_trainer(spec: dict, pacer) -> None:
     workload = workload_of(spec["workload"], spec["model"])
     if spec["is_fixed"]:
         workload = fixed_workload(workload, spec["fixed_path"], _request(spec))
-    never = {"summary_every_steps": 0, "save_every_steps": 0}
-    silence = never | {"log_every_steps": _NO_END}
-    often = {
-        systems.REPORTS: {}, systems.LOG_LINES: never, systems.SILENCE: silence, systems.UNGUARDED: silence,
-    }  # fmt: skip
+    reports = {} if spec["reports"] == systems.REPORTS else {"summary_every_steps": 0, "save_every_steps": 0}
+    if spec["reports"] in (systems.SILENCE, systems.UNGUARDED):
+        reports["log_every_steps"] = _NO_END
     config = workload.config(
         dataset=spec["dataset"], data_dir=spec["data_dir"], device=spec["device"], dtype=spec["dtype"],
         num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"] // spec["num_processes"],
         variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
-        train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **often[spec["reports"]],
+        train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **reports,
     )  # fmt: skip
     with unguarded() if spec["reports"] == systems.UNGUARDED else contextlib.nullcontext():
         tower_train.train(workload, config, [_AfterStep(pacer.after_step)])
@@ -117,7 +116,7 @@ def fixed_workload(workload: workloads.Workload, path: str, request: workloads.D
 
     A network that begins with values made from examples gets those of the request, before any preprocessing.
     """
-    batch = _load(path)
+    batch = pickle.loads(pathlib.Path(path).read_bytes())
 
     def fetch(indices):
         # As many as are asked for, over and over again, since the look at the data takes more than a step does.
@@ -172,26 +171,6 @@ def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch
         )
         session.run(first.initializer)
         return session.run(first.batches[0])
-
-
-def _save(path: str, batch) -> None:
-    """Writes a nest of arrays as .npz: the arrays, and as JSON the nest of their numbers."""
-    arrays = tf.nest.flatten(batch)
-    numbers = tf.nest.pack_sequence_as(batch, list(range(len(arrays))))
-    with open(path, "wb") as file:
-        np.savez(file, *arrays, nest=json.dumps(numbers))
-
-
-def _load(path: str):
-    """The nest of arrays that `_save` wrote; its lists are tuples."""
-    with np.load(path, allow_pickle=False) as arrays:
-
-        def filled(numbers):
-            if isinstance(numbers, dict):
-                return {key: filled(value) for key, value in numbers.items()}
-            return tuple(map(filled, numbers)) if isinstance(numbers, list) else arrays[f"arr_{numbers}"]
-
-        return filled(json.loads(str(arrays["nest"])))
 
 
 def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | None:

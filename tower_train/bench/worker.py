@@ -17,7 +17,6 @@ A side that trains in several processes has one worker, which starts the others,
 find their task in TF_CONFIG. When one of these processes ends, however it ends, they all do.
 """
 
-import contextlib
 import json
 import os
 import subprocess
@@ -45,12 +44,9 @@ class Pacer:
       channel: file of the lines to the benchmark.
       requests: file of the lines from the benchmark.
       import_secs: how long importing TensorFlow took.
-      work_per_step: the attribute.
+      work_per_step: what a step is worth in the side's unit, examples or floating-point operations; a side may set it.
       warm_up_steps: how many steps are done before it is ready.
       peers: numbers of the side's other processes.
-
-    Attributes:
-      work_per_step: what a step is worth in the side's unit, for the benchmark: examples, or floating-point operations.
     """
 
     def __init__(
@@ -107,40 +103,29 @@ class Pacer:
         self._channel.flush()
 
 
-@contextlib.contextmanager
-def peers_of(spec: dict) -> Iterator[list[int]]:
-    """Within this block the peers of this process run, if its side has any; yields their process numbers."""
+def start_peers(spec: dict) -> list[int]:
+    """Starts the peers of this process, if its side has any; returns their process numbers. All end together."""
     hosts = [f"localhost:{port}" for port in ports.free_ports(spec.get("num_processes", 1))]
-    environments = [
-        {"TF_CONFIG": json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})}
+    if len(hosts) == 1:
+        return []
+    own, *others = (
+        json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
         for index in range(len(hosts))
-    ]
-    if len(hosts) > 1:
-        os.environ |= environments[0]
+    )
+    os.environ["TF_CONFIG"] = own
+    command = [sys.executable, "-m", __spec__.name, json.dumps(spec | {"is_peer": True})]
     peers = [
-        subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, json.dumps(spec | {"is_peer": True})],
-            stdin=subprocess.PIPE, stdout=sys.stderr, env=os.environ | environment,
-        )
-        for environment in environments[1:]
-    ]  # fmt: skip
-    leaving = threading.Event()
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, env=os.environ | {"TF_CONFIG": other})
+        for other in others
+    ]
     for peer in peers:
-        threading.Thread(target=_end_with_peer, args=[peer, leaving], daemon=True).start()
-    try:
-        yield [peer.pid for peer in peers]
-    finally:
-        leaving.set()
-        for peer in peers:
-            peer.kill()
-            peer.wait()
+        threading.Thread(target=_end_with_peer, args=[peer], daemon=True).start()
+    return [peer.pid for peer in peers]
 
 
-def _end_with_peer(peer: subprocess.Popen, leaving: threading.Event) -> None:
-    status = peer.wait()
-    if not leaving.is_set():
-        os.write(2, f"another process of this side ended with status {status}\n".encode())
-        os._exit(1)
+def _end_with_peer(peer: subprocess.Popen) -> None:
+    os.write(2, f"another process of this side ended with status {peer.wait()}\n".encode())
+    os._exit(1)
 
 
 def _end_with_worker() -> None:
@@ -171,8 +156,8 @@ def _run_worker(spec: dict) -> None:
             channel.write(json.dumps({"event": "described", **sides.describe(spec)}) + "\n")
         else:
             warm_up_steps = spec.get("warm_up_steps", WARM_UP_STEPS)
-            with peers_of(spec) as peers:
-                sides.run(spec, Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps, peers))
+            peers = start_peers(spec)
+            sides.run(spec, Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps, peers))
     except errors.UserError as error:
         channel.write(json.dumps({"event": "refused", "message": str(error)}) + "\n")
     channel.close()
@@ -180,8 +165,10 @@ def _run_worker(spec: dict) -> None:
 
 def main(argv: list[str]) -> int:
     spec = json.loads(argv[1])
-    run = _run_peer if spec.get("is_peer") else _run_worker
-    run(spec)
+    if spec.get("is_peer"):
+        _run_peer(spec)
+    else:
+        _run_worker(spec)
     return 0
 
 
