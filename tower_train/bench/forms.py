@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tower_train.bench import measure, report, systems
 from tower_train.bench.measure import Session
@@ -144,14 +144,8 @@ def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Pat
     left.set_yticks(places, [row.name for row in rows])
     left.set_xlim(0, 1.12 * max(row.high for row in rows))
     left.set(xlabel="examples/sec (median, quartiles)", title="Throughput by system")
-    scaling = _scaling(rows)
-    for name, by_towers in scaling.items():
-        (line,) = right.plot(list(by_towers), list(by_towers.values()), "o-", label=name)
-        right.plot(list(by_towers), perfect_scaling(by_towers, on_gpus), ":", color=line.get_color())
-    if scaling:
-        _over(right, sorted(set().union(*scaling.values())), "towers, at one global batch")
-        right.set_title("Against perfect scaling (dotted)")
-        right.legend()
+    if scaling := _scaling(rows):
+        _draw_curves(right, scaling, "towers, at one global batch", on_gpus)
     else:
         right.set_axis_off()
     return _save(figure, path)
@@ -162,14 +156,8 @@ def draw_sweep(curves: Mapping[str, Mapping[int, float]], on_gpus: bool, path: p
     figure = _figure(5 * len(curves), 4)
     if not figure:
         return []
-    axes = figure.subplots(1, len(curves), squeeze=False)
-    for axis, (name, curve) in zip(axes[0], curves.items(), strict=True):
-        (line,) = axis.plot(list(curve), list(curve.values()), "o-")
-        if name.startswith("towers"):
-            perfect = perfect_scaling(curve, on_gpus)
-            axis.plot(list(curve), perfect, ":", color=line.get_color(), label="perfect scaling")
-            axis.legend()
-        _over(axis, curve, name)
+    for axis, (name, curve) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
+        _draw_curves(axis, {"measured": curve}, name, on_gpus)
     return _save(figure, path)
 
 
@@ -183,10 +171,17 @@ def perfect_scaling(by_towers: Mapping[int, float], on_gpus: bool) -> list[float
     return [by_towers[fewest] * (towers / fewest if on_gpus else 1) for towers in by_towers]
 
 
-def _over(axis, xs: Collection[int], xlabel: str) -> None:
-    """Labels an axis of examples/sec over powers of two, or nearly; it begins at 0."""
+def _draw_curves(axis, curves: Mapping[str, Mapping[int, float]], xlabel: str, on_gpus: bool) -> None:
+    """Draws {label: {x: examples/sec}} over powers of two, or nearly, and what is over towers with perfect scaling."""
+    for label, curve in curves.items():
+        (line,) = axis.plot(list(curve), list(curve.values()), "o-", label=label)
+        if xlabel.startswith("towers"):
+            axis.plot(list(curve), perfect_scaling(curve, on_gpus), ":", color=line.get_color())
+            axis.set_title("Against perfect scaling (dotted)")
+            axis.legend()
+    xs = sorted(set().union(*curves.values()))
     axis.set_xscale("log", base=2)
-    axis.set_xticks(list(xs), [f"{x:,}" for x in xs])
+    axis.set_xticks(xs, [f"{x:,}" for x in xs])
     axis.minorticks_off()
     axis.set_ylim(0, 1.1 * axis.dataLim.ymax)
     axis.set(xlabel=xlabel, ylabel="examples/sec")

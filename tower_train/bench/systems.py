@@ -190,7 +190,7 @@ def trainer(
     reports: str = LOG_LINES,
     warm_up_steps: int | None = None,
 ) -> System:
-    """One tower_train side.
+    """One side of tower_train.
 
     Args:
       name: its name after 'tower_train/'.
