@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-_bars: list["ProgressBar"] = []  # those on a terminal now, the innermost last
+_bars: list = []  # rich's, those on a terminal now, the innermost last
 
 
 def say(*lines: str) -> None:
@@ -25,7 +25,7 @@ def notice(text: str) -> None:
 def _print(stream: TextIO, lines) -> None:
     with contextlib.suppress(OSError):
         if _bars and stream.isatty():
-            _bars[-1].print_above("\n".join(lines))
+            _bars[-1].console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         else:
             print("\n".join(lines), file=stream, flush=True)
 
@@ -55,29 +55,20 @@ class ProgressBar:
     def __enter__(self):
         if self._bar:
             self._bar.start()
-            _bars.append(self)
+            _bars.append(self._bar)
         return self
 
     def __exit__(self, *_):
         if self._bar:
-            _bars.remove(self)
+            _bars.remove(self._bar)
             self._bar.stop()
-
-    def print_above(self, text: str) -> None:
-        """Prints text above the bar."""
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def advance(self, amount: float) -> None:
-        """Counts on."""
-        if self._bar:
-            self._bar.advance(self._task, amount)
 
     def expect(self, amount: float) -> None:
         """Adds to the total."""
         if self._bar:
             self._bar.update(self._task, total=self._bar.tasks[0].total + amount)
 
-    def update(self, completed: float | None = None, **fields: str) -> None:
-        """Sets the count and fields of the columns."""
+    def update(self, completed: float | None = None, advance: float | None = None, **fields: str) -> None:
+        """Sets the count, or counts on, and sets fields of the columns."""
         if self._bar:
-            self._bar.update(self._task, completed=completed, **fields)
+            self._bar.update(self._task, completed=completed, advance=advance, **fields)

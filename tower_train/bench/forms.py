@@ -123,7 +123,7 @@ def _starts(session: Session, side: systems.System, import_secs: Callable[[], fl
         imports.append(import_secs())
         with session.start(side) as worker:
             starts.append(worker.wait_for("first_step")["secs"])
-        session.progress.advance(measure.START_SECS)
+        session.progress.update(advance=measure.START_SECS)
     return imports, starts
 
 

@@ -121,12 +121,12 @@ def in_rounds(
                 session.progress.update(doing=f"starting {side.name}")
                 live[side.name] = stack.enter_context(session.start(side))
                 _note_start(measured[side.name], live[side.name])
-                session.progress.advance(START_SECS)
+                session.progress.update(advance=START_SECS)
             for number in range(first_round, first_round + rounds):
                 session.progress.update(doing=f"round {number + 1}")
                 for name in random.Random(number).sample(list(live), len(live)):
                     _take_sample(measured[name], live[name], number, seconds, steps)
-                    session.progress.advance(seconds)
+                    session.progress.update(advance=seconds)
             for name, worker in live.items():
                 measured[name].peak_bytes = max(measured[name].peak_bytes, worker.stop()["peak_bytes"])
         first_round += rounds

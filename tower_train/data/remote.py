@@ -66,7 +66,7 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10,
     ):
         for chunk in _chunks(response, read_secs):
             received += len(chunk)
-            bar.advance(len(chunk))
+            bar.update(advance=len(chunk))
             file.write(chunk)
             digest.update(chunk)
             if received > remote.num_bytes:
