@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-_bars: list = []  # rich's, those on a terminal now, the innermost last
+_bars: list["ProgressBar"] = []  # those on a terminal now, the innermost last
 
 
 def say(*lines: str) -> None:
@@ -25,7 +25,7 @@ def notice(text: str) -> None:
 def _print(stream: TextIO, lines) -> None:
     with contextlib.suppress(OSError):
         if _bars and stream.isatty():
-            _bars[-1].console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+            _bars[-1].print_above("\n".join(lines))
         else:
             print("\n".join(lines), file=stream, flush=True)
 
@@ -55,13 +55,17 @@ class ProgressBar:
     def __enter__(self):
         if self._bar:
             self._bar.start()
-            _bars.append(self._bar)
+            _bars.append(self)
         return self
 
     def __exit__(self, *_):
         if self._bar:
-            _bars.remove(self._bar)
+            _bars.remove(self)
             self._bar.stop()
+
+    def print_above(self, text: str) -> None:
+        """Prints text above the bar."""
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def expect(self, amount: float) -> None:
         """Adds to the total."""

@@ -4,14 +4,17 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import random
 import re
 import resource
+import socket
 import sys
 import time
 from collections.abc import Sequence
 
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
+_PORTS = range(20_000, 32_000)  # below those that Linux gives to connections, which come and go
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 
@@ -29,6 +32,17 @@ def has_memory(num_bytes: int) -> bool:
     """Whether so many bytes may be taken without swapping; True if the system does not tell."""
     free = free_memory()
     return free is None or free >= num_bytes
+
+
+def free_addresses(count: int) -> list[str]:
+    """So many localhost:PORT that nobody uses; chosen at random, so that others who ask now get other ones."""
+    free: set[str] = set()
+    while len(free) < count:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as each:
+            each.bind(("localhost", port))
+            free.add(f"localhost:{port}")
+    return list(free)
 
 
 def about_cores(*names: str) -> list[str]:

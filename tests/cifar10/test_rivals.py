@@ -13,8 +13,8 @@ import tensorflow as tf
 import cifar10
 from cifar10 import records, rivals, source
 from cifar10.rivals import keras_networks, port
+from tower_train import host
 from tower_train.bench import flops
-from tower_train.cluster import ports
 
 v1 = tf.compat.v1
 MODELS = ["convnet", "cifar10_94", "resnet20", "resnet56", "minigooglenet"]
@@ -128,7 +128,7 @@ print(*losses)
 
 
 def test_workers_under_keras_strategy_learn(request_for):
-    hosts = [f"localhost:{port}" for port in ports.free_ports(2)]
+    hosts = host.free_addresses(2)
     places = [{"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}} for index in range(2)]
     with contextlib.ExitStack() as stack:
         start = functools.partial(jobs.Program, "-c", WORKER, request_for.data_dir)

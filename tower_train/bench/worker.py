@@ -27,7 +27,6 @@ import types
 from collections.abc import Iterator, Sequence
 
 from tower_train import errors, host
-from tower_train.cluster import ports
 from tower_train.options import command_line
 
 WARM_UP_STEPS, WARM_UP_SECS = 10, 1.0
@@ -105,7 +104,7 @@ class Pacer:
 
 def start_peers(spec: dict) -> list[int]:
     """Starts the peers of this process, if its side has any; returns their process numbers. All end together."""
-    hosts = [f"localhost:{port}" for port in ports.free_ports(spec.get("num_processes", 1))]
+    hosts = host.free_addresses(spec.get("num_processes", 1))
     if len(hosts) == 1:
         return []
     own, *others = (
