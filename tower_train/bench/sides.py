@@ -45,10 +45,10 @@ def describe(spec: dict) -> dict:
         "dataset": examples.dataset,
         "notice": examples.notice,
         "flops_per_example": _flops_per_example(workload.for_examples(examples), rivals, batch),
-        "reference": rivals and rivals.reference,
+        "reference": rivals[0].name if rivals else None,
         "rivals": [
             {name: getattr(rival, name) for name in ("name", "num_devices", "num_processes", "forms", "dtype")}
-            for rival in (rivals.rivals if rivals else ())
+            for rival in rivals
         ],
     }
 
@@ -133,7 +133,7 @@ def fixed_workload(workload: workloads.Workload, path: str, request: workloads.D
 
 def _run_rival(spec: dict, pacer) -> None:
     rivals = _rivals(spec["workload"], workload_of(spec["workload"], spec["model"]))
-    (rival,) = (rival for rival in rivals.rivals if rival.name == spec["name"])
+    (rival,) = (rival for rival in rivals if rival.name == spec["name"])
     rival.train(_request(spec), spec["batch_size"], pacer.after_step)
 
 
@@ -180,7 +180,7 @@ def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | N
     """
     with tf.Graph().as_default():
         features, labels = tf.nest.map_structure(lambda a: v1.placeholder(a.dtype, a.shape), batch)
-        plain = rivals and rivals.plain_inference
+        plain = rivals[0].plain_inference if rivals else None
         outputs = plain(features) if plain else workload.inference(features, True)
         try:
             return flops.training_flops(workload.loss(outputs, labels)) / len(tf.nest.flatten(batch)[0])
@@ -188,14 +188,14 @@ def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | N
             return None
 
 
-def _rivals(workload_path: str, workload: workloads.Workload):
-    """The rivals of a workload under its options, from the module `rivals` beside it; None if there is none."""
+def _rivals(workload_path: str, workload: workloads.Workload) -> list:
+    """The rivals of a workload under its options, from the module `rivals` beside it; none if there is none."""
     path = f"{workload_path.partition(':')[0]}.rivals"
     try:
         return importlib.import_module(path).of(workload.options)
     except ModuleNotFoundError as error:
         if error.name == path:
-            return None
+            return []
         raise
 
 
