@@ -25,7 +25,6 @@ class Session:
     """One run of the benchmark.
 
     Attributes:
-      options: the command line's.
       out: the directory of the results.
       machine: `host.describe` at its begin.
       about: what `sides.describe` found out about workload, data and devices.
@@ -99,7 +98,6 @@ def in_rounds(
 
     Args:
       session: starts the sides; its bar counts the seconds of every start and every measurement.
-      sides: what to measure.
       rounds: how often each side is measured; the anchors as often in every group.
       seconds: how long each measurement is at least.
       steps: how many steps each measurement has at least.

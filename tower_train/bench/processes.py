@@ -29,9 +29,6 @@ class Worker:
       spec: what it runs, for `sides.run` or `sides.describe`.
       scratch: a directory of its own, made here; its standard error goes there.
       timeout_secs: how long it may take to answer.
-
-    Attributes:
-      pid: the process's number.
     """
 
     def __init__(self, name: str, spec: dict, scratch: pathlib.Path, timeout_secs: float):

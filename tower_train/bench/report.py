@@ -23,7 +23,6 @@ class Measured:
     """The measurements of one side; all of it goes to benchmark.json.
 
     Attributes:
-      side: which one.
       first_step_secs: from the start of its process to the end of its first step.
       import_secs: what importing TensorFlow took of that.
       work_per_step: examples, or for a ceiling floating-point operations.
@@ -49,11 +48,9 @@ class Row:
     """One row of the table.
 
     Attributes:
-      name: the side's.
       per_sec: examples a second, the median over rounds; for a ceiling, what it would be if a step were nothing but the
         network's products.
-      low: the first quartile.
-      high: the third quartile.
+      low, high: the first and the third quartile.
       ratio: to the reference, the median over rounds of the ratio within a round; None without a reference.
       share: of the ceiling of the same arithmetic, likewise; None if it is not known.
       peak_bytes: resident memory of its process; None for a ceiling.
@@ -73,10 +70,7 @@ class Row:
 def rows(measured: Sequence[Measured], reference: str | None, flops_per_example: float | None) -> list[Row]:
     """A row for each side; none for ceilings if the network's arithmetic is not known.
 
-    Args:
-      measured: by side.
-      reference: name of the side that ratios are taken to; it need not be among them.
-      flops_per_example: the network's arithmetic; None if it is not known.
+    The reference is the name of the side that ratios are taken to; it need not be among them.
     """
     if flops_per_example is None:
         measured = [one for one in measured if not one.side.is_ceiling]

@@ -190,13 +190,10 @@ def trainer(
     reports: str = LOG_LINES,
     warm_up_steps: int | None = None,
 ) -> System:
-    """One side of tower_train.
+    """One side of tower_train, called 'tower_train/NAME'.
 
     Args:
-      name: its name after 'tower_train/'.
-      towers: their number.
       batch_size: examples a step, over all towers.
-      dtype: of the arithmetic.
       is_fixed: train on one distorted batch that is part of the graph, instead of a stream of images.
       reports: LOG_LINES; REPORTS, which adds summaries and checkpoints, all as often as by default; SILENCE; or
         UNGUARDED, silence without the check that each step is finite.

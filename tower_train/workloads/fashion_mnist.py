@@ -5,7 +5,6 @@ network is that of the usual Keras tutorial, as are Adam and its learning rate; 
 than 90 % of the test images.
 """
 
-import os
 import pathlib
 
 import tensorflow as tf
@@ -95,12 +94,11 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
 
 
 def _has_files(folder: pathlib.Path) -> bool:
-    names = [name.format(prefix) for prefix in _PREFIXES.values() for name in (_IMAGES, _LABELS)]
-    return all(os.path.exists(folder / name) or os.path.exists(folder / f"{name}.gz") for name in names)
+    return all(_find(folder, name.format(prefix)) for prefix in _PREFIXES.values() for name in (_IMAGES, _LABELS))
 
 
-def _find(folder: pathlib.Path, name: str) -> pathlib.Path:
-    return folder / name if (folder / name).exists() else folder / f"{name}.gz"
+def _find(folder: pathlib.Path, name: str) -> pathlib.Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
 
 
 WORKLOAD = Workload(
