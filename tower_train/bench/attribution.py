@@ -132,30 +132,23 @@ def sentence(fewest: Breakdown, most: Breakdown) -> str:
         note = f", {others:.0%} by other processes" if others >= _NOTICEABLE else ""
         share, reason = most.busy, f"the {most.cores} cores are {{:.0%}} busy{note} (cores exhausted)"
     else:
-        share, reason = max(_waits(most))
+        waiting = "the towers wait for input for {:.0%} of the step (input-bound); make the preprocessing cheaper"
+        late = (
+            f"tower {most.late_tower} finishes {most.late_secs * 1e3:.1f} ms after the others, which wait for it for "
+            "{:.0%} of the step (one tower late)"
+        )
+        averaging = (
+            "averaging the gradients and updating the variables takes {:.0%} of the step, and more towers do not "
+            "shorten that (averaging)"
+        )
+        share, reason = max(
+            (most.share(INPUT_WAIT), waiting),
+            (most.late_secs / sum(most.seconds.values()), late),
+            (most.share(AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES), averaging),
+        )
     if share < _NOTICEABLE:
         return (
             "Nothing in the step stands in the way of more towers: waiting for input, for the last tower and for "
             f"averaging each take less than {_NOTICEABLE:.0%} of it."
         )
     return f"More towers do not help: {reason.format(share)}."
-
-
-def _waits(breakdown: Breakdown) -> list[tuple[float, str]]:
-    """(share of the step, reason with a place for the share) of each thing that towers wait for."""
-    return [
-        (
-            breakdown.share(INPUT_WAIT),
-            "the towers wait for input for {:.0%} of the step (input-bound); make the preprocessing cheaper",
-        ),
-        (
-            breakdown.late_secs / sum(breakdown.seconds.values()),
-            f"tower {breakdown.late_tower} finishes {breakdown.late_secs * 1e3:.1f} ms after the others, which wait "
-            "for it for {:.0%} of the step (one tower late)",
-        ),
-        (
-            breakdown.share(AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES),
-            "averaging the gradients and updating the variables takes {:.0%} of the step, and more towers do not "
-            "shorten that (averaging)",
-        ),
-    ]

@@ -72,15 +72,14 @@ def session(options: BenchmarkOptions) -> Iterator[Session]:
 
 def progress_bar() -> ProgressBar:
     """A bar on standard error, so that the table can be redirected to a file."""
-
-    def columns(progress):
-        return (
+    return ProgressBar(
+        lambda progress: (
             progress.TextColumn("{task.percentage:>3.0f} %"), progress.BarColumn(), progress.TimeElapsedColumn(),
             progress.TextColumn("(about"), progress.TimeRemainingColumn(), progress.TextColumn("left)"),
             progress.TextColumn("{task.fields[doing]}"),
-        )  # fmt: skip
-
-    return ProgressBar(columns, total=0.0, stream=sys.stderr, doing="")
+        ),
+        total=0.0, stream=sys.stderr, doing="",
+    )  # fmt: skip
 
 
 def in_rounds(
