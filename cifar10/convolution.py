@@ -123,13 +123,10 @@ def _from_real_spectrum(inverse: np.ndarray) -> np.ndarray:
 
 
 def _along_second(transform: np.ndarray, factors: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Axes.ends and Axes.inner, of the factors of three products (Gauss).
+    """Returns Axes.ends and Axes.inner, of the factors of three products (Gauss), from a complex [length, size].
 
     The product of a + bi and c + di is (r - t) + (r + s) i, with r = (a + b) c, s = a (d - c) and t = b (c + d).
-
-    Args:
-      transform: complex [length, size].
-      factors: from real and imaginary part to the three factors of its side.
+    From real and imaginary part `factors` makes the three of one side.
     """
     ends, inner = _ends_and_inner(transform)
     real, imaginary = np.hstack([transform.real, -transform.imag]), np.hstack([transform.imag, transform.real])

@@ -58,9 +58,7 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
 def _standardize(images: tf.Tensor, contrast: tf.Tensor) -> tf.Tensor:
     """Changes the contrast and standardises, with the formulas at the head of this module.
 
-    Args:
-      images: float32 [batch, 24, 24, 3] of whole numbers from 0 to 255.
-      contrast: float32 [batch, 1] or [1, 1].
+    Images are float32 [batch, 24, 24, 3] of whole numbers from 0 to 255, the contrast is float32 [batch or 1, 1].
     """
 
     def mean_of_row(values):

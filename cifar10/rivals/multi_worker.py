@@ -5,8 +5,7 @@ the replicas to learn its shape, which fails with "Attempt to convert a value (P
 (keras#20585). What is left is what TensorFlow's guide shows for loops of one's own: `strategy.run` of a step that takes
 gradients and applies them with the Keras optimizer, which averages them between the workers, inside one tf.function.
 
-Otherwise it is what keras_fit trains: the same network, images, optimizer, weight decay and moving averages. The loss
-that it tells is this worker's own, which needs no traffic.
+Otherwise it is what keras_fit trains. The loss that it tells is this worker's own, which needs no traffic.
 """
 
 import json

@@ -1,8 +1,7 @@
 """The network of cifar10.cifar10_94 in PyTorch, trained as its users do: eager, channels last, bfloat16 by autocast.
 
-As tower_train does it, on images in memory, shifted and flipped at random batch by batch, with SGD with Nesterov
-momentum, weight decay and smooth labels; at the rate that its recipe begins with, and without what optimizer and
-schedule leave out of the speed: rates of single variables, and slow weights.
+On images in memory, shifted and flipped at random batch by batch, with SGD, weight decay and smooth labels as in the
+recipe; at the rate that this begins with, and without rates of single variables and slow weights.
 """
 
 from collections.abc import Callable, Iterator

@@ -40,8 +40,7 @@ class Pacer:
     A side calls `after_step` after every step, and leaves when that returns True.
 
     Args:
-      channel: file of the lines to the benchmark.
-      requests: file of the lines from the benchmark.
+      channel, requests: files of the lines to and from the benchmark.
       import_secs: how long importing TensorFlow took.
       work_per_step: what a step is worth in the side's unit, examples or floating-point operations; a side may set it.
       warm_up_steps: how many steps are done before it is ready.
