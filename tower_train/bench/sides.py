@@ -1,6 +1,5 @@
 """The sides as their workers run them: tower_train, a rival, or matrix products; first, a look at the data."""
 
-import contextlib
 import dataclasses
 import importlib
 import pathlib
@@ -83,23 +82,15 @@ def _run_trainer(spec: dict, pacer) -> None:
         variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
         train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **reports,
     )  # fmt: skip
-    with unguarded() if spec["reports"] == systems.UNGUARDED else contextlib.nullcontext():
-        tower_train.train(workload, config, [_AfterStep(pacer.after_step)])
+    if spec["reports"] == systems.UNGUARDED:
+        gradients.update_if_finite = update_unguarded
+    tower_train.train(workload, config, [_AfterStep(pacer.after_step)])
 
 
-@contextlib.contextmanager
-def unguarded():
-    """Builds graphs in this block without the check that a step is finite, which no option turns off."""
-
-    def update(tower_grads, tower_losses, applied_grads, loss, apply, skip):
-        with tf.control_dependencies([apply()]):
-            return tf.ones([len(tower_grads) + 1, len(applied_grads) + 1], tf.bool)
-
-    checked, gradients.update_if_finite = gradients.update_if_finite, update
-    try:
-        yield
-    finally:
-        gradients.update_if_finite = checked
+def update_unguarded(tower_grads, tower_losses, applied_grads, loss, apply, skip):
+    """`gradients.update_if_finite` without the check that a step is finite, which no option turns off."""
+    with tf.control_dependencies([apply()]):
+        return tf.ones([len(tower_grads) + 1, len(applied_grads) + 1], tf.bool)
 
 
 class _AfterStep(v1.train.SessionRunHook):
