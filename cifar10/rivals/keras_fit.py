@@ -58,7 +58,11 @@ def train(
         )
     batches = distorted_images(request, batch_size, ours.distort)
     batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, records.NUM_CLASSES)))
-    trained.fit(batches, verbose=0, callbacks=[_AfterStep(after_step)])
+
+    def end_step(batch, logs):
+        trained.stop_training = after_step(float(logs["loss"]))
+
+    trained.fit(batches, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=end_step)])
 
 
 def optimizer(recipe: tower_train.Config) -> keras.optimizers.SGD:
@@ -97,16 +101,6 @@ class _Draws:
         return tf.random.uniform([self._batch, count])
 
     of_example = uniform
-
-
-class _AfterStep(keras.callbacks.Callback):
-    def __init__(self, after_step):
-        super().__init__()
-        self._after_step = after_step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._after_step(float(logs["loss"])):
-            self.model.stop_training = True
 
 
 def _devices(count: int) -> list[str]:
