@@ -25,6 +25,7 @@ def convnet() -> keras.Model:
             "bias_initializer": keras.initializers.Constant(bias),
         }
 
+    normalization = dict(depth_radius=4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
     # tf.nn.l2_loss, which the published network uses, halves the sum.
     decay = keras.regularizers.L2(cifar10.convnet.WEIGHT_DECAY / 2)
     return keras.Sequential(
@@ -32,9 +33,9 @@ def convnet() -> keras.Model:
             keras.Input([distort.CROP_SIZE, distort.CROP_SIZE, records.CHANNELS]),
             layers.Conv2D(64, 5, padding="same", activation="relu", name="conv1", **initial(5e-2, 0.0)),
             layers.MaxPooling2D(3, 2, "same"),
-            LocalResponseNormalization(),
+            layers.Lambda(tf.nn.lrn, arguments=normalization),
             layers.Conv2D(64, 5, padding="same", activation="relu", name="conv2", **initial(5e-2, 0.1)),
-            LocalResponseNormalization(),
+            layers.Lambda(tf.nn.lrn, arguments=normalization),
             layers.MaxPooling2D(3, 2, "same"),
             layers.Flatten(),
             layers.Dense(384, "relu", name="local3", kernel_regularizer=decay, **initial(0.04, 0.1)),
@@ -42,13 +43,6 @@ def convnet() -> keras.Model:
             layers.Dense(records.NUM_CLASSES, name="softmax_linear", **initial(1 / 192, 0.0)),
         ]
     )
-
-
-class LocalResponseNormalization(layers.Layer):
-    """tf.nn.lrn with the parameters of the published network; Keras has no such layer."""
-
-    def call(self, inputs):
-        return tf.nn.lrn(inputs, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
 
 
 def resnet(depth: int) -> keras.Model:
