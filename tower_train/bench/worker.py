@@ -70,7 +70,7 @@ class Pacer:
             yield from self._do(0, SIGN_OF_LIFE_STEPS)
             self._tell("warming_up")
         yield from self._do(WARM_UP_SECS, self._warm_up_steps % SIGN_OF_LIFE_STEPS)
-        self._tell("ready", work_per_step=self.work_per_step, peak_bytes=self._bytes("VmHWM"))
+        self._tell("ready", work_per_step=self.work_per_step, peak_bytes=host.resident_bytes("VmHWM", self._peers))
         while True:
             idle = -time.perf_counter(), -host.processor_secs(self._peers)
             request = json.loads(self._requests.readline() or "{}")
@@ -82,8 +82,8 @@ class Pacer:
             steps = yield from self._do(request.get("seconds", 0), request.get("steps", 1))
             seconds = time.perf_counter() - start
             self._tell("measured", steps=steps, seconds=seconds, idle_secs=idle[0], idle_cpu_secs=idle[1],
-                       resident_bytes=self._bytes("VmRSS"))  # fmt: skip
-        self._tell("stopped", peak_bytes=self._bytes("VmHWM"))
+                       resident_bytes=host.resident_bytes("VmRSS", self._peers))  # fmt: skip
+        self._tell("stopped", peak_bytes=host.resident_bytes("VmHWM", self._peers))
 
     def _do(self, seconds: float, steps: int) -> Iterator[bool]:
         """Lets the side do at least so many steps, for at least so long; returns how many it did."""
@@ -92,9 +92,6 @@ class Pacer:
             yield False
             done += 1
         return done
-
-    def _bytes(self, name: str) -> int:
-        return host.resident_bytes(name, self._peers)
 
     def _tell(self, event: str, **content) -> None:
         self._channel.write(json.dumps({"event": event, **content}) + "\n")
