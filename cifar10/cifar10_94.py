@@ -134,8 +134,7 @@ def _decay(biases: tf.Tensor) -> tf.Tensor:
 class _Uniform:
     """Uniform values within 1 / sqrt(inputs) of 0, PyTorch's default."""
 
-    def __init__(self):
-        self.seed = None  # the trainer's, for each variable its own
+    seed = None  # the trainer's, for each variable its own
 
     def __call__(self, shape, dtype=tf.float32, partition_info=None):
         limit = math.prod(shape[:-1]) ** -0.5

@@ -55,11 +55,8 @@ def local_response_normalization(inputs: tf.Tensor) -> tf.Tensor:
     that differentiating these operations one by one would take.
 
     Args:
-      inputs: floating point [..., channels]; the number of channels is static. Below float32 the arithmetic, and so
-        the energy, is in float32 all the same.
-
-    Returns:
-      A tensor of the shape and dtype of inputs.
+      inputs: floating point [..., channels], as is the result; the number of channels is static. Below float32 the
+        arithmetic, and so the energy, is in float32 all the same.
     """
     channels = inputs.shape[-1]
     dtype = tf.float32 if inputs.dtype.size < 4 else inputs.dtype

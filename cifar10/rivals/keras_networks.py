@@ -100,7 +100,7 @@ def cifar10_94() -> keras.Model:
         return keras.initializers.RandomUniform(-(inputs**-0.5), inputs**-0.5)
 
     maps = inputs = keras.Input(_INPUT)
-    maps = _gelu(Whitening(whitening.NUM_KERNELS, whitening.SIZE, bias_regularizer=decay, name=WHITENING)(maps))
+    maps = _gelu(Whitening(decay, name=WHITENING)(maps))
     for block, width in enumerate(original.WIDTHS, start=1):
         for number in (1, 2):
             name = f"block{block}.conv{number}"
@@ -120,12 +120,20 @@ def cifar10_94() -> keras.Model:
     return keras.Model(inputs, layers.Rescaling(original.LOGIT_SCALE, dtype="float32")(logits))
 
 
-class Whitening(layers.Conv2D):
+class Whitening(layers.Layer):
     """A convolution whose kernels are not trained, while its biases are."""
 
+    def __init__(self, decay: keras.regularizers.Regularizer, **kwargs):
+        super().__init__(**kwargs)
+        self._decay = decay
+
     def build(self, input_shape):
-        super().build(input_shape)
-        self.kernel.trainable = False
+        shape = [whitening.SIZE, whitening.SIZE, input_shape[-1], whitening.NUM_KERNELS]
+        self.kernel = self.add_weight(shape, name="kernel", trainable=False)
+        self.bias = self.add_weight(shape[-1:], "zeros", name="bias", regularizer=self._decay)
+
+    def call(self, inputs):
+        return keras.ops.conv(inputs, self.kernel, padding="valid") + self.bias
 
 
 def _gelu(maps):

@@ -90,7 +90,7 @@ def in_rounds(
     steps: int = 1,
     has_memory: Callable[[int], bool] = host.has_memory,
 ) -> list[Measured]:
-    """Measures every side `rounds` times, in an order that changes from round to round.
+    """Measures every side `rounds` times, in an order that changes from round to round. Returns them in the given one.
 
     If memory does not hold all sides at once they are measured in groups, each together with the anchors, which the
     others are compared with.
@@ -101,9 +101,6 @@ def in_rounds(
       seconds: how long each measurement is at least.
       steps: how many steps each measurement has at least.
       has_memory: whether so many bytes of memory are free.
-
-    Returns:
-      In the order of `sides`.
     """
     measured = {side.name: Measured(side) for side in sides}
     anchors = [side for side in sides if side.is_anchor]

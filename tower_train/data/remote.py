@@ -46,7 +46,6 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10,
     """Downloads a file to `path` and verifies it. Says so in a line, with a progress bar if stderr is a terminal.
 
     Args:
-      remote: what to download.
       path: where to; what lies there is replaced. After a failure it holds nothing of use.
       connect_secs: how long looking up the name, connecting and the first answer may take together.
       read_secs: how long the server may then be silent.

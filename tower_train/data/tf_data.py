@@ -35,9 +35,6 @@ def examples(
       fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
       parallel_steps: for how many steps the workload's own preprocessing runs at the same time.
 
-    Returns:
-      Examples whose order is the dataset's own.
-
     Raises:
       DataError: make returns something else, or num_examples is missing and TensorFlow cannot tell it.
     """
