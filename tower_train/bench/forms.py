@@ -8,10 +8,7 @@ import importlib.util
 import pathlib
 import re
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tower_train.bench import measure, report, systems
 from tower_train.bench.measure import Session
@@ -73,21 +70,14 @@ def sweep(session: Session) -> list[str]:
     return [*report.opening(session.machine, session.about, what), *lines, "", *report.written(written)]
 
 
-def import_tensorflow_secs() -> float:
-    """Seconds that a process takes which imports TensorFlow and nothing else."""
-    begin = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import tensorflow"], check=True, capture_output=True)
-    return time.perf_counter() - begin
-
-
-def overhead(session: Session, import_secs: Callable[[], float] = import_tensorflow_secs) -> list[str]:
+def overhead(session: Session) -> list[str]:
     """The costs of a run besides its steps, reports at their defaults and the start: overhead.json."""
     options = session.options
     kinds = (systems.UNGUARDED, systems.SILENCE, systems.REPORTS)
     sides = [systems.trainer(reports, 1, options.batch_size, reports=reports) for reports in kinds]
     measured = measure.in_rounds(session, sides, options.rounds or _OVERHEAD_ROUNDS, steps=_OVERHEAD_STEPS)
     unguarded, silent, with_reports = (one.rates() for one in measured)
-    imports, starts = _starts(session, sides[0], import_secs)
+    imports, starts = _starts(session, sides[0])
     content = {"sides": _as_dicts(measured), "import_secs": imports, "first_step_secs": starts}
     written = session.write("overhead", content)
     ratio = statistics.median(start / of_import for start, of_import in zip(starts, imports, strict=True))
@@ -96,7 +86,7 @@ def overhead(session: Session, import_secs: Callable[[], float] = import_tensorf
         f"log lines, summaries and checkpoints at their defaults cost {_cost(silent, with_reports)}.",
         f"they and the check that each step is finite cost {_cost(unguarded, with_reports)}.",
         f"first step: {statistics.median(starts):.1f} s after the start, {ratio:.2f} times what `import tensorflow` "
-        f"takes by itself ({statistics.median(imports):.1f} s).", "",
+        f"takes of that ({statistics.median(imports):.1f} s).", "",
         *report.written([written]),
     ]  # fmt: skip
 
@@ -113,18 +103,17 @@ def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
     return f"{median:.1%} of {_OVERHEAD_STEPS * len(costs)} steps ({spread})"
 
 
-def _starts(session: Session, side: systems.System, import_secs: Callable[[], float]) -> tuple[list, list]:
-    """Seconds that importing TensorFlow takes, and seconds from a process's start to a side's first step, in turns."""
-    imports, starts = [], []
+def _starts(session: Session, side: systems.System) -> tuple[list[float], list[float]]:
+    """Seconds that importing TensorFlow takes, and seconds from a process's start to a side's first step, by start."""
+    firsts = []
     count = session.options.rounds or _STARTS
     session.progress.expect(count * measure.START_SECS)
+    session.progress.update(doing="starting")
     for _ in range(count):
-        session.progress.update(doing="starting")
-        imports.append(import_secs())
         with session.start(side) as worker:
-            starts.append(worker.wait_for("first_step")["secs"])
+            firsts.append(worker.wait_for("first_step"))
         session.progress.update(advance=measure.START_SECS)
-    return imports, starts
+    return [first["import_secs"] for first in firsts], [first["secs"] for first in firsts]
 
 
 def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
