@@ -57,11 +57,25 @@ def convolution(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = Fals
     maps = inputs if pixels_first else tf.transpose(inputs, [1, 2, 0, 3])
     of_maps, of_kernels, to_outputs = transforms(tuple(maps.shape[:2]), tuple(weights.shape[:2]))
     products = [
-        tf.matmul(_joined(of_x), _joined(of_g))
+        tf.matmul(of_x, of_g)
         for of_x, of_g in zip(_spectrum(maps, of_maps), _spectrum(weights, of_kernels), strict=True)
     ]
     outputs = _image(products, to_outputs)
     return outputs if pixels_first else tf.transpose(outputs, [2, 0, 1, 3])
+
+
+def max_pool(maps: tf.Tensor, size: int) -> tf.Tensor:
+    """Takes the greatest value of each size x size window, pixels first.
+
+    From [height, width, batch, channels] to [height // size, width // size, batch, channels]: windows do not overlap,
+    and what fills none is left out.
+    """
+    if maps.dtype == tf.float64:  # which TensorFlow does not pool in three dimensions
+        pooled = tf.nn.max_pool2d(tf.transpose(maps, [2, 0, 1, 3]), size, size, "VALID")
+        return tf.transpose(pooled, [1, 2, 0, 3])
+    # As one image of three dimensions, in which only two are pooled: TensorFlow wants the pixels inside the batch.
+    window = [1, size, size, 1, 1]
+    return tf.squeeze(tf.nn.max_pool3d(tf.expand_dims(maps, 0), window, window, "VALID"), 0)
 
 
 @functools.lru_cache
@@ -109,13 +123,10 @@ def _from_real_spectrum(inverse: np.ndarray) -> np.ndarray:
 
 
 def _along_second(transform: np.ndarray, factors: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Axes.ends and Axes.inner, of the factors of three products (Gauss).
+    """Returns Axes.ends and Axes.inner, of the factors of three products (Gauss), from a complex [length, size].
 
     The product of a + bi and c + di is (r - t) + (r + s) i, with r = (a + b) c, s = a (d - c) and t = b (c + d).
-
-    Args:
-      transform: complex [length, size].
-      factors: from real and imaginary part to the three factors of its side.
+    From real and imaginary part `factors` makes the three of one side.
     """
     ends, inner = _ends_and_inner(transform)
     real, imaginary = np.hstack([transform.real, -transform.imag]), np.hstack([transform.imag, transform.real])
@@ -137,36 +148,20 @@ def _back_along_second(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _spectrum(values: tf.Tensor, axes: Axes) -> tuple[tf.Tensor, tf.Tensor]:
-    """Transforms [height, width, c, d] to the factors: [2, points, c, d] and [sequences, points, c, d]."""
-    height, width, *_ = values.shape
-    first, at_ends, at_inner = _constants(axes, values.dtype)
-    last = _shape(values)[2:]
+    """Transforms [height, width, c, d] to the factors: [2 * points, c, d] and [sequences * points, c, d]."""
+    height, width, *last = (-1 if size is None else size for size in values.shape)  # the batch's may not be known
+    first, at_ends, at_inner = (tf.constant(matrix, values.dtype) for matrix in axes)
     ends, inner = tf.split(tf.matmul(first, tf.reshape(values, [height, -1])), [2, len(axes.first) - 2])
     ends = tf.matmul(at_ends, tf.reshape(ends, [2, width, -1]))
     inner = tf.matmul(at_inner, tf.reshape(inner, [len(axes.first) // 2 - 1, 2 * width, -1]))
-    return tuple(tf.reshape(part, [*part.shape[:2], *last]) for part in (ends, inner))
+    return tuple(tf.reshape(part, [part.shape[0] * part.shape[1], *last]) for part in (ends, inner))
 
 
 def _image(products: list[tf.Tensor], axes: Axes) -> tf.Tensor:
     """Transforms the products, [2 * points, batch, filters] and so on, to [height, width, batch, filters]."""
-    first, at_ends, at_inner = _constants(axes, products[0].dtype)
+    first, at_ends, at_inner = (tf.constant(matrix, products[0].dtype) for matrix in axes)
     (height, length), width, filters = axes.first.shape, len(axes.ends), products[0].shape[-1]
     ends = tf.matmul(at_ends, tf.reshape(products[0], [2, axes.ends.shape[1], -1]))
     inner = tf.matmul(at_inner, tf.reshape(products[1], [length // 2 - 1, axes.inner.shape[1], -1]))
     rows = tf.concat([tf.reshape(ends, [2, -1]), tf.reshape(inner, [length - 2, -1])], axis=0)
     return tf.reshape(tf.matmul(first, rows), [height, width, -1, filters])
-
-
-def _joined(part: tf.Tensor) -> tf.Tensor:
-    """Reshapes [sequences, points, c, d] to [sequences * points, c, d]."""
-    sequences, points, *last = _shape(part)
-    return tf.reshape(part, [sequences * points, *last])
-
-
-def _constants(axes: Axes, dtype: tf.DType) -> list[tf.Tensor]:
-    return [tf.constant(matrix, dtype) for matrix in axes]
-
-
-def _shape(values: tf.Tensor) -> list[int]:
-    """Returns the shape with -1 for a size that is not known before the step; there is one at most."""
-    return [-1 if size is None else size for size in values.shape]

@@ -46,8 +46,7 @@ def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor, si
 
     Args:
       images: [batch, 32, 32, 3].
-      top: float32 [batch, 1] of whole numbers, the first row of each crop.
-      left: float32 [batch, 1] of whole numbers, its first column.
+      top, left: float32 [batch, 1] of whole numbers, the first row and the first column of each crop.
       flip: bool [batch, 1].
       size: of the crops, in pixels each way.
 

@@ -15,6 +15,8 @@ An image's result does not depend on the batch it is computed in, to the last bi
 holds exactly, in whatever order they are added, and everything else is done image by image.
 """
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -58,14 +60,9 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
 def _standardize(images: tf.Tensor, contrast: tf.Tensor) -> tf.Tensor:
     """Changes the contrast and standardises, with the formulas at the head of this module.
 
-    Args:
-      images: float32 [batch, 24, 24, 3] of whole numbers from 0 to 255.
-      contrast: float32 [batch, 1] or [1, 1].
+    Images are float32 [batch, 24, 24, 3] of whole numbers from 0 to 255, the contrast is float32 [batch or 1, 1].
     """
-
-    def mean_of_row(values):
-        return tf.reduce_mean(values, axis=1, keepdims=True)
-
+    mean_of_row = functools.partial(tf.reduce_mean, axis=1, keepdims=True)
     values = tf.reshape(images, [-1, _VALUES])
     sums = tf.cast(tf.matmul(values, _SUM_CHANNELS), tf.float64)
     squares = tf.cast(tf.matmul(tf.square(values), _SUM_EIGHTHS), tf.float64)

@@ -11,19 +11,16 @@ import zlib
 
 from cifar10 import records
 from tower_train import errors
-from tower_train.data import publish, remote
+from tower_train.data import remote
 
 FOLDER = "cifar-10-batches-bin"
 _MAX_FILE_BYTES = 64 * 2**20  # twice a file of CIFAR-10: a damaged archive cannot fill the disk
 
-# The MD5 is the home page's; the SHA-256 is what TensorFlow Datasets and others have recorded of the same archive.
+# The checksum is what TensorFlow Datasets and others have recorded of the archive whose MD5 the home page gives.
 CIFAR10 = remote.RemoteFile(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     num_bytes=170_052_171,
-    checksums=(
-        ("md5", "c32a1d4ab5d03f1284b67883e8d87530"),
-        ("sha256", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
-    ),
+    checksum=("sha256", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
 )
 
 
@@ -43,11 +40,7 @@ def download(
 ) -> pathlib.Path:
     """Makes `data_dir`/cifar-10-batches-bin, unless it is there, by downloading and unpacking an archive; returns it.
 
-    Args:
-      data_dir: made if missing.
-      archive: what to download.
-      connect_secs: as for `remote.fetch`.
-      read_secs: as for `remote.fetch`.
+    Arguments are those of `remote.fetch`; `data_dir` is made if missing.
 
     Raises:
       DownloadError: no network, a server that answers late or wrongly, an archive that is not the expected one, or a
@@ -62,19 +55,10 @@ def download(
         packed.unlink()
 
     try:
-        publish.publish_folder(folder, fill, _is_complete)
+        remote.publish_folder(folder, fill, lambda there: all((there / name).exists() for name in records.ALL_FILES))
     except remote.FetchError as failure:
         raise DownloadError(archive.url, folder, str(failure)) from None
-    except OSError as error:
-        raise DownloadError(archive.url, folder, f"{folder} cannot be written: {error.strerror or error}") from None
     return folder
-
-
-def _is_complete(folder: pathlib.Path) -> bool:
-    if all((folder / name).exists() for name in records.ALL_FILES):
-        return True
-    remote.refuse_to_replace(folder)
-    return False
 
 
 def unpack(packed: pathlib.Path, folder: pathlib.Path) -> None:

@@ -23,15 +23,15 @@ IMAGES_PER_FILE = 2000
 _SIZE = records.IMAGE_SIZE
 
 
-def generate(directory: str | os.PathLike, seed: int = 0) -> pathlib.Path:
-    """Draws the images of a seed into `directory`/generated-SEED, or finds them there; returns that folder.
+def generate(directory: str | os.PathLike) -> pathlib.Path:
+    """Draws the images of seed 0 into `directory`/generated-0, or finds them there; returns that folder.
 
-    It holds the files that CIFAR-10 has: 10,000 images to train on and 2,000 to test on. Another seed, at least 0,
-    draws other images of the same ten classes. Raises DataError if the directory cannot be written to.
+    It holds the files that CIFAR-10 has: 10,000 images to train on and 2,000 to test on. Raises DataError if the
+    directory cannot be written to.
     """
-    folder = pathlib.Path(directory, f"generated-{seed}")
+    folder = pathlib.Path(directory, "generated-0")
     try:
-        publish.publish_folder(folder, lambda partial: _write(partial, seed), _is_complete)
+        publish.publish_folder(folder, _write, _is_complete)
     except OSError as error:
         raise errors.DataError(
             f"{folder}: the generated images cannot be written: {error.strerror}. Name a directory that can be written "
@@ -53,9 +53,9 @@ def draw(count: int, seed: int, stream: int = 0) -> tuple[np.ndarray, np.ndarray
     return images, labels
 
 
-def _write(folder: pathlib.Path, seed: int) -> None:
+def _write(folder: pathlib.Path) -> None:
     for stream, name in enumerate(records.ALL_FILES):
-        images, labels = draw(IMAGES_PER_FILE, seed, stream)
+        images, labels = draw(IMAGES_PER_FILE, 0, stream)
         np.column_stack([labels, images.reshape(len(images), -1)]).tofile(folder / name)
     (folder / records.CLASS_NAMES_FILE).write_text("".join(f"{name}\n" for name in CLASS_NAMES))
 

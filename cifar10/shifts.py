@@ -40,18 +40,9 @@ def views(images: tf.Tensor) -> list[tuple[float, tf.Tensor]]:
 
     Each is (weight, images of the same shape and dtype); `images` are those of `crops.prepare`.
     """
-    up_left, down_right = images, images
-    for axis in (1, 2):
-        # What moves in is the reflection of the second to last, or of the second, row or column.
-        up_left = tf.concat([_part(up_left, axis, 1, SIZE), _part(up_left, axis, SIZE - 2, SIZE - 1)], axis)
-        down_right = tf.concat([_part(down_right, axis, 1, 2), _part(down_right, axis, 0, SIZE - 1)], axis)
-    weighted = [(1 / 4, images), (1 / 8, up_left), (1 / 8, down_right)]
+    padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
+    weighted = [(1 / 4, images), (1 / 8, padded[:, 2:, 2:]), (1 / 8, padded[:, :-2, :-2])]
     return weighted + [(weight, tf.reverse(view, [2])) for weight, view in weighted]
-
-
-def _part(images: tf.Tensor, axis: int, start: int, end: int) -> tf.Tensor:
-    """Takes rows (axis 1) or columns (axis 2) from start to before end."""
-    return images[:, start:end] if axis == 1 else images[:, :, start:end]
 
 
 def _reflected(places: tf.Tensor) -> tf.Tensor:

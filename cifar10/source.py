@@ -28,23 +28,38 @@ def examples(request: workload.DataRequest) -> workload.Examples:
     Raises:
       DataError: the images cannot be had, are incomplete or are damaged.
     """
+    folder, why_drawn = locate(request)
+    if why_drawn:
+        notice = (
+            f"NOT CIFAR-10: these are drawn images ({', '.join(generated.CLASS_NAMES)}), {why_drawn} Precision on them "
+            "says nothing about CIFAR-10."
+        )
+        drawn = records.examples(folder, request.split, "generated")
+        return dataclasses.replace(drawn, dataset="generated", notice=notice)
+    # Other images in the same format are called by their folder.
+    name = "CIFAR-10" if records.class_names(folder) == records.CLASS_NAMES else str(folder)
+    return dataclasses.replace(records.examples(folder, request.split, name), dataset="cifar10")
+
+
+def locate(request: workload.DataRequest) -> tuple[pathlib.Path, str]:
+    """Returns the folder of the .bin files, and why they are drawn images, or ''. Raises DataError as `examples`."""
     directory = directories.chosen(request.data_dir)
     if request.dataset == "generated":
-        return _drawn(directory, request.split, "as --dataset=generated asks.")
-    folder = find_cifar10(directory)
-    if folder is None and request.dataset == "cifar10":
-        folder = download.download(directory)
-    elif folder is None and request.data_dir is not None:
+        return generated.generate(directory), "as --dataset=generated asks."
+    if folder := find_cifar10(directory):
+        return folder, ""
+    if request.dataset == "cifar10":
+        return download.download(directory), ""
+    if request.data_dir is not None:
         raise errors.DataError(
             f"--data_dir={request.data_dir}: neither it nor {download.FOLDER} in it holds {records.ALL_FILES[0]} to "
             f"{records.ALL_FILES[-1]}. Name the directory that does, or add --dataset=cifar10 to download CIFAR-10 "
             "into it, or --dataset=generated to train on drawn images."
         )
-    elif folder is None:
-        folder = directory / download.FOLDER
-        if failure := _download_failure(directory):
-            return _drawn(directory, request.split, f"because {failure} To have it, put its files into {folder}.")
-    return dataclasses.replace(records.examples(folder, request.split, _name(folder)), dataset="cifar10")
+    folder = directory / download.FOLDER
+    if failure := _download_failure(directory):
+        return generated.generate(directory), f"because {failure} To have it, put its files into {folder}."
+    return folder, ""
 
 
 def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
@@ -62,20 +77,6 @@ def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
                 "rest so that the data set can be downloaded whole."
             )
     return None
-
-
-def _name(folder: pathlib.Path) -> str:
-    """Names the data; other images in the same format are called by their folder."""
-    return "CIFAR-10" if records.class_names(folder) == records.CLASS_NAMES else str(folder)
-
-
-def _drawn(directory: pathlib.Path, split: str, why: str) -> workload.Examples:
-    drawn = records.examples(generated.generate(directory), split, "generated")
-    notice = (
-        f"NOT CIFAR-10: these are drawn images ({', '.join(generated.CLASS_NAMES)}), {why} Precision on them says "
-        "nothing about CIFAR-10."
-    )
-    return dataclasses.replace(drawn, dataset="generated", notice=notice)
 
 
 @functools.cache  # training and evaluation ask one after the other; the network is waited for once

@@ -25,7 +25,9 @@ def kernels(images: np.ndarray) -> np.ndarray:
     """
     count, sums, products = 0, 0.0, 0.0
     for start in range(0, len(images), _PIECE):
-        patches = _patches(images[start : start + _PIECE]).astype(np.float64)
+        windows = np.lib.stride_tricks.sliding_window_view(images[start : start + _PIECE], (SIZE, SIZE), axis=(1, 2))
+        # All patches of all images: [patches, 12], rows before columns before channels.
+        patches = np.moveaxis(windows, 3, -1).reshape(-1, SIZE * SIZE * 3).astype(np.float64)
         # Sums of whole numbers below 2^53, and so the same to the bit in whatever order they are added.
         count, sums, products = count + len(patches), sums + patches.sum(axis=0), products + patches.T @ patches
     mean, deviation = sums / count, np.tile(crops.DEVIATION.astype(np.float64), SIZE * SIZE)
@@ -37,10 +39,3 @@ def kernels(images: np.ndarray) -> np.ndarray:
     whitening = eigenvectors / np.sqrt(eigenvalues + EPSILON)
     both = np.concatenate([whitening, -whitening], axis=1)
     return both.reshape(SIZE, SIZE, 3, NUM_KERNELS).astype(np.float32)
-
-
-def _patches(images: np.ndarray) -> np.ndarray:
-    """Returns all patches of all images: [patches, 12], rows before columns before channels."""
-    rows, columns = (length - SIZE + 1 for length in images.shape[1:3])
-    shifted = [images[:, row : row + rows, column : column + columns] for row in range(SIZE) for column in range(SIZE)]
-    return np.concatenate(shifted, axis=-1).reshape(-1, SIZE * SIZE * 3)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 
-from tower_train.cluster import ports
+from tower_train import host
 
 _LINGER_SECS = 60  # for the others to end when the chief has
 
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     options, flags = parser.parse_known_args(argv)
     if options.workers < 1:
         parser.error(f"--workers={options.workers}: it must be at least 1.")
-    hosts = ",".join(f"localhost:{port}" for port in ports.free_ports(options.workers))
+    hosts = ",".join(host.free_addresses(options.workers))
     # In sessions of their own: the terminal's Ctrl-C would reach them twice, and the second leaves at once.
     workers = [
         subprocess.Popen(

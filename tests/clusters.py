@@ -5,12 +5,11 @@ import contextlib
 
 import jobs
 
-from tower_train import Config, train
-from tower_train.cluster import ports
+from tower_train import Config, host, train
 
 
 def hosts(count):
-    return [f"localhost:{port}" for port in ports.free_ports(count)]
+    return host.free_addresses(count)
 
 
 def train_together(train_dir, count, workload, session_hooks=None, **options):

@@ -1,4 +1,4 @@
-"""What the machine tells is read from Linux's files, and is not known elsewhere."""
+"""The machine as Linux's files tell of it; elsewhere little is known."""
 
 import os
 

@@ -67,17 +67,12 @@ class ProgressBar:
         """Prints text above the bar."""
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def advance(self, amount: float) -> None:
-        """Counts on."""
-        if self._bar:
-            self._bar.advance(self._task, amount)
-
     def expect(self, amount: float) -> None:
         """Adds to the total."""
         if self._bar:
             self._bar.update(self._task, total=self._bar.tasks[0].total + amount)
 
-    def update(self, completed: float | None = None, **fields: str) -> None:
-        """Sets the count and fields of the columns."""
+    def update(self, completed: float | None = None, advance: float | None = None, **fields: str) -> None:
+        """Sets the count, or counts on, and sets fields of the columns."""
         if self._bar:
-            self._bar.update(self._task, completed=completed, **fields)
+            self._bar.update(self._task, completed=completed, advance=advance, **fields)

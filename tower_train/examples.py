@@ -90,11 +90,9 @@ class Examples:
         """
         count = min(count, self.num_examples)
         if self.elements:
-
-            def first():
-                return self.elements().take(count)
-
-            return dataclasses.replace(self, num_examples=count, elements=first, labels=None)
+            return dataclasses.replace(
+                self, num_examples=count, elements=lambda: self.elements().take(count), labels=None
+            )
         chosen = np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False))
 
         def open_sample():

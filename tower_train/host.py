@@ -4,14 +4,17 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import random
 import re
 import resource
+import socket
 import sys
 import time
 from collections.abc import Sequence
 
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
+_PORTS = range(20_000, 32_000)  # below those that Linux gives to connections, which come and go
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 
@@ -22,14 +25,24 @@ def cores() -> int:
 
 def free_memory() -> int | None:
     """Returns the bytes that may be taken without swapping; None if the system does not tell."""
-    amounts = _values(MEMINFO, "MemAvailable")
-    return int(amounts[0].split()[0]) * 1024 if amounts else None
+    return _bytes(MEMINFO, "MemAvailable")
 
 
 def has_memory(num_bytes: int) -> bool:
     """Whether so many bytes may be taken without swapping; True if the system does not tell."""
     free = free_memory()
     return free is None or free >= num_bytes
+
+
+def free_addresses(count: int) -> list[str]:
+    """So many localhost:PORT that nobody uses; chosen at random, so that others who ask now get other ones."""
+    free: set[str] = set()
+    while len(free) < count:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as each:
+            each.bind(("localhost", port))
+            free.add(f"localhost:{port}")
+    return list(free)
 
 
 def about_cores(*names: str) -> list[str]:
@@ -45,6 +58,11 @@ def _values(path: str | os.PathLike, *names: str) -> list[str]:
     except OSError:
         return []
     return [value.strip() for name, _, value in pairs if name.strip() in names]
+
+
+def _bytes(path: str | os.PathLike, name: str) -> int | None:
+    """Reads an amount from a line `name: value kB`."""
+    return next((int(value.split()[0]) * 1024 for value in _values(path, name)), None)
 
 
 def describe() -> dict:
@@ -88,15 +106,10 @@ def resident_bytes(name: str, others: Sequence[int] = ()) -> int:
       name: of a line of /proc/PID/status.
       others: process numbers; processes that have ended count nothing.
     """
-    try:
-        total = _status_bytes(os.getpid(), name)
-    except (OSError, StopIteration):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    for other in others:
-        with contextlib.suppress(OSError, StopIteration):
-            total += _status_bytes(other, name)
-    return total
+    own = _bytes("/proc/self/status", name)
+    if own is None:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return own + sum(_bytes(f"/proc/{other}/status", name) or 0 for other in others)
 
 
 def processor_secs(others: Sequence[int] = ()) -> float:
@@ -107,8 +120,3 @@ def processor_secs(others: Sequence[int] = ()) -> float:
             user, system = file.read().rpartition(")")[2].split()[11:13]  # what is before may hold spaces
             secs += (int(user) + int(system)) / _TICKS_PER_SEC
     return secs
-
-
-def _status_bytes(process: int, name: str) -> int:
-    with open(f"/proc/{process}/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

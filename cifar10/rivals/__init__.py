@@ -1,17 +1,14 @@
 """Rivals: other ways to train the same network, for `python -m tower_train.benchmark`.
 
 The benchmark looks for a module `rivals` beside the workload, and in it for `of(options)`: the rivals of the workload
-under these options of its own.
+under these options of its own. The first of them is the one that ratios are taken to.
 """
 
 import dataclasses
 import importlib.util
-import pathlib
 from collections.abc import Callable
 
-from cifar10 import download, generated, source
 from tower_train import workload
-from tower_train.data import directories
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +23,8 @@ class Rival:
       train: (request, batch_size, after_step): trains on the examples of a `DataRequest`, batch_size of them a step
         over all devices, until `after_step(loss)`, called after every step, returns True.
       num_processes: how many call `train` together, each with its task in TF_CONFIG.
+      plain_inference: of the first, if the workload's own network has tricks: images -> logits, the network without
+        any, from which its arithmetic is counted.
     """
 
     name: str
@@ -34,75 +33,37 @@ class Rival:
     train: Callable[[workload.DataRequest, int, Callable[[float], bool]], None]
     num_processes: int = 1
     dtype: str = "float32"
-
-
-@dataclasses.dataclass(frozen=True)
-class Rivals:
-    """The rivals of one network.
-
-    Attributes:
-      reference: the name of the one that ratios are taken to.
-      rivals: all of them.
-      plain_inference: images -> logits, the network without any trick, from which its arithmetic is counted; None if
-        the workload's own network has none.
-    """
-
-    reference: str
-    rivals: tuple[Rival, ...]
     plain_inference: Callable | None = None
 
 
-def of(options) -> Rivals:
-    """The rivals of a model: the published script trains the tutorial's only."""
-    keras = (
-        _keras("fit", options.model, 1, ("quick", "full")),
-        _keras("MirroredStrategy 2", options.model, 2, ("quick", "full", "growing"), num_replicas=2),
-        _keras("MirroredStrategy 4", options.model, 4, ("growing",), num_replicas=4),
-        _keras("multi_gpu_model 1", options.model, 1, ("full",), num_towers=1),
-        _keras("multi_gpu_model 2", options.model, 2, ("full",), num_towers=2),
-    )
+def of(options) -> list[Rival]:
+    """The rivals of a model: the published script trains the tutorial's only. PyTorch's are there if it is."""
+
+    def keras(name, num_devices, forms, **arguments) -> Rival:
+        return Rival(f"keras/{name}", num_devices, forms, _later("keras_fit", model=options.model, **arguments))
+
+    both = "quick", "full"
+    found = [
+        keras("fit", 1, both),
+        keras("MirroredStrategy 2", 2, (*both, "growing"), num_replicas=2),
+        keras("MirroredStrategy 4", 4, ("growing",), num_replicas=4),
+        keras("multi_gpu_model 1", 1, ("full",), num_towers=1),
+        keras("multi_gpu_model 2", 2, ("full",), num_towers=2),
+    ]
+    if options.model == "convnet":
+        port = Rival("port", 1, both, _later("port"), plain_inference=_later("port", "inference"))
+        two_towers = Rival("port/2 towers", 2, ("full",), _later("port", num_towers=2))
+        workers = Rival("keras/MultiWorkerMirroredStrategy 2", 1, ("growing",), _later("multi_worker"), num_processes=2)
+        return [port, two_towers, *found, workers]
     if options.model == "cifar10_94":
-        narrow = _keras("fit bfloat16", options.model, 1, ("quick", "full"), dtype_policy="mixed_bfloat16")
-        narrow = dataclasses.replace(narrow, dtype="bfloat16")
-        return Rivals("keras/fit", (*keras, narrow, *_of_torch()), _plain_cifar10_94)
-    if options.model != "convnet":
-        return Rivals("keras/fit", keras)
-    port = (
-        Rival("port", 1, ("quick", "full"), _later("port", num_towers=1)),
-        Rival("port/2 towers", 2, ("full",), _later("port", num_towers=2)),
-    )
-    workers = Rival("keras/MultiWorkerMirroredStrategy 2", 1, ("growing",), _later("multi_worker"), num_processes=2)
-    return Rivals("port", (*port, *keras, workers), _later("port", "inference"))
-
-
-def folder(request: workload.DataRequest) -> pathlib.Path:
-    """The folder with the .bin files of the data set that `cifar10.source.examples` gives for the same request.
-
-    Its dataset is 'cifar10' or 'generated', which `source.examples` tells of 'auto'.
-    """
-    directory = directories.chosen(request.data_dir)
-    if request.dataset == "generated":
-        return generated.generate(directory)
-    return source.find_cifar10(directory) or download.download(directory)
-
-
-def _plain_cifar10_94(images):
-    return _later("keras_networks", "cifar10_94")()(images)
-
-
-def _keras(name: str, model: str, num_devices: int, forms: tuple[str, ...], **options) -> Rival:
-    return Rival(f"keras/{name}", num_devices, forms, _later("keras_fit", model=model, **options))
-
-
-def _of_torch() -> tuple[Rival, ...]:
-    """PyTorch is no dependency: its rivals are there if it is."""
-    if not importlib.util.find_spec("torch"):
-        return ()
-    names = {"torch": "float32", "torch/bfloat16": "bfloat16"}
-    return tuple(
-        Rival(name, 1, ("quick", "full"), _later("torch_fit", dtype=dtype), dtype=dtype)
-        for name, dtype in names.items()
-    )
+        network = _later("keras_networks", "cifar10_94")
+        found[0] = dataclasses.replace(found[0], plain_inference=lambda images: network()(images))
+        narrow = keras("fit bfloat16", 1, both, dtype_policy="mixed_bfloat16")
+        found.append(dataclasses.replace(narrow, dtype="bfloat16"))
+        for name, dtype in {"torch": "float32", "torch/bfloat16": "bfloat16"}.items():
+            if importlib.util.find_spec("torch"):
+                found.append(Rival(name, 1, both, _later("torch_fit", dtype=dtype), dtype=dtype))
+    return found
 
 
 def _later(module: str, function: str = "train", **options) -> Callable:

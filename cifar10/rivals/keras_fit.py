@@ -5,44 +5,22 @@ By itself, under MirroredStrategy, or as tower_train's own multi_gpu_model, whic
 Held to good practice, so that the comparison is with Keras at its best: images in memory, distorted in whole batches by
 a parallel `map` and prefetched; a compiled step, without XLA, which makes this network slower on CPUs; no progress bar
 and no callback but the one that counts steps. It trains what tower_train trains: on images distorted by the same
-function, with SGD at 0.1, weight decay, and moving averages of the weights; the deeper networks with momentum and
-without moving averages, as in their recipes; cifar10_94 at the rate its recipe begins with, and without what Keras has
-no option for: rates of single variables, and slow weights.
+function, with weight decay, and SGD, moving averages and label smoothing by the same recipe; at the rate that this
+begins with, and without what Keras has no option for: rates of single variables, and slow weights.
 """
 
 import contextlib
-import dataclasses
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
+import cifar10
 import tower_train
-from cifar10 import cifar10_94, crops, distort, records, rivals, shifts, whitening
+from cifar10 import cifar10_94, records, source, whitening
 from cifar10.rivals import keras_networks
 from tower_train import workload
-
-LEARNING_RATE = 0.1
-MOVING_AVERAGE_DECAY = 0.9999
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """A network and how it is trained.
-
-    Attributes:
-      network: makes the model.
-      distort: the images, a `Workload.distort`.
-      optimizer: arguments of keras.optimizers.SGD.
-      label_smoothing: as `workload.softmax_cross_entropy` takes it.
-    """
-
-    network: Callable[[], keras.Model]
-    distort: Callable
-    optimizer: Mapping[str, Any]
-    label_smoothing: float = 0.0
+from tower_train.options import rules
 
 
 def train(
@@ -62,29 +40,46 @@ def train(
       num_towers: of multi_gpu_model; 0 for Keras itself.
       dtype_policy: of Keras, such as 'mixed_bfloat16'.
     """
-    recipe = RECIPES[model]
+    ours = cifar10.WORKLOAD.with_options({"model": model})
+    recipe = ours.config()
     strategy = tf.distribute.MirroredStrategy(_devices(num_replicas)) if num_replicas > 1 else None
     keras.config.set_dtype_policy(dtype_policy)
     with strategy.scope() if strategy else contextlib.nullcontext():
-        trained = recipe.network()
+        trained = keras_networks.NETWORKS[model]()
         if model == "cifar10_94":
-            first = records.read_split(rivals.folder(request), "train").images[: cifar10_94.WHITENED_IMAGES]
+            first = records.read_split(source.locate(request)[0], "train").images[: cifar10_94.WHITENED_IMAGES]
             trained.get_layer(keras_networks.WHITENING).kernel.assign(whitening.kernels(first))
         if num_towers:
             trained = tower_train.multi_gpu_model(trained, gpus=num_towers)
         trained.compile(
-            keras.optimizers.SGD(**recipe.optimizer),
+            optimizer(recipe),
             keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing),
             jit_compile=False,
         )
-    batches = distorted_images(request, batch_size, recipe.distort)
+    batches = distorted_images(request, batch_size, ours.distort)
     batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, records.NUM_CLASSES)))
-    trained.fit(batches, verbose=0, callbacks=[_AfterStep(after_step)])
+
+    def end_step(batch, logs):
+        trained.stop_training = after_step(float(logs["loss"]))
+
+    trained.fit(batches, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=end_step)])
+
+
+def optimizer(recipe: tower_train.Config) -> keras.optimizers.SGD:
+    """SGD as the recipe of a model has it."""
+    start = rules.parse_points(recipe.lr_points)[0][1] if recipe.lr_points else 1.0
+    return keras.optimizers.SGD(
+        start * recipe.learning_rate,
+        momentum=recipe.momentum if recipe.optimizer == "momentum" else 0.0,
+        nesterov=recipe.nesterov,
+        use_ema=recipe.moving_average_decay > 0,
+        ema_momentum=recipe.moving_average_decay,
+    )
 
 
 def distorted_images(request: workload.DataRequest, batch_size: int, distortion: Callable) -> tf.data.Dataset:
     """Endless batches of (float32 images [batch, size, size, 3], int32 labels [batch])."""
-    data = records.read_split(rivals.folder(request), "train")
+    data = records.read_split(source.locate(request)[0], "train")
 
     def distorted(images, labels):
         return distortion(images, _Draws(batch_size)), labels
@@ -108,38 +103,9 @@ class _Draws:
     of_example = uniform
 
 
-class _AfterStep(keras.callbacks.Callback):
-    def __init__(self, after_step):
-        super().__init__()
-        self._after_step = after_step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._after_step(float(logs["loss"])):
-            self.model.stop_training = True
-
-
 def _devices(count: int) -> list[str]:
     if tf.config.list_physical_devices("GPU"):
         return [f"/gpu:{i}" for i in range(count)]
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     return [f"/cpu:{i}" for i in range(count)]
-
-
-_DEEP = dict(distort=crops.distort, optimizer=dict(learning_rate=LEARNING_RATE, momentum=0.9))
-RECIPES = {
-    "convnet": Recipe(
-        keras_networks.convnet,
-        distort.distort,
-        dict(learning_rate=LEARNING_RATE, use_ema=True, ema_momentum=MOVING_AVERAGE_DECAY),
-    ),
-    "cifar10_94": Recipe(
-        keras_networks.cifar10_94,
-        shifts.distort,
-        dict(learning_rate=0.2 * cifar10_94.RECIPE["learning_rate"], momentum=cifar10_94.MOMENTUM, nesterov=True),
-        cifar10_94.RECIPE["label_smoothing"],
-    ),
-    "minigooglenet": Recipe(keras_networks.minigooglenet, **_DEEP),
-    "resnet20": Recipe(functools.partial(keras_networks.resnet, 20), **_DEEP),
-    "resnet56": Recipe(functools.partial(keras_networks.resnet, 56), **_DEEP),
-}

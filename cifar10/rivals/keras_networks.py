@@ -3,6 +3,8 @@
 A layer's name is the variable scope of the network that it repeats, with dots for slashes.
 """
 
+import functools
+
 import keras
 import tensorflow as tf
 from keras import layers
@@ -23,6 +25,7 @@ def convnet() -> keras.Model:
             "bias_initializer": keras.initializers.Constant(bias),
         }
 
+    normalization = dict(depth_radius=4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
     # tf.nn.l2_loss, which the published network uses, halves the sum.
     decay = keras.regularizers.L2(cifar10.convnet.WEIGHT_DECAY / 2)
     return keras.Sequential(
@@ -30,9 +33,9 @@ def convnet() -> keras.Model:
             keras.Input([distort.CROP_SIZE, distort.CROP_SIZE, records.CHANNELS]),
             layers.Conv2D(64, 5, padding="same", activation="relu", name="conv1", **initial(5e-2, 0.0)),
             layers.MaxPooling2D(3, 2, "same"),
-            LocalResponseNormalization(),
+            layers.Lambda(tf.nn.lrn, arguments=normalization),
             layers.Conv2D(64, 5, padding="same", activation="relu", name="conv2", **initial(5e-2, 0.1)),
-            LocalResponseNormalization(),
+            layers.Lambda(tf.nn.lrn, arguments=normalization),
             layers.MaxPooling2D(3, 2, "same"),
             layers.Flatten(),
             layers.Dense(384, "relu", name="local3", kernel_regularizer=decay, **initial(0.04, 0.1)),
@@ -42,21 +45,13 @@ def convnet() -> keras.Model:
     )
 
 
-class LocalResponseNormalization(layers.Layer):
-    """tf.nn.lrn with the parameters of the published network; Keras has no such layer."""
-
-    def call(self, inputs):
-        return tf.nn.lrn(inputs, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
-
-
 def resnet(depth: int) -> keras.Model:
     """The network of cifar10.resnet with so many layers."""
     decay = keras.regularizers.L2(cifar10.resnet.WEIGHT_DECAY / 2)
     initial = dict(kernel_regularizer=decay, kernel_initializer="he_normal")
 
     def convolution(maps, name, channels, stride=1):
-        maps = layers.Conv2D(channels, 3, stride, "same", use_bias=False, name=name, **initial)(maps)
-        return _normalization(name)(maps)
+        return _normalized_convolution(maps, name, channels, 3, stride, **initial)
 
     inputs = keras.Input(_INPUT)
     maps = layers.ReLU()(convolution(inputs, "conv1", 16))
@@ -78,19 +73,18 @@ def minigooglenet() -> keras.Model:
     decay = keras.regularizers.L2(cifar10.minigooglenet.WEIGHT_DECAY / 2)
     initial = dict(kernel_regularizer=decay, kernel_initializer="lecun_normal")
 
-    def convolution(name, maps, channels, width, stride=1, padding="same"):
-        maps = layers.Conv2D(channels, width, stride, padding, use_bias=False, name=name, **initial)(maps)
-        return layers.ReLU()(_normalization(name)(maps))
+    def convolution(maps, name, channels, width, stride=1, padding="same"):
+        return layers.ReLU()(_normalized_convolution(maps, name, channels, width, stride, padding, **initial))
 
     inputs = keras.Input(_INPUT)
-    maps = convolution("conv1", inputs, 96, 3)
+    maps = convolution(inputs, "conv1", 96, 3)
     for i, (modules, halving) in enumerate(cifar10.minigooglenet.STAGES, start=1):
         for j, (ones, threes) in enumerate(modules, start=1):
             scope = f"stage{i}.inception{j}"
-            both = [convolution(f"{scope}.one", maps, ones, 1), convolution(f"{scope}.three", maps, threes, 3)]
+            both = [convolution(maps, f"{scope}.one", ones, 1), convolution(maps, f"{scope}.three", threes, 3)]
             maps = layers.Concatenate()(both)
         if halving:
-            halved = convolution(f"stage{i}.downsample.three", maps, halving, 3, 2, "valid")
+            halved = convolution(maps, f"stage{i}.downsample.three", halving, 3, 2, "valid")
             maps = layers.Concatenate()([halved, layers.MaxPooling2D(3, 2)(maps)])
     features = layers.GlobalAveragePooling2D()(maps)
     return keras.Model(inputs, layers.Dense(records.NUM_CLASSES, name="softmax_linear", **initial)(features))
@@ -147,5 +141,15 @@ def _gelu(maps):
     return layers.Activation(lambda x: x * keras.ops.sigmoid(1.702 * x))(maps)
 
 
-def _normalization(name: str) -> layers.Layer:
-    return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}.batch_normalization")
+def _normalized_convolution(maps, name: str, channels: int, width: int, stride: int, padding="same", **initial):
+    maps = layers.Conv2D(channels, width, stride, padding, use_bias=False, name=name, **initial)(maps)
+    return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}.batch_normalization")(maps)
+
+
+NETWORKS = {
+    "convnet": convnet,
+    "cifar10_94": cifar10_94,
+    "minigooglenet": minigooglenet,
+    "resnet20": functools.partial(resnet, 20),
+    "resnet56": functools.partial(resnet, 56),
+}

@@ -5,8 +5,7 @@ the replicas to learn its shape, which fails with "Attempt to convert a value (P
 (keras#20585). What is left is what TensorFlow's guide shows for loops of one's own: `strategy.run` of a step that takes
 gradients and applies them with the Keras optimizer, which averages them between the workers, inside one tf.function.
 
-Otherwise it is what keras_fit trains: the same network, images, optimizer, weight decay and moving averages. The loss
-that it tells is this worker's own, which needs no traffic.
+Otherwise it is what keras_fit trains. The loss that it tells is this worker's own, which needs no traffic.
 """
 
 import json
@@ -16,7 +15,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from cifar10 import distort
+import cifar10
 from cifar10.rivals import keras_fit, keras_networks
 from tower_train import workload
 
@@ -27,7 +26,7 @@ def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = keras_networks.convnet()
-        optimizer = keras.optimizers.SGD(**keras_fit.RECIPES["convnet"].optimizer)
+        optimizer = keras_fit.optimizer(cifar10.WORKLOAD.config())
         optimizer.build(model.trainable_variables)
 
     def replica_step(images, labels):
@@ -44,7 +43,7 @@ def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[
         return strategy.run(replica_step, next(batches))
 
     def own_batches(_):
-        return keras_fit.distorted_images(request, batch_size // num_workers, distort.distort)
+        return keras_fit.distorted_images(request, batch_size // num_workers, cifar10.WORKLOAD.distort)
 
     batches = iter(strategy.distribute_datasets_from_function(own_batches))
     while not after_step(float(strategy.experimental_local_results(step(batches))[0])):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from cifar10 import records, rivals
+from cifar10 import records, source
 from tower_train import workload
 
 v1 = tf.compat.v1
@@ -31,7 +31,8 @@ def train(
     request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], num_towers: int = 1
 ) -> None:
     """Trains as `Rival.train` says; tower i lives on GPU i, or without GPUs on logical CPU device i."""
-    files = [str(rivals.folder(request) / name) for name in records.FILES["train"]]
+    folder, _ = source.locate(request)
+    files = [str(folder / name) for name in records.FILES["train"]]
     num_examples = sum(pathlib.Path(file).stat().st_size for file in files) // records.RECORD_BYTES
     devices, session_config = _devices(num_towers)
     with tf.Graph().as_default(), tf.device("/cpu:0"):

@@ -1,8 +1,7 @@
 """The network of cifar10.cifar10_94 in PyTorch, trained as its users do: eager, channels last, bfloat16 by autocast.
 
-As tower_train does it, on images in memory, shifted and flipped at random batch by batch, with SGD with Nesterov
-momentum, weight decay and smooth labels; at the rate that its recipe begins with, and without what optimizer and
-schedule leave out of the speed: rates of single variables, and slow weights.
+On images in memory, shifted and flipped at random batch by batch, with SGD, weight decay and smooth labels as in the
+recipe; at the rate that this begins with, and without rates of single variables and slow weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,14 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cifar10 import cifar10_94, crops, records, rivals, shifts, whitening
+from cifar10 import cifar10_94, crops, records, shifts, source, whitening
 from tower_train import workload
 
 
 def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], dtype: str) -> None:
     """Trains as `Rival.train` says, on the GPU if TensorFlow sees one, in a `Rival.dtype`."""
     device = torch.device("cuda" if tf.config.list_physical_devices("GPU") else "cpu")
-    data = records.read_split(rivals.folder(request), "train")
+    data = records.read_split(source.locate(request)[0], "train")
     network = Network(whitening.kernels(data.images[: cifar10_94.WHITENED_IMAGES]))
     network = network.to(device, memory_format=torch.channels_last)
     rate, momentum = 0.2 * cifar10_94.RECIPE["learning_rate"], cifar10_94.MOMENTUM

@@ -9,7 +9,7 @@ class FakeWorkers:
     """Stands for the processes; writes down what happens to them."""
 
     def __init__(self, peak_bytes=1000, failing=None, steps_per_sec=lambda name, number: 20.0):
-        """Args: of each; the name of the side that dies when measured; (side's name, how often it was measured)."""
+        """`failing` is the name of the side that dies when measured; steps_per_sec(side's name, how often measured)."""
         self.log, self.live, self.most_live = [], set(), 0
         self.peak_bytes, self.failing, self.steps_per_sec = peak_bytes, failing, steps_per_sec
 

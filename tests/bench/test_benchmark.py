@@ -13,7 +13,7 @@ SIDES = ["port", "tower_train/2 towers/float32/fixed", "ceiling/float32 matrix p
 
 @pytest.fixture(scope="module")
 def printed_and_out(cifar10_dir, tmp_path_factory):
-    """What a benchmark of SIDES printed, and the directory of its results."""
+    """The output of a benchmark of SIDES, and the directory of its results."""
     out, lines = tmp_path_factory.mktemp("out"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", lambda text="", **_: lines.append(text))

@@ -11,7 +11,8 @@ def sides(*names, anchors=()):
 
 
 def measured(chosen, workers, count=6, **options):
-    return measure.in_rounds(chosen, workers.start, count, measure.progress_bar(), seconds=0.5, **options)
+    session = measure.Session(None, None, {}, {}, workers.start, measure.progress_bar())
+    return measure.in_rounds(session, chosen, count, seconds=0.5, **options)
 
 
 def test_every_side_is_measured_once_a_round_in_an_order_that_changes(fake_workers):

@@ -1,4 +1,4 @@
-"""Which sides there are."""
+"""The sides of each form of the benchmark."""
 
 import pytest
 

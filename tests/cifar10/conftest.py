@@ -1,4 +1,4 @@
-"""What the tests of the rivals share: images to learn, and our networks' values."""
+"""Images to learn and our networks' values, for the tests of the rivals."""
 
 import numpy as np
 import pytest

@@ -70,7 +70,7 @@ class _Server(http.server.ThreadingHTTPServer):
         description = dict(
             url=f"http://127.0.0.1:{self.server_port}/small.tar.gz",
             num_bytes=len(self.body),
-            checksums=tuple((name, hashlib.new(name, self.body).hexdigest()) for name in ("md5", "sha256")),
+            checksum=("sha256", hashlib.sha256(self.body).hexdigest()),
         )
         return remote.RemoteFile(**{**description, **changes})
 
@@ -137,8 +137,8 @@ def _serve(**attributes):
     [
         (_serve(status=404), "HTTP Error 404: Not Found"),
         (_serve(sent=-100), f"got {len(GOOD) - 100} bytes of an archive that has {len(GOOD)}"),
-        (_serve(body=GOOD[:-1] + b"?"), "got an archive whose md5 is .*, not "),
-        (lambda s: s.archive(checksums=(("sha256", "0" * 64),)), "got an archive whose sha256 is .*, not 000"),
+        (_serve(body=GOOD[:-1] + b"?"), "got an archive whose sha256 is .*, not "),
+        (lambda s: s.archive(checksum=("md5", "0" * 32)), "got an archive whose md5 is .*, not 000"),
         (_serve(pause=threading.Event()), "no answer within 0.5 seconds"),
         (_serve(gap=threading.Event()), "no data for 0.5 seconds"),
         (_serve(trickle_secs=0.05), "only [0-9]+ bytes in 1 seconds"),
@@ -258,12 +258,12 @@ import sys
 from cifar10 import download
 from tower_train.data import remote
 url, num_bytes, sha256, data_dir = sys.argv[1:]
-download.download(data_dir, remote.RemoteFile(url, int(num_bytes), (("sha256", sha256),)))
+download.download(data_dir, remote.RemoteFile(url, int(num_bytes), ("sha256", sha256)))
 """
 
 
 def _start(archive, data_dir):
-    arguments = [archive.url, str(archive.num_bytes), dict(archive.checksums)["sha256"], str(data_dir)]
+    arguments = [archive.url, str(archive.num_bytes), archive.checksum[1], str(data_dir)]
     return jobs.Program("-c", _SCRIPT, *arguments)
 
 

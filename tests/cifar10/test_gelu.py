@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.gelu import IN, OUT, scaled_gelu
-from cifar10.pooling import max_pool
+from cifar10.cifar10_94 import IN, OUT, scaled_gelu
+from cifar10.convolution import max_pool
 
 v1 = tf.compat.v1
 

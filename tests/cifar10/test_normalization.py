@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.normalization import local_response_normalization
+from cifar10.convnet import local_response_normalization
 
 v1 = tf.compat.v1
 

@@ -1,4 +1,4 @@
-"""Which images a run gets, for every combination of --dataset, --data_dir and what lies there."""
+"""The images of a run, for every combination of --dataset, --data_dir and what lies there."""
 
 import functools
 import shutil
@@ -18,7 +18,7 @@ URL = "http://127.0.0.1:1/cifar-10-binary.tar.gz"  # a port where nobody listens
 def default_dir(tmp_path, monkeypatch):
     """The default data directory, empty; a download fails as it does without a network."""
     monkeypatch.setenv("TOWER_TRAIN_DATA", str(tmp_path / "default"))
-    nowhere = remote.RemoteFile(URL, num_bytes=1, checksums=())
+    nowhere = remote.RemoteFile(URL, num_bytes=1, checksum=("md5", ""))
     monkeypatch.setattr(download, "download", functools.partial(download.download, archive=nowhere))
     return tmp_path / "default"
 

@@ -14,7 +14,7 @@ needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="
 
 
 def torch_rivals():
-    return {rival.name: rival for rival in rivals.of(WORKLOAD.options).rivals if rival.name.startswith("torch")}
+    return {rival.name: rival for rival in rivals.of(WORKLOAD.options) if rival.name.startswith("torch")}
 
 
 def test_without_torch_there_is_no_such_rival(monkeypatch):

@@ -53,7 +53,7 @@ def described(data, url):
     """The files as their publisher would describe them."""
     contents = {name: (data / name).read_bytes() for name in NAMES}
     return tuple(
-        remote.RemoteFile(url + name, len(content), (("md5", hashlib.md5(content).hexdigest()),))
+        remote.RemoteFile(url + name, len(content), ("md5", hashlib.md5(content).hexdigest()))
         for name, content in contents.items()
     )
 
@@ -83,7 +83,7 @@ def test_missing_files_are_downloaded_whole_and_once(data, server, tmp_path, mon
 def test_a_file_that_is_another_is_refused_and_nothing_remains(data, server, tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     *good, last = described(data, server)
-    other = remote.RemoteFile(last.url, last.num_bytes, (("md5", "0" * 32),))
+    other = remote.RemoteFile(last.url, last.num_bytes, ("md5", "0" * 32))
     with pytest.raises(errors.DataError, match=f"from {last.url}: got a file whose md5 is .*--data_dir") as raised:
         fashion_mnist.download(tmp_path, (*good, other))
     assert "\n" not in str(raised.value)

@@ -2,8 +2,9 @@
 
 import collections
 import dataclasses
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tower_train.bench import report, systems
 
@@ -53,12 +54,10 @@ class Breakdown:
     """The time of a step by category.
 
     Attributes:
-      towers: their number.
-      on_gpus: whether each has a device of its own; logical CPU devices share the cores.
+      on_gpus: whether each tower has a device of its own; logical CPU devices share the cores.
       step_secs: a step's time, without tracing.
-      cores: how many there are.
-      busy: the part of them in use meanwhile, 0 to 1.
-      own: the part of them in use by this process, 0 to 1.
+      busy: the part of the cores in use meanwhile, 0 to 1.
+      own: the part of the cores in use by this process, 0 to 1.
       seconds: by category, of a traced step; together they are its duration.
       late_tower: the last tower to finish.
       late_secs: how long after the one before it; 0.0 with one tower.
@@ -85,11 +84,16 @@ def seconds_by_category(operations: Sequence[Operation]) -> dict[str, float]:
     A moment at which several categories have an operation running is shared equally by them; waiting for input counts
     only while nothing else runs. So the parts add up to the time from the first operation's start to the last's end.
     """
+    changes = sorted([(o.start, 1, o.category) for o in operations] + [(o.end, -1, o.category) for o in operations])
     seconds: dict[str, float] = {}
-    for duration, active in _spans(operations):
-        working = active - {INPUT_WAIT} or active or {NOTHING}
-        for category in working:
-            seconds[category] = seconds.get(category, 0.0) + duration / len(working)
+    running: collections.Counter[str] = collections.Counter()
+    for (moment, change, category), (until, _, _) in itertools.pairwise(changes):
+        running[category] += change
+        if until > moment:
+            active = set(+running)
+            working = active - {INPUT_WAIT} or active or {NOTHING}
+            for part in working:
+                seconds[part] = seconds.get(part, 0.0) + (until - moment) / len(working)
     return seconds
 
 
@@ -103,9 +107,15 @@ def lateness(operations: Sequence[Operation]) -> tuple[int, float]:
 
 def table(breakdowns: Sequence[Breakdown]) -> list[str]:
     """Milliseconds and share of a step by category, a column for each tower count."""
+
+    def part(one: Breakdown, category: str) -> str:
+        if category.startswith("tower ") and category not in one.seconds:
+            return ""
+        return f"{one.seconds.get(category, 0.0) * 1e3:.1f} ms {one.share(category):4.0%}"
+
     towers = [f"tower {i}" for i in range(max(one.towers for one in breakdowns))]
     after = [AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES, OTHER, NOTHING]
-    body = [[category, *(_part(one, category) for one in breakdowns)] for category in [INPUT_WAIT, *towers, *after]]
+    body = [[category, *(part(one, category) for one in breakdowns)] for category in [INPUT_WAIT, *towers, *after]]
     body.append(["a step, without tracing", *(f"{one.step_secs * 1e3:.1f} ms" for one in breakdowns)])
     body.append(["cores busy meanwhile", *(f"{one.busy:.0%} of {one.cores}" for one in breakdowns)])
     body.append(["cores busy with this", *(f"{one.own:.0%} of {one.cores}" for one in breakdowns)])
@@ -113,12 +123,7 @@ def table(breakdowns: Sequence[Breakdown]) -> list[str]:
 
 
 def sentence(fewest: Breakdown, most: Breakdown) -> str:
-    """Says whether more towers help, and if not, why.
-
-    Args:
-      fewest: the breakdown of the smallest number of towers.
-      most: that of the greatest number, at the same global batch.
-    """
+    """Says whether more towers help, and if not, why; from the fewest and the most, at the same global batch."""
     gain, perfect = fewest.step_secs / most.step_secs, most.towers / fewest.towers
     if perfect > 1 and gain >= _BUSY * perfect:
         return f"More towers help: {most.towers} are {gain:.2f} times as fast as {fewest.towers}."
@@ -127,48 +132,23 @@ def sentence(fewest: Breakdown, most: Breakdown) -> str:
         note = f", {others:.0%} by other processes" if others >= _NOTICEABLE else ""
         share, reason = most.busy, f"the {most.cores} cores are {{:.0%}} busy{note} (cores exhausted)"
     else:
-        share, reason = max(_waits(most))
+        waiting = "the towers wait for input for {:.0%} of the step (input-bound); make the preprocessing cheaper"
+        late = (
+            f"tower {most.late_tower} finishes {most.late_secs * 1e3:.1f} ms after the others, which wait for it for "
+            "{:.0%} of the step (one tower late)"
+        )
+        averaging = (
+            "averaging the gradients and updating the variables takes {:.0%} of the step, and more towers do not "
+            "shorten that (averaging)"
+        )
+        share, reason = max(
+            (most.share(INPUT_WAIT), waiting),
+            (most.late_secs / sum(most.seconds.values()), late),
+            (most.share(AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES), averaging),
+        )
     if share < _NOTICEABLE:
         return (
             "Nothing in the step stands in the way of more towers: waiting for input, for the last tower and for "
             f"averaging each take less than {_NOTICEABLE:.0%} of it."
         )
     return f"More towers do not help: {reason.format(share)}."
-
-
-def _part(one: Breakdown, category: str) -> str:
-    if category.startswith("tower ") and category not in one.seconds:
-        return ""
-    return f"{one.seconds.get(category, 0.0) * 1e3:.1f} ms {one.share(category):4.0%}"
-
-
-def _waits(breakdown: Breakdown) -> list[tuple[float, str]]:
-    """(share of the step, reason with a place for the share) of each thing that towers wait for."""
-    return [
-        (
-            breakdown.share(INPUT_WAIT),
-            "the towers wait for input for {:.0%} of the step (input-bound); make the preprocessing cheaper",
-        ),
-        (
-            breakdown.late_secs / sum(breakdown.seconds.values()),
-            f"tower {breakdown.late_tower} finishes {breakdown.late_secs * 1e3:.1f} ms after the others, which wait "
-            "for it for {:.0%} of the step (one tower late)",
-        ),
-        (
-            breakdown.share(AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES),
-            "averaging the gradients and updating the variables takes {:.0%} of the step, and more towers do not "
-            "shorten that (averaging)",
-        ),
-    ]
-
-
-def _spans(operations: Sequence[Operation]) -> Iterator[tuple[float, set[str]]]:
-    """Yields (seconds, categories with an operation running) of the step, moment after moment."""
-    changes = sorted([(o.start, 1, o.category) for o in operations] + [(o.end, -1, o.category) for o in operations])
-    running: collections.Counter[str] = collections.Counter()
-    before = None
-    for moment, change, category in changes:
-        if before is not None and moment > before:
-            yield moment - before, set(+running)
-        running[category] += change
-        before = moment

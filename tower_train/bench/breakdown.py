@@ -96,11 +96,7 @@ def operations_of(trace: v1.RunMetadata) -> list[Operation]:
 class _Tracer(v1.train.SessionRunHook):
     """Lets some steps warm up, times steps for some seconds, traces a few, and asks for the end.
 
-    Attributes:
-      step_secs: wall-clock time of a timed step.
-      own: the part of the cores that this process used meanwhile, 0 to 1.
-      busy: the part of the cores that all processes used meanwhile, 0 to 1.
-      traces: of the traced steps.
+    Its `step_secs`, `own` and `busy` are those of a Breakdown.
     """
 
     def __init__(self, seconds: float):

@@ -8,10 +8,7 @@ import importlib.util
 import pathlib
 import re
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tower_train.bench import measure, report, systems
 from tower_train.bench.measure import Session
@@ -31,7 +28,7 @@ def compare(session: Session) -> list[str]:
     options, about = session.options, session.about
     sides = systems.comparison(options, about)
     name, reference = ("growing", sides[0].name) if options.growing else ("benchmark", about["reference"])
-    measured = _in_rounds(session, sides)
+    measured = measure.in_rounds(session, sides, options.num_rounds, options.seconds_each)
     rows = report.rows(measured, reference, about["flops_per_example"])
     written = [session.write(name, {"rows": _as_dicts(rows), "sides": _as_dicts(measured)})]
     written += draw_comparison(rows, bool(about["gpus"]), session.out / f"{name}.png")
@@ -59,7 +56,8 @@ def sweep(session: Session) -> list[str]:
             for step in _SWEEP_STEPS
         },
     }
-    measured = _in_rounds(session, [side for part in parts.values() for side in part.values()])
+    sides = [side for part in parts.values() for side in part.values()]
+    measured = measure.in_rounds(session, sides, options.num_rounds, options.seconds_each)
     by_name = {one.side.name: one for one in measured}
     curves, lines = {}, []
     for axis, part in parts.items():
@@ -72,22 +70,14 @@ def sweep(session: Session) -> list[str]:
     return [*report.opening(session.machine, session.about, what), *lines, "", *report.written(written)]
 
 
-def import_tensorflow_secs() -> float:
-    """Seconds that a process takes which imports TensorFlow and nothing else."""
-    begin = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import tensorflow"], check=True, capture_output=True)
-    return time.perf_counter() - begin
-
-
-def overhead(session: Session, import_secs: Callable[[], float] = import_tensorflow_secs) -> list[str]:
+def overhead(session: Session) -> list[str]:
     """The costs of a run besides its steps, reports at their defaults and the start: overhead.json."""
     options = session.options
     kinds = (systems.UNGUARDED, systems.SILENCE, systems.REPORTS)
     sides = [systems.trainer(reports, 1, options.batch_size, reports=reports) for reports in kinds]
-    rounds = options.rounds or _OVERHEAD_ROUNDS
-    measured = measure.in_rounds(sides, session.start, rounds, session.progress, steps=_OVERHEAD_STEPS)
+    measured = measure.in_rounds(session, sides, options.rounds or _OVERHEAD_ROUNDS, steps=_OVERHEAD_STEPS)
     unguarded, silent, with_reports = (one.rates() for one in measured)
-    imports, starts = _starts(session, sides[0], import_secs)
+    imports, starts = _starts(session, sides[0])
     content = {"sides": _as_dicts(measured), "import_secs": imports, "first_step_secs": starts}
     written = session.write("overhead", content)
     ratio = statistics.median(start / of_import for start, of_import in zip(starts, imports, strict=True))
@@ -96,14 +86,9 @@ def overhead(session: Session, import_secs: Callable[[], float] = import_tensorf
         f"log lines, summaries and checkpoints at their defaults cost {_cost(silent, with_reports)}.",
         f"they and the check that each step is finite cost {_cost(unguarded, with_reports)}.",
         f"first step: {statistics.median(starts):.1f} s after the start, {ratio:.2f} times what `import tensorflow` "
-        f"takes by itself ({statistics.median(imports):.1f} s).", "",
+        f"takes of that ({statistics.median(imports):.1f} s).", "",
         *report.written([written]),
     ]  # fmt: skip
-
-
-def _in_rounds(session: Session, sides: list[systems.System]) -> list[report.Measured]:
-    options = session.options
-    return measure.in_rounds(sides, session.start, options.num_rounds, session.progress, seconds=options.seconds_each)
 
 
 def _as_dicts(records) -> list[dict]:
@@ -118,18 +103,17 @@ def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
     return f"{median:.1%} of {_OVERHEAD_STEPS * len(costs)} steps ({spread})"
 
 
-def _starts(session: Session, side: systems.System, import_secs: Callable[[], float]) -> tuple[list, list]:
-    """Seconds that importing TensorFlow takes, and seconds from a process's start to a side's first step, in turns."""
-    imports, starts = [], []
+def _starts(session: Session, side: systems.System) -> tuple[list[float], list[float]]:
+    """Seconds that importing TensorFlow takes, and seconds from a process's start to a side's first step, by start."""
+    firsts = []
     count = session.options.rounds or _STARTS
     session.progress.expect(count * measure.START_SECS)
+    session.progress.update(doing="starting")
     for _ in range(count):
-        session.progress.update(doing="starting")
-        imports.append(import_secs())
         with session.start(side) as worker:
-            starts.append(worker.wait_for("first_step")["secs"])
-        session.progress.advance(measure.START_SECS)
-    return imports, starts
+            firsts.append(worker.wait_for("first_step"))
+        session.progress.update(advance=measure.START_SECS)
+    return [first["import_secs"] for first in firsts], [first["secs"] for first in firsts]
 
 
 def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
@@ -149,14 +133,8 @@ def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Pat
     left.set_yticks(places, [row.name for row in rows])
     left.set_xlim(0, 1.12 * max(row.high for row in rows))
     left.set(xlabel="examples/sec (median, quartiles)", title="Throughput by system")
-    scaling = _scaling(rows)
-    for name, by_towers in scaling.items():
-        (line,) = right.plot(list(by_towers), list(by_towers.values()), "o-", label=name)
-        right.plot(list(by_towers), perfect_scaling(by_towers, on_gpus), ":", color=line.get_color())
-    if scaling:
-        _over(right, sorted(set().union(*scaling.values())), "towers, at one global batch")
-        right.set_title("Against perfect scaling (dotted)")
-        right.legend()
+    if scaling := _scaling(rows):
+        _draw_curves(right, scaling, "towers, at one global batch", on_gpus)
     else:
         right.set_axis_off()
     return _save(figure, path)
@@ -167,14 +145,8 @@ def draw_sweep(curves: Mapping[str, Mapping[int, float]], on_gpus: bool, path: p
     figure = _figure(5 * len(curves), 4)
     if not figure:
         return []
-    axes = figure.subplots(1, len(curves), squeeze=False)
-    for axis, (name, curve) in zip(axes[0], curves.items(), strict=True):
-        (line,) = axis.plot(list(curve), list(curve.values()), "o-")
-        if name.startswith("towers"):
-            perfect = perfect_scaling(curve, on_gpus)
-            axis.plot(list(curve), perfect, ":", color=line.get_color(), label="perfect scaling")
-            axis.legend()
-        _over(axis, curve, name)
+    for axis, (name, curve) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
+        _draw_curves(axis, {"measured": curve}, name, on_gpus)
     return _save(figure, path)
 
 
@@ -188,10 +160,17 @@ def perfect_scaling(by_towers: Mapping[int, float], on_gpus: bool) -> list[float
     return [by_towers[fewest] * (towers / fewest if on_gpus else 1) for towers in by_towers]
 
 
-def _over(axis, xs: Collection[int], xlabel: str) -> None:
-    """Labels an axis of examples/sec over powers of two, or nearly; it begins at 0."""
+def _draw_curves(axis, curves: Mapping[str, Mapping[int, float]], xlabel: str, on_gpus: bool) -> None:
+    """Draws {label: {x: examples/sec}} over powers of two, or nearly, and what is over towers with perfect scaling."""
+    for label, curve in curves.items():
+        (line,) = axis.plot(list(curve), list(curve.values()), "o-", label=label)
+        if xlabel.startswith("towers"):
+            axis.plot(list(curve), perfect_scaling(curve, on_gpus), ":", color=line.get_color())
+            axis.set_title("Against perfect scaling (dotted)")
+            axis.legend()
+    xs = sorted(set().union(*curves.values()))
     axis.set_xscale("log", base=2)
-    axis.set_xticks(list(xs), [f"{x:,}" for x in xs])
+    axis.set_xticks(xs, [f"{x:,}" for x in xs])
     axis.minorticks_off()
     axis.set_ylim(0, 1.1 * axis.dataLim.ymax)
     axis.set(xlabel=xlabel, ylabel="examples/sec")

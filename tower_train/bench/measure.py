@@ -25,7 +25,6 @@ class Session:
     """One run of the benchmark.
 
     Attributes:
-      options: the command line's.
       out: the directory of the results.
       machine: `host.describe` at its begin.
       about: what `sides.describe` found out about workload, data and devices.
@@ -73,62 +72,55 @@ def session(options: BenchmarkOptions) -> Iterator[Session]:
 
 def progress_bar() -> ProgressBar:
     """A bar on standard error, so that the table can be redirected to a file."""
-
-    def columns(progress):
-        return (
+    return ProgressBar(
+        lambda progress: (
             progress.TextColumn("{task.percentage:>3.0f} %"), progress.BarColumn(), progress.TimeElapsedColumn(),
             progress.TextColumn("(about"), progress.TimeRemainingColumn(), progress.TextColumn("left)"),
             progress.TextColumn("{task.fields[doing]}"),
-        )  # fmt: skip
-
-    return ProgressBar(columns, total=0.0, stream=sys.stderr, doing="")
+        ),
+        total=0.0, stream=sys.stderr, doing="",
+    )  # fmt: skip
 
 
 def in_rounds(
+    session: Session,
     sides: Sequence[System],
-    start: Callable[[System], Worker],
     rounds: int,
-    progress: ProgressBar,
     seconds: float = 0.0,
     steps: int = 1,
     has_memory: Callable[[int], bool] = host.has_memory,
 ) -> list[Measured]:
-    """Measures every side `rounds` times, in an order that changes from round to round.
+    """Measures every side `rounds` times, in an order that changes from round to round. Returns them in the given one.
 
     If memory does not hold all sides at once they are measured in groups, each together with the anchors, which the
     others are compared with.
 
     Args:
-      sides: what to measure.
-      start: starts a side's worker.
+      session: starts the sides; its bar counts the seconds of every start and every measurement.
       rounds: how often each side is measured; the anchors as often in every group.
-      progress: counts the seconds of every start and every measurement.
       seconds: how long each measurement is at least.
       steps: how many steps each measurement has at least.
       has_memory: whether so many bytes of memory are free.
-
-    Returns:
-      In the order of `sides`.
     """
     measured = {side.name: Measured(side) for side in sides}
     anchors = [side for side in sides if side.is_anchor]
     waiting = [side for side in sides if not side.is_anchor]
-    progress.expect(len(sides) * (START_SECS + rounds * seconds))
+    session.progress.expect(len(sides) * (START_SECS + rounds * seconds))
     first_round = 0
     while first_round == 0 or waiting:
         with contextlib.ExitStack() as stack:
             live, waiting = {}, anchors + waiting
             while waiting and (len(live) <= len(anchors) or has_memory(_memory_of_next(measured))):
                 side = waiting.pop(0)
-                progress.update(doing=f"starting {side.name}")
-                live[side.name] = stack.enter_context(start(side))
+                session.progress.update(doing=f"starting {side.name}")
+                live[side.name] = stack.enter_context(session.start(side))
                 _note_start(measured[side.name], live[side.name])
-                progress.advance(START_SECS)
+                session.progress.update(advance=START_SECS)
             for number in range(first_round, first_round + rounds):
-                progress.update(doing=f"round {number + 1}")
+                session.progress.update(doing=f"round {number + 1}")
                 for name in random.Random(number).sample(list(live), len(live)):
                     _take_sample(measured[name], live[name], number, seconds, steps)
-                    progress.advance(seconds)
+                    session.progress.update(advance=seconds)
             for name, worker in live.items():
                 measured[name].peak_bytes = max(measured[name].peak_bytes, worker.stop()["peak_bytes"])
         first_round += rounds

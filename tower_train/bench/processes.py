@@ -4,10 +4,9 @@ import contextlib
 import json
 import os
 import pathlib
-import queue
+import select
 import subprocess
 import sys
-import threading
 import time
 
 from tower_train import errors
@@ -29,9 +28,6 @@ class Worker:
       spec: what it runs, for `sides.run` or `sides.describe`.
       scratch: a directory of its own, made here; its standard error goes there.
       timeout_secs: how long it may take to answer.
-
-    Attributes:
-      pid: the process's number.
     """
 
     def __init__(self, name: str, spec: dict, scratch: pathlib.Path, timeout_secs: float):
@@ -42,12 +38,11 @@ class Worker:
         with open(self._stderr_path, "w") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.worker", json.dumps(spec)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=_environment(spec),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=_environment(spec),
+                bufsize=0,  # a line that is read ahead would not be seen by `select`
                 start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its workers
             )  # fmt: skip
         self.pid = self._process.pid
-        self._lines: queue.SimpleQueue[tuple[float, str | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
 
     def __enter__(self):
         return self
@@ -55,8 +50,8 @@ class Worker:
     def __exit__(self, *_):
         self._process.kill()
         self._process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._process.stdin.close()
+        self._process.stdout.close()
 
     def wait_for(self, event: str, extra_secs: float = 0.0) -> dict:
         """Returns its next line, which must tell of `event`, and under "secs" the seconds from its start to that.
@@ -64,46 +59,38 @@ class Worker:
         Raises SideError if it says something else, or nothing in time.
         """
         while True:
-            when, line = self._next_line(event, self._timeout_secs + extra_secs)
-            answer = json.loads(line)
+            answer = json.loads(self._next_line(event, self._timeout_secs + extra_secs))
             if answer["event"] == "refused":
                 raise SideError(f"{self.name}: {answer['message']}")
             if answer["event"] == event:
-                return answer | {"secs": when - self._started}
+                return answer | {"secs": time.perf_counter() - self._started}
             if answer["event"] != "warming_up":
-                raise SideError(f"{self.name}: its process said {line.strip()} instead of {event!r}.")
+                raise SideError(f"{self.name}: its process said {json.dumps(answer)} instead of {event!r}.")
 
     def measure(self, seconds: float = 0.0, steps: int = 1) -> dict:
         """Lets it do at least so many steps for at least so long; returns its measurement."""
-        self._send(json.dumps({"seconds": seconds, "steps": steps}))
+        self._send({"seconds": seconds, "steps": steps})
         return self.wait_for("measured", seconds)
 
     def stop(self) -> dict:
         """Lets it do no more steps; returns its last answer. Nobody waits for what it does then, such as saving."""
-        self._send("{}")
+        self._send({})
         return self.wait_for("stopped")
 
-    def _send(self, line: str) -> None:
+    def _send(self, request: dict) -> None:
         with contextlib.suppress(BrokenPipeError):  # wait_for then tells why
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
-    def _listen(self) -> None:
-        for line in self._process.stdout:
-            self._lines.put((time.perf_counter(), line))
-        self._lines.put((time.perf_counter(), None))
-
-    def _next_line(self, event: str, secs: float) -> tuple[float, str]:
-        try:
-            when, line = self._lines.get(timeout=secs)
-        except queue.Empty:
+    def _next_line(self, event: str, secs: float) -> bytes:
+        if not select.select([self._process.stdout], [], [], secs)[0]:
             raise SideError(
                 f"{self.name}: its process hangs: no {event!r} within {secs:g} seconds. More can be had with "
                 f"--timeout_secs. {self._last_words()}"
-            ) from None
-        if line is None:
+            )
+        line = self._process.stdout.readline()
+        if not line:
             raise SideError(f"{self.name}: its process ended with status {self._process.wait()}. {self._last_words()}")
-        return when, line
+        return line
 
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._stderr_path.read_text(errors="replace").splitlines() if line.strip()]

@@ -10,6 +10,8 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from tower_train import errors
 from tower_train.bench.systems import System
 
@@ -21,7 +23,6 @@ class Measured:
     """The measurements of one side; all of it goes to benchmark.json.
 
     Attributes:
-      side: which one.
       first_step_secs: from the start of its process to the end of its first step.
       import_secs: what importing TensorFlow took of that.
       work_per_step: examples, or for a ceiling floating-point operations.
@@ -47,11 +48,9 @@ class Row:
     """One row of the table.
 
     Attributes:
-      name: the side's.
       per_sec: examples a second, the median over rounds; for a ceiling, what it would be if a step were nothing but the
         network's products.
-      low: the first quartile.
-      high: the third quartile.
+      low, high: the first and the third quartile.
       ratio: to the reference, the median over rounds of the ratio within a round; None without a reference.
       share: of the ceiling of the same arithmetic, likewise; None if it is not known.
       peak_bytes: resident memory of its process; None for a ceiling.
@@ -71,10 +70,7 @@ class Row:
 def rows(measured: Sequence[Measured], reference: str | None, flops_per_example: float | None) -> list[Row]:
     """A row for each side; none for ceilings if the network's arithmetic is not known.
 
-    Args:
-      measured: by side.
-      reference: name of the side that ratios are taken to; it need not be among them.
-      flops_per_example: the network's arithmetic; None if it is not known.
+    The reference is the name of the side that ratios are taken to; it need not be among them.
     """
     if flops_per_example is None:
         measured = [one for one in measured if not one.side.is_ceiling]
@@ -96,10 +92,8 @@ def median_ratio(rates: Mapping[int, float], base: Mapping[int, float]) -> float
 
 
 def median_and_quartiles(values) -> tuple[float, float, float]:
-    """The median, the first and the third quartile, interpolated linearly as numpy does by default."""
-    values = list(values)
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return median, low, high
+    """The median, the first and the third quartile, interpolated linearly."""
+    return tuple(np.quantile(list(values), [0.5, 0.25, 0.75]).tolist())
 
 
 def directory(out: str | None) -> pathlib.Path:

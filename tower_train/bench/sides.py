@@ -1,9 +1,9 @@
 """The sides as their workers run them: tower_train, a rival, or matrix products; first, a look at the data."""
 
-import contextlib
 import dataclasses
 import importlib
-import json
+import pathlib
+import pickle
 import timeit
 
 import numpy as np
@@ -36,7 +36,7 @@ def describe(spec: dict) -> dict:
     rivals = _rivals(spec["workload"], workload)
     examples = workload.examples(_request(spec))
     batch = _one_batch(workload, examples, spec["batch_size"])
-    _save(spec["fixed_path"], batch)
+    pathlib.Path(spec["fixed_path"]).write_bytes(pickle.dumps(batch))
     gpus = [] if spec["device"] == "cpu" else tf.config.list_physical_devices("GPU")
     return {
         "gpus": [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus],
@@ -44,10 +44,10 @@ def describe(spec: dict) -> dict:
         "dataset": examples.dataset,
         "notice": examples.notice,
         "flops_per_example": _flops_per_example(workload.for_examples(examples), rivals, batch),
-        "reference": rivals and rivals.reference,
+        "reference": rivals[0].name if rivals else None,
         "rivals": [
             {name: getattr(rival, name) for name in ("name", "num_devices", "num_processes", "forms", "dtype")}
-            for rival in (rivals.rivals if rivals else ())
+            for rival in rivals
         ],
     }
 
@@ -73,34 +73,24 @@ def _run_trainer(spec: dict, pacer) -> None:
     workload = workload_of(spec["workload"], spec["model"])
     if spec["is_fixed"]:
         workload = fixed_workload(workload, spec["fixed_path"], _request(spec))
-    never = {"summary_every_steps": 0, "save_every_steps": 0}
-    silence = never | {"log_every_steps": _NO_END}
-    often = {
-        systems.REPORTS: {}, systems.LOG_LINES: never, systems.SILENCE: silence, systems.UNGUARDED: silence,
-    }  # fmt: skip
+    reports = {} if spec["reports"] == systems.REPORTS else {"summary_every_steps": 0, "save_every_steps": 0}
+    if spec["reports"] in (systems.SILENCE, systems.UNGUARDED):
+        reports["log_every_steps"] = _NO_END
     config = workload.config(
         dataset=spec["dataset"], data_dir=spec["data_dir"], device=spec["device"], dtype=spec["dtype"],
         num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"] // spec["num_processes"],
         variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
-        train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **often[spec["reports"]],
+        train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **reports,
     )  # fmt: skip
-    with unguarded() if spec["reports"] == systems.UNGUARDED else contextlib.nullcontext():
-        tower_train.train(workload, config, [_AfterStep(pacer.after_step)])
+    if spec["reports"] == systems.UNGUARDED:
+        gradients.update_if_finite = update_unguarded
+    tower_train.train(workload, config, [_AfterStep(pacer.after_step)])
 
 
-@contextlib.contextmanager
-def unguarded():
-    """Builds graphs in this block without the check that a step is finite, which no option turns off."""
-
-    def update(tower_grads, tower_losses, applied_grads, loss, apply, skip):
-        with tf.control_dependencies([apply()]):
-            return tf.ones([len(tower_grads) + 1, len(applied_grads) + 1], tf.bool)
-
-    checked, gradients.update_if_finite = gradients.update_if_finite, update
-    try:
-        yield
-    finally:
-        gradients.update_if_finite = checked
+def update_unguarded(tower_grads, tower_losses, applied_grads, loss, apply, skip):
+    """`gradients.update_if_finite` without the check that a step is finite, which no option turns off."""
+    with tf.control_dependencies([apply()]):
+        return tf.ones([len(tower_grads) + 1, len(applied_grads) + 1], tf.bool)
 
 
 class _AfterStep(v1.train.SessionRunHook):
@@ -117,7 +107,7 @@ def fixed_workload(workload: workloads.Workload, path: str, request: workloads.D
 
     A network that begins with values made from examples gets those of the request, before any preprocessing.
     """
-    batch = _load(path)
+    batch = pickle.loads(pathlib.Path(path).read_bytes())
 
     def fetch(indices):
         # As many as are asked for, over and over again, since the look at the data takes more than a step does.
@@ -134,7 +124,7 @@ def fixed_workload(workload: workloads.Workload, path: str, request: workloads.D
 
 def _run_rival(spec: dict, pacer) -> None:
     rivals = _rivals(spec["workload"], workload_of(spec["workload"], spec["model"]))
-    (rival,) = (rival for rival in rivals.rivals if rival.name == spec["name"])
+    (rival,) = (rival for rival in rivals if rival.name == spec["name"])
     rival.train(_request(spec), spec["batch_size"], pacer.after_step)
 
 
@@ -174,26 +164,6 @@ def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch
         return session.run(first.batches[0])
 
 
-def _save(path: str, batch) -> None:
-    """Writes a nest of arrays as .npz: the arrays, and as JSON the nest of their numbers."""
-    arrays = tf.nest.flatten(batch)
-    numbers = tf.nest.pack_sequence_as(batch, list(range(len(arrays))))
-    with open(path, "wb") as file:
-        np.savez(file, *arrays, nest=json.dumps(numbers))
-
-
-def _load(path: str):
-    """The nest of arrays that `_save` wrote; its lists are tuples."""
-    with np.load(path, allow_pickle=False) as arrays:
-
-        def filled(numbers):
-            if isinstance(numbers, dict):
-                return {key: filled(value) for key, value in numbers.items()}
-            return tuple(map(filled, numbers)) if isinstance(numbers, list) else arrays[f"arr_{numbers}"]
-
-        return filled(json.loads(str(arrays["nest"])))
-
-
 def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | None:
     """Operations of training the network, in its plain formulation if the rivals have one.
 
@@ -201,7 +171,7 @@ def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | N
     """
     with tf.Graph().as_default():
         features, labels = tf.nest.map_structure(lambda a: v1.placeholder(a.dtype, a.shape), batch)
-        plain = rivals and rivals.plain_inference
+        plain = rivals[0].plain_inference if rivals else None
         outputs = plain(features) if plain else workload.inference(features, True)
         try:
             return flops.training_flops(workload.loss(outputs, labels)) / len(tf.nest.flatten(batch)[0])
@@ -209,14 +179,14 @@ def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | N
             return None
 
 
-def _rivals(workload_path: str, workload: workloads.Workload):
-    """The rivals of a workload under its options, from the module `rivals` beside it; None if there is none."""
+def _rivals(workload_path: str, workload: workloads.Workload) -> list:
+    """The rivals of a workload under its options, from the module `rivals` beside it; none if there is none."""
     path = f"{workload_path.partition(':')[0]}.rivals"
     try:
         return importlib.import_module(path).of(workload.options)
     except ModuleNotFoundError as error:
         if error.name == path:
-            return None
+            return []
         raise
 
 

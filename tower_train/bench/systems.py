@@ -152,7 +152,13 @@ def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
 def trainers(options: BenchmarkOptions, about: dict) -> list[System]:
     """Sides of tower_train: every tower count, in every dtype, on fixed inputs and on real ones."""
     return [
-        trainer(f"{count_of(towers, 'tower')}/{dtype}/{inputs}", towers, options.batch_size, dtype, inputs == "fixed")
+        trainer(
+            f"{count_of(towers, 'tower')}/{dtype}/{inputs}",
+            towers,
+            options.batch_size,
+            dtype,
+            is_fixed=inputs == "fixed",
+        )
         for inputs in ("fixed", "real")
         for dtype in DTYPES
         for towers in options.tower_counts
@@ -166,46 +172,30 @@ def growing(options: BenchmarkOptions, about: dict) -> list[System]:
     All others are compared with the first of them.
     """
     sides = []
-    for shared in trainers(options, about):
-        towers = shared.settings["towers"]
-        if towers == 1 or shared.dtype != "float32" or shared.settings["is_fixed"]:
-            continue
-        sides.append(dataclasses.replace(shared, is_anchor=not sides))
-        for kind in ("collective", "add_n"):
-            name = f"{TRAINER}/{count_of(towers, 'tower')}/mirrored/{kind}"
-            settings = shared.settings | {"variable_update": "mirrored", "all_reduce": kind}
-            sides.append(dataclasses.replace(shared, name=name, settings=settings))
+    for towers in options.tower_counts:
+        if towers > 1 and _has_devices(about, towers):
+            name = count_of(towers, "tower")
+            shared = trainer(f"{name}/float32/real", towers, options.batch_size)
+            sides.append(dataclasses.replace(shared, is_anchor=not sides))
+            for kind in ("collective", "add_n"):
+                own = dict(variable_update="mirrored", all_reduce=kind)
+                sides.append(trainer(f"{name}/mirrored/{kind}", towers, options.batch_size, **own))
     if _has_devices(about, 1, processes=2) and options.batch_size % 2 == 0:
-        one = trainer("2 workers", 1, options.batch_size)
-        sides.append(dataclasses.replace(one, settings=one.settings | {"num_processes": 2}))
+        sides.append(trainer("2 workers", 1, options.batch_size, num_processes=2))
     return sides
 
 
-def trainer(
-    name: str,
-    towers: int,
-    batch_size: int,
-    dtype: str = "float32",
-    is_fixed: bool = False,
-    reports: str = LOG_LINES,
-    warm_up_steps: int | None = None,
-) -> System:
-    """One tower_train side.
+def trainer(name: str, towers: int, batch_size: int, dtype: str = "float32", **settings) -> System:
+    """One side of tower_train, called 'tower_train/NAME', with batch_size examples a step over all towers.
 
     Args:
-      name: its name after 'tower_train/'.
-      towers: their number.
-      batch_size: examples a step, over all towers.
-      dtype: of the arithmetic.
-      is_fixed: train on one distorted batch that is part of the graph, instead of a stream of images.
-      reports: LOG_LINES; REPORTS, which adds summaries and checkpoints, all as often as by default; SILENCE; or
-        UNGUARDED, silence without the check that each step is finite.
-      warm_up_steps: done before it is measured; None for the usual few.
+      settings: is_fixed, to train on one distorted batch that is part of the graph, instead of a stream of images;
+        reports, one of LOG_LINES, REPORTS, which adds summaries and checkpoints, all as often as by default, SILENCE,
+        and UNGUARDED, silence without the check that each step is finite; warm_up_steps, done before it is measured;
+        num_processes, variable_update and all_reduce.
     """
-    settings = dict(towers=towers, dtype=dtype, is_fixed=is_fixed, reports=reports, num_processes=1,
-                    variable_update="cpu", all_reduce=None)  # fmt: skip
-    if warm_up_steps is not None:
-        settings["warm_up_steps"] = warm_up_steps
+    defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="cpu", all_reduce=None)
+    settings = defaults | dict(towers=towers, dtype=dtype) | settings
     return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype)
 
 

@@ -17,7 +17,6 @@ A side that trains in several processes has one worker, which starts the others,
 find their task in TF_CONFIG. When one of these processes ends, however it ends, they all do.
 """
 
-import contextlib
 import json
 import os
 import subprocess
@@ -28,7 +27,6 @@ import types
 from collections.abc import Iterator, Sequence
 
 from tower_train import errors, host
-from tower_train.cluster import ports
 from tower_train.options import command_line
 
 WARM_UP_STEPS, WARM_UP_SECS = 10, 1.0
@@ -42,15 +40,11 @@ class Pacer:
     A side calls `after_step` after every step, and leaves when that returns True.
 
     Args:
-      channel: file of the lines to the benchmark.
-      requests: file of the lines from the benchmark.
+      channel, requests: files of the lines to and from the benchmark.
       import_secs: how long importing TensorFlow took.
-      work_per_step: the attribute.
+      work_per_step: what a step is worth in the side's unit, examples or floating-point operations; a side may set it.
       warm_up_steps: how many steps are done before it is ready.
       peers: numbers of the side's other processes.
-
-    Attributes:
-      work_per_step: what a step is worth in the side's unit, for the benchmark: examples, or floating-point operations.
     """
 
     def __init__(
@@ -76,7 +70,7 @@ class Pacer:
             yield from self._do(0, SIGN_OF_LIFE_STEPS)
             self._tell("warming_up")
         yield from self._do(WARM_UP_SECS, self._warm_up_steps % SIGN_OF_LIFE_STEPS)
-        self._tell("ready", work_per_step=self.work_per_step, peak_bytes=self._bytes("VmHWM"))
+        self._tell("ready", work_per_step=self.work_per_step, peak_bytes=host.resident_bytes("VmHWM", self._peers))
         while True:
             idle = -time.perf_counter(), -host.processor_secs(self._peers)
             request = json.loads(self._requests.readline() or "{}")
@@ -88,8 +82,8 @@ class Pacer:
             steps = yield from self._do(request.get("seconds", 0), request.get("steps", 1))
             seconds = time.perf_counter() - start
             self._tell("measured", steps=steps, seconds=seconds, idle_secs=idle[0], idle_cpu_secs=idle[1],
-                       resident_bytes=self._bytes("VmRSS"))  # fmt: skip
-        self._tell("stopped", peak_bytes=self._bytes("VmHWM"))
+                       resident_bytes=host.resident_bytes("VmRSS", self._peers))  # fmt: skip
+        self._tell("stopped", peak_bytes=host.resident_bytes("VmHWM", self._peers))
 
     def _do(self, seconds: float, steps: int) -> Iterator[bool]:
         """Lets the side do at least so many steps, for at least so long; returns how many it did."""
@@ -99,48 +93,34 @@ class Pacer:
             done += 1
         return done
 
-    def _bytes(self, name: str) -> int:
-        return host.resident_bytes(name, self._peers)
-
     def _tell(self, event: str, **content) -> None:
         self._channel.write(json.dumps({"event": event, **content}) + "\n")
         self._channel.flush()
 
 
-@contextlib.contextmanager
-def peers_of(spec: dict) -> Iterator[list[int]]:
-    """Within this block the peers of this process run, if its side has any; yields their process numbers."""
-    hosts = [f"localhost:{port}" for port in ports.free_ports(spec.get("num_processes", 1))]
-    environments = [
-        {"TF_CONFIG": json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})}
+def start_peers(spec: dict) -> list[int]:
+    """Starts the peers of this process, if its side has any; returns their process numbers. All end together."""
+    hosts = host.free_addresses(spec.get("num_processes", 1))
+    if len(hosts) == 1:
+        return []
+    own, *others = (
+        json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
         for index in range(len(hosts))
-    ]
-    if len(hosts) > 1:
-        os.environ |= environments[0]
+    )
+    os.environ["TF_CONFIG"] = own
+    command = [sys.executable, "-m", __spec__.name, json.dumps(spec | {"is_peer": True})]
     peers = [
-        subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, json.dumps(spec | {"is_peer": True})],
-            stdin=subprocess.PIPE, stdout=sys.stderr, env=os.environ | environment,
-        )
-        for environment in environments[1:]
-    ]  # fmt: skip
-    leaving = threading.Event()
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, env=os.environ | {"TF_CONFIG": other})
+        for other in others
+    ]
     for peer in peers:
-        threading.Thread(target=_end_with_peer, args=[peer, leaving], daemon=True).start()
-    try:
-        yield [peer.pid for peer in peers]
-    finally:
-        leaving.set()
-        for peer in peers:
-            peer.kill()
-            peer.wait()
+        threading.Thread(target=_end_with_peer, args=[peer], daemon=True).start()
+    return [peer.pid for peer in peers]
 
 
-def _end_with_peer(peer: subprocess.Popen, leaving: threading.Event) -> None:
-    status = peer.wait()
-    if not leaving.is_set():
-        os.write(2, f"another process of this side ended with status {status}\n".encode())
-        os._exit(1)
+def _end_with_peer(peer: subprocess.Popen) -> None:
+    os.write(2, f"another process of this side ended with status {peer.wait()}\n".encode())
+    os._exit(1)
 
 
 def _end_with_worker() -> None:
@@ -171,8 +151,8 @@ def _run_worker(spec: dict) -> None:
             channel.write(json.dumps({"event": "described", **sides.describe(spec)}) + "\n")
         else:
             warm_up_steps = spec.get("warm_up_steps", WARM_UP_STEPS)
-            with peers_of(spec) as peers:
-                sides.run(spec, Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps, peers))
+            peers = start_peers(spec)
+            sides.run(spec, Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps, peers))
     except errors.UserError as error:
         channel.write(json.dumps({"event": "refused", "message": str(error)}) + "\n")
     channel.close()
@@ -180,8 +160,10 @@ def _run_worker(spec: dict) -> None:
 
 def main(argv: list[str]) -> int:
     spec = json.loads(argv[1])
-    run = _run_peer if spec.get("is_peer") else _run_worker
-    run(spec)
+    if spec.get("is_peer"):
+        _run_peer(spec)
+    else:
+        _run_worker(spec)
     return 0
 
 

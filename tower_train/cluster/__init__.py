@@ -1,1 +1,1 @@
-"""This process's task, the membership of a cluster, ports."""
+"""This process's task, the membership of a cluster."""

@@ -35,15 +35,11 @@ class SingleProcess(v1.train.SessionRunHook):
         """Called with the session as soon as it is open."""
 
     def agree(self, about: Callable[[], Mapping], first_step: int, last_step: int) -> tuple[int, int]:
-        """Waits until all workers are ready to train the same, from the same step to the same step.
+        """Waits until all workers are ready to train the same, and returns the chief's first_step and last_step.
 
         Args:
           about: gives what must be the same in all workers, by name.
-          first_step: the chief's.
-          last_step: the chief's.
-
-        Returns:
-          The chief's first_step and last_step.
+          first_step, last_step: this worker's, of which the chief's count.
 
         Raises:
           ConfigError: this worker, or another, is not about the same as the chief.

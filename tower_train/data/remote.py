@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import requests
 import urllib3
 
 from tower_train import console
+from tower_train.data import publish
 
 _CHUNK_BYTES = 2**18
 _LEAST_BYTES_PER_SEC = 2**12  # at which CIFAR-10 takes eleven hours
@@ -26,11 +27,11 @@ _LEAST_BYTES_PER_SEC = 2**12  # at which CIFAR-10 takes eleven hours
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFile:
-    """A file's address and how it is recognised: its exact size and all of its {hashlib name: hex digest}."""
+    """A file's address and how it is recognised: its exact size and (hashlib's name of a hash, its hex digest)."""
 
     url: str
     num_bytes: int
-    checksums: tuple[tuple[str, str], ...]
+    checksum: tuple[str, str]
 
     @property
     def name(self) -> str:
@@ -45,7 +46,6 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10,
     """Downloads a file to `path` and verifies it. Says so in a line, with a progress bar if stderr is a terminal.
 
     Args:
-      remote: what to download.
       path: where to; what lies there is replaced. After a failure it holds nothing of use.
       connect_secs: how long looking up the name, connecting and the first answer may take together.
       read_secs: how long the server may then be silent.
@@ -56,8 +56,8 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10,
     """
     site = urllib.parse.urlsplit(remote.url).hostname
     console.notice(f"Downloading {remote.name} ({remote.num_bytes / 1e6:.3g} MB) from {site}")
-    hashes = [hashlib.new(name, usedforsecurity=False) for name, _ in remote.checksums]
-    received = 0
+    hash_name, expected = remote.checksum
+    received, digest = 0, hashlib.new(hash_name, usedforsecurity=False)
     with (
         _open(remote.url, connect_secs, read_secs) as response,
         open(path, "wb") as file,
@@ -65,23 +65,35 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10,
     ):
         for chunk in _chunks(response, read_secs):
             received += len(chunk)
-            bar.advance(len(chunk))
+            bar.update(advance=len(chunk))
             file.write(chunk)
-            for digest in hashes:
-                digest.update(chunk)
+            digest.update(chunk)
             if received > remote.num_bytes:
                 break
     if received != remote.num_bytes:
         raise FetchError(f"got {received} bytes of {_kind(remote)} that has {remote.num_bytes}")
-    for digest, (name, expected) in zip(hashes, remote.checksums, strict=True):
-        if digest.hexdigest() != expected:
-            raise FetchError(f"got {_kind(remote)} whose {name} is {digest.hexdigest()}, not {expected}")
+    if digest.hexdigest() != expected:
+        raise FetchError(f"got {_kind(remote)} whose {hash_name} is {digest.hexdigest()}, not {expected}")
 
 
-def refuse_to_replace(folder: pathlib.Path) -> None:
-    """Keeps other files that lie where a data set should go: raises FetchError for a folder that is not empty."""
-    if folder.exists() and any(folder.iterdir()):
-        raise FetchError(f"{folder} is in the way, it holds other files")
+def publish_folder(
+    folder: pathlib.Path, fill: Callable[[pathlib.Path], None], is_complete: Callable[[pathlib.Path], bool]
+) -> None:
+    """Makes a folder as `publish.publish_folder`, for files of a user's that may lie there already, and are kept.
+
+    Raises:
+      FetchError: the folder cannot be written or holds other files; and whatever `fill` raises.
+    """
+
+    def is_there(there: pathlib.Path) -> bool:
+        if not (complete := is_complete(there)) and there.exists() and any(there.iterdir()):
+            raise FetchError(f"{there} is in the way, it holds other files")
+        return complete
+
+    try:
+        publish.publish_folder(folder, fill, is_there)
+    except OSError as error:
+        raise FetchError(f"{folder} cannot be written: {error.strerror or error}") from None
 
 
 def _kind(remote: RemoteFile) -> str:

@@ -1,12 +1,5 @@
 """A tf.data.Dataset of the user's own as `Examples`, in the order in which it gives them.
 
-    def examples(request):
-        def make():
-            dataset = tf.data.TextLineDataset(f"{request.split}.csv").map(parse)
-            return dataset.shuffle(1000, seed=request.seed).repeat() if request.split == "train" else dataset
-
-        return tf_data.examples("lines", make, num_examples=5000 if request.split == "train" else 1000)
-
 The order is the dataset's own, and the state of its iterator goes into the checkpoint, with what its shuffle buffers
 hold. Data that can be fetched by index needs neither: `Examples.from_arrays`, `tf_records`.
 """
@@ -41,9 +34,6 @@ def examples(
       class_names: what label i means; empty where labels are not classes.
       fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
       parallel_steps: for how many steps the workload's own preprocessing runs at the same time.
-
-    Returns:
-      Examples whose order is the dataset's own.
 
     Raises:
       DataError: make returns something else, or num_examples is missing and TensorFlow cannot tell it.

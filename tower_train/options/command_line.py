@@ -19,11 +19,7 @@ def parse(argv: Sequence[str], options_class: type[Options], usage: str) -> Opti
 
     Args:
       argv: the command line, with the program's name in front.
-      options_class: a subclass of Options.
       usage: what the command does, for --help.
-
-    Returns:
-      An instance of options_class.
 
     Raises:
       ConfigError: an unknown option, an option's bad value, or a word that is no option.
@@ -54,18 +50,11 @@ def answer_help(argv: Sequence[str], fields: dict[str, dataclasses.Field], usage
 
 
 def given(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool = False) -> dict:
-    """Reads the options on a command line.
+    """Reads the options that a command line gives, {name: value}. Raises ConfigError as `parse`.
 
     Args:
-      argv: as for `parse`.
       fields: the options that there are, by name.
       known_only: pass over unknown options and words that are no options.
-
-    Returns:
-      {name: value} of the options that are given.
-
-    Raises:
-      ConfigError: as `parse`.
     """
     values, rest = _read(argv, fields, known_only)
     if rest and not known_only:

@@ -37,11 +37,8 @@ def option(
         false one. E.g. ("optimizer", "momentum", "lars").
       instead_of: (name of another option that says the same, what both say). Only one of them may be given.
     """
-    about = dict(
-        help=help, group=group, choices=choices, minimum=minimum, above=above, below=below, resume=resume, needs=needs,
-        instead_of=instead_of,
-    )  # fmt: skip
-    return dataclasses.field(default=default, metadata=about)
+    about = dict(help=help, group=group, choices=choices, minimum=minimum, above=above, below=below, resume=resume)
+    return dataclasses.field(default=default, metadata=about | dict(needs=needs, instead_of=instead_of))
 
 
 @dataclasses.dataclass(frozen=True)

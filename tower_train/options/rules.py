@@ -8,22 +8,12 @@ from tower_train.options import Options
 
 def check(config: Options) -> None:
     """Raises ConfigError for options of a Config that exclude or need each other."""
-    _check_evaluations(config)
-    _check_batch(config)
-    _check_schedule(config)
-    _check_workers(config)
-
-
-def _check_evaluations(config: Options) -> None:
     is_given = config.train_eval_examples not in (0, type(config).train_eval_examples)
     if is_given and not (config.eval_every_steps or config.eval_at_end):
         raise errors.ConfigError(
             f"--train_eval_examples={config.train_eval_examples} is for evaluations during training. Say when with "
             "--eval_every_steps or --eval_at_end."
         )
-
-
-def _check_batch(config: Options) -> None:
     if config.global_batch_size and config.global_batch_size % config.batches_per_step:
         raise errors.ConfigError(
             f"--global_batch_size={config.global_batch_size} cannot be shared out evenly among {config.num_workers} "
@@ -35,14 +25,12 @@ def _check_batch(config: Options) -> None:
             f"--sync_batch_norm and --accumulate_steps={config.accumulate_steps} exclude each other: one tower's "
             "batches come after each other, so they cannot share statistics."
         )
-
-
-def _check_schedule(config: Options) -> None:
     needed = {"piecewise": "lr_boundaries", "points": "lr_points"}.get(config.lr_schedule)
     if needed and getattr(config, needed) is None:
         raise errors.ConfigError(f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too.")
     if config.lr_points is not None:
         parse_points(config.lr_points)
+    _check_workers(config)
 
 
 def parse_points(text: str) -> tuple[tuple[float, float], ...]:

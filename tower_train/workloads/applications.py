@@ -76,29 +76,23 @@ def notice(name: str, weights: str, freeze_until: str) -> str | None:
 
 def _base(name: str, image_size: int, weights: str, freeze_until: str) -> keras.Model:
     """Makes the network without its top, with its weights; to be called by build_isolated."""
-    base = _with_weights(name, image_size, weights)
-    if freeze_until:
-        freeze(base, freeze_until)
-    return base
-
-
-def _with_weights(name: str, image_size: int, weights: str) -> keras.Model:
     make, shape = getattr(keras.applications, name), (image_size, image_size, 3)
     try:
         base = make(include_top=False, weights=None, input_shape=shape)
     except ValueError as error:
         raise errors.ConfigError(f"--network={name} and --image_size={image_size}: {_first_line(error)}.") from None
-    if weights == NONE:
-        return base
     if weights == IMAGENET:
         try:
-            return make(include_top=False, weights=IMAGENET, input_shape=shape)
+            base = make(include_top=False, weights=IMAGENET, input_shape=shape)
         except Exception as error:  # Keras raises a bare Exception if the download fails
             raise errors.ConfigError(
                 f"--weights={IMAGENET}: those of {name} cannot be fetched ({_first_line(error)}). Fetch them where "
                 f"there is a network and give the file by --weights=FILE, or go without: --weights={NONE}."
             ) from None
-    _load(base, name, os.path.expanduser(weights))
+    elif weights != NONE:
+        _load(base, name, os.path.expanduser(weights))
+    if freeze_until:
+        freeze(base, freeze_until)
     return base
 
 

@@ -5,13 +5,12 @@ network is that of the usual Keras tutorial, as are Adam and its learning rate; 
 than 90 % of the test images.
 """
 
-import os
 import pathlib
 
 import tensorflow as tf
 
 from tower_train import errors, layers
-from tower_train.data import directories, idx, publish, remote
+from tower_train.data import directories, idx, remote
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -26,7 +25,7 @@ _URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 
 # The MD5s are those of https://github.com/zalandoresearch/fashion-mnist, "Get the data".
 FILES = tuple(
-    remote.RemoteFile(f"{_URL}{name}.gz", num_bytes, (("md5", md5),))
+    remote.RemoteFile(f"{_URL}{name}.gz", num_bytes, ("md5", md5))
     for name, num_bytes, md5 in (
         (_IMAGES.format("train"), 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
         (_LABELS.format("train"), 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
@@ -56,18 +55,11 @@ def download(directory: pathlib.Path, files: tuple[remote.RemoteFile, ...] = FIL
             except remote.FetchError as failure:
                 raise remote.FetchError(f"could not be downloaded from {file.url}: {failure}") from None
 
-    def is_complete(there: pathlib.Path) -> bool:
-        if _has_files(there):
-            return True
-        remote.refuse_to_replace(there)
-        return False
-
     try:
-        publish.publish_folder(folder, fill, is_complete)
-    except (remote.FetchError, OSError) as failure:
-        reason = f"{folder} cannot be written: {failure.strerror}" if isinstance(failure, OSError) else str(failure)
+        remote.publish_folder(folder, fill, _has_files)
+    except remote.FetchError as failure:
         raise errors.DataError(
-            f"Fashion-MNIST: {reason}. Put its four files ({files[0].name} and so on) into {folder}, or name the "
+            f"Fashion-MNIST: {failure}. Put its four files ({files[0].name} and so on) into {folder}, or name the "
             "directory that holds them with --data_dir."
         ) from None
     return folder
@@ -102,12 +94,11 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
 
 
 def _has_files(folder: pathlib.Path) -> bool:
-    names = [name.format(prefix) for prefix in _PREFIXES.values() for name in (_IMAGES, _LABELS)]
-    return all(os.path.exists(folder / name) or os.path.exists(folder / f"{name}.gz") for name in names)
+    return all(_find(folder, name.format(prefix)) for prefix in _PREFIXES.values() for name in (_IMAGES, _LABELS))
 
 
-def _find(folder: pathlib.Path, name: str) -> pathlib.Path:
-    return folder / name if (folder / name).exists() else folder / f"{name}.gz"
+def _find(folder: pathlib.Path, name: str) -> pathlib.Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
 
 
 WORKLOAD = Workload(

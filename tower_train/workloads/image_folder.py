@@ -62,10 +62,8 @@ class FolderOptions(Options):
 
     def check(self):
         if self.network == _SMALL:
-            for name, value, default in (
-                ("weights", self.weights, applications.NONE), ("freeze_until", self.freeze_until, ""),
-            ):  # fmt: skip
-                if value != default:
+            for name in ("weights", "freeze_until"):
+                if (value := getattr(self, name)) != getattr(FolderOptions, name):
                     raise errors.ConfigError(f"--{name}={value} is for a network of keras.applications: add --network.")
         elif self.color != "rgb":
             raise errors.ConfigError(
