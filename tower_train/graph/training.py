@@ -14,6 +14,7 @@ from tower_train.graph import (
     context,
     gradients,
     progress,
+    random_state,
     statistics,
     stream,
     summaries,
@@ -22,9 +23,10 @@ from tower_train.graph import (
 )
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.draws import TowerDraws
 from tower_train.graph.gradients import average_gradients
 from tower_train.graph.lookahead import Lookahead
-from tower_train.graph.record import StepReport, TrainingGraph
+from tower_train.graph.record import RandomNumbers, StepReport, TrainingGraph
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
 from tower_train.graph.variables import Variables
@@ -60,13 +62,19 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples))
         tower_losses, tower_grads, tower_statistics = [], [], []
         for i, (device, batch) in enumerate(zip(places, source.batches, strict=True)):
+            first = source.firsts[i]
             if i % config.accumulate_steps:  # on the same device, one after the other
-                batch = _after(tower_grads[-1], batch)
-            with towers.scope(i, device, variables, towers.seeded(config.seed)), step.of_tower(i) as tower:
+                batch, first = _after(tower_grads[-1], (batch, first))
+            draws = TowerDraws(f"{config.seed} layer", first, config.tower_batch, counters.examples_seen)
+            with towers.scope(i, device, variables, towers.seeded(config.seed)), step.of_tower(i, draws) as tower:
                 _, loss = tower_loss(workload, *batch, tf.as_dtype(dtype), training=True)
+                draws.close()
                 tower_grads.append(variables.gradients(i, loss))
             tower_losses.append(loss)
             tower_statistics.append(tower.statistics)
+        values = [tower_losses[0], *(statistic.value for statistic in tower_statistics[0])]
+        stateful = random_state.check(workload.name, values, config.allow_stateful_random)
+        random_numbers = RandomNumbers(tuple(draws.names), tuple(sorted(step.drawn_by_tower)), tuple(stateful))
 
         # 4. The mean over all towers of all workers.
         mean_grads = variables.average(average_gradients, tower_grads)
@@ -103,7 +111,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             progress=so_far, checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in applied[0])),
             stream_initializer=source.initializer, stream_state=source.state, ask_to_stop=ask_to_stop,
             num_towers=len(places), data=examples.name, num_examples=examples.num_examples,
-            global_batch=config.global_batch, **_saved(graph, variables, devices),
+            global_batch=config.global_batch, random_numbers=random_numbers, **_saved(graph, variables, devices),
         )  # fmt: skip
 
 
