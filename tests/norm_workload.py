@@ -1,4 +1,4 @@
-"""A workload with batch normalisation, dropout, weight decay and an embedding, whose gradient is sparse; 60 examples."""
+"""A workload with batch normalisation, dropout, weight decay and a sparse gradient, of an embedding; 60 examples."""
 
 import os
 import signal
