@@ -62,7 +62,7 @@ def drawing_network(features, training):
     hidden = tf.reshape(maps, [-1, 9])
     if training:
         hidden += 0.1 * layers.random_normal(tf.shape(hidden), dtype=hidden.dtype)
-        hidden *= layers.random_uniform([hidden.shape[0], 1], 0.5, 1.5, hidden.dtype)
+        hidden *= layers.random_uniform([tf.shape(hidden)[0], 1], 0.5, 1.5, hidden.dtype)
     with v1.variable_scope("logits"):
         return layers.affine(hidden, 3)
 

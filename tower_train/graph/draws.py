@@ -163,5 +163,5 @@ class TowerDraws:
 def _sizes(shape) -> list:
     """A shape's sizes: integers, and scalar tensors where they are not known before it runs."""
     shape = tf.convert_to_tensor(shape, tf.int32)
-    known = tf.get_static_value(shape, partial=True)
-    return [shape[i] if size is None else int(size) for i, size in enumerate(known)]
+    known = tf.fill(shape, 0).shape  # TensorFlow's own inference, which sees through tf.shape(x)[0] too
+    return [shape[i] if size is None else size for i, size in enumerate(known)]
