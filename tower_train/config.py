@@ -122,7 +122,7 @@ class Config(DeviceOptions):
         instead_of=("max_steps", "when to stop"),
     )  # fmt: skip
     seed: int = option(
-        0, "seed of initial weights, order and distortions", TRAINING, minimum=0, below=2**63, resume="same"
+        0, "seed of initial weights, order, distortions and dropout", TRAINING, minimum=0, below=2**63, resume="same"
     )
     optimizer: str = option(
         "sgd", "sgd, momentum, adam, or lars: momentum with a rate for each layer, for very large batches", TRAINING,

@@ -185,6 +185,14 @@ class TestDropout:
         with pytest.raises(errors.GraphError, match="dropout draws again in the backward pass, as tf.recompute_grad"):
             trainings.train(workload, examples(), 0)
 
+    def test_refuses_to_be_traced_once_for_all_towers(self):
+        dropped = tf.function(lambda inputs: layers.dropout(inputs, 0.5, True))
+        workload = tower_train.Workload("tracing", None, lambda x, _: dropped(x @ layers.weights([6, 3], x.dtype)))
+        trainings.train(workload, examples(), 0, num_gpus=1)
+        dropped = tf.function(lambda inputs: layers.dropout(inputs, 0.5, True))
+        with pytest.raises(errors.GraphError, match="tower_1 and tower_0 do not draw alike: dropout. Let each call"):
+            trainings.train(workload, examples(), 0, num_gpus=2)
+
 
 class TestTowers:
     OPTIONS = dict(dtype="float64", optimizer="momentum", learning_rate=0.05, moving_average_decay=0.9, seed=5)

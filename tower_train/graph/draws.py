@@ -160,6 +160,22 @@ class TowerDraws:
             )  # fmt: skip
 
 
+def check_same(by_tower: Sequence[TowerDraws]) -> tuple[str, ...]:
+    """Checks that all towers' layers have drawn alike, and returns the layers' names.
+
+    Raises:
+      GraphError: they have not.
+    """
+    for i, draws in enumerate(by_tower):
+        if draws.names != by_tower[0].names:
+            differing = sorted({name for name, _ in draws.names.items() ^ by_tower[0].names.items()})
+            raise errors.GraphError(
+                f"tower_{i} and tower_0 do not draw alike: {', '.join(differing)}. Let each call of inference and loss "
+                "draw the same, and not within a tf.function, which keeps the numbers of the tower that traced it."
+            )
+    return tuple(by_tower[0].names)
+
+
 def _sizes(shape) -> list:
     """A shape's sizes: integers, and scalar tensors where they are not known before it runs."""
     shape = tf.convert_to_tensor(shape, tf.int32)
