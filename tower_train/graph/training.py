@@ -71,7 +71,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 tower_grads.append(variables.gradients(i, loss))
             tower_losses.append(loss)
             built.append(tower)
-        random_numbers = _random_numbers(workload, loss, built, config.allow_stateful_random)
+        random_numbers = _random_numbers(workload, tower_losses[0], built, config.allow_stateful_random)
 
         # 4. The mean over all towers of all workers.
         mean_grads = variables.average(average_gradients, tower_grads)
@@ -220,13 +220,13 @@ def _other_means(
 
 
 def _random_numbers(
-    workload: Workload, last_loss: tf.Tensor, built: list[context.Context], allow_stateful: bool
+    workload: Workload, first_loss: tf.Tensor, built: list[context.Context], allow_stateful: bool
 ) -> RandomNumbers:
     """What draws random numbers in the towers, see random_state.check and draws.check_same for what is refused."""
-    values = [last_loss, *(statistic.value for statistic in built[-1].statistics)]
+    values = [first_loss, *(statistic.value for statistic in built[0].statistics)]
     stateful = random_state.check(workload.name, values, allow_stateful)
     by_example = check_same([tower.draws for tower in built])
-    return RandomNumbers(by_example, tuple(sorted(built[-1].drawn_by_tower)), tuple(stateful))
+    return RandomNumbers(by_example, tuple(sorted(built[0].drawn_by_tower)), tuple(stateful))
 
 
 def _check_synchronized(workload: Workload, sync_batch_norm: bool, moving: list[context.Statistic]) -> None:
