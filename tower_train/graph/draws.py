@@ -146,9 +146,11 @@ class TowerDraws:
             )
         if rows_each is None or self._batch is None:
             return
-        rows = sizes[0] if sizes else None
+        rows = sizes[0] if sizes else "no"
         if not isinstance(rows, int) or rows != self._batch * rows_each:
-            found = f"{rows} rows" if isinstance(rows, int) else "a number of rows that is not known before it runs"
+            found = (
+                f"{rows} rows" if isinstance(rows, int | str) else "a number of rows that is not known before it runs"
+            )
             by_rows = isinstance(rows, int) and rows_each == 1 and rows > self._batch and not rows % self._batch
             k = rows // self._batch if by_rows else 0
             raise errors.GraphError(
