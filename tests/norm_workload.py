@@ -1,4 +1,4 @@
-"""A workload with batch normalisation, weight decay and an embedding, whose gradient is sparse; 60 examples."""
+"""A workload with batch normalisation, dropout, weight decay and a sparse gradient, of an embedding; 60 examples."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def network(features, training):
     hidden = tf.nn.relu(layers.batch_normalization(features @ kernel, training, name="norm"))
     table = v1.get_variable("table", [5, 6], features.dtype)
     rows = tf.nn.embedding_lookup(table, tf.cast(tf.abs(features[:, 0]), tf.int64) % 5)
-    return (hidden + rows) @ v1.get_variable("softmax", [6, 3], features.dtype)
+    return layers.dropout(hidden + rows, 0.3, training) @ v1.get_variable("softmax", [6, 3], features.dtype)
 
 
 def late(features, draws):

@@ -122,7 +122,7 @@ class Config(DeviceOptions):
         instead_of=("max_steps", "when to stop"),
     )  # fmt: skip
     seed: int = option(
-        0, "seed of initial weights, order and distortions", TRAINING, minimum=0, below=2**63, resume="same"
+        0, "seed of initial weights, order, distortions and dropout", TRAINING, minimum=0, below=2**63, resume="same"
     )
     optimizer: str = option(
         "sgd", "sgd, momentum, adam, or lars: momentum with a rate for each layer, for very large batches", TRAINING,
@@ -196,6 +196,10 @@ class Config(DeviceOptions):
     sync_batch_norm: bool = option(
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
     )
+    allow_stateful_random: bool = option(
+        False, "train a network whose operations keep random states of their own, such as tf.nn.dropout's: N towers "
+        "are not one with it, nor is a resumed run a whole one", TRAINING, resume="note",
+    )  # fmt: skip
     dtype: str = option(
         "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables; auto: bfloat16 if the "
         "processor, or every GPU used, has instructions for it, else float32", TRAINING,

@@ -1,8 +1,8 @@
 """A training task as a user brings it to the trainer: examples, inference, loss, metrics.
 
 A workload is one frozen record of functions. They are called for each tower while the graph is built, so they must
-create variables through `tf.compat.v1.get_variable` only (tower 0 creates them, later towers reuse them) and must not
-depend on which tower they are called for.
+create variables through `tf.compat.v1.get_variable` only (tower 0 creates them, later towers reuse them), draw random
+numbers through `tower_train.layers` only, and must not depend on which tower they are called for.
 
     WORKLOAD = Workload(name="mine", examples=load, inference=network, loss=softmax_cross_entropy)
 """

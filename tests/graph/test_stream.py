@@ -8,6 +8,7 @@ import cifar10
 from tower_train import errors
 from tower_train.data import tf_data
 from tower_train.graph import stream
+from tower_train.graph.draws import split_mix
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -127,7 +128,7 @@ class TestDrawsOfExamples:
         published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431,
                      16408922859458223821]  # fmt: skip
         with tf.Graph().as_default(), v1.Session() as session:
-            found = session.run(stream.split_mix(1234567, tf.range(5, dtype=tf.int64)))
+            found = session.run(split_mix(1234567, tf.range(5, dtype=tf.int64)))
         np.testing.assert_array_equal(found, np.array([number >> 40 for number in published], np.float32) / 2**24)
 
     @pytest.mark.parametrize("count", [1, 3])
@@ -233,7 +234,8 @@ class TestEvaluationStream:
             session.run(source.initializer)
             with pytest.raises(tf.errors.OutOfRangeError):
                 while True:
-                    batches, masks = session.run([source.batches, counted])
+                    batches, masks, firsts = session.run([source.batches, counted, source.firsts])
+                    assert firsts == [(num_steps * num_towers + i) * tower_batch for i in range(num_towers)]
                     num_steps += 1
                     for (features, labels), mask in zip(batches, masks, strict=True):
                         assert features.shape == labels.shape == mask.shape == (tower_batch,)

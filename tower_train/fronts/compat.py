@@ -5,6 +5,7 @@ or changes its meaning; pyproject.toml bounds the versions with which it passes.
 """
 
 import contextlib
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -142,6 +143,58 @@ def draws_alike() -> Iterator[None]:
         for name in ("normal", "truncated_normal", "uniform", "randint"):
             stack.enter_context(replaced(backend_random, name, alike(getattr(backend_random, name))))
         yield
+
+
+@contextlib.contextmanager
+def drawn_otherwise(draws: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Within this block Keras takes its random numbers from elsewhere.
+
+    Args:
+      draws: (seed, shape) -> None, where Keras shall draw itself, or an object with the methods uniform(shape, dtype),
+        in [0, 1), normal(shape, dtype), of mean 0 and standard deviation 1, and dropout(inputs, rate, noise_shape). The
+        seed is a keras.random.SeedGenerator, an integer or None; the shape is that of the draw.
+    """
+
+    def uniform(numbers, shape, minval=0.0, maxval=1.0, dtype=None):
+        dtype = dtype or keras.config.floatx()
+        return minval + tf.cast(maxval - minval, dtype) * numbers.uniform(shape, dtype)
+
+    def normal(numbers, shape, mean=0.0, stddev=1.0, dtype=None):
+        return mean + stddev * numbers.normal(shape, dtype or keras.config.floatx())
+
+    def randint(numbers, shape, minval, maxval, dtype="int32"):
+        low, high = (tf.cast(limit, tf.float64) for limit in (minval, maxval))
+        return tf.cast(low + tf.floor((high - low) * numbers.uniform(shape, tf.float64)), dtype)
+
+    def dropout(numbers, inputs, rate, noise_shape=None):
+        return numbers.dropout(inputs, rate, noise_shape)
+
+    def shape_of_dropout(inputs, rate, noise_shape=None):
+        if not 0 < rate < 1:
+            return None  # nothing is drawn
+        sizes = tf.shape(inputs)
+        return [sizes[i] if size is None else size for i, size in enumerate(noise_shape or [None] * inputs.shape.rank)]
+
+    def replacement(original, draw, shape_of):
+        def drawn(*args, **kwargs):
+            given = inspect.signature(original).bind(*args, **kwargs).arguments
+            seed, shape = given.pop("seed", None), shape_of(**given)
+            numbers = None if shape is None else draws(seed, shape)
+            return original(*args, **kwargs) if numbers is None else draw(numbers, **given)
+
+        return drawn
+
+    with contextlib.ExitStack() as stack:
+        for draw in (uniform, normal, randint, dropout):
+            original = getattr(backend_random, draw.__name__)
+            shape_of = shape_of_dropout if draw is dropout else lambda shape, **_: shape
+            stack.enter_context(replaced(backend_random, draw.__name__, replacement(original, draw, shape_of)))
+        yield
+
+
+def seed_state(seed) -> keras.Variable | None:
+    """The variable of a keras.random.SeedGenerator; None for another seed."""
+    return getattr(seed, "state", None)
 
 
 def moving_statistics_of(model: keras.Model) -> list[keras.Variable]:

@@ -7,6 +7,7 @@ get_variable gives by the names of its own ("block1_conv1/kernel"), so that ever
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import difflib
 import functools
 import re
@@ -20,6 +21,7 @@ import tensorflow as tf
 from tower_train import errors, layers
 from tower_train.fronts import compat, keras_variables
 from tower_train.graph import context
+from tower_train.graph.draws import TowerDraws
 
 v1 = tf.compat.v1
 _NEAR = 5  # layers that a message suggests
@@ -30,8 +32,9 @@ def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = N
 
     A workload's rules hold: no layer gets a value of its own that depends on the tower. Batch normalisation is
     tower_train.layers.batch_normalization; what other layers assign to their variables in training is averaged over
-    towers once a step. Towers draw different dropout masks. Weights that `build` loads are what training begins with;
-    the other initial values depend on the run's seed and on the variables' names.
+    towers once a step. Dropout and other layers draw by example, as tower_train.layers.dropout does, and numbers that
+    are of no example once for all towers; the few draws that cannot be so are named in the log. Weights that `build`
+    loads are what training begins with; the other initial values depend on the run's seed and on the variables' names.
 
     Args:
       build: returns a model that has its variables and whose outputs are logits (without a softmax, for the usual
@@ -142,6 +145,7 @@ class _Network:
             raise errors.GraphError(
                 f"keras_network: {model.name} has several variables named {twice[0]}. Give its layers different names."
             )
+        self._generators = {id(v): n.rpartition("/")[0] for v, n in zip(self._variables, self._names, strict=True)}
         self._initializers = [keras_variables.initializer_of(v, assigned.get_current_value(v)) for v in self._variables]
         self._moving: set[int] = set()  # ids of what follows the batch statistics
         self._in_graph: dict[int, tf.Variable] = {}  # by id of the model's: of the tower being built
@@ -164,6 +168,7 @@ class _Network:
         with (
             _floatx(self._dtype),
             self._layers_in_towers(),
+            compat.drawn_otherwise(self._draws),
             keras.StatelessScope(
                 zip(variables, before, strict=True), collect_losses=True, initialize_variables=False
             ) as scope,
@@ -178,8 +183,25 @@ class _Network:
             for v, value, given in zip(variables, values, before, strict=True):
                 now = scope.get_current_value(v)
                 if now is not given:
+                    if compat.is_seed_state(v):
+                        context.current().drawn_by_tower.add(self._layer_with(v))
                     self._note(v, now + (value - given) if id(v) in seeds else now)
         return outputs
+
+    def _layer_with(self, variable: keras.Variable) -> str:
+        """The name of the innermost layer that has a variable."""
+        layers_of_all = [self._model, *compat.sublayers(self._model)]
+        owners = [layer for layer in layers_of_all if any(v is variable for v in layer.variables)]
+        return min(owners, key=lambda layer: len(layer.variables)).name
+
+    def _draws(self, seed, shape) -> "_Draws | None":
+        """The numbers of a draw; None where they can be of no example, or are to be the same ones each time."""
+        draws = context.current().draws
+        if draws is None or isinstance(seed, int):
+            return None
+        each = draws.rows_each(shape)
+        name = self._generators.get(id(compat.seed_state(seed)), "keras")
+        return None if each == 0 else _Draws(draws, name, each)
 
     def _note(self, variable: keras.Variable, value: tf.Tensor) -> None:
         """Notes a value that this tower's layers assigned: the variable gets the towers' mean."""
@@ -228,3 +250,21 @@ class _Network:
         beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(mean.shape, mean.dtype)
         training = bool(training) and layer.trainable and not context.current().frozen
         return layers.normalize(inputs, training, gamma, beta, mean, variance, layer.momentum, layer.epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Draws:
+    """The numbers that a seed generator of Keras gets in a tower, see TowerDraws."""
+
+    tower: TowerDraws
+    name: str
+    rows_each: int | None
+
+    def uniform(self, shape, dtype) -> tf.Tensor:
+        return self.tower.uniform(self.name, shape, dtype, self.rows_each)
+
+    def normal(self, shape, dtype) -> tf.Tensor:
+        return self.tower.normal(self.name, shape, dtype, self.rows_each)
+
+    def dropout(self, inputs: tf.Tensor, rate: float, noise_shape) -> tf.Tensor:
+        return self.tower.dropout(self.name, inputs, rate, noise_shape, self.rows_each)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tower_train.graph.draws import TowerDraws
+
 
 class Statistic(NamedTuple):
     """A value that one tower computed from its batch, for a variable that follows the mean over towers.
@@ -59,6 +61,8 @@ class Context:
       frozen: whether variables are created not to be trained.
       statistics: what this tower's layers note of its batch; None outside of a tower that is trained.
       learning: {variable's name: its rate}, of the variables created in blocks of layers.learning.
+      draws: the random numbers of its layers; None where examples have no positions.
+      drawn_by_tower: names of random numbers of its layers that depend on the towers all the same.
     """
 
     tower: int = 0
@@ -67,10 +71,12 @@ class Context:
     frozen: bool = False
     statistics: list[Statistic] | None = None
     learning: dict[str, Learning] = dataclasses.field(default_factory=dict)
+    draws: TowerDraws | None = None
+    drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
 
-    def of_tower(self, index: int):
+    def of_tower(self, index: int, draws: TowerDraws | None = None):
         """Enters the context of a tower that is trained: the one so many after this one's."""
-        return entered(dataclasses.replace(self, tower=self.tower + index, statistics=[]))
+        return entered(dataclasses.replace(self, tower=self.tower + index, statistics=[], draws=draws))
 
 
 _CURRENT: contextvars.ContextVar[Context | None] = contextvars.ContextVar("tower_train_context", default=None)

@@ -5,8 +5,9 @@ import math
 
 import tensorflow as tf
 
-from tower_train.graph import stream, towers, update
+from tower_train.graph import context, stream, towers, update
 from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.draws import TowerDraws
 from tower_train.graph.variables import Variables
 from tower_train.workload import Examples, Workload
 
@@ -49,7 +50,8 @@ def evaluation_graph(
         source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers))
         variables, outputs = Variables(), []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, source.batches, strict=True)):
-            with towers.scope(i, device, variables, towers.restored):
+            draws = TowerDraws("evaluation", source.firsts[i], tower_batch)
+            with towers.scope(i, device, variables, towers.restored), context.entered(context.Context(draws=draws)):
                 output, _ = towers.tower_loss(workload, features, labels, tf.as_dtype(dtype), training=False)
             outputs.append(output)
 

@@ -28,6 +28,20 @@ class StepReport(NamedTuple):
     finite: tf.Tensor
 
 
+class RandomNumbers(NamedTuple):
+    """The names of what draws random numbers in a tower.
+
+    Attributes:
+      by_example: layers whose numbers are functions of the example's position.
+      by_tower: layers whose numbers depend on the towers.
+      stateful: operations with a random state of their own, whose numbers depend on restarts too.
+    """
+
+    by_example: tuple[str, ...] = ()
+    by_tower: tuple[str, ...] = ()
+    stateful: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingGraph:
     """A built training graph.
@@ -56,6 +70,7 @@ class TrainingGraph:
       num_workers: each with as many towers.
       global_batch: examples a step.
       num_examples: examples an epoch.
+      random_numbers: what in a tower draws random numbers.
     """
 
     graph: tf.Graph
@@ -79,3 +94,4 @@ class TrainingGraph:
     num_workers: int
     global_batch: int
     num_examples: int
+    random_numbers: RandomNumbers

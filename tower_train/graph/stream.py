@@ -8,7 +8,6 @@ is known to its iterator only, whose state goes into the checkpoint.
 """
 
 import dataclasses
-import hashlib
 
 import numpy as np
 import tensorflow as tf
@@ -16,10 +15,9 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.examples import Examples, Tensors, in_fixed_order
 from tower_train.graph import iterator_state
+from tower_train.graph.draws import OUTPUTS, key_of, philox, split_mix
 from tower_train.workload import Workload
 
-_PHILOX = 1  # the algorithm's number in tf.random.Algorithm
-_OUTPUTS = 4  # 32-bit numbers that one step of Philox's counter gives (Salmon et al. 2011, "Philox4x32")
 _ROUNDS = 8  # of the shuffling cipher; its default of 4 leaves many neighbours among 50,000 examples together
 _PREFETCHED_STEPS = 2
 
@@ -40,7 +38,7 @@ def shuffled_indices(positions: tf.Tensor, num_examples: int, seed: int) -> tf.T
     epochs = positions // num_examples
     first = tf.reduce_min(epochs)
     seeds = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=tf.stack([tf.reduce_max(epochs) - first + 1, _OUTPUTS]), dtype=tf.uint32, **_philox(f"{seed}", first)
+        shape=tf.stack([tf.reduce_max(epochs) - first + 1, OUTPUTS]), dtype=tf.uint32, **philox(f"{seed}", first)
     )
     return tf.raw_ops.RandomIndexShuffle(
         index=positions % num_examples,
@@ -68,10 +66,10 @@ class PositionDraws:
         self._first, self._batch, self._seed = first_position, batch, seed
 
     def uniform(self, name: str, count: int) -> tf.Tensor:
-        counters_each = -(-count // _OUTPUTS)
+        counters_each = -(-count // OUTPUTS)
         numbers = tf.raw_ops.StatelessRandomUniformV2(
-            shape=[self._batch, counters_each * _OUTPUTS],
-            **_philox(f"{self._seed} {name}", self._first * counters_each),
+            shape=[self._batch, counters_each * OUTPUTS],
+            **philox(f"{self._seed} {name}", self._first * counters_each),
         )
         return numbers[:, :count]
 
@@ -82,42 +80,7 @@ class PositionDraws:
                 "to draw its numbers by. Use draws.uniform, or examples that are fetched by index."
             )
         counters = self.indices[:, tf.newaxis] * count + tf.range(count, dtype=tf.int64)
-        return split_mix(_key(f"{self._seed} example {name}"), counters)
-
-
-def split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
-    """SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", section 2.3): the
-    numbers at the given places of the sequence that begins at the key.
-
-    Args:
-      key: 0 <= key < 2**64.
-      counters: int64 [...], at least 0.
-
-    Returns:
-      float32 [...], multiples of 2^-24, uniform in [0, 1).
-    """
-
-    def xor_shifted(bits, shift):
-        return tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint64)))
-
-    bits = tf.constant(key, tf.uint64) + (tf.cast(counters, tf.uint64) + 1) * 0x9E3779B97F4A7C15
-    bits = xor_shifted(bits, 30) * 0xBF58476D1CE4E5B9
-    bits = xor_shifted(bits, 27) * 0x94D049BB133111EB
-    highest = tf.bitwise.right_shift(xor_shifted(bits, 31), tf.constant(40, tf.uint64))
-    return tf.cast(tf.cast(highest, tf.int32), tf.float32) * 2.0**-24
-
-
-def _key(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-
-
-def _philox(key: str, counter: tf.Tensor) -> dict:
-    """The arguments that make a stateless op give the numbers of this key from this step (int64 scalar) on."""
-    return {
-        "key": tf.constant([_key(key)], tf.uint64),
-        "counter": tf.cast(tf.stack([counter, 0]), tf.uint64),
-        "alg": _PHILOX,
-    }
+        return split_mix(key_of(f"{self._seed} example {name}"), counters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +90,14 @@ class Stream:
     Attributes:
       batches: a list over towers of (features, labels); each session.run consumes one step of all of them.
       initializer: op that puts the stream at its start; run it after variables hold their values.
+      firsts: over towers, int64 scalar, the place of its first example: in training the position, if `start` counts the
+        examples seen before the step, in evaluation the example's index.
       state: what to save of it and to restore after that, where the start does not say it all; else None.
     """
 
     batches: list[tuple[Tensors, Tensors]]
     initializer: tf.Operation
+    firsts: list[tf.Tensor]
     state: iterator_state.IteratorState | None = None
 
 
@@ -167,16 +133,15 @@ def training_stream(workload: Workload, examples: Examples, seed: int, start: tf
       ConfigError: several workers on examples that are not fetched by index.
     """
     step_size = split.worker_batch * split.num_workers
-    firsts = tf.data.Dataset.range(
-        start + split.worker * split.worker_batch, np.iinfo(np.int64).max - step_size, step_size
-    )
+    first = start + split.worker * split.worker_batch
+    steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - step_size, step_size)
     if examples.elements and split.num_workers > 1:
         raise errors.ConfigError(
             f"{examples.name} comes in an order of its own, which {split.num_workers} workers cannot take their parts "
             "of. Use one process, or examples that are fetched by index."
         )
     if examples.elements:
-        return _training_stream_of_elements(workload, examples, seed, firsts, split)
+        return _training_stream_of_elements(workload, examples, seed, (first, steps), split)
     fetch = examples.open()
 
     def tower_examples(first: tf.Tensor):
@@ -187,19 +152,19 @@ def training_stream(workload: Workload, examples: Examples, seed: int, start: tf
     def step(first: tf.Tensor):
         return tuple(tower_examples(first + i * split.tower_batch) for i in range(split.num_towers))
 
-    iterator = _iterator(firsts, step, examples)
-    return Stream(list(iterator.get_next()), iterator.initializer)
+    iterator = _iterator(steps, step, examples)
+    return Stream(list(iterator.get_next()), iterator.initializer, _firsts(first, split.tower_batch, split.num_towers))
 
 
 def _training_stream_of_elements(
-    workload: Workload, examples: Examples, seed: int, firsts: tf.data.Dataset, split: Split
+    workload: Workload, examples: Examples, seed: int, places: tuple[tf.Tensor, tf.data.Dataset], split: Split
 ) -> Stream:
     """The elements of a data set's own dataset, a whole step at a time.
 
     Towers divide what has left the iterator, so that its state does not depend on their number.
     """
     step_size = split.worker_batch
-    elements = examples.elements()
+    elements, (now, firsts) = examples.elements(), places
 
     def step(first: tf.Tensor, batch: tuple[Tensors, Tensors]):
         features, labels = batch
@@ -214,7 +179,8 @@ def _training_stream_of_elements(
         for i in range(split.num_towers)
     ]
     length = tf.data.experimental.cardinality(elements)
-    return Stream(towers, iterator.initializer, iterator_state.of(iterator, length, step_size))
+    state = iterator_state.of(iterator, length, step_size)
+    return Stream(towers, iterator.initializer, _firsts(now, split.tower_batch, split.num_towers), state)
 
 
 def evaluation_stream(
@@ -230,7 +196,8 @@ def evaluation_stream(
     """
     step_size = tower_batch * num_towers
     if examples.elements:
-        steps = in_fixed_order(examples.elements()).batch(step_size).map(lambda *batch: (batch, _size(batch)))
+        batches = in_fixed_order(examples.elements()).batch(step_size).map(lambda *batch: (batch, _size(batch)))
+        steps = tf.data.Dataset.zip(tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size), batches)
     else:
         steps = tf.data.Dataset.range(0, examples.num_examples, step_size)
         fetch = examples.open()
@@ -242,23 +209,27 @@ def evaluation_stream(
         return _with_batch_size((features, labels, places < end), tower_batch)
 
     def by_index(first: tf.Tensor):
-        return tuple(tower_examples(places + first, examples.num_examples, fetch) for places in _places())
+        return first, tuple(tower_examples(places + first, examples.num_examples, fetch) for places in _places())
 
-    def of_batch(batch: tuple[Tensors, Tensors], size: tf.Tensor):
+    def of_batch(first: tf.Tensor, batch_and_size: tuple[tuple[Tensors, Tensors], tf.Tensor]):
+        batch, size = batch_and_size
+
         def take(places: tf.Tensor):
             return tf.nest.map_structure(lambda t: tf.gather(t, places), batch)
 
-        return tuple(tower_examples(places, size, take) for places in _places())
+        return first, tuple(tower_examples(places, size, take) for places in _places())
 
     def _places():
         return [i * tower_batch + tf.range(tower_batch, dtype=tf.int64) for i in range(num_towers)]
 
     iterator = _iterator(steps, of_batch if examples.elements else by_index, examples)
-    towers = iterator.get_next()
-    return (
-        Stream([(features, labels) for features, labels, _ in towers], iterator.initializer),
-        [counted for _, _, counted in towers],
-    )
+    first, towers = iterator.get_next()
+    batches, firsts = [tower[:2] for tower in towers], _firsts(first, tower_batch, num_towers)
+    return Stream(batches, iterator.initializer, firsts), [counted for *_, counted in towers]
+
+
+def _firsts(first: tf.Tensor, tower_batch: int, num_towers: int) -> list[tf.Tensor]:
+    return [first + i * tower_batch for i in range(num_towers)]
 
 
 def _preprocessed(workload: Workload, features: Tensors, draws: PositionDraws) -> Tensors:

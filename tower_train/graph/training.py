@@ -14,6 +14,7 @@ from tower_train.graph import (
     context,
     gradients,
     progress,
+    random_state,
     statistics,
     stream,
     summaries,
@@ -22,9 +23,10 @@ from tower_train.graph import (
 )
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.draws import TowerDraws, check_same
 from tower_train.graph.gradients import average_gradients
 from tower_train.graph.lookahead import Lookahead
-from tower_train.graph.record import StepReport, TrainingGraph
+from tower_train.graph.record import RandomNumbers, StepReport, TrainingGraph
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
 from tower_train.graph.variables import Variables
@@ -58,20 +60,23 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
 
         # 3. A tower on each device: the same network on the same variables, its loss, its gradients.
         step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples))
-        tower_losses, tower_grads, tower_statistics = [], [], []
-        for i, (device, batch) in enumerate(zip(places, source.batches, strict=True)):
+        tower_losses, tower_grads, built = [], [], []
+        for i, (device, batch, first) in enumerate(zip(places, source.batches, source.firsts, strict=True)):
             if i % config.accumulate_steps:  # on the same device, one after the other
-                batch = _after(tower_grads[-1], batch)
-            with towers.scope(i, device, variables, towers.seeded(config.seed)), step.of_tower(i) as tower:
+                batch, first = _after(tower_grads[-1], (batch, first))
+            draws = TowerDraws(f"{config.seed} layer", first, config.tower_batch, counters.examples_seen)
+            with towers.scope(i, device, variables, towers.seeded(config.seed)), step.of_tower(i, draws) as tower:
                 _, loss = tower_loss(workload, *batch, tf.as_dtype(dtype), training=True)
+                draws.close()
                 tower_grads.append(variables.gradients(i, loss))
             tower_losses.append(loss)
-            tower_statistics.append(tower.statistics)
+            built.append(tower)
+        random_numbers = _random_numbers(workload, tower_losses[0], built, config.allow_stateful_random)
 
         # 4. The mean over all towers of all workers.
         mean_grads = variables.average(average_gradients, tower_grads)
         stop_wish, ask_to_stop = _stop_wish(devices.num_workers, loss.dtype)
-        mean_losses, stopping, moving = _other_means(variables, tower_losses, stop_wish, tower_statistics)
+        mean_losses, stopping, moving = _other_means(variables, tower_losses, stop_wish, built)
         _check_synchronized(workload, config.sync_batch_norm, moving[0])
 
         # 5. The weight decay, once a variable, and the limits of gradients.
@@ -103,7 +108,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             progress=so_far, checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in applied[0])),
             stream_initializer=source.initializer, stream_state=source.state, ask_to_stop=ask_to_stop,
             num_towers=len(places), data=examples.name, num_examples=examples.num_examples,
-            global_batch=config.global_batch, **_saved(graph, variables, devices),
+            global_batch=config.global_batch, random_numbers=random_numbers, **_saved(graph, variables, devices),
         )  # fmt: skip
 
 
@@ -190,18 +195,19 @@ def _stop_wish(num_workers: int, dtype: tf.DType) -> tuple[list[tf.Tensor], tf.O
 
 
 def _other_means(
-    variables: Variables, losses: list[tf.Tensor], stop_wish: list[tf.Tensor], noted: list[list[context.Statistic]]
+    variables: Variables, losses: list[tf.Tensor], stop_wish: list[tf.Tensor], built: list[context.Context]
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[list[context.Statistic]]]:
     """The means over all towers of what is small and travels together.
 
     Args:
       losses: over towers.
       stop_wish: from `_stop_wish`.
-      noted: over towers, the batch statistics.
+      built: over towers, what was noted of them.
 
     Returns:
       The mean loss, over copies; the mean wish to stop, scalar; the mean statistics, over copies.
     """
+    noted = [tower.statistics for tower in built]
     statistics.check_same(noted, variables.original)
     values = [[loss, *stop_wish, *statistics.values(own)] for loss, own in zip(losses, noted, strict=True)]
     means = variables.average_values(values)
@@ -211,6 +217,16 @@ def _other_means(
         for own, mean in zip(variables.by_copy(noted), means, strict=True)
     ]
     return [mean[0] for mean in means], stopping, moving
+
+
+def _random_numbers(
+    workload: Workload, first_loss: tf.Tensor, built: list[context.Context], allow_stateful: bool
+) -> RandomNumbers:
+    """What draws random numbers in the towers, see random_state.check and draws.check_same for what is refused."""
+    values = [first_loss, *(statistic.value for statistic in built[0].statistics)]
+    stateful = random_state.check(workload.name, values, allow_stateful)
+    by_example = check_same([tower.draws for tower in built])
+    return RandomNumbers(by_example, tuple(sorted(built[0].drawn_by_tower)), tuple(stateful))
 
 
 def _check_synchronized(workload: Workload, sync_batch_norm: bool, moving: list[context.Statistic]) -> None:

@@ -10,8 +10,9 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.config import RunOptions
 from tower_train.data import decoding
-from tower_train.graph import towers, update
+from tower_train.graph import context, towers, update
 from tower_train.graph.devices import HOST
+from tower_train.graph.draws import TowerDraws
 from tower_train.graph.variables import Variables
 from tower_train.inference import saved_run
 from tower_train.run_dir import checkpoint
@@ -58,7 +59,8 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
 
         def network(features):
             features = workload.prepare(features) if workload.prepare else features
-            with towers.scope(0, HOST, Variables(), towers.restored):
+            by_row = context.Context(draws=TowerDraws("serving"))
+            with towers.scope(0, HOST, Variables(), towers.restored), context.entered(by_row):
                 logits, _ = towers.tower_loss(workload, features, None, tf.as_dtype(run.dtype), training=False)
             names = tf.tile(tf.constant([examples.class_names]), [tf.shape(logits)[0], 1])
             return {"logits": logits, "probabilities": tf.nn.softmax(logits), "classes": names}

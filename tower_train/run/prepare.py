@@ -9,7 +9,7 @@ from tower_train.graph import devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
-from tower_train.run import data_check, dtypes, input_stream, resume
+from tower_train.run import data_check, dtypes, input_stream, report, resume
 from tower_train.run.evaluations import TEST, TRAIN, Evaluations
 from tower_train.run_dir import best, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload
@@ -58,8 +58,10 @@ def prepare(
     graph = training_graph(workload, examples, config, membership.devices)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
-        workload, examples, options, config.global_batch, membership.devices.names, graph.num_parameters
-    )
+        workload, examples, options, config.global_batch, membership.devices.names, graph.num_parameters,
+        graph.random_numbers._asdict(),
+    )  # fmt: skip
+    notes += report.random_notes(graph.random_numbers)
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before) if membership.task.is_chief else start

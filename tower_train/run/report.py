@@ -9,6 +9,7 @@ import sys
 
 from tower_train.cluster.task import Task
 from tower_train.console import ProgressBar
+from tower_train.graph.record import RandomNumbers
 from tower_train.inference.evaluator import Evaluation
 from tower_train.inference.report import with_interval
 from tower_train.run.results import Result, StopReason
@@ -47,6 +48,19 @@ def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: in
     if data["notice"]:
         lines += ["*" * 100, f"*** {data['notice']}", "*" * 100]
     return lines
+
+
+def random_notes(drawn: RandomNumbers) -> list[str]:
+    """The lines that say which random numbers of a network break the promise that N towers are one."""
+    notes = []
+    if drawn.by_tower:
+        notes.append(f"*** Drawn by tower, not by example, so that N towers are not one: {', '.join(drawn.by_tower)}.")
+    if drawn.stateful:
+        notes.append(
+            "*** --allow_stateful_random: N towers are not one, nor is a resumed run a whole one, with "
+            f"{', '.join(drawn.stateful)}."
+        )
+    return notes
 
 
 def joining_line(task: Task, first_step: int, last_step: int, device_names: tuple[str, ...]) -> str:

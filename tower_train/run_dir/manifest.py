@@ -21,11 +21,14 @@ from tower_train.workload import Examples, Workload
 
 def describe(
     workload: Workload, examples: Examples, options: Mapping[str, Any], global_batch: int, devices: Sequence[str],
-    num_parameters: int,
+    num_parameters: int, random_numbers: Mapping[str, Sequence[str]],
 ) -> dict:  # fmt: skip
     """The content of run.json for this start.
 
-    `options` are all of the trainer's by name; its `workload` is an import path, or None if the workload has none.
+    Args:
+      workload, examples, global_batch, devices, num_parameters: of this start.
+      options: all of the trainer's by name; its `workload` is an import path, or None if the workload has none.
+      random_numbers: {attribute of graph.record.RandomNumbers: names}.
     """
     return {
         "workload": workload.name,
@@ -40,6 +43,7 @@ def describe(
         "workload_options": dataclasses.asdict(workload.options) if workload.options else {},
         "global_batch": global_batch,
         "num_parameters": num_parameters,
+        "random_numbers": {name: list(drawn) for name, drawn in random_numbers.items()},
         "devices": list(devices),
         "versions": {
             "tower_train": __version__,
@@ -115,6 +119,9 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
     for name in ("name", "fingerprint"):
         if name in before.get("data", {}):
             yield "same", f"data {name}", before["data"][name], now["data"][name]
+    if before:  # a run of a version without them drew other numbers in the layers that draw by example now
+        drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
+        yield "same", "what draws by example", *(", ".join(names or ["nothing"]) for names in drawn)
     for part, options in (("config", Config), ("workload_options", workload_options)):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})

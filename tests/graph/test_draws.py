@@ -1,0 +1,275 @@
+"""The random numbers of layers belong to examples: no cut of the batch, no restart and no other layer changes them."""
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import trainings
+
+import tower_train
+from tower_train import errors, layers
+from tower_train.data import tf_data
+from tower_train.graph import context, devices
+from tower_train.graph.draws import TowerDraws
+from tower_train.graph.evaluation import evaluation_graph
+
+v1 = tf.compat.v1
+DTYPES = (tf.float32, tf.float64, tf.bfloat16, tf.float16)
+RNG = np.random.default_rng(0)
+FEATURES, LABELS = RNG.normal(size=[40, 6]).astype(np.float32), RNG.integers(0, 3, 40)
+
+
+def philox(key, counter):
+    """Philox4x32 with ten rounds, from Salmon et al. 2011, section 3.3: four 32-bit numbers."""
+    key, words = [key % 2**32, key >> 32], [counter >> 32 * i & 0xFFFFFFFF for i in range(4)]
+    for _ in range(10):
+        first, second = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
+        words = [second >> 32 ^ words[1] ^ key[0], second % 2**32, first >> 32 ^ words[3] ^ key[1], first % 2**32]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return words
+
+
+def expected(text, positions, count):
+    """float32 [positions, count] in [0, 1), by 23 bits of each number of Philox."""
+    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+    each = -(-count // 4)
+    rows = [[word for i in range(each) for word in philox(key, p * each + i)][:count] for p in positions]
+    return (np.array(rows, np.uint32) % 2**23 / 2**23).astype(np.float32)
+
+
+def numbers(build, first=0, batch=8, key="3 layer", step=0):
+    """What build(TowerDraws) gives at a place of the stream."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        draws = TowerDraws(key, tf.constant(first, tf.int64), batch, tf.constant(step, tf.int64))
+        with context.Context().of_tower(0, draws):
+            return session.run(build(draws))
+
+
+def examples():
+    return tower_train.Examples.from_arrays("points", FEATURES, LABELS, ["a", "b", "c"])
+
+
+def drawing_network(features, training):
+    """Dropout of numbers, of channels and of several rows an example, and noise of both kinds."""
+    with v1.variable_scope("hidden"):
+        hidden = layers.dropout(tf.nn.relu(layers.affine(features, 9)), 0.3, training)
+    hidden = layers.dropout(hidden, 0.2, training)
+    rows = tf.reshape(hidden, [-1, 3])
+    rows = layers.dropout(rows, 0.1, training, rows_per_example=3, name="rows")
+    maps = layers.dropout(tf.reshape(rows, [-1, 3, 3]), 0.25, training, noise_shape=[None, 1, None])
+    hidden = tf.reshape(maps, [-1, 9])
+    if training:
+        hidden += 0.1 * layers.random_normal(tf.shape(hidden), dtype=hidden.dtype)
+        hidden *= layers.random_uniform([tf.shape(hidden)[0], 1], 0.5, 1.5, hidden.dtype)
+    with v1.variable_scope("logits"):
+        return layers.affine(hidden, 3)
+
+
+def noisy_loss(logits, labels):
+    noise = layers.random_uniform(tf.shape(logits), -0.1, 0.1, logits.dtype)
+    return tower_train.softmax_cross_entropy(logits + noise, labels)
+
+
+WORKLOAD = tower_train.Workload("drawing", lambda request: examples(), drawing_network, noisy_loss)
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("count", [1, 4, 10])
+    def test_are_those_of_philox(self, count):
+        found = numbers(lambda draws: draws.uniform("dense/dropout", [8, count]), first=1000)
+        np.testing.assert_array_equal(found, expected("3 layer dense/dropout 0", range(1000, 1008), count))
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+    @pytest.mark.parametrize("kind", [TowerDraws.uniform, TowerDraws.normal])
+    @pytest.mark.parametrize("rows_each", [1, 3])
+    def test_of_a_part_are_a_part_of_the_whole(self, kind, dtype, rows_each):
+        def draw(first, batch):
+            shape = [batch * rows_each, 5, 1]
+            return numbers(lambda draws: kind(draws, "name", shape, dtype, rows_each), first, batch)
+
+        np.testing.assert_array_equal(draw(75, 4), draw(70, 12)[5 * rows_each : 9 * rows_each])
+
+    def test_differ_by_layer_call_seed_and_position_and_are_the_same_otherwise(self):
+        def both(draws):
+            return [draws.uniform(name, [8, 50]) for name in ("a", "a", "b", "b")]
+
+        drawn = np.stack([*numbers(both), *numbers(both, key="4 layer"), *numbers(both, first=8)]).reshape(12, -1)
+        correlations = np.corrcoef(drawn)[np.triu_indices(12, k=1)]
+        assert np.abs(correlations).max() < 5 / math.sqrt(400)
+        np.testing.assert_array_equal(drawn[8:].reshape(4, 8, 50), numbers(both, first=8))
+
+    def test_have_the_moments_of_their_distributions(self):
+        uniform = numbers(lambda draws: layers.random_uniform([8, 5000], -1, 3))
+        normal = numbers(lambda draws: layers.random_normal([8, 5000], 2.0, 0.5))
+        limit = 5 / math.sqrt(40_000)
+        assert -1 <= uniform.min() < -0.999 and 2.999 < uniform.max() < 3
+        assert abs(uniform.mean() - 1) < limit * 4 / math.sqrt(12)
+        assert abs(normal.mean() - 2) < limit * 0.5 and abs(normal.std() - 0.5) < limit * 0.5
+
+    def test_of_the_step_are_the_same_in_all_towers(self):
+        one, other = (numbers(lambda draws: draws.uniform("a", [1, 7], rows_each=None), first, 4, step=96)
+                      for first in (96, 100))  # fmt: skip
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, expected("3 layer a 0", [96], 7))
+
+
+class TestDropout:
+    def test_drops_by_those_numbers_and_scales_the_rest_forward_and_backward(self):
+        def build(draws):
+            inputs = tf.constant(FEATURES[:8], tf.float64)
+            with v1.variable_scope("block"):
+                outputs = layers.dropout(inputs, 0.3, True)
+            return outputs, tf.gradients(outputs, inputs)[0]
+
+        outputs, gradient = numbers(build, first=24)
+        factors = (expected("3 layer block/dropout 0", range(24, 32), 6) >= np.float32(0.3)) / 0.7
+        np.testing.assert_allclose(outputs, FEATURES[:8] * factors, rtol=1e-15)
+        np.testing.assert_allclose(gradient, factors, rtol=1e-15)
+
+    @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+    def test_drops_its_share(self, rate):
+        outputs = numbers(lambda draws: layers.dropout(tf.ones([8, 10_000]), rate, True))
+        assert set(np.unique(outputs)) == {0, np.float32(1 / (1 - rate))}
+        assert abs(np.mean(outputs == 0) - rate) < 5 * math.sqrt(rate * (1 - rate) / 80_000)
+
+    def test_drops_the_same_in_every_dtype(self):
+        dropped = [numbers(lambda draws, dtype=dtype: layers.dropout(tf.ones([8, 50], dtype), 0.5, True)) == 0
+                   for dtype in DTYPES]  # fmt: skip
+        for other in dropped[1:]:
+            np.testing.assert_array_equal(other, dropped[0])
+
+    def test_drops_whole_channels_by_its_noise_shape(self):
+        outputs = numbers(lambda draws: layers.dropout(tf.ones([8, 5, 5, 40]), 0.5, True, [None, 1, 1, None]))
+        by_channel = outputs.reshape(8, 25, 40)
+        np.testing.assert_array_equal(by_channel, np.broadcast_to(by_channel[:, :1], by_channel.shape))
+        assert 0.3 < np.mean(by_channel == 0) < 0.7
+
+    def test_is_the_identity_in_evaluation_and_with_rate_0(self):
+        inputs = tf.constant(FEATURES)
+        assert layers.dropout(inputs, 0.5, training=False) is inputs
+        assert layers.dropout(inputs, 0, training=True) is inputs
+
+    @pytest.mark.parametrize(
+        ("build", "text"),
+        [
+            (lambda: layers.dropout(tf.ones([8, 2]), 1.0, True), r"dropout\(rate=1.0\): the rate must be"),
+            (lambda: layers.dropout(tf.ones([8, 2]), -0.1, True), r"dropout\(rate=-0.1\): the rate must be"),
+            (lambda: layers.dropout(tf.ones([7, 2]), 0.5, True), "dropout draws .* 7 rows for the tower's 8 examples. "
+             "Draw where a row is an example"),
+            (lambda: layers.random_normal([24], name="noise"), "noise draws .* 24 rows for .* Give rows_per_example=3"),
+            (lambda: layers.random_uniform([24], rows_per_example=2), "24 rows for .* 8 examples with 2 rows each"),
+            (lambda: layers.random_uniform([]), "its tensor has no rows for the tower's 8 examples"),
+            (lambda: layers.dropout(v1.placeholder(tf.float32, [None, 2]), 0.5, True), "that is not known"),
+            (lambda: layers.dropout(tf.ones([8, 2]), 0.5, True, [1, 2]), "1 rows for the tower's 8 examples"),
+        ],
+    )  # fmt: skip
+    def test_refuses_what_is_of_no_example(self, build, text):
+        with pytest.raises(errors.GraphError, match=text):
+            numbers(lambda draws: build())
+
+    def test_refuses_to_draw_outside_of_a_workload(self):
+        for draw in (lambda: layers.dropout(tf.ones([8]), 0.5, True), lambda: layers.random_normal([8])):
+            with pytest.raises(
+                errors.GraphError, match="layers.* draws by an example's position .* there is none here"
+            ):
+                draw()
+
+    def test_refuses_to_be_recomputed(self):
+        def network(features, training):
+            weights = layers.weights([6, 3], features.dtype)
+            return tf.recompute_grad(lambda x: layers.dropout(x @ weights, 0.5, training))(features)
+
+        workload = tower_train.Workload("recomputing", None, network)
+        with pytest.raises(errors.GraphError, match="dropout draws again in the backward pass, as tf.recompute_grad"):
+            trainings.train(workload, examples(), 0)
+
+    def test_refuses_to_be_traced_once_for_all_towers(self):
+        dropped = tf.function(lambda inputs: layers.dropout(inputs, 0.5, True))
+        workload = tower_train.Workload("tracing", None, lambda x, _: dropped(x @ layers.weights([6, 3], x.dtype)))
+        trainings.train(workload, examples(), 0, num_gpus=1)
+        dropped = tf.function(lambda inputs: layers.dropout(inputs, 0.5, True))
+        with pytest.raises(errors.GraphError, match="tower_1 and tower_0 do not draw alike: dropout. Let each call"):
+            trainings.train(workload, examples(), 0, num_gpus=2)
+
+
+class TestTowers:
+    OPTIONS = dict(dtype="float64", optimizer="momentum", learning_rate=0.05, moving_average_decay=0.9, seed=5)
+    STEPS = 12  # of 8 examples: more than two epochs
+
+    @pytest.fixture(scope="class")
+    def one_tower(self):
+        return trainings.train(WORKLOAD, examples(), self.STEPS, batch_size=8, **self.OPTIONS)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(num_gpus=2, batch_size=4, variable_update="mirrored"),
+            dict(num_gpus=8, batch_size=1),
+            dict(num_gpus=2, batch_size=2, accumulate_steps=2),
+        ],
+        ids=["two mirrored", "eight", "two that accumulate"],
+    )
+    def test_match_one_tower(self, one_tower, options):
+        trainings.assert_same(trainings.train(WORKLOAD, examples(), self.STEPS, **options, **self.OPTIONS), one_tower)
+
+    def test_match_one_tower_on_examples_in_an_order_of_their_own(self):
+        def make():
+            return tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).repeat()
+
+        ordered = tf_data.examples("points", make, num_examples=40, class_names=("a", "b", "c"))
+        one = trainings.train(WORKLOAD, ordered, 7, batch_size=8, **self.OPTIONS)
+        trainings.assert_same(trainings.train(WORKLOAD, ordered, 7, num_gpus=2, batch_size=4, **self.OPTIONS), one)
+
+    def test_draw_anew_each_epoch_and_with_each_seed(self):
+        """Of a network without weights, whose loss is what is drawn."""
+
+        def network(features, training):
+            v1.get_variable("unused", [])
+            return layers.random_uniform(tf.shape(features), dtype=features.dtype)
+
+        def loss(outputs, labels):
+            return tf.reduce_mean(outputs) + 0 * v1.get_variable("unused", [])
+
+        workload = tower_train.Workload("drawn", None, network, loss)
+        losses = [loss for seed in (0, 1) for loss in trainings.train(workload, examples(), 10, batch_size=40,
+                                                                      seed=seed)[0]]  # fmt: skip
+        assert len(set(losses)) == 20
+        assert np.std(losses) == pytest.approx(1 / math.sqrt(12 * 240), rel=0.5)
+
+    def test_a_resumed_run_ends_as_a_whole_one_to_the_bit_and_with_other_towers_to_rounding(self, tmp_path):
+        def run(name, steps, **options):
+            config = tower_train.Config(train_dir=str(tmp_path / name), max_steps=steps, device="cpu", check_data=False,
+                                        summary_every_steps=0, **(self.OPTIONS | options))  # fmt: skip
+            tower_train.train(WORKLOAD, config)
+            reader = tf.train.load_checkpoint(str(tmp_path / name))
+            return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+        whole = run("whole", 6, num_gpus=2, batch_size=4)
+        run("halves", 3, num_gpus=2, batch_size=4)
+        halves = run("halves", 6, num_gpus=2, batch_size=4)
+        run("moved", 3, num_gpus=1, batch_size=8)
+        moved = run("moved", 6, num_gpus=4, batch_size=2)
+        assert whole.keys() == halves.keys() == moved.keys()
+        for name, value in whole.items():
+            assert halves[name].tobytes() == value.tobytes(), name
+            np.testing.assert_allclose(moved[name], value, rtol=0, atol=1e-9 * max(1, np.abs(value).max()))
+
+    @pytest.mark.parametrize(("num_towers", "tower_batch"), [(1, 40), (3, 4)])
+    @pytest.mark.parametrize("in_order", [False, True])
+    def test_evaluation_draws_by_the_examples_index(self, num_towers, tower_batch, in_order):
+        def network(features, training):
+            return layers.random_uniform([features.shape[0], 3])
+
+        def make():
+            return tf.data.Dataset.from_tensor_slices((FEATURES, LABELS))
+
+        data = tf_data.examples("points", make, num_examples=40) if in_order else examples()
+        workload = tower_train.Workload("drawn", None, network, metrics=lambda out, labels: {"drawn": out[:, 2]})
+        placed = devices.place(tower_train.Config(num_gpus=num_towers, device="cpu"))
+        built = evaluation_graph(workload, data, tower_batch, "float32", 0, placed)
+        with v1.Session(graph=built.graph, config=placed.session_config) as session:
+            session.run(built.stream_initializer)
+            found = np.concatenate([session.run(built.metrics)["drawn"] for _ in range(built.num_steps)])
+        np.testing.assert_array_equal(found, expected("evaluation random_uniform 0", range(40), 3)[:, 2])

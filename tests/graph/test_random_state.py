@@ -1,0 +1,137 @@
+"""Operations with a random state of their own are refused by name where towers would be trained with them."""
+
+import json
+import re
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+import trainings
+from tensorflow.python.framework import op_def_registry
+
+import tower_train
+from tower_train import errors
+from tower_train.graph import random_state
+from tower_train.workload import DataRequest
+
+v1 = tf.compat.v1
+HARMLESS = re.compile(r"RandomShuffleQueue.*|CudnnRNNBackprop.*|.*Dataset.*|StatefulPartitionedCall")
+
+
+def toy(change):
+    """The toy workload with change(hidden) between its two layers."""
+
+    def network(features, training):
+        hidden = change(toy_workload.layer("hidden", features, 8))
+        return toy_workload.layer("softmax_linear", hidden, 3)
+
+    return tower_train.Workload("changed", toy_workload.load, network)
+
+
+def train(change, steps=0, **options):
+    return trainings.train(toy(change), toy_workload.load(DataRequest("train")), steps, batch_size=8, **options)
+
+
+def test_the_types_are_all_that_tensorflow_has():
+    """Operations with a state and seeds, or with a generator's state."""
+    known = [op_def_registry.get(name) for name in dir(tf.raw_ops) if not name.startswith("_")]
+    drawing = {
+        op.name for op in known
+        if op and op.is_stateful and not HARMLESS.fullmatch(op.name)
+        and ({attr.name for attr in op.attr} & {"seed", "seed2"} or re.match("Stateful[A-Z]|NonDet|Rng", op.name))
+    }  # fmt: skip
+    assert random_state.TYPES == drawing | {"FractionalAvgPool", "FractionalMaxPool"}  # whose state TensorFlow denies
+
+
+@tf.function
+def shuffled(x):
+    return tf.random.shuffle(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda x: tf.nn.dropout(x, 0.5), r"dropout/\S+ \(RandomUniform, test_random_state.py:\d+\) has .* Use "
+         r"tower_train.layers.dropout, or --allow_stateful_random"),
+        (lambda x: x + tf.random.normal([8, 8], seed=1), r"\(RandomStandardNormal, .* Use tower_train.layers.random_n"),
+        (lambda x: tf.cond(x[0, 0] > 0, lambda: tf.nn.dropout(x, 0.5), lambda: x), r"cond \(RandomUniform, test_rand"),
+        (lambda x: tf.map_fn(lambda row: row + tf.random.uniform([]), x), r"while \(RandomUniform, test_random_state"),
+        (shuffled, r"\(RandomShuffle, test_random_state"),
+        (lambda x: tf.nn.dropout(tf.nn.dropout(x, 0.5), 0.5), r"\) and 1 more has a random state"),
+        (lambda x: x + tf.cast(tf.random.categorical(x, 1), x.dtype), r"\(Multinomial, .* Use tower_train.layers.ran"),
+        (lambda x: tf.nn.fractional_max_pool(x[:, :, None, None], [1, 1.4, 1, 1])[0][:, :, 0, 0], "FractionalMaxPool"),
+    ],
+    ids=["dropout", "seeded", "in cond", "in map_fn", "in tf.function", "two", "categorical", "pool"],
+)  # fmt: skip
+def test_is_refused_with_its_name_its_line_and_what_to_use(change, text):
+    with pytest.raises(errors.GraphError, match=text) as refusal:
+        train(change)
+    assert str(refusal.value).startswith("workload changed: ") and "\n" not in str(refusal.value)
+
+
+def test_a_generator_is_refused():
+    with tf.Graph().as_default():
+        generator = tf.random.Generator.from_seed(1)
+        [found] = random_state.find([tf.nn.relu(generator.normal([2]))])
+    assert found.type == "RngReadAndSkip"
+
+
+def test_initial_values_and_stateless_numbers_are_no_such_operations():
+    def change(x):
+        projection = tf.random.stateless_normal([8, 8], [1, 2], dtype=x.dtype)
+        return x @ projection @ v1.get_variable("more", [8, 8], x.dtype, v1.truncated_normal_initializer())
+
+    losses, _ = train(change, steps=2)
+    assert np.isfinite(losses).all()
+
+
+def test_what_only_evaluation_draws_is_not_refused():
+    network = toy_workload.network
+
+    def inference(features, training):
+        outputs = network(features, training)
+        return outputs if training else tf.nn.dropout(outputs, 0.5)
+
+    workload = tower_train.Workload("toy", toy_workload.load, inference)
+    trainings.train(workload, toy_workload.load(DataRequest("train")), 0)
+
+
+def test_the_option_trains_all_the_same_and_log_and_run_json_tell(tmp_path, capsys):
+    workload = toy(lambda x: tf.nn.dropout(x, 0.5))
+    jobs.train_toy(tmp_path, workload=workload, max_steps=1, allow_stateful_random=True)
+    output, run = capsys.readouterr().out, jobs.read_json(tmp_path, "run.json")
+    [line] = re.findall(r"^\*\*\* --allow_stateful_random: N towers are not one, .*$", output, re.MULTILINE)
+    assert re.search(r"dropout/\S+ \(RandomUniform, test_random_state.py:\d+\)\.$", line)
+    assert run["config"]["allow_stateful_random"] is True
+    assert run["random_numbers"]["by_example"] == run["random_numbers"]["by_tower"] == []
+    assert "RandomUniform" in run["random_numbers"]["stateful"][0]
+    with pytest.raises(errors.GraphError, match="Use tower_train.layers.dropout"):
+        jobs.train_toy(tmp_path, workload=workload, max_steps=2)
+
+
+def test_the_option_is_refused_where_there_is_nothing_to_allow():
+    with pytest.raises(errors.ConfigError, match="--allow_stateful_random: workload changed has no operation"):
+        train(tf.identity, allow_stateful_random=True)
+
+
+def test_a_run_that_drew_otherwise_is_refused_and_one_that_drew_nothing_goes_on(tmp_path, toy_run):
+    """As versions left them that did not know what draws by example."""
+    workload = toy(lambda x: tower_train.layers.dropout(x, 0.5, True))
+
+    def forget(folder):
+        run = jobs.read_json(folder, "run.json")
+        drawn = run.pop("random_numbers")
+        (folder / "run.json").write_text(json.dumps(run))
+        return drawn
+
+    for name, what in (("drew", workload), ("plain", "toy_workload")):
+        jobs.train_toy(tmp_path / name, workload=what, max_steps=1)
+        assert forget(tmp_path / name)["by_example"] == (["dropout"] if name == "drew" else [])
+    assert jobs.train_toy(tmp_path / "plain", max_steps=2).step == 2
+    with pytest.raises(
+        errors.RunError, match="holds another run: what draws by example was nothing, now dropout. Give"
+    ):
+        jobs.train_toy(tmp_path / "drew", workload=workload, max_steps=2)
+    assert jobs.train_toy(tmp_path / "drew", workload=workload, max_steps=2, override=True).step == 2

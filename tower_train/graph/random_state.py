@@ -1,0 +1,128 @@
+"""Operations that keep a random state of their own: what they draw depends on the towers and on restarts."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tower_train import errors
+
+TYPES = frozenset(
+    {
+        "AllCandidateSampler", "CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", "FixedUnigramCandidateSampler",
+        "FractionalAvgPool", "FractionalMaxPool", "LearnedUnigramCandidateSampler", "LogUniformCandidateSampler",
+        "Multinomial", "NonDeterministicInts", "ParameterizedTruncatedNormal", "RandomCrop", "RandomGamma",
+        "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "RandomStandardNormal", "RandomUniform",
+        "RandomUniformInt", "RngReadAndSkip", "RngSkip", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2",
+        "StatefulRandomBinomial", "StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal",
+        "StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt", "ThreadUnsafeUnigramCandidateSampler",
+        "TruncatedNormal", "UniformCandidateSampler",
+    }
+)  # fmt: skip
+_PACKAGES = os.path.dirname(os.path.dirname(tf.__file__))
+_LIBRARIES = tuple(os.path.join(_PACKAGES, name, "") for name in ("tensorflow", "keras"))
+
+
+class Found(NamedTuple):
+    """An operation with a random state of its own.
+
+    Attributes:
+      name: less that of the tower.
+      type: of TYPES.
+      line: of the program that made it, FILE:LINE.
+    """
+
+    name: str
+    type: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.type}, {self.line})"
+
+    @property
+    def instead(self) -> str:
+        """The function of tower_train that draws as it does, but by example."""
+        if "dropout" in self.name:
+            return "tower_train.layers.dropout"
+        return "tower_train.layers.random_normal" if "Normal" in self.type else "tower_train.layers.random_uniform"
+
+
+def check(workload: str, values: Sequence[tf.Tensor], is_allowed: bool) -> list[str]:
+    """Looks for such operations among those that a tower's values are computed by.
+
+    Args:
+      workload: its name.
+      values: of one tower.
+      is_allowed: --allow_stateful_random.
+
+    Returns:
+      What there is, in words.
+
+    Raises:
+      GraphError: there is one, and it is not allowed.
+      ConfigError: there is none, but it is allowed.
+    """
+    found = list(find(values))
+    if is_allowed and not found:
+        raise errors.ConfigError(
+            f"--allow_stateful_random: workload {workload} has no operation with a random state of its own. Leave the "
+            "option out."
+        )
+    if found and not is_allowed:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise errors.GraphError(
+            f"workload {workload}: {found[0]}{more} has a random state of its own, with which towers do not train what "
+            f"one tower does, nor a resumed run what a whole one does. Use {found[0].instead}, or "
+            "--allow_stateful_random to train all the same."
+        )
+    return [str(each) for each in found]
+
+
+def find(values: Sequence[tf.Tensor]) -> Iterator[Found]:
+    """Yields those that values depend on, in the order of their creation, and those within functions that are called.
+
+    Initial values of variables are not among them: what is computed from a variable depends on its handle only.
+    """
+    needed, left = set(), [value.op for value in values]
+    while left:
+        op = left.pop()
+        if op.name not in needed:
+            needed.add(op.name)
+            left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    graph, calls, bodies = values[0].graph, {}, {}
+    for op in graph.get_operations():
+        if op.name not in needed:
+            continue
+        if op.type not in calls:
+            calls[op.type] = any("func" in attr.type for attr in op.op_def.attr)
+        types = [op.type] if op.type in TYPES and _draws(op.node_def) else []
+        if calls[op.type]:
+            bodies = bodies or {f.signature.name: f.node_def for f in graph.as_graph_def().library.function}
+            types += sorted(set(_types_within(op.node_def, bodies, set())))
+        for each in types:
+            yield Found(op.name.partition("/")[2] or op.name, each, _line_of(op))
+
+
+def _types_within(node, bodies: dict[str, Sequence], seen: set[str]) -> Iterator[str]:
+    """The types among the operations of the functions that a node calls."""
+    for attr in node.attr.values():
+        for name in [attr.func.name, *(function.name for function in attr.list.func)]:
+            if name not in seen:
+                seen.add(name)
+                for inner in bodies.get(name, ()):
+                    if inner.op in TYPES and _draws(inner):
+                        yield inner.op
+                    yield from _types_within(inner, bodies, seen)
+
+
+def _draws(node) -> bool:
+    """False for an operation of these types that is told not to draw."""
+    return not node.attr["deterministic"].b and ("dropout" not in node.attr or node.attr["dropout"].f > 0)
+
+
+def _line_of(op: tf.Operation) -> str:
+    """The line that made an operation, the innermost that is not TensorFlow's or Keras' own."""
+    lines = [(frame.filename, frame.lineno) for frame in op.traceback]
+    outside = [line for line in lines if not line[0].startswith(_LIBRARIES)] or lines
+    return f"{os.path.basename(outside[-1][0])}:{outside[-1][1]}"
