@@ -22,12 +22,19 @@ def notice(text: str) -> None:
     _print(sys.stderr, [f"tower_train: {text}"])
 
 
+def printable(text: str) -> str:
+    """Makes of any text one line that any terminal shows: names in a run may hold control characters."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def _print(stream: TextIO, lines) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(OSError):
         if _bars and stream.isatty():
-            _bars[-1].print_above("\n".join(lines))
+            _bars[-1].print_above(text)
         else:
-            print("\n".join(lines), file=stream, flush=True)
+            print(text, file=stream, flush=True)
 
 
 class ProgressBar:

@@ -21,6 +21,7 @@ def path(run_dir: directory.RunDirectory) -> str:
       RunError: none was kept.
     """
     step = run_dir.read(directory.BEST).get("best", {}).get("step")
+    checkpoint.check_files(run_dir.path / _FOLDER)
     kept = run_dir.path / _FOLDER / f"{checkpoint.PREFIX}-{step}"
     if not os.path.exists(f"{kept}.index"):
         raise errors.RunError(

@@ -9,19 +9,21 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.run_dir import files
 
 v1 = tf.compat.v1
 PREFIX = "model.ckpt"
 STATE = "checkpoint"  # the file in which TensorFlow lists them
-FILE = re.compile(rf"({re.escape(PREFIX)}-\d+)\.(index|data-\d{{5}}-of-\d{{5}})")
+FILE = re.compile(rf"({re.escape(PREFIX)}-[0-9]{{1,18}})\.(index|data-[0-9]{{5}}-of-[0-9]{{5}})")
 
 
 def latest(train_dir: pathlib.Path) -> str | None:
     """The path of the newest checkpoint whose files are there; None where none was saved.
 
     Raises:
-      RunError: checkpoints were saved, but none is there any more.
+      RunError: checkpoints were saved, but none is there any more; or something that is no file is at the place of one.
     """
+    check_files(train_dir)
     there = existing(train_dir) or existing(train_dir)  # its trainer may replace the only one during the first look
     if not there and (train_dir / STATE).exists():
         raise errors.RunError(
@@ -42,6 +44,14 @@ def existing(train_dir: pathlib.Path) -> list[str]:
         return []
     names = [file[1] for file in files if file and file[2] == "index"]
     return [str(train_dir / name) for name in sorted(names, key=step_of)]
+
+
+def check_files(folder: pathlib.Path) -> None:
+    """Raises RunError for a FIFO, a directory or a device at the place of a checkpoint's file or of TensorFlow's list,
+    for the end of which TensorFlow might wait for ever."""
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        if name == STATE or FILE.fullmatch(name):
+            files.refuse_others(folder / name)
 
 
 def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
@@ -90,7 +100,7 @@ def step_of(path: str) -> int:
       RunError: the name carries no step.
     """
     step = path.rpartition("-")[2]
-    if not step.isdigit():
+    if not (step.isascii() and step.isdigit()):
         raise errors.RunError(f"checkpoint {path}: its name must end in -STEP, as in {PREFIX}-1000.")
     return int(step)
 
