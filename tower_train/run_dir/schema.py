@@ -170,6 +170,7 @@ _EVALUATION = Record(
         "class_names": ListOf(TEXT),
         "seconds": NUMBER,
         "several_views": SWITCH,
+        "most_confused": ListOf(Record({"true": TEXT, "predicted": TEXT, "count": COUNT})),
     },
 )
 RESULT = Record(
