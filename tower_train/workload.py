@@ -218,7 +218,7 @@ def _check_files(path: str, train_dir: str | None, is_given: bool) -> None:
         return
     if workload_files.is_pythons(files[-1]):
         raise errors.ConfigError(
-            f"--train_dir={train_dir} names the workload {path}, which is Python's own or no module. Give --workload=PATH."
+            f"--train_dir={train_dir} names the workload {path}, which is Python's own. Give --workload=PATH."
         )
     console.notice(
         console.printable(f"imports {files[-1]}, the workload {path} of this run, as no --workload says otherwise.")
