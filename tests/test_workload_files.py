@@ -169,7 +169,7 @@ def test_training_imports_nothing_from_its_train_dir(run_has_begun, run, tmp_pat
     monkeypatch.chdir(run)
     status, stdout, stderr = command(__main__, "--train_dir=.", "--workload=evil")
     assert (status, stdout) == (2, "")
-    assert stderr.startswith(f"tower_train: error: --workload=evil is {run}/evil.py, which lies in the run .")
+    assert stderr.startswith(f"tower_train: error: --workload=evil is {run}/evil.py, which lies in the run {run}. ")
     assert stderr.count("\n") == 1 and not (tmp_path / "marker").exists()
 
 

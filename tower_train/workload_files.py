@@ -65,7 +65,7 @@ def is_pythons(file: str | None) -> bool:
 
 
 def run_of(file: str, train_dir: str | None) -> str | None:
-    """The run that a file lies in, by any of its names: train_dir, or another directory that holds a run; else None.
+    """The run that a file lies in, by any of its names: train_dir, or another directory that holds a run. None: none.
 
     What is installed, and the trainer itself, lies in no run, even if one was put around them.
     """
@@ -74,7 +74,7 @@ def run_of(file: str, train_dir: str | None) -> str | None:
             if any(_is_same(folder, safe) for safe in [*_installed(), *_library(), *map(str, _OURS)]):
                 break
             if train_dir and _is_same(folder, train_dir):
-                return train_dir
+                return os.path.abspath(train_dir)
             if os.path.exists(os.path.join(folder, _RUN_JSON)):
                 return folder
     return None

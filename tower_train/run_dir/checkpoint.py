@@ -1,5 +1,6 @@
 """Checkpoints in TensorFlow's own format: finding, saving, comparing and restoring them."""
 
+import math
 import os
 import pathlib
 import re
@@ -185,6 +186,21 @@ def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
     return found
 
 
+def oversized(path: str, reader) -> str | None:
+    """Says which tensor cannot be in a checkpoint's files, going by its size; None if there is none.
+
+    TensorFlow makes room for a tensor before it looks whether its values are there.
+    """
+    there = sum(file.stat().st_size for file in files_of(path))
+    dtypes = reader.get_variable_to_dtype_map()
+    for name, shape in reader.get_variable_to_shape_map().items():
+        is_number = dtypes[name].is_floating or dtypes[name].is_integer or dtypes[name].is_complex
+        size = math.prod(shape) * (dtypes[name].size if is_number else 1)
+        if size > there:
+            return f"{name} is said to take {size} bytes, and its files have {there}"
+    return None
+
+
 def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
     """Restores a saver's variables.
 
@@ -192,9 +208,11 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
       RunError: the checkpoint's files are damaged, or do not hold these variables.
     """
     try:
+        if why := oversized(path, tf.train.load_checkpoint(path)):
+            raise ValueError(why)
         # As saver.restore, without the page of explanations that it puts around errors.
         session.run(saver.saver_def.restore_op_name, {saver.saver_def.filename_tensor_name: path})
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, ValueError, OSError) as error:
         raise errors.RunError(
             f"checkpoint {path} cannot be restored: {reason(error)}. Put its files back as they were, or move them "
             "away so that the one before is used."

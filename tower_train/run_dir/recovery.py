@@ -60,6 +60,8 @@ def damage(path: str) -> str | None:
     """
     try:
         reader = tf.train.load_checkpoint(path)
+        if why := checkpoint.oversized(path, reader):
+            return why
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except Exception as error:  # the reader raises what its C++ makes of damage: OpError, IndexError, MemoryError ...
