@@ -22,19 +22,23 @@ def notice(text: str) -> None:
     _print(sys.stderr, [f"tower_train: {text}"])
 
 
-def printable(text: str) -> str:
-    """Makes of any text one line that any terminal shows: names in a run may hold control characters."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def _print(stream: TextIO, lines) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
+    # Paths may hold bytes that are no text, and names letters that a terminal does not know.
     text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(OSError):
         if _bars and stream.isatty():
             _bars[-1].print_above(text)
         else:
             print(text, file=stream, flush=True)
+
+
+def one_line(text: str) -> str:
+    """A text with control characters, line ends among them, as escapes such as \\n."""
+    return "".join(
+        each if each.isprintable() or "\udc80" <= each <= "\udcff" else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 class ProgressBar:

@@ -221,7 +221,7 @@ def _check_files(path: str, train_dir: str | None, is_given: bool) -> None:
             f"--train_dir={train_dir} names the workload {path}, which is Python's own. Give --workload=PATH."
         )
     console.notice(
-        console.printable(f"imports {files[-1]}, the workload {path} of this run, as no --workload says otherwise.")
+        console.one_line(f"imports {files[-1]}, the workload {path} of this run, as no --workload says otherwise.")
     )
 
 

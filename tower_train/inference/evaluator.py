@@ -190,7 +190,7 @@ def _is_kept(run_dir: directory.RunDirectory, evaluation: Evaluation) -> bool:
     try:
         run_dir.update(directory.RESULT, {"evaluation": evaluation.as_dict()})
     except errors.RunError as error:
-        console.notice(console.printable(f"the evaluation of step {evaluation.step} is shown, not kept: {error}"))
+        console.notice(console.one_line(f"the evaluation of step {evaluation.step} is shown, not kept: {error}"))
         return False
     return True
 

@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Iterator
 
 from tower_train import errors
-from tower_train.console import printable
 from tower_train.run_dir import files, schema
 
 RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
@@ -20,7 +19,7 @@ def read(path: pathlib.Path) -> dict:
     Raises:
       RunError: the file is not JSON, or a field of it has a value that it cannot have.
     """
-    shown = printable(str(path))
+    shown = files.shown(path)
     try:
         content = json.loads(files.read(path, _MOST_BYTES.get(path.name, 1 << 24)).decode())
     except FileNotFoundError:
@@ -41,7 +40,7 @@ def encoded(path: pathlib.Path, content: dict) -> bytes:
     Raises:
       RunError: a field cannot have its value.
     """
-    with _mismatch_named(f"{printable(str(path))} cannot be written", "Mend the workload."):
+    with _mismatch_named(f"{files.shown(path)} cannot be written", "Mend the workload."):
         _check(path, content)
     return json.dumps(content, indent=2).encode() + b"\n"
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tower_train import __version__, errors
 from tower_train.config import Config, is_remote
-from tower_train.console import printable
+from tower_train.console import one_line
 from tower_train.options import Options
 from tower_train.run_dir import directory
 from tower_train.workload import Examples, Workload
@@ -115,7 +115,7 @@ def check_resume(
             f"--train_dir={path} holds another run: {'; '.join(refused)}. "
             "Give another directory, the same options, or --override to go on all the same."
         )
-    return [printable(f"Changed since the last start: {difference}.") for difference in refused + noted]
+    return [one_line(f"Changed since the last start: {difference}.") for difference in refused + noted]
 
 
 def _compared(before: dict, now: dict, workload_options: Options | None):
