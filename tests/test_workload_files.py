@@ -20,12 +20,13 @@ EVIL = "import pathlib\npathlib.Path({marker!r}).write_text('executed')\nfrom to
 
 @pytest.fixture
 def run(toy_run, tmp_path, monkeypatch):
-    """A copy of a run whose run.json names the workload `evil`; Python's search path is as before after the test."""
+    """A copy of a run whose run.json names the workload `evil`. After the test Python knows nothing of it any more."""
     shutil.copytree(toy_run, tmp_path / "run")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     name(tmp_path / "run", "evil")
-    return tmp_path / "run"
+    yield tmp_path / "run"
+    for module in [module for module in sys.modules if module.partition(".")[0] in ("evil", "helper", "run")]:
+        del sys.modules[module]
 
 
 def name(run, workload):
@@ -151,12 +152,12 @@ def test_a_module_that_only_the_run_has_is_not_imported_by_a_workload_either(run
     assert not (tmp_path / "marker").exists()
 
 
-def test_training_does_not_import_what_a_run_names(run, tmp_path, monkeypatch, command):
+def test_training_does_not_import_what_a_run_names(run, cifar10_dir, tmp_path, monkeypatch, command):
     put(tmp_path / "evil.py", tmp_path / "marker")
     monkeypatch.chdir(tmp_path)
     assert jobs.train_toy("run", max_steps=41).step == 41
     name(run, "evil")
-    status, _, stderr = command(__main__, "--train_dir=run", "--dataset=generated", f"--data_dir={tmp_path / 'none'}")
+    status, _, stderr = command(__main__, "--train_dir=run", f"--data_dir={cifar10_dir}")
     assert status == 2 and "another run: workload was toy, now cifar10" in stderr
     assert not (tmp_path / "marker").exists()
 

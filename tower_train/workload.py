@@ -212,7 +212,12 @@ def _check_files(path: str, train_dir: str | None, is_given: bool) -> None:
       RunError: it lies in a run.
     """
     module_name = path.partition(":")[0]
-    files = workload_files.find(module_name)
+    try:
+        files = workload_files.find(module_name)
+    except ModuleNotFoundError:
+        if is_given:  # somebody's own way to import may know it
+            return
+        raise
     _refuse_if_in_run(path, files, train_dir)
     if is_given or module_name in sys.modules or workload_files.is_ours(files[-1]):
         return
