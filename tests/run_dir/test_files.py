@@ -193,7 +193,7 @@ def test_a_file_beyond_all_bounds_is_not_read(name, run):
 
 
 def test_the_dense_matrix_of_an_old_result_is_read(run):
-    dense = {"evaluation": EVALUATION | {"confusion": [[i * j % 7 for j in range(1000)] for i in range(1000)]}}
+    dense = {"evaluation": EVALUATION | {"confusion": [[i * j % 7 for j in range(300)] for i in range(300)]}}
     (run / "result.json").write_text(json.dumps(dense, indent=2))
     assert directory.RunDirectory(run).read("result.json") == dense
     evaluate(run)
