@@ -5,7 +5,28 @@
 trains a workload by its import path; a `Workload` of one's own may stand in its place.
 """
 
-import importlib
+import os
+import sys
+
+
+def _leave_run_out():
+    """Keeps `python -m` from importing what lies in the current directory, if that is in a run: a run is data.
+
+    Nothing is imported up to here that Python has not loaded already.
+    """
+    here = folder = os.path.realpath(os.curdir)
+    while not os.path.lexists(os.path.join(folder, "run.json")):
+        if folder == os.path.dirname(folder):
+            return
+        folder = os.path.dirname(folder)
+    if os.path.dirname(os.path.dirname(os.path.realpath(__file__))) != here:
+        sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]
+
+
+if sys.argv[:1] == ["-m"]:  # Python is still looking for the module
+    _leave_run_out()
+
+import importlib  # noqa: E402
 
 __version__ = "0.1.0"
 

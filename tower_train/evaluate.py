@@ -7,7 +7,9 @@ from tower_train.options import command_line
 USAGE = """
 Counts every test example once, on a run's newest checkpoint: python -m tower_train.evaluate --train_dir=DIR [options]
 
-Prints the metrics with their 95 % intervals, and writes them to DIR/result.json and, for TensorBoard, to DIR/eval.
+Prints the metrics with their 95 % intervals, and writes them to DIR/result.json and, for TensorBoard, to DIR/eval; a
+line on standard error says so if that cannot be. Of more than 200 classes the most confused ones take the place of the
+confusion matrix.
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 
@@ -21,6 +23,8 @@ def main(argv) -> int:
         lines = report.evaluation_lines(evaluation)
         if evaluation.confusion and not options.watch:
             lines += report.confusion_lines(evaluation.confusion, evaluation.class_names)
+        if evaluation.most_confused and not options.watch:
+            lines += report.most_confused_lines(evaluation.most_confused)
         console.say(*lines)
     return 0
 

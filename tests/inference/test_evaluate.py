@@ -1,11 +1,13 @@
 """python -m tower_train.evaluate: what it prints is what it found, and a mistake is one line."""
 
 import functools
+import os
 import re
 import shutil
 
 import jobs
 import pytest
+import small_disk
 
 from tower_train import evaluate
 
@@ -25,7 +27,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize(("word", "weights"), [("--raw=False", "moving averages"), ("--raw", "raw weights")])
 def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, main, run):
-    status, stdout, stderr = main(f"--train_dir={run}", word)
+    status, stdout, stderr = main(f"--train_dir={run}", "--workload=toy_workload", word)
     assert (status, stderr) == (0, "")
     found = jobs.read_json(run, "result.json")["evaluation"]
     metric = found["metrics"]["precision @ 1"]
@@ -80,3 +82,35 @@ def test_a_directory_that_does_not_exist_is_not_made(main, tmp_path):
     status, _, stderr = main(f"--train_dir={tmp_path / 'none'}")
     assert status == 2 and "holds no run" in stderr
     assert not (tmp_path / "none").exists()
+
+
+@pytest.fixture(params=["mount", "no rename"])
+def read_only_run(request, run, tmp_path, monkeypatch):
+    """A copy of a run in which nothing can be written."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "result.json").unlink(missing_ok=True)
+    if request.param == "mount":
+        if not small_disk.can_mount(tmp_path / "disk"):
+            pytest.skip("mounting a file system needs root")
+        small_disk.make_read_only(copy)
+        yield copy
+        small_disk.unmount(copy)
+    else:
+
+        def refuse(*_):
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr(os, "replace", refuse)
+        yield copy
+
+
+def test_on_a_run_that_may_only_be_read_the_result_is_shown_and_said_not_to_be_kept(main, run, read_only_run):
+    _, expected, _ = main(f"--train_dir={run}", "--workload=toy_workload")
+    status, stdout, stderr = main(f"--train_dir={read_only_run}", "--workload=toy_workload")
+    assert (status, stdout) == (0, expected)
+    assert stderr == (
+        f"tower_train: the evaluation of step 20 is shown, not kept: {read_only_run}/result.json cannot be written "
+        "(Read-only file system). Make room, or give another directory.\n"
+    )
+    assert not (read_only_run / "result.json").exists() and not (read_only_run / "eval").exists()

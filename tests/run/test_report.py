@@ -1,10 +1,12 @@
 """What a person reads of a run: log lines in the original's form, true rates, and commands that work."""
 
 import contextlib
+import io
 import os
 import pty
 import re
 import shlex
+import sys
 import threading
 import time
 import types
@@ -13,6 +15,7 @@ import jobs
 import pytest
 import tensorflow as tf
 
+from tower_train import console
 from tower_train.inference import evaluator
 from tower_train.run import hooks
 
@@ -165,6 +168,13 @@ def terminal_as_stdout():
     finally:
         reader.join()
         os.close(leader)
+
+
+def test_names_that_standard_output_cannot_write_are_written_escaped(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    console.say("\u00c4pfel", "a\udcff")
+    assert written.getvalue() == b"\\xc4pfel\na\\udcff\n"
 
 
 def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path):

@@ -109,6 +109,16 @@ def test_a_best_checkpoint_that_cannot_be_kept_ends_no_run(scripted, tmp_path, c
     assert (tmp_path / "best").read_text() == "mine"
 
 
+def test_a_link_to_the_checkpoints_of_another_run_leaves_them_alone(scripted, tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "other" / files_of(3)[1]).write_text("another run's")
+    (tmp_path / "run" / "best").symlink_to(tmp_path / "other")
+    jobs.train_toy(tmp_path / "run", keep_best=True, **OPTIONS | {"max_steps": 10})
+    assert "best is a symbolic link). The run goes on." in capsys.readouterr().out
+    assert os.listdir(tmp_path / "other") == [files_of(3)[1]]
+
+
 def test_a_file_system_without_links_gets_copies(scripted, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(1, "Operation not permitted")

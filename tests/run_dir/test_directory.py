@@ -22,7 +22,10 @@ def test_a_second_trainer_is_turned_away_and_the_lock_dies_with_the_first(tmp_pa
         assert second.returncode == 2
         assert second.stdout == ""
         assert len(second.stderr.splitlines()) == 1, second.stderr
-        assert f"{tmp_path} is in use by another trainer (process {first.process.pid})" in second.stderr
+        assert second.stderr == (
+            f"tower_train: error: --train_dir={tmp_path} is in use by another trainer (process {first.process.pid}). "
+            "Wait for it, stop it, or give another directory.\n"
+        )
 
         assert (tmp_path / "run.json").read_bytes() == run_json
         step = jobs.logged_step(tmp_path)
@@ -36,8 +39,12 @@ def test_two_trainers_of_one_process_exclude_each_other_too(tmp_path):
     first, second = directory.RunDirectory(tmp_path / "run"), directory.RunDirectory(tmp_path / "run")
     with first.locked():
         assert second.is_locked()
-        with pytest.raises(errors.RunError, match=f"in use by another trainer .process {os.getpid()}"), second.locked():
+        with pytest.raises(errors.RunError) as refusal, second.locked():
             pass
+        assert str(refusal.value) == (
+            f"--train_dir={tmp_path / 'run'} is in use by another trainer (process {os.getpid()}). "
+            "Wait for it, stop it, or give another directory."
+        )
         assert second.is_locked()
     assert not second.is_locked()
     with second.locked():

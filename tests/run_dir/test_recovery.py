@@ -157,3 +157,36 @@ def test_a_run_goes_on_from_before_the_damage_and_ends_as_if_there_were_none(toy
     jobs.train_toy(tmp_path / "whole", max_steps=45)
     jobs.assert_identical(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "whole"))
     assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")
+
+
+def crc32c_of_prefixes(content):
+    """[n]: the checksum of the first n bytes, as the index of a checkpoint stores it."""
+    crc, found = 0xFFFFFFFF, []
+    for byte in (*content, 0):
+        plain = crc ^ 0xFFFFFFFF
+        found.append(((plain >> 15 | plain << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return found
+
+
+def test_a_tensor_that_is_said_to_be_larger_than_the_files_is_damage_and_no_room_is_made_for_it(tmp_path):
+    path = tmp_path / "model.ckpt-5"
+    with tf.Graph().as_default(), v1.Session() as session:
+        saver = v1.train.Saver({"w": v1.get_variable("w", [0, 2**40], initializer=v1.zeros_initializer())})
+        session.run(v1.global_variables_initializer())
+        session.run(saver.saver_def.save_tensor_name, {saver.saver_def.filename_tensor_name: str(path)})
+        assert recovery.damage(str(path)) is None
+
+        index = path.with_name(f"{path.name}.index")
+        content = bytearray(index.read_bytes())
+        crcs = crc32c_of_prefixes(content)
+        end = next(n for n in range(5, len(content)) if content[n : n + 4] == crcs[n].to_bytes(4, "little"))
+        at = content.index(b"\x12\x00\x12\x07\x08\x80\x80\x80\x80\x80\x20")  # sizes 0 and 2^40
+        content[at] = 0x78  # an unknown field instead of the first size: the shape is [2^40]
+        content[end : end + 4] = crc32c_of_prefixes(content)[end].to_bytes(4, "little")
+        index.write_bytes(content)
+        assert recovery.damage(str(path)) == "w is said to take 4398046511104 bytes, and its files have 0"
+        with pytest.raises(errors.RunError, match="model.ckpt-5 cannot be restored: w is said to take 4398046511104"):
+            checkpoint.restore(saver, session, str(path))

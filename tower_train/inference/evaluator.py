@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.config import EvaluateOptions
 from tower_train.graph import devices
 from tower_train.graph.evaluation import evaluation_graph
 from tower_train.inference import saved_run
+from tower_train.inference.confusion import Confused, Confusions
 from tower_train.run_dir import checkpoint, directory, events, input_failures
 from tower_train.workload import Examples, Workload
 
@@ -41,8 +42,9 @@ class Evaluation:
       num_examples: how many were counted, each once.
       weights: 'moving averages' or 'raw weights'.
       metrics: by name.
-      confusion: [true class][predicted class], counts; None if labels are not classes.
+      confusion: [true class][predicted class], counts; None if labels are not classes, and of more than 200 classes.
       class_names: of its rows and columns.
+      most_confused: the most frequent mistakes where classes are too many for a matrix, the most frequent one first.
       seconds: the time it took.
       several_views: whether outputs are means over several views of each example.
     """
@@ -56,6 +58,7 @@ class Evaluation:
     class_names: tuple[str, ...]
     seconds: float
     several_views: bool = False
+    most_confused: tuple[Confused, ...] = ()
 
     def as_dict(self) -> dict:
         """The evaluation in result.json."""
@@ -98,31 +101,32 @@ class Evaluator:
         """
         start = time.perf_counter()
         checkpoint.restore(self._saver, self._session, path)
-        sums, count, confusion = self._count()
+        sums, count, confusions = self._count()
         if count != self._examples.num_examples:
             raise errors.DataError(
                 f"{self._examples.name}: gave {count} examples or more, where there should be "
                 f"{self._examples.num_examples}. Mend num_examples= or the dataset."
             )
+        matrix = confusions.matrix()
         return Evaluation(
             step=checkpoint.step_of(path),
             data=self._examples.name,
             num_examples=count,
             weights=self._weights,
             metrics={name: _metric(*moments, count) for name, moments in sums.items()},
-            confusion=None if confusion is None else confusion.tolist(),
-            class_names=self._examples.class_names,
+            confusion=matrix,
+            class_names=self._examples.class_names if matrix else (),
             seconds=time.perf_counter() - start,
             several_views=self._several_views,
+            most_confused=() if matrix else confusions.most_frequent(),
         )
 
-    def _count(self) -> tuple[dict, int, np.ndarray | None]:
-        """{metric: (sum, whether only zeros and ones)}, the number of examples, the confusion matrix."""
-        built, classes = self._built, len(self._examples.class_names)
+    def _count(self) -> tuple[dict, int, Confusions]:
+        """{metric: (sum, whether only zeros and ones)}, the number of examples, the confusions of classes."""
+        built, confusions = self._built, Confusions(self._examples.class_names)
         fetches = {"metrics": built.metrics}
-        if classes:
+        if self._examples.class_names:
             fetches |= {"labels": built.labels, "predictions": built.predictions}
-        confusion = np.zeros([classes, classes], np.int64) if classes else None
         sums, count = {name: [0.0, True] for name in built.metrics}, 0
         self._session.run(self._prepare)
         # A dataset in an order of its own may hold fewer examples than it should, or more.
@@ -136,9 +140,9 @@ class Evaluator:
                 sums[name][0] += float(per_example.sum(dtype=np.float64))
                 sums[name][1] &= bool(np.isin(per_example, (0, 1)).all())
             count += len(per_example)
-            if classes:
-                np.add.at(confusion, (values["labels"], values["predictions"]), 1)
-        return sums, count, confusion
+            if self._examples.class_names:
+                confusions.add(values["labels"], values["predictions"])
+        return sums, count, confusions
 
     def close(self) -> None:
         self._session.close()
@@ -151,7 +155,7 @@ def _metric(total: float, is_proportion: bool, count: int) -> Metric:
 def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[Evaluation]:
     """Evaluates the newest checkpoint of a run, or with options.watch each new one until the run's trainer has ended.
 
-    Writes each evaluation to the run's result.json and event files.
+    Writes each evaluation to the run's result.json and event files, or says on standard error that it cannot.
 
     Args:
       options: which run, and how.
@@ -161,9 +165,10 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
       One Evaluation a checkpoint.
 
     Raises:
-      RunError: no run there, no checkpoint, or one of another network.
+      RunError: no run there, no checkpoint, one of another network, or a damaged result.json.
     """
     run = saved_run.read(options, workload)
+    run.directory.read(directory.RESULT)
     if not options.watch:
         run.checkpoint()  # raises if there is none, before the graph is built
     evaluator = Evaluator(
@@ -175,9 +180,19 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
         else:
             evaluations = [run.use_checkpoint(evaluator.evaluate)]
         for evaluation in evaluations:
-            run.directory.update(directory.RESULT, {"evaluation": evaluation.as_dict()})
-            write_curves(writer, evaluation)
+            if _is_kept(run.directory, evaluation) or options.watch:
+                write_curves(writer, evaluation)
             yield evaluation
+
+
+def _is_kept(run_dir: directory.RunDirectory, evaluation: Evaluation) -> bool:
+    """Writes an evaluation to result.json; says so if that cannot be, as on a run that may only be read."""
+    try:
+        run_dir.update(directory.RESULT, {"evaluation": evaluation.as_dict()})
+    except errors.RunError as error:
+        console.notice(console.one_line(f"the evaluation of step {evaluation.step} is shown, not kept: {error}"))
+        return False
+    return True
 
 
 def open_curves(run_dir: directory.RunDirectory) -> events.EventWriter:

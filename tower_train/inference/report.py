@@ -1,6 +1,11 @@
 """Lines for people about an evaluation."""
 
+from collections.abc import Sequence
+
+from tower_train.inference.confusion import Confused
 from tower_train.inference.evaluator import Evaluation, Metric
+
+_MOST_SHOWN = 20  # of the most frequent confusions
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
@@ -49,3 +54,11 @@ def confusion_lines(matrix: list[list[int]], class_names: tuple[str, ...]) -> li
         for name, row in zip(class_names, matrix, strict=True)
     ]
     return ["confusion matrix (row: true class, column: predicted class)", head, *rows]
+
+
+def most_confused_lines(most_confused: Sequence[Confused]) -> list[str]:
+    """The most frequent confusions of many classes, one a line."""
+    shown = most_confused[:_MOST_SHOWN]
+    width = max(5, max(len(str(confused.count)) for confused in shown))
+    rows = [f"{confused.count:>{width}}  {confused.true} -> {confused.predicted}" for confused in shown]
+    return ["most confused (examples, true class -> predicted class)", *rows]

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tower_train import errors
 from tower_train.config import RunOptions
-from tower_train.run_dir import best, checkpoint, directory
+from tower_train.run_dir import best, checkpoint, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload, load
 
 T = TypeVar("T")
@@ -61,13 +61,14 @@ class SavedRun:
 
 
 def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
-    """Finds a run. Without a workload it is imported by the path in options or in run.json.
+    """Finds a run. Without a workload it is imported by the path in options or in run.json, as workload.load does.
 
     Raises:
-      RunError: no run there, or one of another workload.
+      RunError: no run there, a damaged one, or one of another workload.
       ConfigError: options.dataset is none of the workload's.
     """
     run_dir = directory.RunDirectory(options.train_dir)
+    run_dir.check_files()
     run_json = run_dir.read(directory.RUN)
     if not run_json:
         raise errors.RunError(
@@ -81,13 +82,17 @@ def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
             f"--train_dir={options.train_dir} was trained from Python: add --workload=MODULE or --workload=MODULE:NAME "
             f"to say where its workload {run_json['workload']!r} is."
         )
-    workload = workload or load(path)
+    workload = workload or load(path, options.train_dir, is_given=options.workload is not None)
     if workload.name != run_json["workload"]:
         raise errors.RunError(
             f"--train_dir={options.train_dir} is a run of workload {run_json['workload']}, not of {workload.name}. "
             "Give --workload=PATH of the one that was trained."
         )
-    workload = workload.with_options(run_json.get("workload_options", {}))
+    try:
+        workload = workload.with_options(run_json.get("workload_options", {}))
+    except errors.ConfigError as error:
+        raise errors.RunError(f"{run_dir.path / directory.RUN} does not fit its workload: {error}") from None
+    manifest.check_dataset(run_dir.path, run_json, workload)
     if options.single_view:
         workload = dataclasses.replace(workload, views=None)
     if options.dataset:

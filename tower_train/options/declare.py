@@ -53,7 +53,7 @@ class Options:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
-                object.__setattr__(self, field.name, _checked(field, value))
+                object.__setattr__(self, field.name, checked(field, value))
         _check_relations(self)
         self.check()
 
@@ -87,7 +87,7 @@ def parse(field: dataclasses.Field, text: str):
             value = kind(text)
     except (ValueError, KeyError):
         raise _refusal(field, text) from None
-    return _checked(field, value)
+    return checked(field, value)
 
 
 def kind_of(field: dataclasses.Field) -> type:
@@ -107,7 +107,8 @@ def allowed(field: dataclasses.Field) -> str:
     return " ".join([noun, " and ".join(bounds)]).strip()
 
 
-def _checked(field: dataclasses.Field, value):
+def checked(field: dataclasses.Field, value):
+    """Returns an option's value in the type that it is kept in; ConfigError if it is of another, or out of bounds."""
     kind, about = kind_of(field), field.metadata
     if kind is float and type(value) is int:
         value = float(value)

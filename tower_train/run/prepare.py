@@ -51,6 +51,7 @@ def prepare(
         config.dtype, before.get("config", {}).get("dtype"), config.device, config.gpus or range(config.num_towers)
     )
     config = dataclasses.replace(config, dtype=dtype)
+    manifest.check_dataset(run_dir.path, before, workload)
     # What `auto` chose at the first start is what the run stays with.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))

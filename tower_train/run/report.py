@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 
+from tower_train import workload_files
 from tower_train.cluster.task import Task
 from tower_train.console import ProgressBar
 from tower_train.graph.record import RandomNumbers
@@ -71,8 +72,8 @@ def joining_line(task: Task, first_step: int, last_step: int, device_names: tupl
     )
 
 
-def closing_lines(result: Result, last_step: int, importable: bool, evaluation: Evaluation | None) -> list[str]:
-    """The last lines of a run: its result, and what to do next. importable: whether run.json names the workload."""
+def closing_lines(result: Result, last_step: int, path: str | None, evaluation: Evaluation | None) -> list[str]:
+    """The last lines of a run: its result, and what to do next. path: import path of the workload, if it has one."""
     has_no_gain = result.reason is StopReason.NO_GAIN
     if result.loss is None:
         option = "--stop_after_no_gain_epochs" if has_no_gain else "--max_steps or --epochs"
@@ -92,7 +93,7 @@ def closing_lines(result: Result, last_step: int, importable: bool, evaluation: 
         lines.append(f"*** {result.notice}")
     if result.step < last_step and not has_no_gain:
         lines.append("Resume:   the same command with --train_dir=" + shlex.quote(result.train_dir))
-    return lines + _next_commands(result.train_dir, importable)
+    return lines + _next_commands(result.train_dir, path)
 
 
 def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: float) -> str:
@@ -103,9 +104,10 @@ def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: fl
     )
 
 
-def _next_commands(train_dir: str, importable: bool) -> list[str]:
+def _next_commands(train_dir: str, path: str | None) -> list[str]:
     """Commands to go on with after training, as they work in this shell."""
-    here, workload = shlex.quote(train_dir), "" if importable else " --workload=MODULE:NAME"
+    here, comes_along = shlex.quote(train_dir), path and workload_files.comes_along(path)
+    workload = "" if comes_along else f" --workload={shlex.quote(path or 'MODULE:NAME')}"
     boards = shutil.which("tensorboard") or importlib.util.find_spec("tensorboard")
     install = "" if boards else f"   (after: {_python()} -m pip install tensorboard)"
     return [

@@ -46,7 +46,7 @@ def train(
       WorkerError: a worker is missing; with wait_for_workers too, as only `python -m tower_train` starts itself again.
       UserError: something else that the user can mend; the message says how.
     """
-    path, workload = (workload, load(workload)) if isinstance(workload, str) else (None, workload)
+    path, workload = (workload, load(workload, config.train_dir)) if isinstance(workload, str) else (None, workload)
     workload = workload.with_options(workload_options or {})
     workload.check_dataset(config.dataset)
     task = find_task(config.worker_hosts, config.task_index)
@@ -116,8 +116,8 @@ def conclude(start: Start, result: Result, failure: errors.UserError | None, mem
     if start.is_chief:
         failure = results.write(start.run_dir, result, failure, start.evaluations.results())
         if not failure or isinstance(failure, errors.SaveError):
-            is_importable = start.run_json["config"]["workload"] is not None
-            say(*report.closing_lines(result, start.last_step, is_importable, start.evaluations.last.get(TEST)))
+            path = start.run_json["config"]["workload"]
+            say(*report.closing_lines(result, start.last_step, path, start.evaluations.last.get(TEST)))
     if failure:
         raise failure
     known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value

@@ -4,6 +4,7 @@ best.json holds the best evaluation and the last one, so that a run that was kil
 --keep_best the best checkpoint's files stand in the folder best, which no rotation touches.
 """
 
+import errno
 import os
 import pathlib
 import shutil
@@ -21,6 +22,7 @@ def path(run_dir: directory.RunDirectory) -> str:
       RunError: none was kept.
     """
     step = run_dir.read(directory.BEST).get("best", {}).get("step")
+    checkpoint.check_files(run_dir.path / _FOLDER)
     kept = run_dir.path / _FOLDER / f"{checkpoint.PREFIX}-{step}"
     if not os.path.exists(f"{kept}.index"):
         raise errors.RunError(
@@ -85,6 +87,8 @@ class Best:
 
 def _copy(path: pathlib.Path, folder: pathlib.Path) -> None:
     """Gives a checkpoint's files a second name in the folder, or copies them if the file system has no links."""
+    if folder.is_symlink():  # what is removed here would be another folder's
+        raise OSError(errno.ELOOP, f"{folder} is a symbolic link")
     folder.mkdir(exist_ok=True)
     checkpoint.remove(folder / path.name)  # of an earlier start of the run
     for file in reversed(checkpoint.files_of(path)):

@@ -1,5 +1,6 @@
 """Checkpoints in TensorFlow's own format: finding, saving, comparing and restoring them."""
 
+import math
 import os
 import pathlib
 import re
@@ -9,19 +10,21 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.run_dir import files
 
 v1 = tf.compat.v1
 PREFIX = "model.ckpt"
 STATE = "checkpoint"  # the file in which TensorFlow lists them
-FILE = re.compile(rf"({re.escape(PREFIX)}-\d+)\.(index|data-\d{{5}}-of-\d{{5}})")
+FILE = re.compile(rf"({re.escape(PREFIX)}-[0-9]{{1,18}})\.(index|data-[0-9]{{5}}-of-[0-9]{{5}})")
 
 
 def latest(train_dir: pathlib.Path) -> str | None:
     """The path of the newest checkpoint whose files are there; None where none was saved.
 
     Raises:
-      RunError: checkpoints were saved, but none is there any more.
+      RunError: checkpoints were saved, but none is there any more; or something that is no file is at the place of one.
     """
+    check_files(train_dir)
     there = existing(train_dir) or existing(train_dir)  # its trainer may replace the only one during the first look
     if not there and (train_dir / STATE).exists():
         raise errors.RunError(
@@ -42,6 +45,14 @@ def existing(train_dir: pathlib.Path) -> list[str]:
         return []
     names = [file[1] for file in files if file and file[2] == "index"]
     return [str(train_dir / name) for name in sorted(names, key=step_of)]
+
+
+def check_files(folder: pathlib.Path) -> None:
+    """Raises RunError for a FIFO, a directory or a device at the place of a checkpoint's file or of TensorFlow's list,
+    for the end of which TensorFlow might wait for ever."""
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        if name == STATE or FILE.fullmatch(name):
+            files.refuse_others(folder / name)
 
 
 def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
@@ -90,7 +101,7 @@ def step_of(path: str) -> int:
       RunError: the name carries no step.
     """
     step = path.rpartition("-")[2]
-    if not step.isdigit():
+    if not (step.isascii() and step.isdigit()):
         raise errors.RunError(f"checkpoint {path}: its name must end in -STEP, as in {PREFIX}-1000.")
     return int(step)
 
@@ -175,6 +186,21 @@ def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
     return found
 
 
+def oversized(path: str, reader) -> str | None:
+    """Says which tensor cannot be in a checkpoint's files, going by its size; None if there is none.
+
+    TensorFlow makes room for a tensor before it looks whether its values are there.
+    """
+    there = sum(file.stat().st_size for file in files_of(path))
+    dtypes = reader.get_variable_to_dtype_map()
+    for name, shape in reader.get_variable_to_shape_map().items():
+        is_number = dtypes[name].is_floating or dtypes[name].is_integer or dtypes[name].is_complex
+        size = math.prod(shape) * (dtypes[name].size if is_number else 1)
+        if size > there:
+            return f"{name} is said to take {size} bytes, and its files have {there}"
+    return None
+
+
 def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
     """Restores a saver's variables.
 
@@ -182,9 +208,11 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
       RunError: the checkpoint's files are damaged, or do not hold these variables.
     """
     try:
+        if why := oversized(path, tf.train.load_checkpoint(path)):
+            raise ValueError(why)
         # As saver.restore, without the page of explanations that it puts around errors.
         session.run(saver.saver_def.restore_op_name, {saver.saver_def.filename_tensor_name: path})
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, ValueError, OSError) as error:
         raise errors.RunError(
             f"checkpoint {path} cannot be restored: {reason(error)}. Put its files back as they were, or move them "
             "away so that the one before is used."

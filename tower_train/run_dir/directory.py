@@ -2,8 +2,6 @@
 
 import contextlib
 import fcntl
-import json
-import math
 import os
 import pathlib
 import stat
@@ -11,8 +9,11 @@ import time
 from collections.abc import Iterator
 
 from tower_train import errors
+from tower_train.run_dir import files, json_files
+from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 
-RUN, METRICS, RESULT, BEST, LOCK = "run.json", "metrics.jsonl", "result.json", "best.json", ".lock"
+LOCK = ".lock"
+_MOST_METRICS_BYTES = 1 << 30
 _LOCK_TRIES, _LOCK_PAUSE_SECS = 5, 0.05
 
 
@@ -32,12 +33,13 @@ class RunDirectory:
           RunError: the directory cannot be made, written to or read by TensorFlow, or another process trains in it.
         """
         _check_path(self.path)
+        self.check_files()
         try:
             self._take_lock()
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        except OSError as error:
             raise errors.RunError(
-                f"--train_dir={_shown(self.path)} cannot be written to ({getattr(error, 'strerror', None) or error}). "
-                "Give a directory that can."
+                f"--train_dir={files.shown(self.path)} cannot be written to ({error.strerror}). Give a directory that "
+                "can."
             ) from None
         try:
             yield
@@ -60,27 +62,33 @@ class RunDirectory:
         if self._run_json and not (self.path / RUN).exists():
             self._replace(RUN, self._run_json)
 
+    def check_files(self) -> None:
+        """Raises RunError for a FIFO, a directory or a device at the place of one of these files."""
+        for name in (RUN, METRICS, RESULT, BEST, LOCK, _update_lock(RESULT)):
+            files.refuse_others(self.path / name)
+
     def warnings(self) -> list[str]:
         """A line if other users may change the files that a run trusts: its checkpoints and run.json."""
         status = os.stat(self.path)
         if status.st_mode & stat.S_IWOTH:
-            return [f"*** --train_dir={_shown(self.path)} can be written to by every user of this machine."]
+            return [f"*** --train_dir={files.shown(self.path)} can be written to by every user of this machine."]
         if status.st_uid not in (os.getuid(), 0):
-            return [f"*** --train_dir={_shown(self.path)} belongs to another user (number {status.st_uid})."]
+            return [f"*** --train_dir={files.shown(self.path)} belongs to another user (number {status.st_uid})."]
         return []
 
     def _take_lock(self) -> None:
         """Raises OSError if the lock's file cannot be opened, RunError if the lock is taken."""
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = open(self.path / LOCK, "a+")
+        lock = files.open_regular(self.path / LOCK, "a+b")
         try:
             _lock_exclusively(lock)
         except BlockingIOError:
             lock.seek(0)
-            holder = lock.read().strip() or "unknown"
+            number = lock.read(20).strip()
+            holder = number.decode() if number.isdigit() else "unknown"
             lock.close()
             raise errors.RunError(
-                f"--train_dir={_shown(self.path)} is in use by another trainer (process {holder}). "
+                f"--train_dir={files.shown(self.path)} is in use by another trainer (process {holder}). "
                 "Wait for it, stop it, or give another directory."
             ) from None
         except OSError:
@@ -88,33 +96,24 @@ class RunDirectory:
             raise
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only nobody is named
             lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+            lock.write(str(os.getpid()).encode())
         self._lock = lock
 
     def read(self, name: str) -> dict:
         """A JSON file's content; empty if there is no such file.
 
         Raises:
-          RunError: the file is not JSON.
+          RunError: the file is not JSON, or a field of it has a value that it cannot have.
         """
-        try:
-            content = json.loads((self.path / name).read_text())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, RecursionError) as error:
-            raise errors.RunError(f"{self.path / name} cannot be read ({error}). Move it away or mend it.") from None
-        if not isinstance(content, dict):
-            raise errors.RunError(f"{self.path / name} holds no JSON object. Move it away or mend it.")
-        return content
+        return json_files.read(self.path / name)
 
     def write(self, name: str, content: dict) -> None:
         """Replaces a JSON file.
 
         Raises:
-          RunError: it cannot be written; it stays as it was.
+          RunError: it cannot be written, or a field cannot have its value; the file stays as it was.
         """
-        text = json.dumps(content, indent=2) + "\n"
+        text = json_files.encoded(self.path / name, content)
         with _errors_named(self.path / name):
             self._replace(name, text)
         if name == RUN:
@@ -126,14 +125,14 @@ class RunDirectory:
         Raises:
           RunError: as `read` and `write`.
         """
-        with _errors_named(self.path / name), open(self.path / f".{name}.lock", "w") as lock:
+        with _errors_named(self.path / name), files.open_regular(self.path / _update_lock(name), "a+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(name, self.read(name) | content)
 
     def is_locked(self) -> bool:
         """Whether a trainer is at work here."""
         try:
-            with contextlib.suppress(FileNotFoundError), open(self.path / LOCK) as lock:
+            with contextlib.suppress(FileNotFoundError), files.open_regular(self.path / LOCK, "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -147,18 +146,20 @@ class RunDirectory:
         """
         with _errors_named(self.path / METRICS):
             try:
-                text = (self.path / METRICS).read_bytes().decode(errors="replace")
+                content = files.read(self.path / METRICS, _MOST_METRICS_BYTES)
             except FileNotFoundError:
                 return
-            kept = "".join(line + "\n" for line in text.splitlines() if _step_of(line) <= last_step)
-            if kept != text:
+            steps = ((line, json_files.step_of(line)) for line in content.split(b"\n"))
+            kept = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
+            if kept != content:
                 self._replace(METRICS, kept)
 
-    def _replace(self, name: str, text: str) -> None:
+    def _replace(self, name: str, content: bytes) -> None:
         temporary = self.path / f".{name}.{os.getpid()}"
         try:
-            with open(temporary, "w") as file:
-                file.write(text)
+            temporary.unlink(missing_ok=True)  # of a process that had the same number
+            with files.open_regular(temporary, "xb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.path / name)
@@ -172,14 +173,18 @@ def _check_path(path: pathlib.Path) -> None:
     """Raises RunError for a path that TensorFlow cannot read checkpoints from."""
     if set("*?[\\") & set(str(path)):
         raise errors.RunError(
-            f"--train_dir={_shown(path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern. Give a "
-            "directory without them."
+            f"--train_dir={files.shown(path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern. "
+            "Give a directory without them."
+        )
+    if "\0" in str(path):
+        raise errors.RunError(
+            f"--train_dir={files.shown(path)} cannot be written to (no path holds a zero byte). Mend it."
         )
     try:
         str(path).encode()
     except UnicodeEncodeError:
         raise errors.RunError(
-            f"--train_dir={_shown(path)}: TensorFlow takes paths in UTF-8 only. Give a directory of such a name."
+            f"--train_dir={files.shown(path)}: TensorFlow takes paths in UTF-8 only. Give a directory of such a name."
         ) from None
 
 
@@ -199,20 +204,10 @@ def _errors_named(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise errors.RunError(
-            f"{_shown(path)} cannot be written ({error.strerror}). Make room, or give another directory."
+            f"{files.shown(path)} cannot be written ({error.strerror}). Make room, or give another directory."
         ) from None
 
 
-def _shown(path: pathlib.Path) -> str:
-    """A path in one printable line, whatever bytes it holds."""
-    text = str(path)
-    return text if text.isprintable() else ascii(text)
-
-
-def _step_of(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinite if the line has none."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return math.inf
-    return step if isinstance(step, int) else math.inf
+def _update_lock(name: str) -> str:
+    """The file that writers of the same JSON file lock while they update it."""
+    return f".{name}.lock"

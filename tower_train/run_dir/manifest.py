@@ -15,7 +15,9 @@ import tensorflow as tf
 
 from tower_train import __version__, errors
 from tower_train.config import Config, is_remote
+from tower_train.console import one_line
 from tower_train.options import Options
+from tower_train.run_dir import directory
 from tower_train.workload import Examples, Workload
 
 
@@ -88,6 +90,15 @@ def _absolute(path: str | None) -> str | None:
     return path if not path or is_remote(path) else os.path.abspath(os.path.expanduser(path))
 
 
+def check_dataset(path: pathlib.Path, before: dict, workload: Workload) -> None:
+    """Raises RunError if the workload of a run.json, which is empty if there is none, has no such data set."""
+    if before.get("dataset", "auto") not in ("auto", *workload.datasets):
+        raise errors.RunError(
+            f"{path / directory.RUN} names the data set {before['dataset']!r}; workload {workload.name} knows "
+            f"{', '.join(workload.datasets)}. Give another --train_dir or mend that file."
+        )
+
+
 def check_resume(
     path: pathlib.Path, before: dict, now: dict, override: bool, workload_options: Options | None = None
 ) -> list[str]:
@@ -108,7 +119,7 @@ def check_resume(
             f"--train_dir={path} holds another run: {'; '.join(refused)}. "
             "Give another directory, the same options, or --override to go on all the same."
         )
-    return [f"Changed since the last start: {difference}." for difference in refused + noted]
+    return [one_line(f"Changed since the last start: {difference}.") for difference in refused + noted]
 
 
 def _compared(before: dict, now: dict, workload_options: Options | None):

@@ -9,7 +9,7 @@ import pathlib
 import tensorflow as tf
 
 from tower_train import console
-from tower_train.run_dir import checkpoint
+from tower_train.run_dir import checkpoint, files, schema
 
 
 class RecordWriter:
@@ -61,12 +61,17 @@ class MetricsFile(RecordWriter):
         self._path = path
 
     def append(self, record: dict) -> None:
-        """Adds one line."""
+        """Adds one line.
+
+        Raises:
+          Mismatch: of a record that has no step, or whose values are no numbers.
+        """
+        schema.METRICS.check(record)
         super().append(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def _write(self, records) -> None:
         text = b"".join(records)
-        with open(self._path, "ab", buffering=0) as file:
+        with files.open_regular(self._path, "a+b") as file:
             size = file.tell()
             try:
                 if file.write(text) < len(text):

@@ -3,6 +3,7 @@
 Call these functions under the train_dir's lock only: a file that looks left over may be another trainer's.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -14,7 +15,7 @@ from tower_train.run_dir import checkpoint, directory
 
 # Files of an interrupted write: of TensorFlow's checkpoint and its list, of our JSON files and of batches.
 _TEMPORARY = re.compile(
-    rf"{checkpoint.FILE.pattern}\.tempstate\d+"
+    rf"{checkpoint.FILE.pattern}\.tempstate[0-9]+"
     rf"|{checkpoint.STATE}\.tmp[0-9a-f]{{32}}"
     rf"|\.({'|'.join(map(re.escape, (directory.RUN, directory.RESULT, directory.METRICS, directory.BEST)))})\.\d+"
     r"|\.bad_batch-\d+\.\d+"
@@ -59,6 +60,8 @@ def damage(path: str) -> str | None:
     """
     try:
         reader = tf.train.load_checkpoint(path)
+        if why := checkpoint.oversized(path, reader):
+            return why
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except Exception as error:  # the reader raises what its C++ makes of damage: OpError, IndexError, MemoryError ...
@@ -89,4 +92,5 @@ def remove_leftovers(train_dir: pathlib.Path) -> None:
         file = checkpoint.FILE.fullmatch(name)
         is_orphan = file and file[1] not in listed and not (train_dir / f"{file[1]}.index").exists()
         if is_orphan or _TEMPORARY.fullmatch(name):
-            os.remove(train_dir / name)
+            with contextlib.suppress(IsADirectoryError):  # none of ours
+                os.remove(train_dir / name)

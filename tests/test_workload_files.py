@@ -1,0 +1,238 @@
+"""A run is data, also one from a stranger: nothing that lies in one is imported, however it is named."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import jobs
+import pytest
+import toy_workload
+
+from tower_train import EvaluateOptions, __main__, errors, evaluate, evaluate_run, workload_files
+from tower_train.config import RunOptions
+from tower_train.inference import serving
+
+EVIL = "import pathlib\npathlib.Path({marker!r}).write_text('executed')\nfrom toy_workload import WORKLOAD\n"
+
+
+@pytest.fixture
+def run(toy_run, tmp_path, monkeypatch):
+    """A copy of a run whose run.json names the workload `evil`. After the test Python knows nothing of it any more."""
+    shutil.copytree(toy_run, tmp_path / "run")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    name(tmp_path / "run", "evil")
+    yield tmp_path / "run"
+    for module in [module for module in sys.modules if module.partition(".")[0] in ("evil", "helper", "run")]:
+        del sys.modules[module]
+
+
+def name(run, workload):
+    run_json = jobs.read_json(run, "run.json")
+    run_json["config"]["workload"] = workload
+    (run / "run.json").write_text(json.dumps(run_json))
+
+
+def put(path, marker):
+    """Writes a module that leaves a marker when it is executed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(EVIL.format(marker=str(marker)))
+
+
+def one_evaluation(run, **options):
+    return list(evaluate_run(EvaluateOptions(train_dir=str(run), **options)))
+
+
+def module_in_run(run, marker, chdir):
+    put(run / "evil.py", marker)
+    chdir(run)
+    return "."
+
+
+def package_in_run(run, marker, chdir):
+    put(run / "evil" / "__init__.py", marker)
+    put(run / "evil" / "deeper.py", marker)
+    name(run, "evil.deeper")
+    chdir(run)
+    return str(run)
+
+
+def package_without_init(run, marker, chdir):
+    put(run / "evil" / "deeper.py", marker)
+    name(run, "evil.deeper")
+    chdir(run)
+    return "."
+
+
+def link_in_run(run, marker, chdir):
+    put(run.parent / "elsewhere" / "evil.py", marker)
+    (run / "evil.py").symlink_to(run.parent / "elsewhere" / "evil.py")
+    chdir(run)
+    return "../run"
+
+
+def link_to_run(run, marker, chdir):
+    put(run / "evil.py", marker)
+    (run.parent / "link").symlink_to(run)
+    sys.path.insert(0, str(run.parent / "link"))
+    return str(run)
+
+
+def link_to_module(run, marker, chdir):
+    put(run / "evil.py", marker)
+    (run.parent / "evil.py").symlink_to(run / "evil.py")
+    chdir(run.parent)
+    return "run"
+
+
+def folder_of_run_in_path(run, marker, chdir):
+    put(run / "best" / "evil.py", marker)
+    sys.path.insert(0, str(run / "best"))
+    return str(run)
+
+
+def below_the_run(run, marker, chdir):
+    put(run / "best" / "evil.py", marker)
+    chdir(run / "best")
+    return ".."
+
+
+def run_as_a_package(run, marker, chdir):
+    put(run / "evil.py", marker)
+    name(run, "run.evil")
+    chdir(run.parent)
+    return "run"
+
+
+def another_run(run, marker, chdir):
+    shutil.copytree(run, run.parent / "other")
+    put(run.parent / "other" / "evil.py", marker)
+    chdir(run.parent / "other")
+    return "../run"
+
+
+WAYS = [module_in_run, package_in_run, package_without_init, link_in_run, link_to_run, link_to_module,
+        folder_of_run_in_path, below_the_run, run_as_a_package, another_run]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_nothing_in_a_run_is_executed(way, is_given, run, tmp_path, monkeypatch):
+    train_dir = way(run, tmp_path / "marker", monkeypatch.chdir)
+    path = jobs.read_json(run, "run.json")["config"]["workload"]
+    with pytest.raises(errors.UserError) as refusal:
+        one_evaluation(train_dir, workload=path if is_given else None)
+    assert not (tmp_path / "marker").exists()
+    assert str(refusal.value).isprintable()
+    if way in (link_to_run, folder_of_run_in_path):  # out of the search path, where nobody else has such a module
+        assert "there is no module 'evil' to import" in str(refusal.value)
+    else:
+        assert isinstance(refusal.value, errors.RunError)
+        assert f"--workload={path} is " in str(refusal.value) and "which lies in the run" in str(refusal.value)
+
+
+def test_prediction_and_export_execute_nothing_either(run, tmp_path, monkeypatch):
+    train_dir = module_in_run(run, tmp_path / "marker", monkeypatch.chdir)
+    for function in (serving.open_run, functools.partial(serving.export, folder=tmp_path / "export")):
+        with pytest.raises(errors.RunError, match="which lies in the run"):
+            function(RunOptions(train_dir=train_dir))
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_module_that_only_the_run_has_is_not_imported_by_a_workload_either(run, tmp_path, monkeypatch):
+    put(run / "helper.py", tmp_path / "marker")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "evil.py").write_text("import helper\n")
+    monkeypatch.chdir(run)
+    sys.path[:0] = [str(run), str(tmp_path / "mine")]
+    with pytest.raises(ModuleNotFoundError, match="helper"):
+        one_evaluation(".")
+    assert not (tmp_path / "marker").exists()
+
+
+def test_training_does_not_import_what_a_run_names(run, cifar10_dir, tmp_path, monkeypatch, command):
+    put(tmp_path / "evil.py", tmp_path / "marker")
+    monkeypatch.chdir(tmp_path)
+    assert jobs.train_toy("run", max_steps=41).step == 41
+    name(run, "evil")
+    status, _, stderr = command(__main__, "--train_dir=run", f"--data_dir={cifar10_dir}")
+    assert status == 2 and "another run: workload was toy, now cifar10" in stderr
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("run_has_begun", [False, True])
+def test_training_imports_nothing_from_its_train_dir(run_has_begun, run, tmp_path, monkeypatch, command):
+    put(run / "evil.py", tmp_path / "marker")
+    if not run_has_begun:
+        (run / "run.json").unlink()
+    monkeypatch.chdir(run)
+    status, stdout, stderr = command(__main__, "--train_dir=.", "--workload=evil")
+    assert (status, stdout) == (2, "")
+    assert stderr.startswith(f"tower_train: error: --workload=evil is {run}/evil.py, which lies in the run {run}. ")
+    assert stderr.count("\n") == 1 and not (tmp_path / "marker").exists()
+
+
+def test_the_users_module_is_announced_before_it_is_executed(run, tmp_path, monkeypatch, command):
+    (tmp_path / "evil.py").write_text(
+        "import sys\nprint('executed', file=sys.stderr)\nfrom toy_workload import WORKLOAD\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    status, stdout, stderr = command(evaluate, "--train_dir=run")
+    assert status == 0 and stdout.startswith("step 40: 50 examples of toy test")
+    announced, executed = stderr.splitlines()
+    assert (
+        announced
+        == f"tower_train: imports {tmp_path}/evil.py, the workload evil of this run, as no --workload says otherwise."
+    )  # noqa: E501
+    assert executed == "executed"
+
+
+def test_a_module_that_the_user_named_is_not_announced(run, tmp_path, monkeypatch, command):
+    shutil.copy(toy_workload.__file__, tmp_path / "evil.py")
+    monkeypatch.chdir(tmp_path)
+    status, _, stderr = command(evaluate, "--train_dir=run", "--workload=evil")
+    assert (status, stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["antigravity", "lib2to3.pgen2.driver", "this:d", "sys"])
+def test_a_run_does_not_choose_among_pythons_own_modules(module, run):
+    name(run, module)
+    before = set(sys.modules)
+    with pytest.raises(errors.ConfigError):
+        one_evaluation(run)
+    assert not {"antigravity", "lib2to3", "this"} & (set(sys.modules) - before)
+
+
+def test_finding_a_module_imports_no_package_around_it(tmp_path, monkeypatch):
+    put(tmp_path / "around" / "__init__.py", tmp_path / "marker")
+    put(tmp_path / "around" / "plain" / "inner.py", tmp_path / "marker")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert workload_files.find("around.plain.inner") == [
+        str(tmp_path / "around" / "__init__.py"), None, str(tmp_path / "around" / "plain" / "inner.py")
+    ]  # fmt: skip
+    assert not (tmp_path / "marker").exists() and "around" not in sys.modules
+    with pytest.raises(ModuleNotFoundError) as error:
+        workload_files.find("around.none.inner")
+    assert error.value.name == "around.none"
+
+
+def test_what_is_installed_lies_in_no_run_that_was_put_around_it():
+    for module in ("json", "absl.flags", "cifar10", "tower_train.workloads.template"):
+        assert workload_files.run_of(workload_files.find(module)[-1], "/") is None
+    assert workload_files.run_of("/anything/else.py", "/") == "/"
+
+
+@pytest.mark.parametrize("place", [".", "best"])
+def test_a_command_in_a_run_imports_no_module_by_a_name_of_pythons(place, run, tmp_path):
+    """`python -m` puts the current directory first; `plan` imports these, and needs no TensorFlow."""
+    for module in ("absl", "dataclasses", "difflib", "textwrap", "tempfile"):
+        put(run / place / f"{module}.py", tmp_path / "marker")
+    words = [sys.executable, "-m", "tower_train.plan"]
+    done = subprocess.run(
+        words, cwd=run / place, env=jobs.environment(), capture_output=True, text=True, timeout=jobs.WAIT_SECS
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "marker").exists()
+    assert os.listdir(run / place)

@@ -1,0 +1,68 @@
+"""JSON files of a run, by their schemas."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator
+
+from tower_train import errors
+from tower_train.run_dir import files, schema
+
+RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
+_SCHEMAS = {RUN: schema.RUN, RESULT: schema.RESULT, BEST: schema.BEST}
+_MOST_BYTES = {RUN: 1 << 24, BEST: 1 << 24, RESULT: 1 << 30}  # results of old runs may hold very large matrices
+
+
+def read(path: pathlib.Path) -> dict:
+    """A JSON file's content; empty if there is no such file.
+
+    Raises:
+      RunError: the file is not JSON, or a field of it has a value that it cannot have.
+    """
+    shown = files.shown(path)
+    try:
+        content = json.loads(files.read(path, _MOST_BYTES.get(path.name, 1 << 24)).decode())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise errors.RunError(f"{shown} cannot be read ({reason}). Move it away or mend it.") from None
+    if not isinstance(content, dict):
+        raise errors.RunError(f"{shown} holds no JSON object. Move it away or mend it.")
+    with _mismatch_named(f"{shown} cannot be used", "Move it away or mend it."):
+        _check(path, content)
+    return content
+
+
+def encoded(path: pathlib.Path, content: dict) -> bytes:
+    """The bytes of a JSON file.
+
+    Raises:
+      RunError: a field cannot have its value.
+    """
+    with _mismatch_named(f"{files.shown(path)} cannot be written", "Mend the workload."):
+        _check(path, content)
+    return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def step_of(line: bytes) -> int | None:
+    """The step of a line of metrics.jsonl; None if it is no such line."""
+    try:
+        record = json.loads(line.decode())
+        schema.METRICS.check(record)
+    except (ValueError, RecursionError):
+        return None
+    return record["step"]
+
+
+@contextlib.contextmanager
+def _mismatch_named(what: str, advice: str) -> Iterator[None]:
+    try:
+        yield
+    except schema.Mismatch as error:
+        raise errors.RunError(f"{what}: {error}. {advice}") from None
+
+
+def _check(path: pathlib.Path, content: dict) -> None:
+    if path.name in _SCHEMAS:
+        _SCHEMAS[path.name].check(content)
