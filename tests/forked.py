@@ -39,7 +39,7 @@ class Process:
           cwd: its directory; this process's if None.
         """
         _start_server()
-        what = (module, words, dict(environment), stdout, stderr, cwd or os.getcwd())
+        what = (module, words, dict(environment), stdout, stderr, str(cwd or os.getcwd()))
         self._process = _context.Process(target=_run, args=what, daemon=True)
         self._process.start()
         self.pid, self.send_signal, self.kill = self._process.pid, self._send, self._process.kill

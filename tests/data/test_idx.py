@@ -2,9 +2,8 @@
 
 import gzip
 import struct
-import subprocess
-import sys
 
+import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -83,9 +82,7 @@ def test_memory_is_taken_for_what_a_packed_file_holds_and_not_for_what_it_claims
         "try:\n    idx.read(sys.argv[1])\nexcept errors.DataError as error:\n    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "big.gz"], capture_output=True, text=True, check=True
-    )
+    done = jobs.command("-c", script, str(tmp_path / "big.gz"))
     message, kilobytes = done.stdout.splitlines()
     assert "1048576 of 1073741824 bytes follow" in message
     assert int(kilobytes) < 100_000

@@ -148,23 +148,29 @@ def deep(path):
     Image.fromarray(np.full([9, 9], 40_000, np.uint16)).save(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "write", "value"),
-    [
-        ("one pixel.png", lambda path: Image.fromarray(np.full([1, 1, 3], 77, np.uint8)).save(path), 77),
-        ("cmyk.jpg", cmyk, 94),  # (255 - 100)^2 / 255
-        ("16 bits.png", deep, 40_000 // 257),
-        ("grey.png", lambda path: Image.fromarray(np.full([9, 9], 50, np.uint8)).save(path), 50),
-        ("alpha.png", lambda path: Image.fromarray(np.full([9, 9, 4], 60, np.uint8)).save(path), 60),
-    ],
-)
+def flat(*shape, value):
+    return lambda path: Image.fromarray(np.full(shape, value, np.uint8)).save(path)
+
+
+UNUSUAL = {
+    "one pixel.png": (flat(1, 1, 3, value=77), 77),
+    "cmyk.jpg": (cmyk, 94),  # (255 - 100)^2 / 255
+    "16 bits.png": (deep, 40_000 // 257),
+    "grey.png": (flat(9, 9, value=50), 50),
+    "alpha.png": (flat(9, 9, 4, value=60), 60),
+}
+
+
 @pytest.mark.parametrize("channels", [1, 3])
-def test_unusual_images_are_handled(root, name, write, value, channels):
-    write(root / "test" / "cat" / name)
+def test_unusual_images_are_handled(root, channels):
+    for name, (write, _) in UNUSUAL.items():
+        write(root / "test" / "cat" / name)
     images, labels = fetch(load(root, "test", channels))
-    [index] = [i for i, n in enumerate(image_files.find(root, "test").names) if n == f"cat/{name}"]
-    assert labels[index] == 2
-    np.testing.assert_allclose(images[index].astype(int), value, atol=2)
+    names = image_files.find(root, "test").names
+    for name, (_, value) in UNUSUAL.items():
+        index = names.index(f"cat/{name}")
+        assert labels[index] == 2
+        np.testing.assert_allclose(images[index].astype(int), value, atol=2, err_msg=name)
 
 
 def truncate(path):

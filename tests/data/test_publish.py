@@ -60,12 +60,13 @@ def test_nothing_remains_of_a_failure(tmp_path, error):
 
 _SCRIPT = """
 import pathlib, runpy, sys, time
-module, folder, seconds = sys.argv[1:]
+module, folder, go = sys.argv[1:]
 
 def fill(partial):
     (partial / "first").write_text("1")
     print("filling", flush=True)
-    time.sleep(float(seconds))
+    while not pathlib.Path(go).exists():
+        time.sleep(0.01)
     (partial / "done").write_text("2")
 
 publish_folder = runpy.run_path(module)["publish_folder"]
@@ -73,14 +74,14 @@ publish_folder(pathlib.Path(folder), fill, lambda folder: (folder / "done").exis
 """
 
 
-def _start(folder, seconds):
-    """A process that makes the folder, which takes it so long; it prints a line when it begins to."""
-    command = [sys.executable, "-c", _SCRIPT, publish.__file__, str(folder), str(seconds)]
+def _start(folder):
+    """A process that prints a line when it begins to make the folder, and goes on once a file `go` lies beside it."""
+    command = [sys.executable, "-c", _SCRIPT, publish.__file__, str(folder), str(folder.parent / "go")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
-    with _start(tmp_path / "data", 60) as process:
+    with _start(tmp_path / "data") as process:
         assert process.stdout.readline() == "filling\n"
         process.kill()
     assert len(_names(tmp_path)) == 1 and not (tmp_path / "data").exists()
@@ -89,9 +90,12 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
 
 
 def test_processes_that_want_the_same_folder_take_turns(tmp_path):
-    processes = [_start(tmp_path / "data", 0.5) for _ in range(4)]
-    output, said = map("".join, zip(*(process.communicate(timeout=30) for process in processes), strict=True))
-    assert [process.returncode for process in processes] == [0] * 4
-    assert output == "filling\n" and _names(tmp_path / "data") == ["done", "first"]
+    first = _start(tmp_path / "data")
+    assert first.stdout.readline() == "filling\n"
+    others = [_start(tmp_path / "data") for _ in range(2)]
     line = f"tower_train: Another process is making {tmp_path / 'data'}; waiting for it.\n"
-    assert said in [count * line for count in (1, 2, 3)], "whoever comes after it is made need not wait"
+    assert [process.stderr.readline() for process in others] == [line] * 2
+    (tmp_path / "go").touch()
+    for process in (first, *others):
+        assert process.communicate(timeout=30) == ("", "") and process.returncode == 0
+    assert _names(tmp_path / "data") == ["done", "first"]

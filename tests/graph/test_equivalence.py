@@ -17,14 +17,14 @@ from tower_train.workload import DataRequest
 v1 = tf.compat.v1
 
 GLOBAL_BATCH = 8
-STEPS = 50
+STEPS = 20
 # Training is not smooth: where rounding tips a ReLU's input to the other side of 0, the gradient jumps. In float32 that
 # happens every few steps, and so the runs that are compared there go slowly.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 LEARNING_RATE = {"float64": 0.01, "float32": 0.001}
 MOMENTUM = 0.875  # TensorFlow rounds the momentum to float32: one that is exact in it
-RUNS = [("float64", 2), ("float64", 4), ("float64", 8), ("float32", 8)]  # each compared with one tower
-DECAY_FACTOR, EPOCHS_PER_DECAY = 0.5, 0.8  # of 200 examples: after steps 20 and 40
+RUNS = [("float64", 2), ("float64", 8), ("float32", 8)]  # each compared with one tower
+DECAY_FACTOR, EPOCHS_PER_DECAY = 0.5, 0.3  # of 200 examples: after steps 8 and 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,15 +68,11 @@ def assert_agree(found, expected, tolerance):
 
 
 @pytest.mark.parametrize(("dtype", "num_towers"), RUNS)
-def test_towers_match_one_tower_step_by_step(trained, dtype, num_towers):
+def test_towers_match_one_tower(trained, dtype, num_towers):
+    """The loss of every step; in the end weights, momentum, moving averages, global_step and examples_seen."""
     one, several = trained(dtype, 1), trained(dtype, num_towers)
     np.testing.assert_allclose(several.losses, one.losses, rtol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize(("dtype", "num_towers"), RUNS)
-def test_towers_end_with_the_variables_of_one_tower(trained, dtype, num_towers):
-    """Weights, momentum, moving averages, global_step and examples_seen."""
-    assert_agree(trained(dtype, num_towers).final, trained(dtype, 1).final, TOLERANCE[dtype])
+    assert_agree(several.final, one.final, TOLERANCE[dtype])
 
 
 def test_training_moved_every_variable(trained):
@@ -142,7 +138,7 @@ def train_plainly(initial, batches):
         session.run(v1.global_variables_initializer())
         losses = []
         for step, batch in enumerate(batches):
-            decays = step * GLOBAL_BATCH // int(EPOCHS_PER_DECAY * 200)
+            decays = step * GLOBAL_BATCH // round(EPOCHS_PER_DECAY * 200)
             # The rule of tf.train.ExponentialMovingAverage, which computes it in float32.
             warm_up = np.float32(1 + step) / np.float32(10 + step)
             feed = {images: batch[0], labels: batch[1]}

@@ -94,20 +94,12 @@ def test_each_step_is_that_of_the_formula(open_training, max_steps):
             assert found[name].tobytes() == found[f"{name}/Lookahead"].tobytes(), name
 
 
-@pytest.mark.parametrize(
-    "towers",
-    [
-        dict(num_gpus=4, sync_batch_norm=True),
-        dict(num_gpus=2, sync_batch_norm=True, variable_update="mirrored", check_mirrors_every_steps=1),
-    ],
-    ids=["4 towers", "2 mirrored"],
-)
-def test_towers_are_one(towers):
-    several = trainings.train(
-        WORKLOAD, load(), 11, batch_size=BATCH // towers["num_gpus"], max_steps=11, **OPTIONS, **towers
-    )
+def test_towers_are_one():
     one = trainings.train(WORKLOAD, load(), 11, batch_size=BATCH, max_steps=11, **OPTIONS)
-    trainings.assert_same(several, one)
+    mirrored = dict(variable_update="mirrored", check_mirrors_every_steps=1)
+    for towers, options in ((4, {}), (2, mirrored)):
+        options |= OPTIONS | dict(num_gpus=towers, batch_size=BATCH // towers, sync_batch_norm=True, max_steps=11)
+        trainings.assert_same(trainings.train(WORKLOAD, load(), 11, **options), one)
 
 
 def test_accumulated_batches_are_one():
@@ -120,16 +112,6 @@ def test_accumulated_batches_are_one():
     trainings.assert_same(two, one)
 
 
-class StopAfter(v1.train.SessionRunHook):
-    def __init__(self, steps):
-        self.left = steps
-
-    def after_run(self, run_context, run_values):
-        self.left -= 1
-        if not self.left:
-            run_context.request_stop()
-
-
 def run(train_dir, hooks=(), **options):
     return jobs.train_toy(train_dir, hooks, WORKLOAD, **(OPTIONS | dict(num_gpus=1, batch_size=BATCH) | options))
 
@@ -137,7 +119,7 @@ def run(train_dir, hooks=(), **options):
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     run(tmp_path / "whole", max_steps=11)
     for steps in (2, 3, 99):  # ends before the first update, and between two
-        run(tmp_path / "parts", [StopAfter(steps)], max_steps=11)
+        run(tmp_path / "parts", [jobs.stop_at(steps)], max_steps=11)
     whole, parts = (jobs.variables(tmp_path / name) for name in ("whole", "parts"))
     assert whole["lookahead/updates"] == 4
     jobs.assert_identical(parts, whole)

@@ -73,13 +73,9 @@ def test_a_killed_run_has_every_step_once_in_its_curves(resumed_run, last_step):
     np.testing.assert_allclose([event.value for event in losses], [logged[event.step] for event in losses], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("num_gpus", "batch_size"), [(1, 16), (4, 4)])
-def test_a_killed_run_goes_on_with_another_tower_count(
-    num_gpus, batch_size, killed_run, uninterrupted_run, last_step, tmp_path
-):
+def test_a_killed_run_goes_on_with_another_tower_count(killed_run, uninterrupted_run, last_step, tmp_path):
     shutil.copytree(killed_run, tmp_path / "run")
-    options = OPTIONS | dict(num_gpus=num_gpus, batch_size=batch_size, max_steps=last_step)
-    jobs.train_toy(tmp_path / "run", **options)
+    jobs.train_toy(tmp_path / "run", num_gpus=4, batch_size=4, max_steps=last_step, **OPTIONS)
     expected = jobs.variables(uninterrupted_run, last_step)
     jobs.assert_close(jobs.variables(tmp_path / "run", last_step), expected)
     assert [record["step"] for record in jobs.metrics(tmp_path / "run")] == list(range(5, last_step + 1, 5))

@@ -65,10 +65,11 @@ def test_looking_at_the_lock_does_not_keep_it(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_look_at_the_lock_does_not_turn_a_trainer_away(tmp_path):
+def test_a_look_at_the_lock_does_not_turn_a_trainer_away(tmp_path, monkeypatch):
+    """The look, longer than it takes, ends while the trainer pauses."""
     with open(tmp_path / directory.LOCK, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # what is_locked does, for longer than it does
-        threading.Timer(0.08, fcntl.flock, [lock, fcntl.LOCK_UN]).start()
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        monkeypatch.setattr(directory.time, "sleep", lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
         with directory.RunDirectory(tmp_path).locked():
             assert directory.RunDirectory(tmp_path).is_locked()
 
