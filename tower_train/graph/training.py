@@ -63,7 +63,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             if i % config.accumulate_steps:  # on the same device, one after the other
                 batch = _after(tower_grads[-1], batch)
             with towers.scope(i, device, variables, towers.seeded(config.seed)), step.of_tower(i) as tower:
-                _, loss = tower_loss(workload, *batch, tf.as_dtype(dtype), training=True)
+                outputs, loss = tower_loss(workload, *batch, tf.as_dtype(dtype), training=True)
+                towers.check_classes(workload, examples, outputs, workload.loss)
                 tower_grads.append(variables.gradients(i, loss))
             tower_losses.append(loss)
             tower_statistics.append(tower.statistics)

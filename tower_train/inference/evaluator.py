@@ -5,7 +5,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -24,11 +24,18 @@ _Z = statistics.NormalDist().inv_cdf(0.975)  # the two-sided 95 % quantile
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric's mean over all examples, and the bounds of its 95 % interval; None if it is no proportion."""
+    """A metric's mean over all examples.
+
+    Attributes:
+      mean: over all examples.
+      low, high: bounds of its 95 % interval; None if it is no proportion.
+      better: 'higher' or 'lower', which values are better; None if that is not known.
+    """
 
     mean: float
     low: float | None = None
     high: float | None = None
+    better: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,19 +82,56 @@ class Evaluator:
     """Evaluates checkpoints of one run, with one graph and one session for all of them.
 
     The result does not depend on tower_batch. With a moving_average_decay of 0 the weights themselves are evaluated.
+
+    Attributes:
+      examples: as given.
     """
 
     def __init__(
         self, workload: Workload, examples: Examples, tower_batch: int, dtype: str, moving_average_decay: float,
         placed: devices.Devices,
     ):  # fmt: skip
-        self._examples, self._several_views = examples, workload.views is not None
+        self._workload, self.examples = workload, examples
         self._weights = "moving averages" if moving_average_decay else "raw weights"
         self._built = evaluation_graph(workload, examples, tower_batch, dtype, moving_average_decay, placed)
         with self._built.graph.as_default():
             self._saver = v1.train.Saver(self._built.restored)
             self._prepare = [v1.local_variables_initializer(), v1.tables_initializer(), self._built.stream_initializer]
-        self._session = v1.Session(graph=self._built.graph, config=placed.session_config)
+            self._initial = [variable.initializer for variable in v1.global_variables()]
+        self._config = placed.session_config
+        self._session = v1.Session(graph=self._built.graph, config=self._config)
+
+    @property
+    def first_metric(self) -> tuple[str, str | None]:
+        """The name of the metric that decides, and which of its values are better; None if that is not known."""
+        name = next(iter(self._built.metrics))
+        return name, self._workload.which_is_better(name)
+
+    def try_out(self, trained: Sequence[tf.Variable]) -> None:
+        """Does what an evaluation does, for one batch and with the network's initial values: what fails there would
+        fail after the training.
+
+        Args:
+          trained: the variables of the training, which an evaluation finds in its checkpoints.
+
+        Raises:
+          DataError: the examples cannot be read, or there are none.
+          GraphError: the network or the metrics fail on them, or the network has other variables than in training.
+        """
+        shapes = {variable.op.name: variable.shape for variable in trained}
+        for name, variable in self._built.restored.items():
+            if shapes.get(name) != variable.shape:
+                raise errors.GraphError(
+                    f"workload {self._workload.name}: its network has the variable {name} {variable.shape} for "
+                    f"{self.examples.name}, and {shapes.get(name, 'none of that name')} in training. Let `inference` "
+                    "create the same variables for all examples, and also without training."
+                )
+        if self.examples.labels is not None:
+            self.examples.check_labels(self.examples.labels)
+        # A session of its own, whose end ends the stream too.
+        with v1.Session(graph=self._built.graph, config=self._config) as session:
+            session.run(self._initial)
+            self._count(session, 1)
 
     def evaluate(self, path: str) -> Evaluation:
         """Restores a checkpoint and counts every example once.
@@ -98,54 +142,62 @@ class Evaluator:
         """
         start = time.perf_counter()
         checkpoint.restore(self._saver, self._session, path)
-        sums, count, confusion = self._count()
-        if count != self._examples.num_examples:
+        # A dataset in an order of its own may hold fewer examples than it should, or more.
+        sums, count, confusion = self._count(self._session, self._built.num_steps + bool(self.examples.elements))
+        if count != self.examples.num_examples:
             raise errors.DataError(
-                f"{self._examples.name}: gave {count} examples or more, where there should be "
-                f"{self._examples.num_examples}. Mend num_examples= or the dataset."
+                f"{self.examples.name}: gave {count} examples or more, where there should be "
+                f"{self.examples.num_examples}. Mend num_examples= or the dataset."
             )
         return Evaluation(
             step=checkpoint.step_of(path),
-            data=self._examples.name,
+            data=self.examples.name,
             num_examples=count,
             weights=self._weights,
-            metrics={name: _metric(*moments, count) for name, moments in sums.items()},
+            metrics={
+                name: _metric(*moments, count, self._workload.which_is_better(name)) for name, moments in sums.items()
+            },
             confusion=None if confusion is None else confusion.tolist(),
-            class_names=self._examples.class_names,
+            class_names=self.examples.class_names,
             seconds=time.perf_counter() - start,
-            several_views=self._several_views,
+            several_views=self._workload.views is not None,
         )
 
-    def _count(self) -> tuple[dict, int, np.ndarray | None]:
-        """{metric: (sum, whether only zeros and ones)}, the number of examples, the confusion matrix."""
-        built, classes = self._built, len(self._examples.class_names)
+    def _count(self, session: v1.Session, most_steps: int) -> tuple[dict, int, np.ndarray | None]:
+        """{metric: (sum, whether only zeros and ones)}, the number of examples, the confusion matrix; of all steps that
+        the examples give, or the first ones."""
+        built, classes = self._built, len(self.examples.class_names)
+        is_ranked = built.predictions is not None
         fetches = {"metrics": built.metrics}
-        if classes:
+        if is_ranked:
             fetches |= {"labels": built.labels, "predictions": built.predictions}
-        confusion = np.zeros([classes, classes], np.int64) if classes else None
+        confusion = np.zeros([classes, classes], np.int64) if is_ranked else None
         sums, count = {name: [0.0, True] for name in built.metrics}, 0
-        self._session.run(self._prepare)
-        # A dataset in an order of its own may hold fewer examples than it should, or more.
-        for _ in range(built.num_steps + bool(self._examples.elements)):
+        session.run(self._prepare)
+        for _ in range(most_steps):
             try:
-                with input_failures.named(self._examples.name, may_end=True):
-                    values = self._session.run(fetches)
+                with input_failures.named(self.examples.name, self._workload.name, may_end=True):
+                    values = session.run(fetches)
             except tf.errors.OutOfRangeError:
                 break
             for name, per_example in values["metrics"].items():
                 sums[name][0] += float(per_example.sum(dtype=np.float64))
                 sums[name][1] &= bool(np.isin(per_example, (0, 1)).all())
-            count += len(per_example)
-            if classes:
+                size = len(per_example)
+            count += size
+            if is_ranked:
+                self.examples.check_labels(values["labels"])
                 np.add.at(confusion, (values["labels"], values["predictions"]), 1)
+        if not count:
+            raise errors.DataError(f"{self.examples.name}: its dataset gives no examples.")
         return sums, count, confusion
 
     def close(self) -> None:
         self._session.close()
 
 
-def _metric(total: float, is_proportion: bool, count: int) -> Metric:
-    return Metric(total / count, *(wilson_interval(total, count) if is_proportion else ()))
+def _metric(total: float, is_proportion: bool, count: int, better: str | None) -> Metric:
+    return Metric(total / count, *(wilson_interval(total, count) if is_proportion else (None, None)), better)
 
 
 def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[Evaluation]:
