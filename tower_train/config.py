@@ -325,7 +325,7 @@ class ExportOptions(RunOptions):
     export_dir: str | None = option(None, "directory of the SavedModel, which must be new (TRAIN_DIR/export)", RUN)
     overwrite: bool = option(False, "replace the SavedModel that is there", RUN)
     versioned: bool = option(
-        False, "write it into a new folder in that directory, numbered by the time, where TensorFlow Serving finds it", RUN
+        False, "write it into a new folder there, numbered by the time, as TensorFlow Serving expects versions", RUN
     )
 
     def check(self):

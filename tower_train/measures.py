@@ -99,7 +99,7 @@ def _differences(name: str, outputs, labels) -> tf.Tensor:
             return own - tf.cast(wanted, own.dtype)
     raise errors.GraphError(
         f"{name} takes outputs in floating point and labels of the same shape, [batch] or [batch, numbers]; got "
-        f"outputs {_described(outputs)} and labels {_described(labels)}. Let `inference` return a number for each label."
+        f"outputs {_described(outputs)} and labels {_described(labels)}. Let `inference` return one for each label."
     )
 
 

@@ -99,9 +99,9 @@ def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) 
         values = tf.convert_to_tensor(values)
         if not values.shape.is_compatible_with([batch]) or values.dtype == tf.string:
             raise errors.GraphError(
-                f"workload {workload.name}: the metric {name!r} is {values.dtype.name} {list(values.shape)} for a batch "
-                f"of {batch} examples. Let metrics return one number for each example, [{batch}], and no mean over the "
-                "batch: evaluation takes the mean over all examples."
+                f"workload {workload.name}: the metric {name!r} is {values.dtype.name} {list(values.shape)} for a batch"
+                f" of {batch} examples. Let metrics return one number for each example, [{batch}], and no mean over "
+                "the batch: evaluation takes the mean over all examples."
             )
     if unknown := [name for name in workload.better if name not in found]:
         raise errors.GraphError(

@@ -58,8 +58,7 @@ def are_of_classes(outputs: Tensors, examples: Examples) -> bool:
 
 
 def check_classes(workload: Workload, examples: Examples, outputs: Tensors, function: Callable) -> None:
-    """Checks that there is an output for each class, if `function` is a loss or metrics that take outputs for that: those
-    of the trainer.
+    """Checks that there is an output for each class, if `function` is the trainer's own loss or metrics for classes.
 
     Raises:
       GraphError: there are too few.

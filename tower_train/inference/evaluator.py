@@ -107,6 +107,11 @@ class Evaluator:
         name = next(iter(self._built.metrics))
         return name, self._workload.which_is_better(name)
 
+    @property
+    def has_confusion(self) -> bool:
+        """Whether evaluations count classes: the network gives one output for each."""
+        return self._built.predictions is not None
+
     def try_out(self, trained: Sequence[tf.Variable]) -> None:
         """Does what an evaluation does, for one batch and with the network's initial values: what fails there would
         fail after the training.
@@ -167,11 +172,10 @@ class Evaluator:
         """{metric: (sum, whether only zeros and ones)}, the number of examples, the confusion matrix; of all steps that
         the examples give, or the first ones."""
         built, classes = self._built, len(self.examples.class_names)
-        is_ranked = built.predictions is not None
         fetches = {"metrics": built.metrics}
-        if is_ranked:
+        if self.has_confusion:
             fetches |= {"labels": built.labels, "predictions": built.predictions}
-        confusion = np.zeros([classes, classes], np.int64) if is_ranked else None
+        confusion = np.zeros([classes, classes], np.int64) if self.has_confusion else None
         sums, count = {name: [0.0, True] for name in built.metrics}, 0
         session.run(self._prepare)
         for _ in range(most_steps):
@@ -185,7 +189,7 @@ class Evaluator:
                 sums[name][1] &= bool(np.isin(per_example, (0, 1)).all())
                 size = len(per_example)
             count += size
-            if is_ranked:
+            if self.has_confusion:
                 self.examples.check_labels(values["labels"])
                 np.add.at(confusion, (values["labels"], values["predictions"]), 1)
         if not count:

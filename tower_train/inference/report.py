@@ -24,8 +24,8 @@ def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[st
     compared = []
     for name, metric in on_training.metrics.items():
         above = metric.mean - evaluation.metrics[name].mean
-        mean, difference = metrics.as_text(metric.mean), metrics.as_text(abs(above))
-        compared.append(f"{name} = {mean} ({difference} {'above' if above >= 0 else 'below'})")
+        as_text = metrics.as_text if metric.low is None else "{:.3f}".format
+        compared.append(f"{name} = {as_text(metric.mean)} ({as_text(abs(above))} {'above' if above >= 0 else 'below'})")
     return [f"on {on_training.num_examples} training examples: {', '.join(compared)}"]
 
 

@@ -65,8 +65,15 @@ class Evaluations:
         if not (self._end is not None and step < last_step or every and last_step // every > step // every):
             return []
         self._open()
-        self._evaluators[TEST].try_out(trained)
-        return self.best.compare_by(*self._evaluators[TEST].first_metric)
+        evaluator = self._evaluators[TEST]
+        evaluator.try_out(trained)
+        lines = self.best.compare_by(*evaluator.first_metric)
+        if evaluator.examples.class_names and not evaluator.has_confusion:
+            lines.append(
+                f"*** {evaluator.examples.name} has {len(evaluator.examples.class_names)} classes, of which the network's "
+                "outputs are not one each: there is no confusion matrix, and an export has no probabilities."
+            )
+        return lines
 
     def begin(self, step: int, path: str | None) -> None:
         """Begins at a step, and its checkpoint, to go on from. It is pending if its evaluation was due when the run was

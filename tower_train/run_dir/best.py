@@ -61,8 +61,8 @@ class Best:
         if better is None:
             option = "keep_best" if self._keep else "stop_after_no_gain_epochs"
             raise errors.ConfigError(
-                f"--{option}: it is not known whether a higher or a lower {name!r} is better. Say so in the workload, as "
-                f"in better={{{name!r}: 'lower'}}."
+                f"--{option}: it is not known whether a higher or a lower {name!r} is better. Say so in the workload, "
+                f"as in better={{{name!r}: 'lower'}}."
             )
         before = self._state.get("metric"), self._state.get("better", HIGHER)  # once the greatest was always the best
         if not self._state or before == (name, better):
