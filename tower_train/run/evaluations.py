@@ -68,10 +68,11 @@ class Evaluations:
         evaluator = self._evaluators[TEST]
         evaluator.try_out(trained)
         lines = self.best.compare_by(*evaluator.first_metric)
-        if evaluator.examples.class_names and not evaluator.has_confusion:
+        names = evaluator.examples.class_names
+        if names and not evaluator.has_confusion:
             lines.append(
-                f"*** {evaluator.examples.name} has {len(evaluator.examples.class_names)} classes, of which the network's "
-                "outputs are not one each: there is no confusion matrix, and an export has no probabilities."
+                f"*** {evaluator.examples.name} has {len(names)} classes, and the network does not give one output for "
+                "each: there is no confusion matrix, and an export has no probabilities."
             )
         return lines
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.run_dir import checkpoint
 
-_LABEL = "Received a label value of "  # tf.nn.sparse_softmax_cross_entropy_with_logits
+# Of tf.nn.sparse_softmax_cross_entropy_with_logits, and of tf.gather as in classification_metrics.
+_LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
 
 
 @contextlib.contextmanager
@@ -37,7 +38,7 @@ def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
         is_of_tower = error.op is not None and error.op.name.startswith("tower_")
         if is_of_tower and isinstance(error, tf.errors.InvalidArgumentError):
             why = _why(error)
-            advice = " Let `inference` return one output for each class." if _LABEL in why else ""
+            advice = " Has a label no output? There must be one for each class." if _LABELS.search(why) else ""
             raise errors.GraphError(
                 f"workload {workload}: {error.op.name} fails on examples of {name}: {why}.{advice}"
             ) from error
