@@ -22,7 +22,7 @@ _HOMES = {
     "average_gradients": "tower_train.graph.gradients",
     "classification_metrics": "tower_train.measures",
     "estimator": "tower_train.estimator",
-    "evaluate_run": "tower_train.inference.evaluator",
+    "evaluate_run": "tower_train.inference.saved_evaluation",
     "keras_network": "tower_train.fronts.keras_network",
     "mean_squared_error": "tower_train.measures",
     "multi_gpu_model": "tower_train.fronts.multi_gpu_model",

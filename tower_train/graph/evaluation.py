@@ -25,6 +25,7 @@ class EvaluationGraph:
       restored: {name in the checkpoint: variable}.
       stream_initializer: starts at the first example.
       num_steps: steps that count every example once.
+      length: int64 scalar, tf.data's cardinality of examples in an order of their own; None for others.
     """
 
     graph: tf.Graph
@@ -34,6 +35,7 @@ class EvaluationGraph:
     restored: dict[str, tf.Variable]
     stream_initializer: tf.Operation
     num_steps: int
+    length: tf.Tensor | None = None
 
 
 def evaluation_graph(
@@ -80,6 +82,7 @@ def evaluation_graph(
             restored=update.variables_to_restore(moving_average_decay),
             stream_initializer=source.initializer,
             num_steps=math.ceil(examples.num_examples / (tower_batch * len(outputs))),
+            length=tf.data.experimental.cardinality(examples.elements()) if examples.elements else None,
         )
 
 

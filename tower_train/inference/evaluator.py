@@ -1,21 +1,18 @@
 """Evaluation: every example exactly once, on the weights of a checkpoint."""
 
-import contextlib
 import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.config import EvaluateOptions
 from tower_train.graph import devices
 from tower_train.graph.evaluation import evaluation_graph
-from tower_train.inference import saved_run
-from tower_train.run_dir import checkpoint, directory, events, input_failures
+from tower_train.run_dir import checkpoint, input_failures
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -135,6 +132,9 @@ class Evaluator:
             self.examples.check_labels(self.examples.labels)
         # A session of its own, whose end ends the stream too.
         with v1.Session(graph=self._built.graph, config=self._config) as session:
+            length = None if self._built.length is None else int(session.run(self._built.length))
+            if length not in (None, tf.data.UNKNOWN_CARDINALITY):
+                self._check_count(length, "")
             session.run(self._initial)
             self._count(session, 1)
 
@@ -149,11 +149,7 @@ class Evaluator:
         checkpoint.restore(self._saver, self._session, path)
         # A dataset in an order of its own may hold fewer examples than it should, or more.
         sums, count, confusion = self._count(self._session, self._built.num_steps + bool(self.examples.elements))
-        if count != self.examples.num_examples:
-            raise errors.DataError(
-                f"{self.examples.name}: gave {count} examples or more, where there should be "
-                f"{self.examples.num_examples}. Mend num_examples= or the dataset."
-            )
+        self._check_count(count, " or more")
         return Evaluation(
             step=checkpoint.step_of(path),
             data=self.examples.name,
@@ -167,6 +163,14 @@ class Evaluator:
             seconds=time.perf_counter() - start,
             several_views=self._workload.views is not None,
         )
+
+    def _check_count(self, count: int, or_more: str) -> None:
+        if count != self.examples.num_examples:
+            given = "endless examples" if count == tf.data.INFINITE_CARDINALITY else f"{count} examples{or_more}"
+            raise errors.DataError(
+                f"{self.examples.name}: gave {given}, where there should be {self.examples.num_examples}. "
+                "Mend num_examples= or the dataset."
+            )
 
     def _count(self, session: v1.Session, most_steps: int) -> tuple[dict, int, np.ndarray | None]:
         """{metric: (sum, whether only zeros and ones)}, the number of examples, the confusion matrix; of all steps that
@@ -202,65 +206,3 @@ class Evaluator:
 
 def _metric(total: float, is_proportion: bool, count: int, better: str | None) -> Metric:
     return Metric(total / count, *(wilson_interval(total, count) if is_proportion else (None, None)), better)
-
-
-def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[Evaluation]:
-    """Evaluates the newest checkpoint of a run, or with options.watch each new one until the run's trainer has ended.
-
-    Writes each evaluation to the run's result.json and event files.
-
-    Args:
-      options: which run, and how.
-      workload: the run's; None imports it by the path in options or in run.json.
-
-    Yields:
-      One Evaluation a checkpoint.
-
-    Raises:
-      RunError: no run there, no checkpoint, or one of another network.
-    """
-    run = saved_run.read(options, workload)
-    if not options.watch:
-        run.checkpoint()  # raises if there is none, before the graph is built
-    evaluator = Evaluator(
-        run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, devices.place(options)
-    )
-    with contextlib.closing(evaluator), contextlib.closing(open_curves(run.directory)) as writer:
-        if options.watch:
-            evaluations = _watched(run, evaluator, options.watch_secs)
-        else:
-            evaluations = [run.use_checkpoint(evaluator.evaluate)]
-        for evaluation in evaluations:
-            run.directory.update(directory.RESULT, {"evaluation": evaluation.as_dict()})
-            write_curves(writer, evaluation)
-            yield evaluation
-
-
-def open_curves(run_dir: directory.RunDirectory) -> events.EventWriter:
-    """The event files of a run's evaluations, whose curves TensorBoard draws beside the training curves."""
-    return events.EventWriter(run_dir.path / "eval")
-
-
-def write_curves(writer: events.EventWriter, evaluation: Evaluation, prefix: str = "") -> None:
-    """Adds a point to each metric's curve; prefix: of the curves' names."""
-    means = {prefix + name: metric.mean for name, metric in evaluation.metrics.items()}
-    events.add_scalars(writer, means, evaluation.step)
-
-
-def _watched(run: saved_run.SavedRun, evaluator: Evaluator, pause_secs: float) -> Iterator[Evaluation]:
-    """Evaluates each newest checkpoint once, until the trainer has ended."""
-    step = None
-    while True:
-        # Asked first: the next round sees a checkpoint that is saved after the look below, also if it is the last.
-        is_training = run.directory.is_locked()
-        path = checkpoint.latest(run.directory.path)
-        if path and checkpoint.step_of(path) != step:
-            evaluation = run.use_checkpoint(evaluator.evaluate)
-            step = evaluation.step
-            yield evaluation
-        elif is_training:
-            time.sleep(pause_secs)
-        else:
-            break
-    if step is None:
-        run.checkpoint()  # raises, as there is none

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train.inference import report
-from tower_train.inference.evaluator import Evaluation, Evaluator, open_curves, write_curves
+from tower_train.inference.evaluator import Evaluation, Evaluator
+from tower_train.inference.saved_evaluation import open_curves, write_curves
 from tower_train.run_dir import directory
 from tower_train.run_dir.best import Best
 from tower_train.workload import Examples
