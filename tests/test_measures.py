@@ -20,9 +20,10 @@ def evaluated(function, *arrays):
     "shapes", [([20], [20]), ([20, 1], [20]), ([20], [20, 1]), ([20, 3], [20, 3]), ([20, 2, 4],) * 2]
 )
 def test_errors_are_means_over_the_numbers_of_each_example(shapes):
-    outputs, labels = (RNG.normal(size=shape) for shape in shapes)
+    outputs, labels = (RNG.normal(size=shape).astype(np.float32) for shape in shapes)
+    outputs = outputs.astype(np.float64)
     differences = outputs.reshape(20, -1) - labels.reshape(20, -1)
-    found = evaluated(measures.regression_metrics, outputs, labels.astype(np.float32))
+    found = evaluated(measures.regression_metrics, outputs, labels)
     np.testing.assert_allclose(found["absolute error"], np.abs(differences).mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(found["squared error"], np.square(differences).mean(axis=1), rtol=1e-6)
     found = evaluated(measures.mean_squared_error, outputs, labels)

@@ -15,8 +15,8 @@ from tower_train.data import tf_data
 from tower_train.inference import evaluator
 from tower_train.run_dir import directory
 
-v1 = tf.compat.v1
 TOY = toy_workload.WORKLOAD
+ONES = np.ones([9, 4], np.float32)
 
 
 def changed(**test):
@@ -59,19 +59,13 @@ def no_test(request):
 
 
 def empty_test(request):
-    elements = tf.data.Dataset.from_tensor_slices(element_workloads.arrays(request.split))
-    take = 0 if request.split == "test" else -1
-    # TensorFlow cannot know how many pass the filter.
-    return tf_data.examples("rows", lambda: elements.repeat().take(take).filter(lambda *_: True), 96)
+    """TensorFlow cannot know how many examples pass the filter."""
+    make = element_workloads.ending if request.split == "test" else element_workloads.in_order
+    return tf_data.examples("rows", lambda: make(request).filter(lambda *_: request.split == "train"), 96)
 
 
 def other_in_evaluation(features, training):
     return toy_workload.layer("trained" if training else "evaluated", features, 3)
-
-
-def wide_in_evaluation(features, training):
-    with v1.variable_scope("grown" if training else "", reuse=v1.AUTO_REUSE):
-        return toy_workload.layer("x", features, 3)
 
 
 CASES = {
@@ -102,7 +96,7 @@ CASES = {
     ),
     "too few outputs for labels that come later": (
         unnamed(network(2)),
-        r"^workload toy: tower_\d/.* fails on examples of toy train: .*label value of 2 .*range of \[0, 2\). Has a l",
+        r"^workload toy: tower_\d/.* fails on examples of toy test: .* = 2 is not in \[0, 2\). Has a label no output",
     ),
     "a test label too many": (
         changed(**test_labels(np.arange(4)), labels=None),
@@ -115,7 +109,7 @@ CASES = {
         "^workload toy: its network has the variable evaluated/.* for toy test, and none of that name in training",
     ),
     "numbers as classes": (
-        dataclasses.replace(TOY, examples=lambda r: Examples.from_arrays("n", np.ones([9, 4]), np.ones([9]))),
+        dataclasses.replace(TOY, examples=lambda r: Examples.from_arrays("n", ONES, np.ones([9]))),
         r"^softmax_cross_entropy takes .*; got outputs float32 \[8, 3\] and labels float64 \[8\].*mean_squared_error",
     ),
 }  # fmt: skip
@@ -164,7 +158,8 @@ class TestClasses:
     """A data set of one class only, or of none."""
 
     def train(self, tmp_path, labels, names, **options):
-        load = lambda request: Examples.from_arrays(request.split, np.eye(len(labels), 4), labels, names)  # noqa: E731
+        features = np.eye(len(labels), 4, dtype=np.float32)
+        load = lambda request: Examples.from_arrays(request.split, features, labels, names)  # noqa: E731
         options = dict(max_steps=1, check_data=True) | options
         return jobs.train_toy(tmp_path / "run", workload=dataclasses.replace(TOY, examples=load), **options)
 
@@ -234,7 +229,8 @@ class TestFailuresLater:
 class TestWhatIsLeft:
     def start(self, train_dir, **options):
         """A start whose first step fails."""
-        with pytest.raises(errors.UserError):
+        why = r"^workload toy: tower_\d/.* fails on examples of toy train: .*value of 2 .*range of \[0, 2\). Has a label"
+        with pytest.raises(errors.GraphError, match=why):
             jobs.train_toy(train_dir, workload=unnamed(network(2)), max_steps=5, **options)
 
     def test_a_folder_of_the_users_stays(self, tmp_path):
