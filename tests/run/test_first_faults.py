@@ -229,7 +229,7 @@ class TestFailuresLater:
 class TestWhatIsLeft:
     def start(self, train_dir, **options):
         """A start whose first step fails."""
-        why = r"^workload toy: tower_\d/.* fails on examples of toy train: .*value of 2 .*range of \[0, 2\). Has a label"
+        why = r"^workload toy: tower_\d/.* fails on examples of toy train: .* 2 .*range of \[0, 2\). Has a label"
         with pytest.raises(errors.GraphError, match=why):
             jobs.train_toy(train_dir, workload=unnamed(network(2)), max_steps=5, **options)
 
