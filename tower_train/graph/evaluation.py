@@ -98,8 +98,9 @@ def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) 
             f"workload {workload.name}: metrics returned {found!r}. Let it return {{name: tensor [batch]}}, at least "
             "one metric."
         )
+    found = {name: tf.convert_to_tensor(values) for name, values in found.items()}
+    found = {name: values[:, 0] if values.shape[1:] == [1] else values for name, values in found.items()}
     for name, values in found.items():
-        values = tf.convert_to_tensor(values)
         if not values.shape.is_compatible_with([batch]) or values.dtype == tf.string:
             raise errors.GraphError(
                 f"workload {workload.name}: the metric {name!r} is {values.dtype.name} {list(values.shape)} for a batch"

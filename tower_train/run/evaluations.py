@@ -63,7 +63,8 @@ class Evaluations:
           UserError: there are no test examples, an evaluation of a batch of them fails, or none could be the best.
         """
         every = self._every_steps
-        if not (self._end is not None and step < last_step or every and last_step // every > step // every):
+        are_due = self._end is not None and step < last_step or every and last_step // every > step // every
+        if not (are_due or self.best.is_used):
             return []
         self._open()
         evaluator = self._evaluators[TEST]

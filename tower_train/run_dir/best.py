@@ -40,12 +40,15 @@ class Best:
       keep: whether to keep the best checkpoint.
       patience: examples trained on without a gain after which the run ends; 0 for never.
       global_batch: examples a step.
+
+    Attributes:
+      is_used: whether evaluations are compared at all.
     """
 
     def __init__(self, run_dir: directory.RunDirectory, keep: bool, patience: float, global_batch: int):
         self._run_dir, self._keep, self._patience, self._global_batch = run_dir, keep, patience, global_batch
-        self._is_used = keep or patience > 0
-        self._state = run_dir.read(directory.BEST) if self._is_used else {}
+        self.is_used = keep or patience > 0
+        self._state = run_dir.read(directory.BEST) if self.is_used else {}
         self._step = 0
 
     def compare_by(self, name: str, better: str | None) -> list[str]:
@@ -56,7 +59,7 @@ class Best:
         Raises:
           ConfigError: evaluations are compared, and nobody knows which values are better.
         """
-        if not self._is_used:
+        if not self.is_used:
             return []
         if better is None:
             option = "keep_best" if self._keep else "stop_after_no_gain_epochs"
@@ -73,11 +76,11 @@ class Best:
     def begin(self, step: int) -> bool:
         """Begins at a step; returns whether an evaluation of this step would be news."""
         self._step = step
-        return self._is_used and self._state.get("last", {}).get("step", 0) < step
+        return self.is_used and self._state.get("last", {}).get("step", 0) < step
 
     def note(self, evaluation, path: str) -> list[str]:
         """Compares an evaluation of the checkpoint at a path with the best one; returns lines to print."""
-        if not self._is_used:
+        if not self.is_used:
             return []
         self._step = evaluation.step
         name, metric = next(iter(evaluation.metrics.items()))
