@@ -154,7 +154,7 @@ def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected
 
 
 def test_an_array_of_another_shape_is_refused(calls):
-    examples = Examples.from_arrays("numbers", np.zeros([9, 2]), np.arange(9))
+    examples = Examples.from_arrays("numbers", np.zeros([9, 2]), np.arange(9) % 3)
     workload = Workload("wrong", None, None, inference_for=lambda examples: lambda features, training: v1.get_variable(
         "w", [3], tf.float32, initializers.FromExamples(examples, 5, lambda features, labels: features.sum(axis=0))
     ) * tf.cast(features[:, :1], tf.float32))  # fmt: skip
