@@ -102,10 +102,13 @@ def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) 
     found = {name: values[:, 0] if values.shape[1:] == [1] else values for name, values in found.items()}
     for name, values in found.items():
         if not values.shape.is_compatible_with([batch]) or values.dtype == tf.string:
+            is_broadcast = values.shape == [batch, batch]
             raise errors.GraphError(
                 f"workload {workload.name}: the metric {name!r} is {values.dtype.name} {list(values.shape)} for a batch"
                 f" of {batch} examples. Let metrics return one number for each example, [{batch}], and no mean over "
                 "the batch: evaluation takes the mean over all examples."
+                + " Outputs [batch, 1] and labels [batch] give such a shape."
+                * is_broadcast
             )
     if unknown := [name for name in workload.better if name not in found]:
         raise errors.GraphError(
