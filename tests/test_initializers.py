@@ -16,7 +16,7 @@ from tower_train import Config, Examples, Workload, initializers
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import Task
 from tower_train.config import EvaluateOptions, ExportOptions
-from tower_train.inference import serving
+from tower_train.inference import saved_model
 from tower_train.run import sessions
 from tower_train.workload import DataRequest
 
@@ -113,7 +113,7 @@ def test_nothing_is_computed_to_evaluate_export_or_resume(workload, calls, tmp_p
     tower_train.train(workload, Config(max_steps=10, **options))
     [found] = tower_train.evaluate_run(EvaluateOptions(train_dir=options["train_dir"]), workload)
     assert found.step == 10
-    serving.export(ExportOptions(train_dir=options["train_dir"]), tmp_path / "model", workload)
+    saved_model.export(ExportOptions(train_dir=options["train_dir"]), tmp_path / "model", workload)
     assert len(calls) == 1
     assert b"PyFunc" not in (tmp_path / "model" / "saved_model.pb").read_bytes()
     tower_train.train(workload, Config(max_steps=10, **(options | dict(train_dir=str(tmp_path / "whole")))))
@@ -154,7 +154,7 @@ def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected
 
 
 def test_an_array_of_another_shape_is_refused(calls):
-    examples = Examples.from_arrays("numbers", np.zeros([9, 2]), np.arange(9))
+    examples = Examples.from_arrays("numbers", np.zeros([9, 2]), np.arange(9) % 3)
     workload = Workload("wrong", None, None, inference_for=lambda examples: lambda features, training: v1.get_variable(
         "w", [3], tf.float32, initializers.FromExamples(examples, 5, lambda features, labels: features.sum(axis=0))
     ) * tf.cast(features[:, :1], tf.float32))  # fmt: skip

@@ -215,11 +215,11 @@ class Config(DeviceOptions):
     )
     keep_checkpoints: int = option(5, "newest checkpoints kept; 0: all", RUN, minimum=0)
     keep_best: bool = option(
-        False, "keep the checkpoint with the best precision on the test examples, in TRAIN_DIR/best", RUN,
+        False, "keep the checkpoint with the best evaluation by the workload's first metric, in TRAIN_DIR/best", RUN,
         needs=("eval_every_steps",),
     )  # fmt: skip
     stop_after_no_gain_epochs: float = option(
-        0.0, "stop when the precision on the test examples has not risen for this many epochs; 0: never", RUN,
+        0.0, "stop when the evaluations have not become better by that metric for this many epochs; 0: never", RUN,
         minimum=0, needs=("eval_every_steps",),
     )  # fmt: skip
     on_nonfinite: str = option(
@@ -327,14 +327,20 @@ class ExportOptions(RunOptions):
     """Options of `python -m tower_train.export`."""
 
     export_dir: str | None = option(None, "directory of the SavedModel, which must be new (TRAIN_DIR/export)", RUN)
+    overwrite: bool = option(False, "replace the SavedModel that is there", RUN)
+    versioned: bool = option(
+        False, "write it into a new folder there, numbered by the time, as TensorFlow Serving expects versions", RUN
+    )
 
     def check(self):
         super().check()
         check_folder(self.export_dir, f"--export_dir={self.export_dir}")
+        if self.overwrite and self.versioned:
+            raise errors.ConfigError("--overwrite and --versioned exclude each other: a new version replaces none.")
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictOptions(RunOptions):
     """Options of `python -m tower_train.predict`."""
 
-    top: int = option(3, "classes shown for each image", RUN, minimum=1)
+    top: int = option(3, "classes shown for each example", RUN, minimum=1)

@@ -29,6 +29,12 @@ class SaveError(RunError):
     exit_status = 4
 
 
+class EvaluationError(RunError):
+    """Training went on to its end, but the last evaluation failed."""
+
+    exit_status = 4
+
+
 class MirrorError(UserError):
     """Copies of a variable that are no longer the same."""
 

@@ -54,6 +54,20 @@ class Examples:
     elements: Callable[[], tf.data.Dataset] | None = None
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
+    def __post_init__(self):
+        if self.num_examples < 1:
+            raise errors.DataError(f"{self.name}: holds no examples ({self.num_examples}). At least one is needed.")
+
+    def check_labels(self, labels: np.ndarray) -> None:
+        """Raises DataError if there are class_names and a label is none of them."""
+        count = len(self.class_names)
+        wrong = (labels < 0) | (labels >= count)
+        if count and wrong.any():
+            raise errors.DataError(
+                f"{self.name}: there is a label {labels[np.argmax(wrong)]}; labels are 0 to {count - 1}, since there "
+                f"are {count} class_names. Mend the labels or the names."
+            )
+
     def symbolic_batch(self) -> tuple[Tensors, Tensors]:
         """Returns (features, labels) of one example in the current graph, to read shapes and dtypes from."""
         if self.open:

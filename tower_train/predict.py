@@ -1,4 +1,4 @@
-"""python -m tower_train.predict: the classes that a run's network gives image files."""
+"""python -m tower_train.predict: what a run's network makes of image files, or of arrays of features."""
 
 import numpy as np
 
@@ -7,8 +7,11 @@ from tower_train.config import PredictOptions
 from tower_train.options import command_line
 
 USAGE = """
-Prints the most probable classes of images: python -m tower_train.predict --train_dir=DIR [options] image.jpg ...
+Prints a network's outputs, or the most probable classes:
+python -m tower_train.predict --train_dir=DIR [options] FILE ...
 
+A file is an image; or NAME.npy, an array of raw features [examples, ...] as the workload's own are before `prepare`; or
+NAME.npz, several such arrays by the names of an example's features.
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 
@@ -16,38 +19,47 @@ Exit status: 0 done, 2 an option or a file is wrong.
 def main(argv) -> int:
     options, paths = command_line.parse_with_files(argv, PredictOptions, USAGE)
     if not paths:
-        raise errors.ConfigError("No image is named. Give JPEG or PNG files after the options.")
-    contents = [_read(path) for path in paths]
+        raise errors.ConfigError("No file is named. Give images, or .npy files of features, after the options.")
+    from tower_train.inference import example_files
+
+    contents = [example_files.read(path) for path in paths]
     command_line.import_tensorflow()
     from tower_train.inference import serving
 
     built, session = serving.open_run(options)
     with session:
-        if built.files is None:
-            raise errors.ConfigError(f"--train_dir={options.train_dir}: this run's examples are no images.")
         for path, content in zip(paths, contents, strict=True):
-            console.say(f"{path}: {_ranking(path, content, built, session, options.top)}")
+            for names, feed in example_files.batches(path, content, built.files, built.features):
+                found = _run(path, session, built, feed)
+                for i, name in enumerate(names):
+                    example = {output: values[i] for output, values in found.items()}
+                    console.say(f"{name}: {_shown(example, built.class_names, options.top)}")
     return 0
 
 
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise errors.DataError(f"{path}: cannot be read: {error.strerror}.") from None
-
-
-def _ranking(path: str, content: bytes, built, session, top: int) -> str:
+def _run(path: str, session, built, feed: dict) -> dict[str, np.ndarray]:
     import tensorflow as tf
 
     try:
-        found = session.run(built.outputs["files"], {built.files: [content]})
-    except tf.errors.InvalidArgumentError:
-        raise errors.DataError(f"{path}: is no JPEG or PNG image that can be decoded.") from None
-    probabilities, names = found["probabilities"][0], found["classes"][0]
-    ranks = np.argsort(-probabilities, kind="stable")[:top]
-    return ", ".join(f"{names[i].decode()} {probabilities[i]:.3f}" for i in ranks)
+        return session.run(built.outputs, feed)
+    except tf.errors.InvalidArgumentError as error:
+        if built.files in feed:
+            raise errors.DataError(f"{path}: is no JPEG or PNG image that can be decoded.") from None
+        raise errors.DataError(f"{path}: the network fails on it: {error.message.splitlines()[0]}.") from None
+
+
+def _shown(outputs: dict[str, np.ndarray], class_names: tuple[str, ...], top: int) -> str:
+    """One example's outputs in a line."""
+    if class_names:
+        ranks = np.argsort(-outputs["probabilities"], kind="stable")[:top]
+        return ", ".join(f"{class_names[i]} {outputs['probabilities'][i]:.3f}" for i in ranks)
+    texts = {name: _as_text(value) for name, value in outputs.items()}
+    return ", ".join(text if len(texts) == 1 else f"{name} {text}" for name, text in texts.items())
+
+
+def _as_text(value: np.ndarray) -> str:
+    text = np.array2string(np.squeeze(value), precision=6, separator=", ", threshold=100, max_line_width=10**6)
+    return " ".join(text.split())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tower_train import config, console, errors, workload_files
 from tower_train.examples import DataRequest, Examples, Tensors
+from tower_train.measures import BETTER, HIGHER, LOWER, classification_metrics, softmax_cross_entropy
 from tower_train.options import Options, declare
 
 
@@ -37,38 +38,6 @@ class Draws(Protocol):
         """
 
 
-def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes per-example precision @ 1, and @ 5 if there are more than five classes.
-
-    Args:
-      logits: floating point [batch, classes].
-      labels: integer [batch].
-
-    Returns:
-      {metric name: float32 [batch] of zeros and ones}. A class whose logit equals the right one's, or either of which
-      is NaN, counts as ranked above it.
-    """
-    right = tf.gather(logits, labels, batch_dims=1)[:, tf.newaxis]
-    # Not tf.math.in_top_k: it counts a tie as a hit, and so a network that gives every class the same as perfect.
-    # Nor the classes that are not below: TensorFlow turns `not <` into `>=`, which is false where a logit is NaN.
-    rank = logits.shape[-1] - tf.reduce_sum(tf.cast(logits < right, tf.int32), axis=1)
-    ranks = [1, 5] if logits.shape[-1] > 5 else [1]
-    return {f"precision @ {k}": tf.cast(rank <= k, tf.float32) for k in ranks}
-
-
-def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
-    """Returns the mean over the batch of the cross-entropy between integer labels [batch] and logits [batch, classes].
-
-    With label_smoothing e, a label is worth 1 - e, and e is spread evenly over all classes, the right one included
-    (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7).
-    """
-    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    if label_smoothing:
-        uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
-        loss = (1 - label_smoothing) * loss + label_smoothing * uniform
-    return tf.reduce_mean(loss)
-
-
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """One training task.
@@ -81,7 +50,9 @@ class Workload:
         that begins with values made from it (initializers.FromExamples); takes the place of `inference`. It gets the
         examples that are trained on or, in evaluation and export, the test examples.
       loss: (outputs, labels) -> scalar, the mean over the batch it is given.
-      metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples.
+      metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. The first one
+        decides which checkpoint is the best.
+      better: {name of a metric: 'higher' or 'lower'}, which of its values are better; known of the trainer's own.
       distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
       prepare: features -> features, the preprocessing for evaluation, and for training if distort is None.
       views: prepared features -> (weight, features) of several views of each example, such as mirror images; evaluation
@@ -98,6 +69,7 @@ class Workload:
     inference: Callable[[Tensors, bool], Tensors] | None
     loss: Callable[[Tensors, Tensors], tf.Tensor] = softmax_cross_entropy
     metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] = classification_metrics
+    better: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False, kw_only=True)
     distort: Callable[[Tensors, Draws], Tensors] | None = None
     prepare: Callable[[Tensors], Tensors] | None = None
     views: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = None
@@ -107,6 +79,17 @@ class Workload:
     configure: Callable[[Any], "Workload"] | None = None
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     recipes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
+
+    def __post_init__(self):
+        for name, value in self.better.items():
+            if value not in (HIGHER, LOWER):
+                raise errors.ConfigError(
+                    f"workload {self.name}: better={{{name!r}: {value!r}}}; it must be {HIGHER!r} or {LOWER!r}."
+                )
+
+    def which_is_better(self, metric: str) -> str | None:
+        """Returns 'higher' or 'lower' for the values of a metric; None if that is not known."""
+        return self.better.get(metric, BETTER.get(metric))
 
     def for_examples(self, examples: Examples) -> "Workload":
         """Returns this workload with the network for these examples."""

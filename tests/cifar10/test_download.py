@@ -110,7 +110,7 @@ def server(monkeypatch):
 
 
 def _names(directory):
-    return sorted(name for name in os.listdir(directory) if not name.endswith(".lock"))
+    return sorted(os.listdir(directory))
 
 
 def test_the_files_and_nothing_else_are_unpacked_and_kept(server, tmp_path):

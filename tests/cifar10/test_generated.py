@@ -106,7 +106,7 @@ def test_what_a_killed_process_left_is_drawn_again(folder, tmp_path, files_there
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         path.name: path.read_bytes() for path in folder.iterdir()
     }
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".generated-0.lock", "generated-0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["generated-0"]
 
 
 def test_a_place_that_cannot_be_written_is_a_data_error(tmp_path):

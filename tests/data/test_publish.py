@@ -19,7 +19,7 @@ def _fill(folder):
 
 
 def _names(directory):
-    return sorted(path.name for path in directory.iterdir() if path.suffix != ".lock")
+    return sorted(path.name for path in directory.iterdir())
 
 
 def test_folder_and_its_parents_are_made_once(tmp_path):
@@ -54,8 +54,12 @@ def test_nothing_remains_of_a_failure(tmp_path, error):
         raise error
 
     with pytest.raises(type(error)):
-        publish.publish_folder(tmp_path / "data", fail_halfway, _is_complete)
+        publish.publish_folder(tmp_path / "made" / "too" / "data", fail_halfway, _is_complete)
     assert _names(tmp_path) == []
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(type(error)):
+        publish.publish_folder(tmp_path / "mine" / "data", fail_halfway, _is_complete)
+    assert _names(tmp_path) == ["mine"] and _names(tmp_path / "mine") == []
 
 
 _SCRIPT = """
@@ -84,7 +88,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     with _start(tmp_path / "data") as process:
         assert process.stdout.readline() == "filling\n"
         process.kill()
-    assert len(_names(tmp_path)) == 1 and not (tmp_path / "data").exists()
+    assert _names(tmp_path) == [".data.lock", ".data.partial"]
     publish.publish_folder(tmp_path / "data", _fill, _is_complete)
     assert _names(tmp_path) == ["data"] and _names(tmp_path / "data") == ["done", "first"]
 

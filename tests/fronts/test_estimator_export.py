@@ -60,6 +60,23 @@ def test_train_and_evaluate_evaluates_and_exports_what_it_trains(tmp_path):
     assert nothing == (None, [])
 
 
+def test_what_was_saved_is_told_where_an_export_fails(tmp_path, capsys):
+    class Failing(tf_estimator.Exporter):
+        name = "failing"
+
+        def export(self, *_):
+            raise OSError("no room")
+
+    estimator = make(tmp_path, 1)
+    with pytest.raises(OSError, match="no room"):
+        tf_estimator.train_and_evaluate(
+            estimator, tf_estimator.TrainSpec(lambda: input_fn(epochs=None), max_steps=2),
+            tf_estimator.EvalSpec(input_fn, exporters=Failing()),
+        )  # fmt: skip
+    line = f"The evaluation or an export of step 2 failed. Saved: {tmp_path}/model.ckpt-2\n"
+    assert line in capsys.readouterr().err and estimator.latest_checkpoint() == f"{tmp_path}/model.ckpt-2"
+
+
 def supervised():
     return tf_estimator.export.build_supervised_input_receiver_fn_from_input_fn(input_fn)
 

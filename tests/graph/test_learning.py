@@ -9,7 +9,7 @@ import trainings
 
 from tower_train import errors, layers
 from tower_train.config import ExportOptions
-from tower_train.inference import serving
+from tower_train.inference import saved_model
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -159,7 +159,7 @@ def test_a_network_with_marks_is_exported(tmp_path, caplog):
     workload, options = Workload("marked", toy_workload.load, inference), ExportOptions(train_dir=str(tmp_path / "run"))
     jobs.train_toy(options.train_dir, workload=workload, max_steps=2)
     with caplog.at_level("WARNING"):
-        serving.export(options, tmp_path / "export", workload)
+        saved_model.export(options, tmp_path / "export", workload)
     assert not [record for record in caplog.records if "serializing" in record.getMessage()]
     served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     assert served(features=tf.ones([2, 4]))["logits"].shape == (2, 3)

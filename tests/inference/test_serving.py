@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import io
 import os
+import time
 
 import jobs
 import numpy as np
@@ -16,7 +17,7 @@ from tower_train import export, predict
 from tower_train.config import Config, EvaluateOptions, ExportOptions
 from tower_train.graph import devices
 from tower_train.graph.evaluation import evaluation_graph
-from tower_train.inference import saved_run, serving
+from tower_train.inference import saved_model, saved_run
 
 v1 = tf.compat.v1
 SIZE = 16
@@ -57,7 +58,8 @@ def run(data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def exported(run):
     folder = run / "export"
-    assert serving.export(ExportOptions(train_dir=str(run)), folder) == ["serving_default", "files"]
+    names = ["serving_default", "predict", "files", "classify"]
+    assert saved_model.export(ExportOptions(train_dir=str(run)), folder) == (folder, names)
     return tf.saved_model.load(str(folder)).signatures
 
 
@@ -79,7 +81,32 @@ def test_the_exported_network_predicts_what_evaluation_counts(run, exported, fil
     np.add.at(confusion, (labels, outputs["logits"].numpy().argmax(axis=1)), 1)
     [found] = tower_train.evaluate_run(EvaluateOptions(train_dir=str(run)))
     assert found.confusion == confusion.tolist()
-    assert outputs["classes"].numpy()[0].tolist() == [name.encode() for name in ("left", "right", "zentral ü")]
+    names = np.array([name.encode() for name in ("left", "right", "zentral ü")])
+    np.testing.assert_array_equal(outputs["classes"].numpy(), names[outputs["logits"].numpy().argmax(axis=1)])
+    np.testing.assert_array_equal(outputs["all_classes"].numpy(), [names] * 15)
+
+
+def test_classify_is_that_of_tensorflow_serving(run, exported, files):
+    """A tf.Example with an encoded image gives a score and the class's name for each column."""
+    contents = [path.read_bytes() for path in files[0]]
+    images = [tf.train.Feature(bytes_list=tf.train.BytesList(value=[content])) for content in contents]
+    serialized = [
+        tf.train.Example(features=tf.train.Features(feature={"image/encoded": image})).SerializeToString()
+        for image in images
+    ]
+    found, expected = (
+        exported["classify"](inputs=tf.constant(serialized)),
+        exported["files"](files=tf.constant(contents)),
+    )
+    assert found.keys() == {"classes", "scores"}
+    assert found["scores"].numpy().tobytes() == expected["probabilities"].numpy().tobytes()
+    np.testing.assert_array_equal(found["classes"].numpy(), expected["all_classes"].numpy())
+    with tf.Graph().as_default(), v1.Session() as session:
+        methods = v1.saved_model.load(session, ["serve"], str(run / "export")).signature_def
+    assert methods["classify"].method_name == "tensorflow/serving/classify"
+    assert {method.method_name for name, method in methods.items() if name != "classify"} == {
+        "tensorflow/serving/predict"
+    }
 
 
 def mirrored(images):
@@ -98,7 +125,7 @@ def with_views(run):
 @pytest.fixture(scope="module")
 def exported_with_views(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("views") / "model"
-    serving.export(ExportOptions(train_dir=str(run)), folder, with_views(run))
+    saved_model.export(ExportOptions(train_dir=str(run)), folder, with_views(run))
     return tf.saved_model.load(str(folder)).signatures
 
 
@@ -129,7 +156,7 @@ def test_a_single_view_is_exported_where_asked_for(run, exported, exported_with_
     plain, mean = (signatures["serving_default"](features=images)["logits"].numpy()
                    for signatures in (exported, exported_with_views))  # fmt: skip
     assert not np.allclose(plain, mean)
-    serving.export(ExportOptions(train_dir=str(run), single_view=True), tmp_path / "model", with_views(run))
+    saved_model.export(ExportOptions(train_dir=str(run), single_view=True), tmp_path / "model", with_views(run))
     single = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
     assert single(features=images)["logits"].numpy().tobytes() == plain.tobytes()
 
@@ -149,7 +176,7 @@ def test_files_and_pixels_give_the_same_bits(exported, files):
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_the_export_holds_the_averaged_weights_or_with_raw_the_plain_ones(run, tmp_path, raw):
-    serving.export(ExportOptions(train_dir=str(run), raw=raw), tmp_path / "model")
+    saved_model.export(ExportOptions(train_dir=str(run), raw=raw), tmp_path / "model")
     model = tf.saved_model.load(str(tmp_path / "model"))
     saved = jobs.variables(run)
     name = "softmax_linear/weights" + ("" if raw else "/ExponentialMovingAverage")
@@ -177,28 +204,79 @@ def test_predict_prints_the_top_classes_of_each_file(command, run, exported, fil
 def test_export_writes_into_the_train_dir_and_never_over_a_folder(command, run, exported, tmp_path):
     status, stdout, stderr = command(export, f"--train_dir={run}")
     assert (status, stdout) == (2, "") and f"{run}/export is there already" in stderr
+    assert "--overwrite" in stderr and "--versioned" in stderr and stderr.count("\n") == 1
     status, stdout, stderr = command(export, f"--train_dir={run}", f"--export_dir={tmp_path / 'new'}")
     assert (status, stderr) == (0, "")
-    assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, files)\n"
+    assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, predict, files, classify)\n"
 
 
 def test_an_export_that_fails_leaves_nothing_in_the_way(toy_run, tmp_path, monkeypatch):
     def full(builder):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    options = ExportOptions(train_dir=str(toy_run))
+    options, below = ExportOptions(train_dir=str(toy_run)), tmp_path / "made" / "too"
     with monkeypatch.context() as patch, pytest.raises(tower_train.UserError, match="cannot be written .No space left"):
         patch.setattr(v1.saved_model.Builder, "save", full)
-        serving.export(options, tmp_path / "model")
+        saved_model.export(options, below / "model")
     assert list(tmp_path.iterdir()) == []
-    serving.export(options, tmp_path / "model")
+    saved_model.export(options, below / "model")
+    assert [path.name for path in below.iterdir()] == ["model"]
+
+
+def scale_of(folder):
+    """What an exported network makes of ones."""
+    served = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    return served(features=tf.ones([1, 4]))["logits"].numpy().tolist()
+
+
+def test_an_export_takes_the_place_of_another_where_that_is_asked_for(toy_run, tmp_path, monkeypatch):
+    def full(builder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = ExportOptions(train_dir=str(toy_run))
+    saved_model.export(options, tmp_path / "model")
+    before = scale_of(tmp_path / "model")
+    options = dataclasses.replace(options, overwrite=True, raw=True)
+    with monkeypatch.context() as patch, pytest.raises(tower_train.UserError, match="cannot be written"):
+        patch.setattr(v1.saved_model.Builder, "save", full)
+        saved_model.export(options, tmp_path / "model")
+    assert scale_of(tmp_path / "model") == before
+    assert saved_model.export(options, tmp_path / "model")[0] == tmp_path / "model"
+    assert scale_of(tmp_path / "model") != before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_nothing_but_a_saved_model_is_overwritten(command, toy_run, tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    status, stdout, stderr = command(export, f"--train_dir={toy_run}", f"--export_dir={tmp_path}", "--overwrite")
+    assert (status, stdout) == (2, "") and "is no SavedModel, so it stays" in stderr
+    assert (tmp_path / "mine").read_text() == "precious" and len(list(tmp_path.iterdir())) == 1
+    status, _, stderr = command(export, f"--train_dir={toy_run}", "--overwrite", "--versioned")
+    assert status == 2 and "--overwrite and --versioned exclude each other" in stderr
+
+
+def test_versions_are_numbered_upwards_and_appear_whole(command, toy_run, tmp_path, monkeypatch):
+    """As TensorFlow Serving finds them: it takes the folder with the greatest number, and passes over other names."""
+    base, words = tmp_path / "served", ["--versioned", f"--export_dir={tmp_path / 'served'}", f"--train_dir={toy_run}"]
+    before, seen = time.time(), []
+    save = v1.saved_model.Builder.save
+    monkeypatch.setattr(v1.saved_model.Builder, "save", lambda builder: (seen.append(os.listdir(base)), save(builder)))
+    for _ in range(3):  # within a second
+        status, stdout, stderr = command(export, *words)
+        assert (status, stderr) == (0, "")
+    versions = sorted(os.listdir(base), key=int)
+    assert len(versions) == 3 and before - 1 <= int(versions[0]) <= time.time() + 3
+    assert stdout.startswith(f"Exported: {base / versions[-1]} (")
+    assert [sum(name.isdecimal() for name in names) for names in seen] == [0, 1, 2] and len(seen[0]) == 1
+    assert tf.saved_model.load(str(base / versions[-1])).signatures
+    status, stdout, stderr = command(export, *words[:1], f"--export_dir={base / versions[0]}", words[2])
+    assert (status, stdout) == (2, "") and "is a SavedModel itself, and no folder of versions" in stderr
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "No image is named"),
+        ([], "No file is named"),
         (["none.jpg"], "none.jpg: cannot be read: No such file"),
         (["--tpo=1", "x.jpg"], "There is no option --tpo. Did you mean --top?"),
     ],
@@ -206,6 +284,15 @@ def test_an_export_that_fails_leaves_nothing_in_the_way(toy_run, tmp_path, monke
 def test_predict_refuses_what_it_cannot_do_in_one_line(command, run, words, text):
     status, stdout, stderr = command(predict, f"--train_dir={run}", *words)
     assert (status, stdout) == (2, "") and text in stderr and stderr.count("\n") == 1
+
+
+def test_predict_takes_arrays_of_raw_images_too(command, run, files, tmp_path):
+    np.save(tmp_path / "images.npy", pixels(files[0]))
+    status, stdout, stderr = command(predict, f"--train_dir={run}", "--top=1", str(tmp_path / "images.npy"))
+    assert (status, stderr) == (0, "")
+    of_files = command(predict, f"--train_dir={run}", "--top=1", *map(str, files[0]))[1]
+    shown = [[line.rpartition(": ")[2] for line in text.splitlines()] for text in (stdout, of_files)]
+    assert shown[0] == shown[1] and len(shown[0]) == 15
 
 
 def test_predict_names_a_file_that_is_no_image(command, run, tmp_path):
@@ -216,9 +303,16 @@ def test_predict_names_a_file_that_is_no_image(command, run, tmp_path):
 
 def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path, command):
     options = ExportOptions(train_dir=str(toy_run))
-    assert serving.export(options, tmp_path / "model") == ["serving_default"]
-    signature = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    assert signature(features=tf.zeros([2, 4]))["probabilities"].shape == (2, 3)
+    _, names = saved_model.export(options, tmp_path / "model")
+    assert names == ["serving_default", "predict", "classify"]
+    signatures = tf.saved_model.load(str(tmp_path / "model")).signatures
+    probabilities = signatures["serving_default"](features=tf.ones([2, 4]))["probabilities"]
+    assert probabilities.shape == (2, 3)
+    ones = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0] * 4))
+    serialized = tf.train.Example(features=tf.train.Features(feature={"features": ones})).SerializeToString()
+    served = signatures["classify"](inputs=tf.constant([serialized] * 2))
+    np.testing.assert_allclose(served["scores"], probabilities, rtol=1e-6)
+    assert served["classes"].numpy().tolist() == [[b"one", b"two", b"three"]] * 2
     image = tmp_path / "image.png"
     content = io.BytesIO()
     Image.fromarray(np.zeros([2, 2], np.uint8)).save(content, "png")

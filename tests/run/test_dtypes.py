@@ -5,7 +5,7 @@ import pytest
 
 from tower_train import Config, EvaluateOptions, evaluate_run, host
 from tower_train.config import ExportOptions
-from tower_train.inference import serving
+from tower_train.inference import saved_model
 from tower_train.run import dtypes
 
 PROCESSOR = (
@@ -95,4 +95,4 @@ def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path
     assert "Changed since" not in output
     [found] = evaluate_run(EvaluateOptions(train_dir=str(run)))
     assert found.step == 10
-    assert serving.export(ExportOptions(train_dir=str(run)), run / "export") == ["serving_default"]
+    assert saved_model.export(ExportOptions(train_dir=str(run)), run / "export")[0] == run / "export"

@@ -79,12 +79,13 @@ def test_evaluation_counts_each_example_of_a_finite_dataset_once(num_gpus, whole
     assert found.data == "pipeline test"
 
 
-def claiming(count):
+def claiming(count, make=element_workloads.in_order):
     """The toy workload on test data that claims to be of another length than it is."""
 
     def examples(request):
         size = element_workloads.SIZES["train"] if request.split == "train" else count
-        return tf_data.examples(request.split, lambda: element_workloads.in_order(request), size, "abc")
+        chosen = element_workloads.in_order if request.split == "train" else make
+        return tf_data.examples(request.split, lambda: chosen(request), size, "abc")
 
     return dataclasses.replace(element_workloads.IN_ORDER, examples=examples)
 
@@ -92,9 +93,20 @@ def claiming(count):
 @pytest.mark.parametrize(("count", "given"), [(48, 50), (49, 50), (51, 50), (100, 50), (4, 32)])
 def test_evaluation_refuses_another_number_of_examples_than_claimed(count, given, tmp_path):
     """In steps of 16, of which there is one more than should be needed."""
-    with pytest.raises(errors.DataError) as error:
-        jobs.train_toy(tmp_path, workload=claiming(count), max_steps=10, eval_every_steps=10)
-    assert str(error.value).startswith(f"test: gave {given} examples or more, where there should be {count}.")
+    workload = claiming(count, element_workloads.ending_uncounted)
+    with pytest.raises(errors.EvaluationError) as error:
+        jobs.train_toy(tmp_path, workload=workload, max_steps=10, eval_every_steps=10)
+    assert f"failed: test: gave {given} examples or more, where there should be {count}." in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [(element_workloads.in_order, "50 examples"), (lambda r: element_workloads.ending(r).repeat(), "endless examples")],
+)
+def test_a_number_that_is_known_is_compared_before_the_first_step(make, given, tmp_path):
+    with pytest.raises(errors.DataError, match=f"^test: gave {given}, where there should be 51"):
+        jobs.train_toy(tmp_path / "run", workload=claiming(51, make), max_steps=10, eval_at_end=True)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_arrays_and_a_function_are_a_workload(tmp_path):
         examples=lambda request: Examples.from_arrays(request.split, features, targets),
         inference=lambda inputs, training: inputs @ tf.compat.v1.get_variable("slopes", [3, 1], inputs.dtype),
         loss=lambda outputs, labels: tf.reduce_mean(tf.square(outputs - tf.cast(labels, outputs.dtype))),
-        metrics=lambda outputs, labels: {"error": tf.abs(outputs - tf.cast(labels, outputs.dtype))[:, 0]},
+        metrics=lambda outputs, labels: {"error": tf.abs(outputs - tf.cast(labels, outputs.dtype))},
     )
     config = Config(
         num_gpus=2, batch_size=32, max_steps=200, dtype="float64", moving_average_decay=0, learning_rate=0.1,
@@ -112,5 +112,7 @@ def test_arrays_and_a_function_are_a_workload(tmp_path):
     np.testing.assert_allclose(jobs.variables(tmp_path)["slopes"], slopes, rtol=1e-9)
     evaluation = jobs.read_json(tmp_path, "result.json")["evaluation"]
     error = np.abs(features @ slopes - targets).mean()
-    assert evaluation["metrics"] == {"error": {"mean": pytest.approx(error, rel=1e-6), "low": None, "high": None}}
+    assert evaluation["metrics"] == {
+        "error": {"mean": pytest.approx(error, rel=1e-6), "low": None, "high": None, "better": None}
+    }
     assert evaluation["confusion"] is None

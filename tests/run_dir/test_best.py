@@ -25,7 +25,7 @@ def scripted(monkeypatch):
         found = evaluate(self, path)
         if found.step in killed_at:
             raise KeyboardInterrupt
-        metric = evaluator.Metric(PRECISION[found.step])
+        metric = evaluator.Metric(PRECISION[found.step], better="higher")
         return dataclasses.replace(found, metrics={"precision @ 1": metric, "other": evaluator.Metric(1 - metric.mean)})
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate_by_the_script)
@@ -65,6 +65,7 @@ def test_a_better_one_takes_its_place_also_after_restarts(stops, scripted, tmp_p
     assert kept(tmp_path) == files_of(30)
     assert jobs.read_json(tmp_path, "best.json") == {
         "metric": "precision @ 1",
+        "better": "higher",
         "best": {"step": 30, "examples": 480, "value": 0.7},
         "last": {"step": 40, "examples": 640, "value": 0.1},
     }

@@ -12,7 +12,7 @@ from PIL import Image
 import tower_train
 from tower_train import errors
 from tower_train.config import ExportOptions, RunOptions
-from tower_train.inference import serving
+from tower_train.inference import saved_model, serving
 from tower_train.workload import DataRequest
 from tower_train.workloads import applications, image_folder
 
@@ -87,13 +87,13 @@ def test_evaluation_export_and_prediction_need_no_weights_file(run, data, weight
     gone = weights.rename(weights.with_suffix(".gone"))
     try:
         [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run / "whole"), raw=True))
-        serving.export(ExportOptions(train_dir=str(run / "whole"), raw=True), tmp_path / "model")
+        saved_model.export(ExportOptions(train_dir=str(run / "whole"), raw=True), tmp_path / "model")
         built, session = serving.open_run(RunOptions(train_dir=str(run / "whole"), raw=True))
     finally:
         gone.rename(weights)
     images = np.stack([np.asarray(Image.open(p)) for p in sorted((data / "test").rglob("*.png"))])
     with session:
-        logits = session.run(built.outputs["serving_default"]["logits"], {built.features: images})
+        logits = session.run(built.outputs["logits"], {built.features["features"]: images})
     exported = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
     np.testing.assert_array_equal(exported(features=tf.constant(images))["logits"], logits)
 

@@ -1,12 +1,13 @@
 """Folders that appear whole or not at all, whoever is killed and however many processes want the same one."""
 
+import contextlib
 import fcntl
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from tower_train import console
+from tower_train import console, locks
 
 _PARTIAL_SUFFIX = ".partial"
 
@@ -28,22 +29,45 @@ def publish_folder(
     Raises:
       OSError: the disk is full or nothing may be written there. Nothing half-done remains, then or after any exception.
     """
-    if is_complete(folder):
+    if is_complete(folder):  # also where nothing may be written
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}{_PARTIAL_SUFFIX}")
-    with open(folder.with_name(f".{folder.name}.lock"), "ab") as lock:
+    with locks.made(folder.parent):
+        while True:
+            with _turn(folder) as is_ours:
+                if is_complete(folder):
+                    return
+                if is_ours:
+                    return _make(folder, partial, fill)
+
+
+@contextlib.contextmanager
+def _turn(folder: pathlib.Path) -> Iterator[bool]:
+    """Waits for the processes that make a folder; yields whether it is now this one's turn.
+
+    It is not if the process that had it has removed the lock file, as each does in the end.
+    """
+    path = folder.with_name(f".{folder.name}.lock")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as lock:
         _wait_for(lock, folder)
-        if is_complete(folder):
-            return
-        _remove(partial)
+        is_ours = locks.is_at(lock, path)
         try:
-            partial.mkdir()
-            fill(partial)
-            _remove(folder)
-            os.rename(partial, folder)
+            yield is_ours
         finally:
-            _remove(partial)
+            if is_ours:
+                path.unlink(missing_ok=True)
+
+
+def _make(folder: pathlib.Path, partial: pathlib.Path, fill: Callable[[pathlib.Path], None]) -> None:
+    _remove(partial)
+    try:
+        partial.mkdir()
+        fill(partial)
+        _remove(folder)
+        os.rename(partial, folder)
+    finally:
+        _remove(partial)
 
 
 def _wait_for(lock, folder: pathlib.Path) -> None:

@@ -2,14 +2,16 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.graph import context, stream, towers, update
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import TowerDraws
 from tower_train.graph.variables import Variables
-from tower_train.workload import Examples, Workload
+from tower_train.workload import Examples, Tensors, Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,10 +21,12 @@ class EvaluationGraph:
     Attributes:
       graph: the graph.
       metrics: {name: float [examples of this step]}.
-      predictions, labels: int64 [examples of this step]; None where labels are not classes.
+      predictions, labels: int64 [examples of this step]; None if labels are not classes, or outputs not one a
+        class.
       restored: {name in the checkpoint: variable}.
       stream_initializer: starts at the first example.
       num_steps: steps that count every example once.
+      length: int64 scalar, tf.data's cardinality of examples in an order of their own; None for others.
     """
 
     graph: tf.Graph
@@ -32,6 +36,7 @@ class EvaluationGraph:
     restored: dict[str, tf.Variable]
     stream_initializer: tf.Operation
     num_steps: int
+    length: tf.Tensor | None = None
 
 
 def evaluation_graph(
@@ -44,6 +49,9 @@ def evaluation_graph(
       tower_batch: examples a tower takes each step.
       dtype: of variables and arithmetic.
       moving_average_decay: the run's; 0 restores the weights themselves, else their moving averages.
+
+    Raises:
+      GraphError: the workload's metrics are not one number for each example, or its outputs too few.
     """
     graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
@@ -59,9 +67,13 @@ def evaluation_graph(
             return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(counted, axis=0))
 
         labels = [labels for _, labels in source.batches]
-        by_tower = [workload.metrics(*tower) for tower in zip(outputs, labels, strict=True)]
+        by_tower = []
+        for i, tower in enumerate(zip(outputs, labels, strict=True)):
+            with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
+                by_tower.append(_metrics(workload, *tower, tower_batch))
+        towers.check_classes(workload, examples, outputs[0], workload.metrics)
         predictions = classes = None
-        if examples.class_names:
+        if towers.are_of_classes(outputs[0], examples) and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
             predictions = joined([tf.argmax(output, axis=-1) for output in outputs])
             classes = joined([tf.cast(own, tf.int64) for own in labels])
         return EvaluationGraph(
@@ -72,4 +84,37 @@ def evaluation_graph(
             restored=update.variables_to_restore(moving_average_decay),
             stream_initializer=source.initializer,
             num_steps=math.ceil(examples.num_examples / (tower_batch * len(outputs))),
+            length=tf.data.experimental.cardinality(examples.elements()) if examples.elements else None,
         )
+
+
+def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) -> dict[str, tf.Tensor]:
+    """One tower's metrics, each [batch].
+
+    Raises:
+      GraphError: they are something else, or `better` names others.
+    """
+    found = workload.metrics(outputs, labels)
+    if not isinstance(found, Mapping) or not found:
+        raise errors.GraphError(
+            f"workload {workload.name}: metrics returned {found!r}. Let it return {{name: tensor [batch]}}, at least "
+            "one metric."
+        )
+    found = {name: tf.convert_to_tensor(values) for name, values in found.items()}
+    found = {name: values[:, 0] if values.shape[1:] == [1] else values for name, values in found.items()}
+    for name, values in found.items():
+        if not values.shape.is_compatible_with([batch]) or values.dtype == tf.string:
+            is_broadcast = values.shape == [batch, batch]
+            raise errors.GraphError(
+                f"workload {workload.name}: the metric {name!r} is {values.dtype.name} {list(values.shape)} for a batch"
+                f" of {batch} examples. Let metrics return one number for each example, [{batch}], and no mean over "
+                "the batch: evaluation takes the mean over all examples."
+                + " Outputs [batch, 1] and labels [batch] give such a shape."
+                * is_broadcast
+            )
+    if unknown := [name for name in workload.better if name not in found]:
+        raise errors.GraphError(
+            f"workload {workload.name}: better names {unknown[0]!r}, but its metrics are {', '.join(found)}. Name one "
+            "of these."
+        )
+    return {name: tf.ensure_shape(values, [batch]) for name, values in found.items()}

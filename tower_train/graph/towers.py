@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tower_train import errors, initializers
 from tower_train.graph.variables import Variables
-from tower_train.workload import Tensors, Workload
+from tower_train.measures import classification_metrics, softmax_cross_entropy
+from tower_train.workload import Examples, Tensors, Workload
 
 v1 = tf.compat.v1
 
@@ -49,6 +50,30 @@ def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf
             "the mean over the batch it was given. Reduce it with tf.reduce_mean."
         )
     return outputs, loss
+
+
+def are_of_classes(outputs: Tensors, examples: Examples) -> bool:
+    """Whether outputs are [batch, classes], one for each of the examples' classes."""
+    return bool(examples.class_names) and tf.is_tensor(outputs) and outputs.shape[1:] == [len(examples.class_names)]
+
+
+def check_classes(workload: Workload, examples: Examples, outputs: Tensors, function: Callable) -> None:
+    """Checks that there is an output for each class, if `function` is the trainer's own loss or metrics for classes.
+
+    Raises:
+      GraphError: there are too few.
+    """
+    if getattr(function, "func", function) not in (softmax_cross_entropy, classification_metrics):
+        return
+    given, names = outputs.shape[-1], examples.class_names
+    greatest = -1 if names or examples.labels is None else int(examples.labels.max())
+    if given is not None and given < max(len(names), greatest + 1):
+        shown = f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        wanted = f"{len(names)} classes ({shown})" if names else f"labels up to {greatest}"
+        raise errors.GraphError(
+            f"{examples.name} has {wanted}, but the network of workload {workload.name} gives {given} "
+            f"output{'s' * (given != 1)}. Let `inference` return one for each class."
+        )
 
 
 def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> Tensors:

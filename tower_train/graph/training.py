@@ -66,7 +66,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 batch, first = _after(tower_grads[-1], (batch, first))
             draws = TowerDraws(f"{config.seed} layer", first, config.tower_batch, counters.examples_seen)
             with towers.scope(i, device, variables, towers.seeded(config.seed)), step.of_tower(i, draws) as tower:
-                _, loss = tower_loss(workload, *batch, tf.as_dtype(dtype), training=True)
+                outputs, loss = tower_loss(workload, *batch, tf.as_dtype(dtype), training=True)
+                towers.check_classes(workload, examples, outputs, workload.loss)
                 draws.close()
                 tower_grads.append(variables.gradients(i, loss))
             tower_losses.append(loss)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from tower_train.inference.confusion import Confused
 from tower_train.inference.evaluator import Evaluation, Metric
+from tower_train.measures import HIGHER
+from tower_train.run_dir import metrics
 
 _MOST_SHOWN = 20  # of the most frequent confusions
 
@@ -17,8 +19,9 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
 
 def with_interval(name: str, metric: Metric) -> str:
     """A metric and its 95 % interval, if it has one."""
-    interval = "" if metric.low is None else f" (95 % interval {metric.low:.3f} to {metric.high:.3f})"
-    return f"{name} = {metric.mean:.3f}{interval}"
+    if metric.low is None:
+        return f"{name} = {metrics.as_text(metric.mean)}"
+    return f"{name} = {metric.mean:.3f} (95 % interval {metric.low:.3f} to {metric.high:.3f})"
 
 
 def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[str]:
@@ -26,16 +29,19 @@ def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[st
     compared = []
     for name, metric in on_training.metrics.items():
         above = metric.mean - evaluation.metrics[name].mean
-        compared.append(f"{name} = {metric.mean:.3f} ({abs(above):.3f} {'above' if above >= 0 else 'below'})")
+        as_text = metrics.as_text if metric.low is None else "{:.3f}".format
+        compared.append(f"{name} = {as_text(metric.mean)} ({as_text(abs(above))} {'above' if above >= 0 else 'below'})")
     return [f"on {on_training.num_examples} training examples: {', '.join(compared)}"]
 
 
 def overfitting(on_training: Evaluation, evaluation: Evaluation) -> str | None:
-    """A warning if the first metric is much better on training examples, beyond what chance explains: its 95 %
-    intervals do not touch, and it is more than 0.1 better."""
+    """A warning if the first metric, a proportion, is much better on training examples, beyond what chance explains:
+    its 95 % intervals do not touch, and it is more than 0.1 better."""
     name = next(iter(on_training.metrics))
     seen, unseen = on_training.metrics[name], evaluation.metrics[name]
-    if seen.low is None or unseen.high is None or seen.low <= unseen.high or seen.mean - unseen.mean <= 0.1:
+    higher, lower = (seen, unseen) if seen.better == HIGHER else (unseen, seen)
+    is_known = None not in (seen.better, seen.low, unseen.low)
+    if not is_known or higher.low <= lower.high or higher.mean - lower.mean <= 0.1:
         return None
     return (
         f"*** {name} is {seen.mean:.3f} on training examples and {unseen.mean:.3f} on the test examples: the network "

@@ -1,13 +1,10 @@
-"""A trained network for use: from raw features, or from image files, to class probabilities."""
+"""A trained network for use: from raw features, image files or tf.Examples to its outputs, or to classes and scores."""
 
 import dataclasses
-import os
-import pathlib
-import shutil
+from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.config import RunOptions
 from tower_train.data import decoding
 from tower_train.graph import context, towers, update
@@ -16,73 +13,64 @@ from tower_train.graph.draws import TowerDraws
 from tower_train.graph.variables import Variables
 from tower_train.inference import saved_run
 from tower_train.run_dir import checkpoint
-from tower_train.workload import Examples, Workload
+from tower_train.workload import Examples, Tensors, Workload
 
 v1 = tf.compat.v1
-FEATURES, FILES = "serving_default", "files"  # names of the signatures
+_ENCODED = "image/encoded"  # the field of a tf.Example that TensorFlow's own data sets of images have
+Named = dict[str, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class ServingGraph:
-    """A network with its inputs and outputs.
+    """A network with its inputs and outputs. Each input takes the place of those after it.
 
     Attributes:
       graph: the graph.
-      features: placeholder [batch, ...] of raw features, as the workload's examples have them.
-      files: string placeholder [batch] of the contents of JPEG or PNG files; None if features are not uint8 images.
-      outputs: by signature, {name: tensor [batch, classes]}: logits, probabilities, and the classes' names.
+      examples: string [batch] of serialized tf.Examples; None if features do not fit into one.
+      files: string [batch] of the contents of image files; None if features are not uint8 images.
+      features: {name: [batch, ...]}, raw, as the workload's examples have them.
+      outputs: {name: [batch, ...]}: the network's own; or, if there are class_names, `logits` and `probabilities`
+        [batch, classes], `classes` [batch], the names of the most probable ones, and `all_classes` [batch, classes],
+        the names of the columns.
+      class_names: what the columns are; empty if outputs are not one for each class.
       restored: {name in the checkpoint: variable}.
     """
 
     graph: tf.Graph
-    features: tf.Tensor
+    examples: tf.Tensor | None
     files: tf.Tensor | None
-    outputs: dict[str, dict[str, tf.Tensor]]
+    features: Named
+    outputs: Named
+    class_names: tuple[str, ...]
     restored: dict[str, tf.Variable]
 
 
 def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
-    """Builds a run's network on one device, as evaluation does.
-
-    Raises:
-      ConfigError: labels are not classes, or an example has several features.
-    """
-    workload, examples = run.workload, run.examples
-    if not examples.class_names:
-        raise errors.ConfigError(f"workload {workload.name} has no class_names, so its outputs are no probabilities.")
-    workload = workload.for_examples(examples)
-    raw = _raw_features(examples)
+    """Builds a run's network on one device, as evaluation does."""
+    workload, raw = run.workload.for_examples(run.examples), _raw_features(run.examples)
     with tf.Graph().as_default() as graph, tf.device(HOST):
-        features = v1.placeholder(raw.dtype, [None, *raw.shape[1:]], name="features")
-        is_image = raw.dtype == tf.uint8 and raw.shape.rank == 4 and raw.shape[-1] in (1, 3)
-        files = v1.placeholder(tf.string, [None], name="files") if is_image else None
-
-        def network(features):
-            features = workload.prepare(features) if workload.prepare else features
-            by_row = context.Context(draws=TowerDraws("serving"))
-            with towers.scope(0, HOST, Variables(), towers.restored), context.entered(by_row):
-                logits, _ = towers.tower_loss(workload, features, None, tf.as_dtype(run.dtype), training=False)
-            names = tf.tile(tf.constant([examples.class_names]), [tf.shape(logits)[0], 1])
-            return {"logits": logits, "probabilities": tf.nn.softmax(logits), "classes": names}
-
-        outputs = {FEATURES: network(features)}
-        if is_image:
-            size = raw.shape[1:]
-            images = tf.map_fn(
-                lambda contents: decoding.decode_contents(contents, *size), files, fn_output_signature=tf.uint8
-            )
-            with v1.variable_scope(v1.get_variable_scope(), reuse=True):
-                outputs[FILES] = network(tf.ensure_shape(images, [None, *size]))
-        restored = update.variables_to_restore(run.moving_average_decay)
-    return ServingGraph(graph, features, files, outputs, restored)
+        serialized, files, features = _inputs(raw)
+        prepared = workload.prepare(features) if workload.prepare else features
+        by_row = context.Context(draws=TowerDraws("serving"))
+        with towers.scope(0, HOST, Variables(), towers.restored), context.entered(by_row):
+            outputs, _ = towers.tower_loss(workload, prepared, None, tf.as_dtype(run.dtype), training=False)
+        class_names = run.examples.class_names if towers.are_of_classes(outputs, run.examples) else ()
+        return ServingGraph(
+            graph=graph,
+            examples=serialized,
+            files=files,
+            features=_named(features, "features"),
+            outputs=_of_classes(outputs, class_names) if class_names else _named(outputs, "outputs"),
+            class_names=class_names,
+            restored=update.variables_to_restore(run.moving_average_decay),
+        )
 
 
 def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[ServingGraph, v1.Session]:
-    """Opens a session with the network of a run's checkpoint; the caller closes it.
+    """Opens a session with the network of a run's checkpoint; the caller closes it. workload: None finds the run's.
 
     Raises:
       RunError: no run, no checkpoint, or one of another network.
-      ConfigError: as serving_graph.
     """
     run = saved_run.read(options, workload)
     run.checkpoint()  # raises if there is none, before the graph is built
@@ -94,43 +82,62 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
     return built, session
 
 
-def export(options: RunOptions, folder: pathlib.Path, workload: Workload | None = None) -> list[str]:
-    """Writes a SavedModel that tf.saved_model.load and saved_model_cli run.
-
-    Returns:
-      The names of its signatures.
-
-    Raises:
-      RunError: the folder is there already, or cannot be written; or as open_run.
-    """
-    if folder.exists():
-        raise errors.RunError(f"{folder} is there already. Remove it, or name another with --export_dir.")
-    built, session = open_run(options, workload)
-    inputs = {FEATURES: {"features": built.features}, FILES: {"files": built.files}}
-    with session, built.graph.as_default():
-        signatures = {
-            name: v1.saved_model.predict_signature_def(inputs[name], outputs) for name, outputs in built.outputs.items()
-        }
-        # Written under another name first: what an interrupted export leaves is no SavedModel, and not in the way.
-        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-        try:
-            builder = v1.saved_model.Builder(str(temporary))
-            builder.add_meta_graph_and_variables(
-                session, [tf.saved_model.SERVING], signatures, saver=v1.train.Saver(v1.global_variables())
-            )
-            builder.save()
-            os.rename(temporary, folder)
-        except (OSError, tf.errors.OpError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            reason = checkpoint.reason(error)
-            raise errors.RunError(f"{folder} cannot be written ({reason}). Name another with --export_dir.") from None
-    return list(signatures)
-
-
-def _raw_features(examples: Examples) -> tf.Tensor:
-    """A symbolic batch of one."""
+def _raw_features(examples: Examples) -> Tensors:
+    """A symbolic batch of one, in a graph of its own."""
     with tf.Graph().as_default():
-        features, _ = examples.symbolic_batch()
-        if not isinstance(features, tf.Tensor):
-            raise errors.ConfigError(f"{examples.name}: an example has several features; only one can be served.")
-        return features
+        return examples.symbolic_batch()[0]
+
+
+def _inputs(raw: Tensors) -> tuple[tf.Tensor | None, tf.Tensor | None, Tensors]:
+    """(serialized, files, features) as ServingGraph has them, the features not yet named.
+
+    They follow each other: features come from files if they are not fed, and files from serialized tf.Examples.
+    """
+    if tf.is_tensor(raw) and raw.dtype == tf.uint8 and raw.shape.rank == 4 and raw.shape[-1] in (1, 3):
+        serialized = v1.placeholder(tf.string, [None], name="examples")
+        encoded = tf.io.parse_example(serialized, {_ENCODED: tf.io.FixedLenFeature([], tf.string)})[_ENCODED]
+        files = v1.placeholder_with_default(encoded, [None], name="files")
+        size = raw.shape[1:]
+        images = tf.map_fn(
+            lambda contents: decoding.decode_contents(contents, *size), files, fn_output_signature=tf.uint8
+        )
+        return serialized, files, v1.placeholder_with_default(images, [None, *size], name="features")
+    named = _named(raw, "features")
+    fields = {name: _field(tensor) for name, tensor in named.items()}
+    if None in fields.values():
+        features = [v1.placeholder(tensor.dtype, [None, *tensor.shape[1:]]) for tensor in named.values()]
+        return None, None, tf.nest.pack_sequence_as(raw, features)
+    serialized = v1.placeholder(tf.string, [None], name="examples")
+    parsed = tf.io.parse_example(serialized, fields)
+    features = [
+        v1.placeholder_with_default(tf.cast(parsed[name], tensor.dtype), [None, *tensor.shape[1:]])
+        for name, tensor in named.items()
+    ]
+    return serialized, None, tf.nest.pack_sequence_as(raw, features)
+
+
+def _field(tensor: tf.Tensor) -> tf.io.FixedLenFeature | None:
+    """The field of a tf.Example that holds such values; None if there is none."""
+    dtype = tensor.dtype
+    if dtype != tf.string:
+        dtype = tf.float32 if dtype.is_floating else tf.int64 if dtype.is_integer or dtype.is_bool else None
+    return tf.io.FixedLenFeature(tensor.shape[1:], dtype) if dtype and tensor.shape[1:].is_fully_defined() else None
+
+
+def _named(tensors: Tensors, name: str) -> Named:
+    """Names the tensors of a structure, in the order of tf.nest.flatten: a dict's by their keys, a single one NAME,
+    several NAME_0, NAME_1, ..."""
+    flat = tf.nest.flatten(tensors)
+    if isinstance(tensors, Mapping) and len(tensors) == len(flat):
+        return dict(zip(map(str, sorted(tensors)), flat, strict=True))
+    return {name: flat[0]} if len(flat) == 1 else {f"{name}_{i}": tensor for i, tensor in enumerate(flat)}
+
+
+def _of_classes(logits: tf.Tensor, class_names: tuple[str, ...]) -> Named:
+    names = tf.constant(class_names)
+    return {
+        "logits": logits,
+        "probabilities": tf.nn.softmax(logits),
+        "classes": tf.gather(names, tf.argmax(logits, axis=-1)),
+        "all_classes": tf.tile(names[tf.newaxis], [tf.shape(logits)[0], 1]),
+    }

@@ -22,23 +22,25 @@ _FEW_COLUMNS = 100
 
 
 def warnings(workload: Workload, examples: Examples) -> list[str]:
-    """Lines about classes that are missing or badly unbalanced, about the order where it matters, and about features
-    that are constant, not finite or very large.
+    """Lines about classes that are missing or badly unbalanced, labels that are all the same, the order where it
+    matters, and features that are constant, not finite or very large.
 
     Looks at the labels of all examples where they are at hand, and at SAMPLE examples as evaluation sees them: without
     distortion, but with the workload's `prepare`. The order matters only where examples come in one of their own; the
     others are shuffled as a whole.
 
     Raises:
-      DataError: a label that is no class, or examples that cannot be had.
+      DataError: a label that is no class, one class only, or examples that cannot be had.
     """
     features, labels = _look_at(workload, examples)
     count, lines = len(tf.nest.flatten(labels)[0]), []
     if examples.class_names:
         known = labels if examples.labels is None else examples.labels
-        lines += _about_classes(known, examples, f"the {count} looked at" if examples.labels is None else "all")
+        lines += _about_classes(known, examples, "all" if examples.labels is not None else f"the {count} looked at")
         if examples.elements:
             lines += _about_order(labels)
+    elif isinstance(labels, np.ndarray):
+        lines += _about_numbers(labels, count)
     for values in tf.nest.flatten(features):
         lines += _about_features(values)
     return [f"*** {examples.name}: {line}" for line in lines]
@@ -51,7 +53,8 @@ def _look_at(workload: Workload, examples: Examples) -> tuple:
         batches, [counted] = stream.evaluation_stream(workload, sample, _BATCH, 1)
         with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
             session.run([v1.tables_initializer(), batches.initializer])
-            with contextlib.suppress(tf.errors.OutOfRangeError), input_failures.named(examples.name, may_end=True):
+            named = input_failures.named(examples.name, workload.name, may_end=True)
+            with contextlib.suppress(tf.errors.OutOfRangeError), named:
                 while True:
                     parts.append(session.run((batches.batches[0], counted)))
     if not parts:
@@ -60,20 +63,34 @@ def _look_at(workload: Workload, examples: Examples) -> tuple:
     return tf.nest.map_structure(lambda *tensors: np.concatenate(tensors), *joined)
 
 
+def of_all_labels(examples: Examples) -> list[str]:
+    """The lines about classes only, from the labels of all examples; none if those are not at hand.
+
+    Raises:
+      DataError: as `warnings`.
+    """
+    lines = _about_classes(examples.labels, examples, "all") if examples.class_names else []
+    return [f"*** {examples.name}: {line}" for line in lines] if examples.labels is not None else []
+
+
 def _about_classes(labels: np.ndarray, examples: Examples, which: str) -> Iterator[str]:
     names = examples.class_names
-    wrong = (labels < 0) | (labels >= len(names))
-    if wrong.any():
+    if len(names) == 1:
         raise errors.DataError(
-            f"{examples.name}: there is a label {labels[np.argmax(wrong)]}; labels are 0 to {len(names) - 1}, since "
-            f"there are {len(names)} class_names. Mend the labels or the names."
+            f"{examples.name}: there is one class only, {names[0]}, and nothing to tell apart. Give examples of two "
+            "classes at least; labels that are no classes need no class_names. --nocheck_data trains all the same."
         )
-    if examples.labels is None and len(labels) < _ENOUGH * len(names):
-        return
+    examples.check_labels(labels)
     counts = np.bincount(labels, minlength=len(names))
-    if missing := [names[i] for i in np.flatnonzero(counts == 0)]:
+    is_one = counts.max() == len(labels) >= _ENOUGH
+    if examples.labels is None and len(labels) < _ENOUGH * len(names) and not is_one:
+        return
+    order = " Does the dataset come sorted by class?" if examples.elements else ""
+    missing = [names[i] for i in np.flatnonzero(counts == 0)]
+    if len(missing) == len(names) - 1:
+        yield f"every example is of class {names[counts.argmax()]} (of {which}): there is nothing to tell apart.{order}"
+    elif missing:
         shown = f"{', '.join(missing[:5])}{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}"
-        order = " Does the dataset come sorted by class?" if examples.elements else ""
         yield f"no example is of class {shown} (of {which}).{order}"
     most, least = int(counts.argmax()), int(np.where(counts, counts, counts.max()).argmin())
     if counts[most] >= _UNBALANCED * counts[least]:
@@ -82,6 +99,13 @@ def _about_classes(labels: np.ndarray, examples: Examples, which: str) -> Iterat
             f"{names[least]} (of {which}). Whoever always says {names[most]} has a precision of "
             f"{counts[most] / counts.sum():.2f}."
         )
+
+
+def _about_numbers(labels: np.ndarray, count: int) -> Iterator[str]:
+    """A line if labels that are no classes do not differ."""
+    if count > 1 and labels.dtype != object and (labels == labels[0]).all():
+        shown = np.array2string(labels[0], threshold=5).replace("\n", "")
+        yield f"all {count} examples looked at have the same label ({shown}): there is nothing to learn."
 
 
 def _about_order(labels: np.ndarray) -> Iterator[str]:

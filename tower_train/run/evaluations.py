@@ -1,17 +1,21 @@
 """Evaluations during training: when they are due, what they tell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
 
 from tower_train.inference import report
-from tower_train.inference.evaluator import Evaluation, Evaluator, open_curves, write_curves
+from tower_train.inference.evaluator import Evaluation, Evaluator
+from tower_train.inference.saved_evaluation import open_curves, write_curves
 from tower_train.run_dir import directory
 from tower_train.run_dir.best import Best
+from tower_train.workload import Examples
 
 TEST, TRAIN = "evaluation", "train_evaluation"  # names in result.json
 
 
 class Evaluations:
-    """Evaluates checkpoints while their run trains; loads the examples and builds the graphs when first asked to.
+    """Evaluates checkpoints while their run trains; loads the examples and builds the graphs when they are needed.
 
     Args:
       run_dir: where the run trains.
@@ -22,6 +26,7 @@ class Evaluations:
 
     Attributes:
       best: as given.
+      examples: those that are tested on, once they are loaded; else None.
       pending: path of a checkpoint to evaluate before the first step, see `begin`; else None.
       last: the last ones, by their names in result.json; empty if there was none.
     """
@@ -38,9 +43,40 @@ class Evaluations:
         self._writer = None
         self._has_warned = False
 
+    @property
+    def examples(self) -> Examples | None:
+        return self._evaluators[TEST].examples if self._evaluators else None
+
     def is_due(self, step: int) -> bool:
         """Whether there is an evaluation after a step."""
         return step == self._end or (self._every_steps > 0 and step % self._every_steps == 0)
+
+    def try_out(self, step: int, last_step: int, trained: Sequence[tf.Variable]) -> list[str]:
+        """Finds what would be in the way of the evaluations after the steps to come; returns lines about it.
+
+        Args:
+          step: the last one done.
+          last_step: of the run.
+          trained: the variables of the training.
+
+        Raises:
+          UserError: there are no test examples, an evaluation of a batch of them fails, or none could be the best.
+        """
+        every = self._every_steps
+        are_due = self._end is not None and step < last_step or every and last_step // every > step // every
+        if not (are_due or self.best.is_used):
+            return []
+        self._open()
+        evaluator = self._evaluators[TEST]
+        evaluator.try_out(trained)
+        lines = self.best.compare_by(*evaluator.first_metric)
+        names = evaluator.examples.class_names
+        if names and not evaluator.has_confusion:
+            lines.append(
+                f"*** {evaluator.examples.name} has {len(names)} classes, and the network does not give one output for "
+                "each: there is no confusion matrix, and an export has no probabilities."
+            )
+        return lines
 
     def begin(self, step: int, path: str | None) -> None:
         """Begins at a step, and its checkpoint, to go on from. It is pending if its evaluation was due when the run was
@@ -52,8 +88,9 @@ class Evaluations:
 
     def evaluate(self, path: str) -> list[str]:
         """Evaluates one checkpoint, writes the curves, keeps the evaluations as `last`; returns lines about them."""
-        if not self._evaluators:
-            self._evaluators, self._writer = self._make_evaluators(), open_curves(self._run_dir)
+        self._open()
+        if not self._writer:
+            self._writer = open_curves(self._run_dir)
         self.last = {name: evaluator.evaluate(path) for name, evaluator in self._evaluators.items()}
         evaluation, on_training = self.last[TEST], self.last.get(TRAIN)
         write_curves(self._writer, evaluation)
@@ -65,6 +102,9 @@ class Evaluations:
                 self._has_warned = True
                 lines.append(warning)
         return lines + self.best.note(evaluation, path)
+
+    def _open(self) -> None:
+        self._evaluators = self._evaluators or self._make_evaluators()
 
     def results(self) -> dict:
         """The last evaluations for result.json."""

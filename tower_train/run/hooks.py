@@ -48,8 +48,10 @@ class TrainingClock:
     def stopped(self) -> Iterator[None]:
         """Within this block the clock stands still."""
         start = time.perf_counter()
-        yield
-        self._excluded += time.perf_counter() - start
+        try:
+            yield
+        finally:
+            self._excluded += time.perf_counter() - start
 
 
 class LogHook(StepHook):

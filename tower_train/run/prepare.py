@@ -75,7 +75,8 @@ def _prepare_chief(start: Start, before: dict) -> Start:
     notes += manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
     resumed = resume.find(run_dir, start.graph, config.keep_checkpoints, config.override, is_known=bool(before))
     notes += resumed.notes
-    if config.check_data and not resumed.path:
+    is_checked = config.check_data and not resumed.path
+    if is_checked:
         notes += data_check.warnings(workload, examples)
     patience = config.stop_after_no_gain_epochs * examples.num_examples
     evaluations = Evaluations(
@@ -85,6 +86,9 @@ def _prepare_chief(start: Start, before: dict) -> Start:
         functools.partial(_evaluators, start),
         best.Best(run_dir, config.keep_best, patience, config.global_batch),
     )
+    notes += evaluations.try_out(resumed.step, start.last_step, start.graph.variables)
+    if is_checked and evaluations.examples:
+        notes += data_check.of_all_labels(evaluations.examples)
     evaluations.begin(resumed.step, resumed.path)
     return dataclasses.replace(start, notes=notes, first_step=resumed.step, resumed=resumed, evaluations=evaluations)
 

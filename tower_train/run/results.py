@@ -5,7 +5,7 @@ import enum
 import signal
 
 from tower_train import errors
-from tower_train.run_dir import directory
+from tower_train.run_dir import checkpoint, directory
 
 
 class StopReason(str, enum.Enum):
@@ -83,6 +83,16 @@ def write(
     except errors.RunError as error:
         return failure or save_error(result.step, str(error).rstrip("."))
     return failure
+
+
+def evaluation_error(step: int, cause: Exception) -> errors.EvaluationError:
+    """The error of a run that trained to its end and could not be evaluated there."""
+    error = errors.EvaluationError(
+        f"training ended at step {step} and is saved, but the last evaluation failed: {checkpoint.reason(cause)}. Mend "
+        "that, then evaluate it with `python -m tower_train.evaluate`."
+    )
+    error.__cause__ = cause
+    return error
 
 
 def save_error(step: int, why: str) -> errors.SaveError:

@@ -38,12 +38,13 @@ def checkpoint_writer(
 class CheckpointHook(hooks.StepHook):
     """Saves every few steps, when asked to and at the end, and runs the evaluation on what it saved.
 
-    A save that fails costs no checkpoint from before. The run goes on and tries again at the next interval. `write`
-    saves (session, step) and returns the checkpoint's path.
+    A save that fails costs no checkpoint from before, and an evaluation that fails none at all. The run goes on and
+    tries again at the next interval. `write` saves (session, step) and returns the checkpoint's path.
 
     Attributes:
       failures: how many saves failed.
       error: why the last one failed; None if it did not.
+      evaluation_error: the exception that the last evaluation raised; None if it did not fail.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class CheckpointHook(hooks.StepHook):
         self._every_steps, self._write = every_steps, write
         self._evaluations, self._received, self._watchdog, self._clock = evaluations, received, watchdog, clock
         self._saved_step = None
-        self.failures, self.error = 0, None
+        self.failures, self.error, self.evaluation_error = 0, None, None
 
     def after_create_session(self, session, coord):
         self._saved_step = int(session.run(self.graph.global_step)) or None
@@ -80,8 +81,13 @@ class CheckpointHook(hooks.StepHook):
             self._save(session, step)
 
     def _evaluate(self, path: str) -> None:
-        with self._clock.stopped(), self._watchdog.doing("an evaluation"):
-            say(*self._evaluations.evaluate(path))
+        self.evaluation_error = None
+        try:
+            with self._clock.stopped(), self._watchdog.doing("an evaluation"):
+                say(*self._evaluations.evaluate(path))
+        except Exception as error:  # whatever the workload's code raises: the training has not failed
+            self.evaluation_error = error
+            say(f"*** The evaluation of {path} failed: {checkpoint.reason(error)}. It is saved; the run goes on.")
 
     def _save(self, session, step: int) -> str | None:
         """Returns the checkpoint's path; None if it could not be saved."""

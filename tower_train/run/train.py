@@ -99,15 +99,18 @@ def run(
             with (
                 membership.failures_named(),
                 sessions.open_session(graph, membership, step_hooks.in_order, restore) as session,
-                input_failures.named(graph.data),
+                input_failures.named(graph.data, start.workload.name),
             ):
                 while start.has_steps and not session.should_stop():
                     session.run(graph.train_op)
         except (errors.NonFiniteError, errors.MirrorError) as error:
             failure = error
     result = _result(start, step_hooks, time.perf_counter() - began, failure)
-    if step_hooks.saver and step_hooks.saver.error:
-        failure = failure or results.save_error(result.step, step_hooks.saver.error)
+    if (saver := step_hooks.saver) and not failure:
+        if saver.error:
+            failure = results.save_error(result.step, saver.error)
+        elif saver.evaluation_error:
+            failure = results.evaluation_error(result.step, saver.evaluation_error)
     return result, failure
 
 
@@ -115,7 +118,7 @@ def conclude(start: Start, result: Result, failure: errors.UserError | None, mem
     """Writes the result, says what came out and, with the other workers, leaves."""
     if start.is_chief:
         failure = results.write(start.run_dir, result, failure, start.evaluations.results())
-        if not failure or isinstance(failure, errors.SaveError):
+        if not failure or isinstance(failure, errors.SaveError | errors.EvaluationError):
             path = start.run_json["config"]["workload"]
             say(*report.closing_lines(result, start.last_step, path, start.evaluations.last.get(TEST)))
     if failure:

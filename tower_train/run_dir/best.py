@@ -5,12 +5,14 @@ best.json holds the best evaluation and the last one, so that a run that was kil
 """
 
 import errno
+import math
 import os
 import pathlib
 import shutil
 
 from tower_train import errors
-from tower_train.run_dir import checkpoint, directory
+from tower_train.measures import HIGHER
+from tower_train.run_dir import checkpoint, directory, metrics
 
 _FOLDER = "best"
 
@@ -33,47 +35,72 @@ def path(run_dir: directory.RunDirectory) -> str:
 
 
 class Best:
-    """Compares evaluations by their first metric, of which more is better.
+    """Compares evaluations by their first metric, whose values are the better the higher or the lower they are.
 
     Args:
       run_dir: the run's.
       keep: whether to keep the best checkpoint.
       patience: examples trained on without a gain after which the run ends; 0 for never.
       global_batch: examples a step.
+
+    Attributes:
+      is_used: whether evaluations are compared at all.
     """
 
     def __init__(self, run_dir: directory.RunDirectory, keep: bool, patience: float, global_batch: int):
         self._run_dir, self._keep, self._patience, self._global_batch = run_dir, keep, patience, global_batch
-        self._is_used = keep or patience > 0
-        self._state = run_dir.read(directory.BEST) if self._is_used else {}
+        self.is_used = keep or patience > 0
+        self._state = run_dir.read(directory.BEST) if self.is_used else {}
         self._step = 0
+
+    def compare_by(self, name: str, better: str | None) -> list[str]:
+        """Says by which metric evaluations are compared, before the first one; returns lines to print.
+
+        What was compared otherwise in earlier starts is forgotten.
+
+        Raises:
+          ConfigError: evaluations are compared, and nobody knows which values are better.
+        """
+        if not self.is_used:
+            return []
+        if better is None:
+            option = "keep_best" if self._keep else "stop_after_no_gain_epochs"
+            raise errors.ConfigError(
+                f"--{option}: it is not known whether a higher or a lower {name!r} is better. Say so in the workload, "
+                f"as in better={{{name!r}: 'lower'}}."
+            )
+        before = self._state.get("metric"), self._state.get("better", HIGHER)  # once the greatest was always the best
+        if not self._state or before == (name, better):
+            return []
+        self._state = {}
+        return [f"*** Until now the {before[1]} {before[0]} was the best, now the {better} {name} is. It begins anew."]
 
     def begin(self, step: int) -> bool:
         """Begins at a step; returns whether an evaluation of this step would be news."""
         self._step = step
-        return self._is_used and self._state.get("last", {}).get("step", 0) < step
+        return self.is_used and self._state.get("last", {}).get("step", 0) < step
 
     def note(self, evaluation, path: str) -> list[str]:
         """Compares an evaluation of the checkpoint at a path with the best one; returns lines to print."""
-        if not self._is_used:
+        if not self.is_used:
             return []
         self._step = evaluation.step
         name, metric = next(iter(evaluation.metrics.items()))
         last = {"step": evaluation.step, "examples": evaluation.step * self._global_batch, "value": metric.mean}
         best = self._state.get("best")
-        is_best = best is None or metric.mean > best["value"]
+        is_best = best is None or _rank(metric.mean, metric.better) > _rank(best["value"], metric.better)
         folder = self._run_dir.path / _FOLDER
         try:
             if is_best and self._keep:
                 _copy(pathlib.Path(path), folder)
-            self._state = {"metric": name, "best": last if is_best else best, "last": last}
+            self._state = {"metric": name, "better": metric.better, "best": last if is_best else best, "last": last}
             self._run_dir.write(directory.BEST, self._state)
             if is_best and self._keep:
                 _remove_others(os.path.basename(path), folder)
         except (OSError, errors.RunError) as error:
             return [f"*** The best checkpoint cannot be kept ({checkpoint.reason(error)}). The run goes on."]
         if not is_best:
-            return [f"best so far: {name} = {best['value']:.3f} at step {best['step']}"]
+            return [f"best so far: {name} = {metrics.as_text(best['value'])} at step {best['step']}"]
         return [f"best so far, kept in {folder}" if self._keep else "best so far"]
 
     @property
@@ -83,6 +110,11 @@ class Best:
         if not self._patience or not last or last["step"] > self._step:
             return False
         return last["examples"] - self._state["best"]["examples"] >= self._patience
+
+
+def _rank(value: float, better: str) -> float:
+    """A number that is higher for better values; one that is no number is the worst."""
+    return -math.inf if math.isnan(value) else value if better == HIGHER else -value
 
 
 def _copy(path: pathlib.Path, folder: pathlib.Path) -> None:

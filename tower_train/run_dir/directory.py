@@ -4,17 +4,20 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import re
 import stat
 import time
 from collections.abc import Iterator
 
-from tower_train import errors
+from tower_train import errors, locks
 from tower_train.run_dir import files, json_files
 from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 
 LOCK = ".lock"
 _MOST_METRICS_BYTES = 1 << 30
 _LOCK_TRIES, _LOCK_PAUSE_SECS = 5, 0.05
+# Files that are of no use without a step: of a start that has failed before its first.
+_OF_A_START = re.compile(rf"{re.escape(LOCK)}|{re.escape(RUN)}|\.{re.escape(RUN)}\.\d+|events\.out\.tfevents\..*")
 
 
 class RunDirectory:
@@ -29,22 +32,38 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Makes the directory and keeps other trainers out of it. The lock dies with its process.
 
+        If the block fails before anything of use is written, all that was not there before is removed again.
+
         Raises:
           RunError: the directory cannot be made, written to or read by TensorFlow, or another process trains in it.
         """
         _check_path(self.path)
         self.check_files()
-        try:
-            self._take_lock()
-        except OSError as error:
-            raise errors.RunError(
-                f"--train_dir={files.shown(self.path)} cannot be written to ({error.strerror}). Give a directory that "
-                "can."
-            ) from None
-        try:
-            yield
-        finally:
-            self._lock.close()
+        with contextlib.ExitStack() as stack:
+            try:
+                before = os.listdir(self.path) if self.path.is_dir() else []
+                stack.enter_context(locks.made(self.path))
+                self._take_lock()
+            except OSError as error:
+                raise errors.RunError(
+                    f"--train_dir={files.shown(self.path)} cannot be written to ({error.strerror}). Give a directory "
+                    "that can."
+                ) from None
+            stack.callback(lambda: self._lock.close())
+            try:
+                yield
+            except BaseException:
+                if RUN not in before:
+                    self._remove_start(before)
+                raise
+
+    def _remove_start(self, before: list[str]) -> None:
+        """Removes the files of a start that has failed, unless it leaves some of use. before: those that were there."""
+        with contextlib.suppress(OSError):
+            new = set(os.listdir(self.path)) - set(before)
+            if all(map(_OF_A_START.fullmatch, new)):
+                for name in new:
+                    os.remove(self.path / name)
 
     def keep(self) -> None:
         """Makes the directory and its run.json again if they were deleted, for the trainer that holds the lock.
@@ -53,9 +72,8 @@ class RunDirectory:
           OSError: they cannot be made.
           RunError: another trainer has begun in the directory meanwhile.
         """
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(self.path / LOCK), os.fstat(self._lock.fileno())):
-                return
+        if locks.is_at(self._lock, self.path / LOCK):
+            return
         gone = self._lock
         self._take_lock()
         gone.close()
@@ -78,22 +96,26 @@ class RunDirectory:
 
     def _take_lock(self) -> None:
         """Raises OSError if the lock's file cannot be opened, RunError if the lock is taken."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = files.open_regular(self.path / LOCK, "a+b")
-        try:
-            _lock_exclusively(lock)
-        except BlockingIOError:
-            lock.seek(0)
-            number = lock.read(20).strip()
-            holder = number.decode() if number.isdigit() else "unknown"
-            lock.close()
-            raise errors.RunError(
-                f"--train_dir={files.shown(self.path)} is in use by another trainer (process {holder}). "
-                "Wait for it, stop it, or give another directory."
-            ) from None
-        except OSError:
-            lock.close()
-            raise
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = files.open_regular(self.path / LOCK, "a+b")
+            try:
+                _lock_exclusively(lock)
+            except BlockingIOError:
+                lock.seek(0)
+                number = lock.read(20).strip()
+                holder = number.decode() if number.isdigit() else "unknown"
+                lock.close()
+                raise errors.RunError(
+                    f"--train_dir={files.shown(self.path)} is in use by another trainer (process {holder}). "
+                    "Wait for it, stop it, or give another directory."
+                ) from None
+            except OSError:
+                lock.close()
+                raise
+            if locks.is_at(lock, self.path / LOCK):
+                break
+            lock.close()  # of a start that failed and has removed it
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only nobody is named
             lock.truncate(0)
             lock.write(str(os.getpid()).encode())

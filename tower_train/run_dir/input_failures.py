@@ -1,4 +1,4 @@
-"""One line about a failing input, instead of TensorFlow's pages."""
+"""One line about a step that fails on its examples, instead of TensorFlow's pages."""
 
 import contextlib
 import re
@@ -9,13 +9,22 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.run_dir import checkpoint
 
+# Of tf.nn.sparse_softmax_cross_entropy_with_logits, and of tf.gather as in classification_metrics.
+_LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
+
 
 @contextlib.contextmanager
-def named(name: str, may_end: bool = False) -> Iterator[None]:
-    """Converts a failure of a graph's input into one line. may_end: leave OutOfRangeError as it is.
+def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
+    """Converts the failure of a graph's input, or of a tower on it, into one line.
+
+    Args:
+      name: of the examples.
+      workload: its name.
+      may_end: leave OutOfRangeError as it is.
 
     Raises:
       DataError: the input failed within this block.
+      GraphError: a tower's operation does not fit its input.
     """
     try:
         yield
@@ -26,14 +35,22 @@ def named(name: str, may_end: bool = False) -> Iterator[None]:
             f"{name}: its dataset ended before the last step. Make it endless with .repeat()."
         ) from None
     except tf.errors.OpError as error:
-        if "IteratorGetNext" not in error.message:
+        is_of_tower = error.op is not None and error.op.name.startswith("tower_")
+        if is_of_tower and isinstance(error, tf.errors.InvalidArgumentError):
+            why = _why(error)
+            advice = " Has a label no output? There must be one for each class." if _LABELS.search(why) else ""
+            raise errors.GraphError(
+                f"workload {workload}: {error.op.name} fails on examples of {name}: {why}.{advice}"
+            ) from error
+        if is_of_tower or "IteratorGetNext" not in error.message:
             raise
         raise errors.DataError(f"{name}: the input failed: {_why(error)}.") from error
 
 
 def _why(error: tf.errors.OpError) -> str:
-    """The reason that an input function gave, without the transformations that TensorFlow passed it through."""
+    """The reason of an operation or an input function, without the transformations that it was passed through."""
     roots = re.findall(r"^ *\(0\) [A-Z_]+: *(.*)$", error.message, re.MULTILINE)
     reason = roots[0] if roots else checkpoint.reason(error)
     reason = re.sub(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: ", "", reason)
+    reason = re.sub(r"  Label values:.*", "", reason)
     return re.sub(r"^\w+Error: ", "", reason).rstrip(".")  # of a Python function

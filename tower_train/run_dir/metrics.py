@@ -12,6 +12,11 @@ from tower_train import console
 from tower_train.run_dir import checkpoint, files, schema
 
 
+def as_text(value: float) -> str:
+    """A metric for people: three decimals, or more if the value is small."""
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.1 else f"{value:.3g}"
+
+
 class RecordWriter:
     """Writes records in their order. Those that cannot be written now wait in memory and are written with a later one.
 

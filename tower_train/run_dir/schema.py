@@ -10,6 +10,7 @@ from typing import Any
 
 from tower_train import errors
 from tower_train.config import Config
+from tower_train.measures import HIGHER, LOWER
 from tower_train.options import declare
 
 
@@ -153,12 +154,14 @@ RUN = Record(
         "workload_options": MapOf(OrNull(_OPTION)),
         "global_batch": COUNT,
         "num_parameters": COUNT,
+        "random_numbers": MapOf(ListOf(TEXT)),
         "devices": ListOf(TEXT),
         "versions": MapOf(TEXT),
         "started": TEXT,
     },
 )
-_METRIC = Record({"mean": NUMBER}, {"low": OrNull(NUMBER), "high": OrNull(NUMBER)})
+_BETTER = Kind(f"{HIGHER} or {LOWER}", lambda value: value in (HIGHER, LOWER))
+_METRIC = Record({"mean": NUMBER}, {"low": OrNull(NUMBER), "high": OrNull(NUMBER), "better": OrNull(_BETTER)})
 _EVALUATION = Record(
     {"step": COUNT},
     {
@@ -193,7 +196,7 @@ RESULT = Record(
     },
 )
 _SCORE = Record({"step": COUNT, "examples": COUNT, "value": NUMBER})
-BEST = Record({"metric": TEXT, "best": _SCORE, "last": _SCORE})
+BEST = Record({"metric": TEXT, "best": _SCORE, "last": _SCORE}, {"better": _BETTER})
 METRICS = Record(  # of a line
     {"step": COUNT},
     {name: OrNull(NUMBER)

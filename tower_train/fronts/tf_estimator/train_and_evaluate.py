@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.fronts.tf_estimator import arguments, task
 from tower_train.fronts.tf_estimator.exporters import Exporter
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
@@ -136,11 +136,19 @@ class _Evaluating(v1.train.CheckpointSaverListener):
         if self._first_step is None:
             self._first_step, self._evaluated_at = global_step_value, time.monotonic()
         elif time.monotonic() - self._evaluated_at >= self._spec.throttle_secs:
-            self._evaluate(global_step_value)
+            self._try_to_evaluate(global_step_value)
 
     def end(self, session, global_step_value):
         if global_step_value not in (self._first_step, self._evaluated_step):
-            self._evaluate(global_step_value)
+            self._try_to_evaluate(global_step_value)
+
+    def _try_to_evaluate(self, step: int) -> None:
+        try:
+            self._evaluate(step)
+        except Exception:
+            path = self._estimator.latest_checkpoint()
+            console.notice(f"The evaluation or an export of step {step} failed. Saved: {path}")
+            raise
 
     def _evaluate(self, step: int) -> None:
         spec, estimator = self._spec, self._estimator

@@ -1,0 +1,278 @@
+"""Faults of an evaluation are one line before the first step, and a start that fails leaves nothing behind."""
+
+import dataclasses
+import os
+
+import element_workloads
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+
+from tower_train import Examples, errors
+from tower_train.data import tf_data
+from tower_train.inference import evaluator
+from tower_train.run_dir import directory
+
+TOY = toy_workload.WORKLOAD
+ONES = np.ones([9, 4], np.float32)
+
+
+def changed(**test):
+    """The toy workload, some fields of whose test examples are other ones."""
+
+    def load(request):
+        examples = toy_workload.load(request)
+        return dataclasses.replace(examples, **test) if request.split == "test" else examples
+
+    return dataclasses.replace(TOY, examples=load)
+
+
+def test_labels(labels):
+    features = np.ones([len(labels), 4], np.float32)
+    fetch = lambda rows: (tf.gather(features, rows), tf.gather(labels, rows))  # noqa: E731
+    return dict(num_examples=len(labels), open=lambda: fetch)
+
+
+test_labels.__test__ = False
+
+
+def measured(metrics):
+    return dataclasses.replace(TOY, metrics=metrics)
+
+
+def network(units):
+    return dataclasses.replace(TOY, inference=lambda features, training: toy_workload.layer("x", features, units))
+
+
+def unnamed(workload):
+    """Of labels that are known only when they come, and of no names."""
+    load = lambda request: dataclasses.replace(toy_workload.load(request), class_names=(), labels=None)  # noqa: E731
+    return dataclasses.replace(workload, examples=load)
+
+
+def no_test(request):
+    if request.split == "test":
+        raise errors.DataError("/data/test holds no images")
+    return toy_workload.load(request)
+
+
+def empty_test(request):
+    """TensorFlow cannot know how many examples pass the filter."""
+    make = element_workloads.ending if request.split == "test" else element_workloads.in_order
+    return tf_data.examples("rows", lambda: make(request).filter(lambda *_: request.split == "train"), 96)
+
+
+def other_in_evaluation(features, training):
+    return toy_workload.layer("trained" if training else "evaluated", features, 3)
+
+
+CASES = {
+    "no test images": (dataclasses.replace(TOY, examples=no_test), "^/data/test holds no images"),
+    "a scalar metric": (
+        measured(lambda outputs, labels: {"off": tf.reduce_mean(outputs)}),
+        r"^workload toy: the metric 'off' is float32 \[\] for a batch of 8 examples. Let metrics return one number for",
+    ),
+    "a broadcast metric": (
+        measured(lambda outputs, labels: {"off": outputs[:, :1] - tf.cast(labels, tf.float32)}),
+        r"the metric 'off' is float32 \[8, 8\] for a batch of 8 .* Outputs \[batch, 1\] and labels \[batch\] give such",
+    ),
+    "a metric whose shape shows in a step": (
+        measured(lambda outputs, labels: {"off": tf.numpy_function(lambda o: o[:, 0][:3], [outputs], tf.float32)}),
+        r"^workload toy: tower_\d/metrics/.* fails on examples of toy test: .*\[3\].*\[8\]",
+    ),
+    "no metrics": (measured(lambda outputs, labels: {}), "metrics returned {}. Let it return {name: tensor"),
+    "too few outputs for the loss": (
+        network(2), r"^toy train has 3 classes \(one, two, three\), but the network of workload toy gives 2 outputs.",
+    ),
+    "too few outputs for the metrics": (
+        dataclasses.replace(network(2), loss=lambda outputs, labels: tf.reduce_mean(outputs**2)),
+        "^toy test has 3 classes .*, but the network of workload toy gives 2 outputs",
+    ),
+    "too few outputs for labels of no names": (
+        dataclasses.replace(network(2), examples=lambda r: dataclasses.replace(toy_workload.load(r), class_names=())),
+        "^toy train has labels up to 2, but the network of workload toy gives 2 outputs",
+    ),
+    "too few outputs for labels that come later": (
+        unnamed(network(2)),
+        r"^workload toy: tower_\d/.* fails on examples of toy test: .* = 2 is not in \[0, 2\). Has a label no output",
+    ),
+    "a test label too many": (
+        changed(**test_labels(np.arange(4)), labels=None),
+        r"^workload toy: tower_\d/metrics/.* fails on examples of toy test: indices.* = 3 is not in .*Has a label no",
+    ),
+    "a known one": (changed(**test_labels(np.arange(30)), labels=np.arange(30)), "^toy test: there is a label 3; "),
+    "an empty test set": (dataclasses.replace(TOY, examples=empty_test), "^rows: its dataset gives no examples"),
+    "other variables": (
+        dataclasses.replace(TOY, inference=other_in_evaluation),
+        "^workload toy: its network has the variable evaluated/.* for toy test, and none of that name in training",
+    ),
+    "numbers as classes": (
+        dataclasses.replace(TOY, examples=lambda r: Examples.from_arrays("n", ONES, np.ones([9]))),
+        r"^softmax_cross_entropy takes .*; got outputs float32 \[8, 3\] and labels float64 \[8\].*mean_squared_error",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("workload", "message"), CASES.values(), ids=CASES)
+def test_a_fault_of_the_evaluation_is_one_line_at_the_start(workload, message, tmp_path, capsys):
+    with pytest.raises(errors.UserError, match=message) as raised:
+        jobs.train_toy(tmp_path / "runs" / "first", workload=workload, max_steps=40, eval_at_end=True)
+    assert "\n" not in str(raised.value)
+    assert "step 5" not in capsys.readouterr().out
+    assert not list(tmp_path.iterdir()), "not even the folder above"
+
+
+def test_the_same_start_trains_without_evaluations(tmp_path):
+    workload, _ = CASES["no test images"]
+    assert jobs.train_toy(tmp_path, workload=workload, max_steps=2).step == 2
+
+
+@pytest.mark.parametrize("when", [dict(eval_every_steps=7), dict(eval_at_end=True, train_eval_examples=0)])
+def test_the_look_ahead_changes_no_bit(when, tmp_path, monkeypatch):
+    tried = []
+    try_out = evaluator.Evaluator.try_out
+    monkeypatch.setattr(evaluator.Evaluator, "try_out", lambda *a: (tried.append(a), try_out(*a)))
+    for name, steps, options in (("whole", [8], {}), ("looking", [4, 8], when)):
+        for max_steps in steps:
+            jobs.train_toy(tmp_path / name, max_steps=max_steps, **options)
+    assert tried
+    jobs.assert_identical(jobs.variables(tmp_path / "looking"), jobs.variables(tmp_path / "whole"))
+
+
+def test_nothing_is_looked_at_where_no_evaluation_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator.Evaluator, "try_out", lambda *_: pytest.fail("none is due"))
+    jobs.train_toy(tmp_path, max_steps=4, eval_every_steps=5)
+
+
+def test_outputs_that_are_not_one_a_class_are_told(tmp_path, capsys):
+    """Today an evaluation of more outputs than classes ended with an IndexError."""
+    jobs.train_toy(tmp_path, workload=network(9), max_steps=2, eval_at_end=True)
+    assert "*** toy test has 3 classes, and the network does not give one output for each" in capsys.readouterr().out
+    found = jobs.read_json(tmp_path, "result.json")["evaluation"]
+    assert found["confusion"] is None and found["num_examples"] == 50
+
+
+class TestClasses:
+    """A data set of one class only, or of none."""
+
+    def train(self, tmp_path, labels, names, **options):
+        features = np.eye(len(labels), 4, dtype=np.float32)
+        load = lambda request: Examples.from_arrays(request.split, features, labels, names)  # noqa: E731
+        options = dict(max_steps=1, check_data=True) | options
+        return jobs.train_toy(tmp_path / "run", workload=dataclasses.replace(TOY, examples=load), **options)
+
+    def test_one_name_is_refused(self, tmp_path):
+        with pytest.raises(errors.DataError, match="train: there is one class only, ant, and nothing to tell apart"):
+            self.train(tmp_path, np.zeros(30, int), ["ant"])
+        assert not list(tmp_path.iterdir())
+        assert self.train(tmp_path, np.zeros(30, int), ["ant"], check_data=False).step == 1
+
+    def test_one_that_occurs_is_told_also_of_test_examples(self, tmp_path, capsys):
+        self.train(tmp_path, np.ones(30, int), ["ant", "bee", "cat"], eval_at_end=True)
+        lines = capsys.readouterr().out.splitlines()
+        for split in ("train", "test"):
+            line = f"*** {split}: every example is of class bee (of all): there is nothing to tell apart."
+            assert lines.count(line) == 1
+
+    def test_labels_that_do_not_differ_are_told(self, tmp_path, capsys):
+        self.train(tmp_path, np.full(30, 2), ())
+        assert "*** train: all 30 examples looked at have the same label (2)" in capsys.readouterr().out
+
+    def test_none_at_all_are_refused(self):
+        with pytest.raises(errors.DataError, match=r"mine: holds no examples \(0\)"):
+            Examples("mine", 0, lambda: None)
+
+
+class TestFailuresLater:
+    """What comes after the training costs nothing of it."""
+
+    @pytest.fixture
+    def failing(self, monkeypatch):
+        """Evaluations of checkpoints at these steps fail."""
+        steps, evaluate = {}, evaluator.Evaluator.evaluate
+
+        def evaluate_or_fail(self, path):
+            if error := steps.get(int(path.rpartition("-")[2])):
+                raise error
+            return evaluate(self, path)
+
+        monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate_or_fail)
+        return steps
+
+    @pytest.mark.parametrize("error", [errors.DataError("test/3.png is gone."), IndexError("out of bounds")])
+    def test_what_was_saved_is_told_first(self, error, failing, tmp_path, capsys):
+        failing[6] = error
+        with pytest.raises(
+            errors.EvaluationError, match=f"ended at step 6 and is saved, but .*{str(error)[:10]}"
+        ) as raised:
+            jobs.train_toy(tmp_path, max_steps=6, eval_at_end=True)
+        assert raised.value.exit_status == 4 and raised.value.__cause__ is error
+        out = capsys.readouterr().out
+        assert f"\nSaved:    {tmp_path}/model.ckpt-6\n" in out and "Evaluate: " in out
+        assert jobs.read_json(tmp_path, "result.json")["step"] == jobs.saved_step(tmp_path) == 6
+        failing.clear()
+        assert jobs.train_toy(tmp_path, max_steps=6, eval_at_end=True).step == 6
+        assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 6
+
+    def test_one_on_the_way_ends_no_run(self, failing, tmp_path, capsys):
+        failing[3] = errors.DataError("test/3.png is gone.")
+        assert jobs.train_toy(tmp_path, max_steps=6, eval_every_steps=3).stopped_by == "last step"
+        line = (
+            f"*** The evaluation of {tmp_path}/model.ckpt-3 failed: test/3.png is gone. It is saved; the run goes on."
+        )
+        assert line in capsys.readouterr().out.splitlines()
+        assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 6
+
+
+class TestWhatIsLeft:
+    def start(self, train_dir, **options):
+        """A start whose first step fails."""
+        why = r"^workload toy: tower_\d/.* fails on examples of toy train: .* 2 .*range of \[0, 2\). Has a label"
+        with pytest.raises(errors.GraphError, match=why):
+            jobs.train_toy(train_dir, workload=unnamed(network(2)), max_steps=5, **options)
+
+    def test_a_folder_of_the_users_stays(self, tmp_path):
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "notes" / "mine.txt").write_text("mine")
+        for name in ("empty", "notes"):
+            self.start(tmp_path / name)
+        assert jobs.contents(tmp_path) == {tmp_path / "notes" / "mine.txt": b"mine"}
+        assert sorted(os.listdir(tmp_path)) == ["empty", "notes"] and not os.listdir(tmp_path / "empty")
+
+    def test_an_older_run_stays(self, tmp_path):
+        jobs.train_toy(tmp_path, max_steps=2)
+        before = jobs.contents(tmp_path)
+        with pytest.raises(errors.DataError):
+            workload, _ = CASES["no test images"]
+            jobs.train_toy(tmp_path, workload=workload, max_steps=4, eval_at_end=True)
+        assert jobs.contents(tmp_path) == before and (tmp_path / directory.LOCK).exists()
+
+    def test_a_run_that_fails_later_stays(self, tmp_path):
+        def fail(_):
+            raise errors.DataError("later")
+
+        with pytest.raises(errors.DataError, match="later"):
+            jobs.train_toy(tmp_path / "logged", [jobs.At({6: fail})], max_steps=9)
+        assert [record["step"] for record in jobs.metrics(tmp_path / "logged")] == [5]
+        with pytest.raises(errors.DataError, match="later"):
+            jobs.train_toy(tmp_path / "saved", [jobs.At({3: fail})], max_steps=9, save_every_steps=2)
+        assert jobs.saved_steps(tmp_path / "saved") == [2] and (tmp_path / "saved" / "run.json").exists()
+        assert jobs.train_toy(tmp_path / "saved", max_steps=4).step == 4
+
+    def test_the_folder_of_another_trainer_stays(self, tmp_path):
+        with directory.RunDirectory(tmp_path / "run").locked():
+            with pytest.raises(errors.RunError, match="in use by another trainer"):
+                jobs.train_toy(tmp_path / "run", max_steps=1)
+            assert os.listdir(tmp_path / "run") == [directory.LOCK]
+
+    def test_a_lock_that_is_gone_holds_nobody(self, tmp_path):
+        """Two starts, of which the first fails while the second waits for its lock."""
+        first, second = directory.RunDirectory(tmp_path / "run"), directory.RunDirectory(tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt), first.locked():
+            raise KeyboardInterrupt
+        assert not (tmp_path / "run").exists()
+        with second.locked():
+            assert directory.RunDirectory(tmp_path / "run").is_locked()

@@ -1,0 +1,199 @@
+"""A regression from its first step to its export: the best is the least error, and outputs are numbers."""
+
+import dataclasses
+import json
+
+import jobs
+import numpy as np
+import pytest
+import sine_workload
+import tensorflow as tf
+
+from tower_train import DataRequest, Examples, Workload, __main__, evaluate, export, predict, train
+from tower_train.config import ExportOptions
+from tower_train.inference import saved_model
+
+v1 = tf.compat.v1
+X = np.linspace(-3, 3, 300, dtype=np.float32)[:, np.newaxis]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run whose last steps are so hasty that its best evaluation is an earlier one."""
+    directory = tmp_path_factory.mktemp("sine") / "run"
+    options = dict(num_gpus=2, summary_every_steps=0, eval_every_steps=100, keep_best=True, train_dir=str(directory))
+    train("sine_workload", sine_workload.WORKLOAD.config(max_steps=300, **options))
+    train("sine_workload", sine_workload.WORKLOAD.config(max_steps=400, **options | {"learning_rate": 1.0}))
+    return directory
+
+
+def outputs(directory, x):
+    """The network in numpy."""
+    found = jobs.variables(directory, jobs.read_json(directory, "best.json")["best"]["step"])
+    layers = [[found[f"{name}/{part}/ExponentialMovingAverage"] for part in ("weights", "biases")]
+              for name in ("hidden", "out")]  # fmt: skip
+    (first, shift), (second, last) = layers
+    return (np.tanh(x @ first + shift) @ second + last)[:, 0]
+
+
+def test_the_best_is_the_least_error(run, command):
+    best = jobs.read_json(run, "best.json")
+    assert (best["metric"], best["better"], best["last"]["step"]) == ("absolute error", "lower", 400)
+    assert best["best"]["step"] < 400 and best["best"]["value"] < best["last"]["value"] / 2
+    assert f"model.ckpt-{best['best']['step']}.index" in {path.name for path in (run / "best").iterdir()}
+    status, stdout, stderr = command(evaluate, f"--train_dir={run}", "--best")
+    assert (status, stderr) == (0, "") and "confusion" not in stdout
+    fetch = sine_workload.load(DataRequest("test")).first(512)
+    error = np.abs(outputs(run, fetch[0]) - fetch[1]).mean()
+    assert error < 0.1
+    found = jobs.read_json(run, "result.json")["evaluation"]["metrics"]["absolute error"]
+    assert found["mean"] == pytest.approx(error, rel=1e-4) and found["better"] == "lower"
+
+
+def test_predict_gives_a_number_for_each_row(run, command, tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    status, stdout, stderr = command(predict, f"--train_dir={run}", "--best", str(tmp_path / "x.npy"))
+    assert (status, stderr) == (0, "")
+    names, values = zip(*(line.rsplit(": ", 1) for line in stdout.splitlines()), strict=True)
+    assert names[0] == f"{tmp_path}/x.npy[0]" and names[-1] == f"{tmp_path}/x.npy[299]"
+    np.testing.assert_allclose([float(value) for value in values], outputs(run, X), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("wide.npy", np.ones([3, 2]), "features is float64 [3, 2]; this run's network takes float32 [examples, 1]."),
+        ("text.npy", np.array([["a"]]), "this run's network takes float32 [examples, 1]."),
+        ("single.npy", np.float32(1), "features is float32 []"),
+        ("image.png", None, "examples are no images. Give a .npy or .npz file that holds features [examples, 1]."),
+        ("no.npy", None, "no.npy: holds no arrays that numpy can read"),
+        ("none.npy", ..., "none.npy: cannot be read: No such file"),
+    ],
+)  # fmt: skip
+def test_predict_says_what_it_takes_in_one_line(run, command, tmp_path, name, array, message):
+    if isinstance(array, np.ndarray | np.float32):
+        np.save(tmp_path / name, array)
+    elif array is None:
+        (tmp_path / name).write_text("no array")
+    status, stdout, stderr = command(predict, f"--train_dir={run}", str(tmp_path / name))
+    assert (status, stdout) == (2, "") and message in stderr and stderr.count("\n") == 1
+
+
+def example(**features):
+    """A serialized tf.Example of lists of floats."""
+    lists = {name: tf.train.Feature(float_list=tf.train.FloatList(value=values)) for name, values in features.items()}
+    return tf.train.Example(features=tf.train.Features(feature=lists)).SerializeToString()
+
+
+def test_it_is_exported_with_its_raw_outputs(run, command, tmp_path):
+    status, stdout, stderr = command(export, f"--train_dir={run}", "--best", f"--export_dir={tmp_path / 'model'}")
+    assert (status, stderr) == (0, "")
+    assert stdout == f"Exported: {tmp_path / 'model'} (signatures serving_default, predict, regress)\n"
+    signatures = tf.saved_model.load(str(tmp_path / "model")).signatures
+    for name in ("serving_default", "predict"):
+        found = signatures[name](features=tf.constant(X))
+        assert found.keys() == {"outputs"} and found["outputs"].shape == (300, 1)
+        np.testing.assert_allclose(found["outputs"][:, 0], outputs(run, X), atol=1e-5)
+    served = signatures["regress"](inputs=tf.constant([example(features=row) for row in X]))
+    np.testing.assert_array_equal(served["outputs"], found["outputs"])
+    with tf.Graph().as_default(), v1.Session() as session:
+        methods = v1.saved_model.load(session, ["serve"], str(tmp_path / "model")).signature_def
+    assert methods["regress"].method_name == "tensorflow/serving/regress"
+
+
+def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path, command):
+    arrays = {"b": np.ones([8, 2], np.float32), "a": np.arange(8, dtype=np.int64)}
+
+    def fetch(rows):
+        return {name: tf.gather(array, rows) for name, array in arrays.items()}, tf.gather(X[:, 0], rows)
+
+    def examples(request):
+        return Examples(request.split, 8, lambda: fetch)
+
+    def network(features, training):
+        slope = v1.get_variable("slope", [], initializer=v1.ones_initializer())
+        total = slope * (tf.reduce_sum(features["b"], axis=1) + tf.cast(features["a"], tf.float32))
+        return {"sum": total, "twice": 2 * total}
+
+    workload = Workload("several", examples, network, loss=lambda outputs, labels: tf.reduce_mean(outputs["sum"]) * 0)
+    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=1)
+    folder, _ = saved_model.export(ExportOptions(train_dir=str(tmp_path / "run")), tmp_path / "model", workload)
+    served = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    found = served(a=tf.constant([5], tf.int64), b=tf.constant([[1.0, 2.0]]))
+    assert {name: float(value[0]) for name, value in found.items()} == {"sum": 8.0, "twice": 16.0}
+
+
+def hasty(metrics, **workload):
+    """Three numbers, far from one, that a rate of 0.1 brings nearer to it at each step."""
+    examples = lambda request: Examples.from_arrays("numbers", np.ones([4, 1]), np.ones([4]))  # noqa: E731
+    network = lambda x, training: x * v1.get_variable("w", [], x.dtype, v1.constant_initializer(3.0))  # noqa: E731
+    return dataclasses.replace(
+        sine_workload.WORKLOAD, examples=examples, inference=network, metrics=metrics, **workload
+    )
+
+
+EVERY = dict(num_gpus=1, batch_size=4, optimizer="sgd", learning_rate=0.1, eval_every_steps=5, max_steps=20,
+             moving_average_decay=0, save_every_steps=0)  # fmt: skip
+
+
+def own(outputs, labels):
+    return {"off by": tf.abs(outputs[:, 0] - tf.cast(labels, outputs.dtype))}
+
+
+@pytest.mark.parametrize(("better", "step"), [("lower", 20), ("higher", 5)])
+def test_a_metric_of_the_workloads_own_goes_the_way_it_says(better, step, tmp_path):
+    result = jobs.train_toy(tmp_path, workload=hasty(own, better={"off by": better}), keep_best=True, **EVERY)
+    assert result.step == 20
+    assert jobs.read_json(tmp_path, "best.json")["best"]["step"] == step
+    assert {path.name for path in (tmp_path / "best").iterdir()} > {f"model.ckpt-{step}.index"}
+
+
+@pytest.mark.parametrize(("better", "step"), [("lower", 20), ("higher", 10)])
+def test_a_run_that_improves_is_not_stopped(better, step, tmp_path):
+    options = EVERY | {"stop_after_no_gain_epochs": 5}  # 4 examples: a step is an epoch
+    assert jobs.train_toy(tmp_path, workload=hasty(own, better={"off by": better}), **options).step == step
+
+
+@pytest.mark.parametrize("option", [{"keep_best": True}, {"stop_after_no_gain_epochs": 1.0}])
+def test_without_a_direction_no_checkpoint_is_the_best(option, tmp_path):
+    [name] = option
+    with pytest.raises(ValueError, match=f"--{name}: it is not known whether a higher or a lower 'off by' is better"):
+        jobs.train_toy(tmp_path / "run", workload=hasty(own), **EVERY | option)
+    assert not list(tmp_path.iterdir())
+    jobs.train_toy(tmp_path / "run", workload=hasty(own), **EVERY)
+
+
+def test_what_an_earlier_version_kept_as_the_best_error_is_not_believed(tmp_path, capsys):
+    """It took the greatest value for the best, and wrote no direction down."""
+    workload = hasty(own, better={"off by": "lower"})
+    jobs.train_toy(tmp_path, workload=workload, keep_best=True, **EVERY | {"max_steps": 15})
+    old = {
+        "metric": "off by",
+        "best": {"step": 5, "examples": 20, "value": 9.0},
+        "last": {"step": 15, "examples": 60, "value": 1e-3},
+    }
+    (tmp_path / "best.json").write_text(json.dumps(old))
+    jobs.train_toy(tmp_path, workload=workload, keep_best=True, stop_after_no_gain_epochs=10, **EVERY)
+    assert "*** Until now the higher off by was the best, now the lower off by is." in capsys.readouterr().out
+    best = jobs.read_json(tmp_path, "best.json")
+    assert (best["best"]["step"], best["better"]) == (20, "lower")
+
+
+def test_no_number_is_never_the_best(tmp_path):
+    def unsound(outputs, labels):
+        values = own(outputs, labels)["off by"]
+        return {"off by": tf.where(values > 0.3, np.nan, values)}
+
+    jobs.train_toy(tmp_path, workload=hasty(unsound, better={"off by": "lower"}), keep_best=True, **EVERY)
+    assert jobs.read_json(tmp_path, "best.json")["best"]["step"] == 20
+
+
+def test_a_direction_of_no_metric_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="better names 'of by', but its metrics are off by. Name one of these."):
+        jobs.train_toy(tmp_path, workload=hasty(own, better={"of by": "lower"}), **EVERY)
+
+
+def test_the_command_trains_it_too(command, tmp_path):
+    words = ["--workload=sine_workload", f"--train_dir={tmp_path}", "--max_steps=2", "--stop_after_no_gain_epochs=1"]
+    status, stdout, stderr = command(__main__, *words, "--eval_every_steps=2", "--summary_every_steps=0")
+    assert (status, stderr) == (0, "") and "\nResult:   absolute error = " in stdout

@@ -1,0 +1,124 @@
+"""A run's network as a SavedModel, with the signatures and the numbered versions that TensorFlow Serving expects."""
+
+import os
+import pathlib
+import shutil
+import time
+
+import tensorflow as tf
+
+from tower_train import errors, locks
+from tower_train.config import ExportOptions
+from tower_train.inference import serving
+from tower_train.run_dir import checkpoint
+from tower_train.workload import Workload
+
+v1 = tf.compat.v1
+DEFAULT, PREDICT, FILES, CLASSIFY, REGRESS = "serving_default", "predict", "files", "classify", "regress"
+_FILE = "saved_model.pb"
+
+
+def export(
+    options: ExportOptions, folder: pathlib.Path, workload: Workload | None = None
+) -> tuple[pathlib.Path, list[str]]:
+    """Writes a SavedModel that tf.saved_model.load, saved_model_cli and TensorFlow Serving run.
+
+    Args:
+      options: which run; and whether to write over another SavedModel, or a new version below the folder.
+      folder: where to.
+      workload: the run's; None imports it.
+
+    Returns:
+      The SavedModel's folder, and the names of its signatures.
+
+    Raises:
+      RunError: the folder is there already, or cannot be written; or as serving.open_run.
+    """
+    _check(folder, options)
+    built, session = serving.open_run(options, workload)
+    with session, built.graph.as_default():
+        found = signatures(built)
+        try:
+            with locks.made(folder if options.versioned else folder.parent):
+                target = _new_version(folder) if options.versioned else folder
+                # Written under another name first: what an interrupted export leaves is no SavedModel and no version.
+                temporary = target.with_name(f".{target.name}.{os.getpid()}")
+                try:
+                    _write(temporary, session, found)
+                    _publish(temporary, target)
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
+        except (OSError, tf.errors.OpError) as error:
+            reason = checkpoint.reason(error)
+            raise errors.RunError(f"{folder} cannot be written ({reason}). Name another with --export_dir.") from None
+    return target, list(found)
+
+
+def _write(folder: pathlib.Path, session: v1.Session, found: dict) -> None:
+    builder, saver = v1.saved_model.Builder(str(folder)), v1.train.Saver(v1.global_variables())
+    builder.add_meta_graph_and_variables(session, [tf.saved_model.SERVING], found, saver=saver)
+    builder.save()
+
+
+def signatures(built: serving.ServingGraph) -> dict:
+    """{name: SignatureDef} of a network.
+
+    `serving_default`, which is `predict` too, maps features to all outputs; `files` does so from image files.
+    `classify` and `regress` are TensorFlow Serving's methods of these names, on tf.Examples.
+    """
+    predict = v1.saved_model.predict_signature_def
+    found = {DEFAULT: predict(built.features, built.outputs), PREDICT: predict(built.features, built.outputs)}
+    if built.files is not None:
+        found[FILES] = predict({"files": built.files}, built.outputs)
+    if built.examples is None:
+        return found
+    outputs = built.outputs
+    if built.class_names:
+        scores = tf.cast(outputs["probabilities"], tf.float32)
+        found[CLASSIFY] = v1.saved_model.classification_signature_def(built.examples, outputs["all_classes"], scores)
+    elif len(outputs) == 1 and _is_number(output := next(iter(outputs.values()))):
+        found[REGRESS] = v1.saved_model.regression_signature_def(built.examples, tf.cast(output, tf.float32))
+    return found
+
+
+def _is_number(output: tf.Tensor) -> bool:
+    """Whether an output is one number for each example."""
+    return output.dtype.is_floating and (output.shape.rank == 1 or output.shape.rank == 2 and output.shape[1] == 1)
+
+
+def _check(folder: pathlib.Path, options: ExportOptions) -> None:
+    """Raises RunError if nothing may be written to a folder."""
+    is_model = (folder / _FILE).exists()
+    if options.versioned and is_model:
+        raise errors.RunError(
+            f"{folder} is a SavedModel itself, and no folder of versions. Name another with --export_dir."
+        )
+    if options.overwrite and folder.exists() and not is_model:
+        raise errors.RunError(
+            f"{folder} is there already and is no SavedModel, so it stays. Name another with --export_dir."
+        )
+    if folder.exists() and not (options.versioned or options.overwrite):
+        raise errors.RunError(
+            f"{folder} is there already. Name another with --export_dir, replace it with --overwrite, or write "
+            "numbered versions into a folder with --versioned."
+        )
+
+
+def _new_version(folder: pathlib.Path) -> pathlib.Path:
+    """The folder of a version: the time in seconds, as tf.estimator's exporters number them, but above all versions."""
+    there = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
+    return folder / str(max([int(time.time()), *(version + 1 for version in there)]))
+
+
+def _publish(temporary: pathlib.Path, target: pathlib.Path) -> None:
+    """Renames a folder, whose place another one may have, which is then removed."""
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    if target.exists():
+        os.rename(target, old)
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        if old.exists():
+            os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

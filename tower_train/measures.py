@@ -1,0 +1,109 @@
+"""Losses and metrics that come with the trainer, and which way each metric is better."""
+
+import tensorflow as tf
+
+from tower_train import errors
+
+HIGHER, LOWER = "higher", "lower"
+BETTER = {"precision @ 1": HIGHER, "precision @ 5": HIGHER, "absolute error": LOWER, "squared error": LOWER}
+
+
+def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Computes per-example precision @ 1, and @ 5 if there are more than five classes.
+
+    Args:
+      logits: floating point [batch, classes].
+      labels: integer [batch].
+
+    Returns:
+      {metric name: float32 [batch] of zeros and ones}. A class whose logit equals the right one's, or either of which
+      is NaN, counts as ranked above it.
+
+    Raises:
+      GraphError: other shapes, or labels that are no integers.
+    """
+    _check_classes("classification_metrics", logits, labels)
+    right = tf.gather(logits, labels, batch_dims=1)[:, tf.newaxis]
+    # Not tf.math.in_top_k: it counts a tie as a hit, and so a network that gives every class the same as perfect.
+    # Nor the classes that are not below: TensorFlow turns `not <` into `>=`, which is false where a logit is NaN.
+    rank = logits.shape[-1] - tf.reduce_sum(tf.cast(logits < right, tf.int32), axis=1)
+    ranks = [1, 5] if logits.shape[-1] > 5 else [1]
+    return {f"precision @ {k}": tf.cast(rank <= k, tf.float32) for k in ranks}
+
+
+def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
+    """Returns the mean over the batch of the cross-entropy between integer labels [batch] and logits [batch, classes].
+
+    With label_smoothing e, a label is worth 1 - e, and e is spread evenly over all classes, the right one included
+    (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7).
+
+    Raises:
+      GraphError: other shapes, or labels that are no integers.
+    """
+    _check_classes("softmax_cross_entropy", logits, labels)
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if label_smoothing:
+        uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+        loss = (1 - label_smoothing) * loss + label_smoothing * uniform
+    return tf.reduce_mean(loss)
+
+
+def mean_squared_error(outputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Returns the mean over the batch, and over the numbers of an example, of (outputs - labels)².
+
+    Args:
+      outputs: floating point [batch, ...].
+      labels: numbers [batch, ...] of the same shape; [batch] and [batch, 1] are the same.
+
+    Raises:
+      GraphError: other shapes.
+    """
+    return tf.reduce_mean(tf.square(_differences("mean_squared_error", outputs, labels)))
+
+
+def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Computes each example's absolute and squared error, the mean over its numbers if it has several.
+
+    Args:
+      outputs, labels: as for mean_squared_error.
+
+    Returns:
+      {metric name: floating point [batch]}.
+
+    Raises:
+      GraphError: other shapes.
+    """
+    differences = _differences("regression_metrics", outputs, labels)
+    numbers = list(range(1, differences.shape.rank))
+    return {
+        "absolute error": tf.reduce_mean(tf.abs(differences), axis=numbers),
+        "squared error": tf.reduce_mean(tf.square(differences), axis=numbers),
+    }
+
+
+def _check_classes(name: str, logits, labels) -> None:
+    are_tensors = tf.is_tensor(logits) and tf.is_tensor(labels)
+    if not are_tensors or not labels.dtype.is_integer or not labels.shape.is_compatible_with(logits.shape[:-1]):
+        raise errors.GraphError(
+            f"{name} takes outputs [batch, classes] and integer labels [batch]; got outputs {_described(logits)} and "
+            f"labels {_described(labels)}. Let `inference` return a number for each class, or give the workload "
+            "another loss and other metrics: mean_squared_error and regression_metrics for labels that are numbers."
+        )
+
+
+def _differences(name: str, outputs, labels) -> tf.Tensor:
+    """outputs - labels, [batch, ...]. Not by broadcasting, which makes [batch, batch] of [batch, 1] and [batch]."""
+    if tf.is_tensor(outputs) and tf.is_tensor(labels) and outputs.dtype.is_floating and labels.dtype != tf.string:
+        own, wanted = (tf.squeeze(t, -1) if t.shape.rank == 2 and t.shape[1] == 1 else t for t in (outputs, labels))
+        if own.shape.rank and own.shape.is_compatible_with(wanted.shape) and own.shape.rank == wanted.shape.rank:
+            return own - tf.cast(wanted, own.dtype)
+    raise errors.GraphError(
+        f"{name} takes outputs in floating point and labels of the same shape, [batch] or [batch, numbers]; got "
+        f"outputs {_described(outputs)} and labels {_described(labels)}. Let `inference` return one for each label."
+    )
+
+
+def _described(tensors) -> str:
+    if not tf.is_tensor(tensors):
+        return f"of several tensors ({type(tensors).__name__})"
+    return f"{tensors.dtype.name} {list(tensors.shape) if tensors.shape.rank is not None else '[?]'}"
