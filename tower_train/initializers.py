@@ -25,7 +25,8 @@ class FromExamples:
     """
 
     def __init__(self, examples: Examples, count: int, function: Callable[[Tensors, Tensors], np.ndarray]):
-        """
+        """Keeps what to compute, and from which examples.
+
         Args:
           examples: those of Workload.inference_for.
           count: how many of them, or all if there are fewer.

@@ -14,7 +14,7 @@ _JOB = "worker"
 
 
 class WorkerState(str, enum.Enum):
-    """How far a worker is. OVER is the chief's last state, GONE that of the others."""
+    """Progress of a worker. OVER is the chief's last state, GONE that of the others."""
 
     STARTING, READY, TRAINING, DONE = "starting", "ready", "training", "done"
     OVER, GONE, FAILED = "over", "gone", "failed"

@@ -1,1 +1,1 @@
-"""What happens in one step, in the order in which it happens."""
+"""The graph of one step, its modules in the order in which things happen."""

@@ -29,9 +29,14 @@ class AllReduce:
     """
 
     def __init__(self, devices: Sequence[str], kind: str, dtype: tf.DType | None = None, num_workers: int = 1):
-        """Args: the devices; how: 'collective' (TensorFlow's ring), 'nccl' (NVIDIA's), or 'add_n' (on one device, from
-        where the others copy it; between workers the ring); the dtype in which gradients are sent, None for their own;
-        how many workers there are.
+        """Chooses the way of averaging.
+
+        Args:
+          devices: that hold what is averaged.
+          kind: 'collective' (TensorFlow's ring), 'nccl' (NVIDIA's), or 'add_n' (on one device;
+            between workers the ring).
+          dtype: that gradients are sent in; None for their own.
+          num_workers: each with as many devices.
 
         Raises:
           ConfigError: nccl without GPUs.
@@ -162,7 +167,7 @@ class AllReduce:
 
 
 def _messages(values: Sequence[Gradient]) -> list[list[int]]:
-    """Which values travel together, in the order in which the backward pass has them: the last variable's first.
+    """Groups values that travel together, in the order of the backward pass: the last variable's first.
 
     What is large travels alone, as it need not be copied for it, and what is sparse.
     """

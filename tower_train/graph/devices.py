@@ -1,4 +1,4 @@
-"""Which devices carry towers, and where the variables live."""
+"""The devices: those that carry towers, and the host."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ HOST = "/cpu:0"  # where variables, optimizer and moving averages live
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """Where each tower lives.
+    """The devices of one worker's towers.
 
     Attributes:
       towers: device string of each tower, such as '/gpu:1'.

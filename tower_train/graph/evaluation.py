@@ -13,7 +13,7 @@ from tower_train.workload import Examples, Workload
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationGraph:
-    """What evaluating needs to know of an evaluation graph.
+    """The record of an evaluation graph, which is all that evaluating knows of it.
 
     Attributes:
       graph: the graph.

@@ -11,7 +11,7 @@ _FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL: refuse state that wo
 
 @dataclasses.dataclass(frozen=True)
 class IteratorState:
-    """What saving and restoring needs to know of an iterator.
+    """The saved state of an iterator.
 
     The state is what tf.data itself writes of an iterator: the place of every source, what shuffles draw next, and
     every element that is on its way (in shuffle buffers, parallel maps, prefetched), so that none is lost or repeated.

@@ -44,7 +44,7 @@ class Lookahead:
             self.counts = [(updates, tf.cast(self._is_now, tf.int64))]
 
     def apply(self, variables: Sequence[tf.Variable]) -> tf.Operation:
-        """What a step does to the variables of one copy, in floating point, after the rest of its update.
+        """Applies lookahead to one copy of the floating-point variables, after the rest of its update.
 
         Steps without an update pass over no weight.
         """

@@ -1,4 +1,4 @@
-"""How far the step under way has come, countable from another thread while it is stuck."""
+"""Counters of the step under way, which another thread can read while it is stuck."""
 
 from collections.abc import Sequence
 

@@ -30,7 +30,7 @@ class StepReport(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingGraph:
-    """What running needs to know of a training graph.
+    """A built training graph.
 
     Attributes:
       graph: the graph.

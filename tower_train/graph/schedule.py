@@ -135,7 +135,7 @@ def interpolation(course: Sequence[tuple[float, float]], done: tf.Tensor) -> tf.
 
 
 def scaling(kind: str, global_batch: int, base_batch: int) -> float:
-    """What the rate that suits base_batch is multiplied with for global_batch.
+    """Returns the factor that brings a learning rate from base_batch to global_batch.
 
     'linear': their ratio (Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.1); 'sqrt': its square root,
     with which the variance of a step stays (Krizhevsky 2014, "One weird trick", section 5); 'none': 1.

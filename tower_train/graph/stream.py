@@ -1,4 +1,4 @@
-"""Which example is trained on when: an endless, seeded stream of positions.
+"""An endless, seeded stream of positions, each of which is one example.
 
 Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n]. Nothing is buffered and nothing
 depends on the number of towers, so a run that knows how many examples it has seen knows where it is.
@@ -236,7 +236,7 @@ def evaluation_stream(
         fetch = examples.open()
 
     def tower_examples(places: tf.Tensor, end, take):
-        """What `take` gives at int64 [tower_batch] places, of which those from `end` on do not count."""
+        """Takes a batch from int64 [tower_batch] places; those from `end` on do not count."""
         features, labels = take(tf.minimum(places, end - 1))
         features = workload.prepare(features) if workload.prepare else features
         return _with_batch_size((features, labels, places < end), tower_batch)

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a step. Tags name variables and layers, never a tower."""
+"""Summaries of a step for TensorBoard. Tags name variables and layers, never a tower."""
 
 import math
 

@@ -1,1 +1,1 @@
-"""What happens around the steps."""
+"""A run: the session, its hooks, saving, evaluations, and how it ends."""

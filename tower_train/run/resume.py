@@ -12,7 +12,7 @@ from tower_train.run_dir import checkpoint, directory, recovery
 
 @dataclasses.dataclass(frozen=True)
 class ResumePoint:
-    """Where a run goes on.
+    """The checkpoint that a start begins at.
 
     Attributes:
       checkpoints: saves the graph's variables.
