@@ -23,8 +23,5 @@ def test_an_unguarded_run_takes_what_is_not_finite(tmp_path):
     workload = dataclasses.replace(
         toy_workload.WORKLOAD, distort=lambda features, draws: tf.fill(features.shape, math.nan)
     )
-    with (
-        sides.unguarded(),
-        pytest.raises(errors.NonFiniteError, match="not finite after step 1: .* in hidden/weights"),
-    ):
+    with sides.unguarded(), pytest.raises(errors.NonFiniteError, match="not finite after step 1: .* in hidden/weights"):
         jobs.train_toy(tmp_path, workload=workload, max_steps=1, summary_every_steps=0)
