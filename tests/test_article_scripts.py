@@ -14,11 +14,9 @@ import tensorflow as tf
 SCRIPTS = ["keras_multi_gpu", "estimator_fashion_mnist", "estimator_retinal_oct", "choose_gpus"]
 
 
-def run(name, *options, cwd=None):
-    return subprocess.run(
-        [sys.executable, jobs.ROOT / "scripts" / f"{name}.py", *options], cwd=cwd, env=jobs.environment(),
-        capture_output=True, text=True, timeout=jobs.WAIT_SECS,
-    )  # fmt: skip
+def run(name, *options):
+    return subprocess.run([sys.executable, jobs.ROOT / "scripts" / f"{name}.py", *options], capture_output=True,
+                          env=jobs.environment(), text=True, timeout=jobs.WAIT_SECS)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -32,7 +30,8 @@ def test_help_and_mistakes_are_answered_without_tensorflow(name):
 
 
 def test_keras_on_several_towers_saves_the_plain_model(tmp_path):
-    done = run("keras_multi_gpu", "--model=VGG19", "--size=32", "--samples=8", "--save=vgg.keras", cwd=tmp_path)
+    words = ["--model=VGG19", "--size=32", "--samples=8", "--save=vgg.keras"]
+    done = jobs.command("scripts.keras_multi_gpu", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 towers on the CPU" in done.stderr and "Saved vgg.keras" in done.stdout
     assert keras.models.load_model(tmp_path / "vgg.keras").input_shape == (None, 32, 32, 3)
@@ -48,7 +47,7 @@ def timed(shown):
 
 
 def test_fashion_mnist_as_an_estimator():
-    done = run("estimator_fashion_mnist", "--batch_size=1000")
+    done = jobs.command("scripts.estimator_fashion_mnist", "--batch_size=1000")
     assert done.returncode == 0, done.stderr
     assert timed(done.stdout) == 3  # 6000 images, 2 towers of 1000
 

@@ -131,12 +131,6 @@ def test_a_colon_in_a_train_dir_is_allowed(path):
     assert Config(train_dir=path).train_dir == path
 
 
-def test_evaluation_needs_a_run():
-    with pytest.raises(ConfigError, match="--train_dir"):
-        EvaluateOptions()
-    assert EvaluateOptions(train_dir="runs/one").batch_size == 256
-
-
 @pytest.mark.parametrize(
     ("options", "towers", "global_batch"),
     [({}, 1, 128), ({"num_gpus": 4}, 4, 512), ({"gpus": (1, 3), "batch_size": 10}, 2, 20)],
@@ -172,22 +166,6 @@ def test_every_option_is_described_and_its_default_is_allowed(owner, field):
     names = {other.name for other in dataclasses.fields(owner)}
     for other in (field.metadata["needs"][:1], field.metadata["instead_of"][:1]):
         assert names.issuperset(other)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("gpus", "0,2", (0, 2)),
-        ("gpus", "3", (3,)),
-        ("num_gpus", "4", 4),
-        ("epochs", "2", 2.0),
-        ("learning_rate", "1e-3", 0.001),
-        ("train_dir", "a b", "a b"),
-    ],
-)
-def test_text_becomes_a_value(name, text, value):
-    parsed = declare.parse(OPTIONS[name], text)
-    assert parsed == value and type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The network against a plain one of TensorFlow's own operations."""
 
 import numpy as np
+import plain_convnet
 import pytest
 import tensorflow as tf
 
@@ -22,35 +23,6 @@ SHAPES = {
 }
 BIASES = {"conv1": 0.0, "conv2": 0.1, "local3": 0.1, "local4": 0.1, "softmax_linear": 0.0}
 DEVIATIONS = {"conv1": 5e-2, "conv2": 5e-2, "local3": 0.04, "local4": 0.04, "softmax_linear": 1 / 192}
-
-
-def plain_network(images, variables):
-    """{layer: activations} by the tutorial's operations in the tutorial's order, differentiable by TensorFlow."""
-
-    def convolution(maps, layer):
-        sums = tf.nn.conv2d(maps, variables[f"{layer}/weights"], 1, "SAME")
-        return tf.nn.relu(tf.nn.bias_add(sums, variables[f"{layer}/biases"]))
-
-    def max_pool(maps):
-        return tf.nn.max_pool2d(maps, 3, 2, "SAME")
-
-    def normalization(maps):
-        if maps.dtype == tf.float32:
-            return tf.nn.lrn(maps, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
-        squares = tf.pad(tf.square(maps), [(0, 0)] * 3 + [(4, 4)])
-        energy = tf.add_n([squares[..., k : k + maps.shape[-1]] for k in range(9)])
-        return maps * (1 + 0.001 / 9 * energy) ** -0.75
-
-    def affine(rows, layer):
-        return tf.matmul(rows, variables[f"{layer}/weights"]) + variables[f"{layer}/biases"]
-
-    layers = {"conv1": convolution(images, "conv1")}
-    layers["conv2"] = convolution(normalization(max_pool(layers["conv1"])), "conv2")
-    flat = tf.reshape(max_pool(normalization(layers["conv2"])), [-1, 2304])
-    layers["local3"] = tf.nn.relu(affine(flat, "local3"))
-    layers["local4"] = tf.nn.relu(affine(layers["local3"], "local4"))
-    layers["softmax_linear"] = affine(layers["local4"], "softmax_linear")
-    return layers
 
 
 def draw_images(count, dtype=np.float64):
@@ -99,7 +71,7 @@ def float64_step():
             variable.load(2 * DEVIATIONS[layer] * rng.normal(size=variable.shape), session)
         logit_gradients = tf.constant(rng.normal(size=logits.shape))
         gradients = tf.gradients(logits, list(variables.values()), logit_gradients)
-        plain = plain_network(images, variables)
+        plain = plain_convnet.activations(images, variables)
         expected = tf.gradients(plain["softmax_linear"], list(variables.values()), logit_gradients)
         activations = {tensor.op.name: tensor for tensor in v1.get_collection("activations")}
         yield session.run((activations, logits, gradients, plain, expected))
@@ -125,7 +97,7 @@ def test_float32_equals_tensorflows_operations():
         images = tf.constant(draw_images(8, np.float32))
         logits = convnet.inference(images, True)
         variables = by_name(v1.global_variables())
-        plain_logits = plain_network(images, variables)["softmax_linear"]
+        plain_logits = plain_convnet.activations(images, variables)["softmax_linear"]
         session.run(v1.global_variables_initializer())
         outputs, plain_outputs = session.run([logits, plain_logits])
         pairs = zip(*(tf.gradients(y, list(variables.values())) for y in (logits, plain_logits)), strict=True)

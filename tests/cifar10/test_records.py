@@ -2,9 +2,8 @@
 
 import pathlib
 import shutil
-import subprocess
-import sys
 
+import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -167,10 +166,8 @@ def test_one_copy_of_the_data_is_all_the_memory_it_takes(tmp_path):
         directory.mkdir()
         with open(directory / "test_batch.bin", "wb") as file:
             file.truncate(count * 3073)
-    done = subprocess.run(
-        [sys.executable, "-c", _PEAK_SCRIPT, small, large], capture_output=True, text=True, check=True,
-        cwd=pathlib.Path(records.__file__).parents[1],
-    )  # fmt: skip
+    done = jobs.command("-c", _PEAK_SCRIPT, str(small), str(large))
+    assert done.returncode == 0, done.stderr
     size = 30_000 * 3072 / 2**20
     assert size * 0.9 < float(done.stdout) < size * 1.4
     shutil.rmtree(large)

@@ -55,9 +55,8 @@ def test_the_port_averages_gradients():
     np.testing.assert_allclose(found, towers.mean(axis=0))
 
 
-@pytest.mark.parametrize("num_towers", [1, 2])
-def test_the_port_learns(losses_of, num_towers):
-    assert_falls(losses_of(functools.partial(port.train, num_towers=num_towers), steps=60))
+def test_the_port_learns(losses_of):
+    assert_falls(losses_of(functools.partial(port.train, num_towers=2), steps=60))
 
 
 def test_the_port_has_the_reference_network():
@@ -149,7 +148,7 @@ def test_the_rivals_have_what_the_benchmark_asks_for(model):
             assert found[0].plain_inference(v1.placeholder(tf.float32, [4, 24, 24, 3])).shape == [4, 10]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", sorted({*MODELS} - {"resnet56"}))  # it is resnet20's code
 def test_keras_has_the_networks_layer_for_layer(our_network, model):
     """The same variables in the same layers, trained or not, and so the same outputs and weight decay."""
     theirs = keras_networks.NETWORKS[model]()
@@ -164,10 +163,11 @@ def test_keras_has_the_networks_layer_for_layer(our_network, model):
     assert float(sum(theirs.losses)) == pytest.approx(decay, rel=1e-4)
 
 
-def test_keras_does_not_train_the_whitening_kernels():
-    """1,971,352 is what test_cifar10_94 counts."""
-    trained = keras_networks.cifar10_94().trainable_variables
-    assert sum(np.prod(variable.shape) for variable in trained) == 1_971_352
+@pytest.mark.parametrize(("model", "count"), [("cifar10_94", 1_971_352), ("resnet56", 853_018)])
+def test_keras_trains_as_many_numbers(model, count):
+    """As test_cifar10_94, whose whitening kernels are not trained, and test_models count."""
+    trained = keras_networks.NETWORKS[model]().trainable_variables
+    assert sum(np.prod(variable.shape) for variable in trained) == count
 
 
 def test_the_arithmetic_of_cifar10_94_is_that_of_its_plain_layers():

@@ -7,7 +7,6 @@ import tower_train
 
 layers = keras.layers
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.05),
     "momentum": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.002),
     "adam": lambda: keras.optimizers.Adam(0.002),

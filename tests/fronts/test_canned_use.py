@@ -5,21 +5,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
-from feature_data import (
-    CLASS,
-    CLASS3,
-    COUNT,
-    DENSE,
-    KIND,
-    TARGET,
-    WEIGHT,
-    X,
-    config,
-    input_fn,
-    kind,
-    number,
-    one_hot,
-)
+from feature_data import CLASS, CLASS3, COUNT, DENSE, KIND, TARGET, WEIGHT, X, config, input_fn, kind, number, one_hot
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -175,12 +161,11 @@ def test_exports_classify_regress_and_predict(tmp_path):
     np.testing.assert_allclose(outputs["serving_default"]["outputs"], LOGITS[:2], rtol=1e-5)
 
 
-@pytest.mark.parametrize("towers", [1, 2])
-def test_variables_have_the_names_of_1_15(tmp_path, towers):
+def test_variables_have_the_names_of_1_15(tmp_path):
     embedding = tf.feature_column.embedding_column(kind, 2)
     crossed = tf.feature_column.crossed_column(["kind", tf.feature_column.bucketized_column(number, [0.0])], 5)
     estimator = tf_estimator.DNNLinearCombinedClassifier(
-        tmp_path, [crossed, kind], "Ftrl", [embedding, number], "Adagrad", [4, 3], n_classes=3, config=config(towers)
+        tmp_path, [crossed, kind], "Ftrl", [embedding, number], "Adagrad", [4, 3], n_classes=3, config=config(2)
     )
     estimator.train(input_fn(CLASS3), steps=1)
     deep = [
@@ -271,12 +256,7 @@ def test_other_arguments_of_other_estimators_are_refused(tmp_path):
     ("kwargs", "x", "y", "message"),
     [
         ({}, X["number"], CLASS, "features must be a dict of tensors.*got a .*Tensor"),
-        (
-            {},
-            {"kind": X["kind"]},
-            CLASS,
-            "no feature 'number', of which there is a column; input_fn gives 'kind'",
-        ),
+        ({}, {"kind": X["kind"]}, CLASS, "no feature 'number', of which there is a column; input_fn gives 'kind'"),
         ({}, X, STRINGS, "labels are of type string, and label_vocabulary=None"),
         ({"label_vocabulary": NAMES}, X, CLASS, r"labels are of type int64, and label_vocabulary=\['no', 'yes'\]"),
         ({"n_classes": 3}, X, TARGET, "labels are of type float32; the numbers of classes are integers"),

@@ -4,18 +4,7 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import (
-    BATCH,
-    TRAIN,
-    Recorder,
-    X,
-    Y,
-    expected_weights,
-    input_fn,
-    make,
-    model_fn,
-    weights_of,
-)
+from regression import BATCH, TRAIN, Recorder, X, Y, expected_weights, input_fn, make, model_fn, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator

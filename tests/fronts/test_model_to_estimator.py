@@ -48,8 +48,7 @@ def assert_same_weights(estimator, model, atol=1e-5):
         )
 
 
-@pytest.mark.parametrize("towers", [1, 2])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("towers", "optimizer"), [(1, "sgd"), (2, "adam")])
 def test_training_equals_keras_fit_on_the_joined_batches(tmp_path, towers, optimizer):
     model = compiled(network(), optimizer)
     before = model.get_weights()

@@ -14,20 +14,19 @@ layers = keras.layers
 
 class TestTrainingEqualsKeras:
     def fifty_steps(self, optimizer, gpus):
-        x, y = data(45, 6, 6, 2)  # batches of 8 and one of 5, which two or three towers cannot share out evenly
+        x, y = data(245, 6, 6, 2)  # batches of 10 and one of 5, which two or three towers cannot share out evenly
         return fit_both(
             small_network, gpus,
             lambda: dict(optimizer=OPTIMIZERS[optimizer](), loss=CROSS_ENTROPY, metrics=["accuracy"]),
-            x, y, batch_size=10, epochs=10,
+            x, y, batch_size=10, epochs=2,
         )  # fmt: skip
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-    def test_after_50_steps_in_float32(self, optimizer):
-        assert_same(self.fifty_steps(optimizer, 2), 1e-5)
+    def test_after_50_steps_in_float32(self):
+        assert_same(self.fifty_steps("adam", 2), 1e-5)
 
-    @pytest.mark.parametrize(("optimizer", "gpus"), [*((name, 3) for name in OPTIMIZERS), ("adam", 1)])
-    def test_after_50_steps_in_float64(self, float64, optimizer, gpus):
-        assert_same(self.fifty_steps(optimizer, gpus), 1e-9)
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    def test_after_50_steps_in_float64(self, float64, optimizer):
+        assert_same(self.fifty_steps(optimizer, 3), 1e-9)
 
     def test_with_weights_of_samples_and_of_classes_and_validation_data(self, float64):
         x, y = data(22, 6, 6, 2)
@@ -104,7 +103,7 @@ class TestModels:
             both = layers.concatenate([left, right])
             return keras.Model(inputs, {"sum": layers.Dense(1, name="sum")(both), "class": layers.Softmax()(left)})
 
-        x = {"left": data(11, 4)[0], "right": data(11, 4)[0]}
+        x = {"left": data(11, 4)[0], "right": data(11, 4)[0]}  # batches of 4, 4 and 3
         y = {"sum": data(11, 1)[0], "class": data(11)[1]}
         settings = {
             "optimizer": "adam",
@@ -112,7 +111,7 @@ class TestModels:
             "loss_weights": {"sum": 0.3, "class": 1.0},
             "metrics": {"sum": ["mae"], "class": ["accuracy"]},
         }
-        assert_same(fit_both(build, 3, settings, x, y, batch_size=4, epochs=3), 1e-9)
+        assert_same(fit_both(build, 3, settings, x, y, batch_size=4, epochs=4), 1e-12)
 
     def test_a_subclassed_model_that_adds_losses_and_is_built_by_its_first_batch(self, float64):
         class Model(keras.Model):
@@ -137,40 +136,21 @@ class TestModels:
                  layers.GRU(3, return_sequences=True), layers.Dense(1)]
             )  # fmt: skip
 
-        x = rng.integers(1, 9, [10, 6]) * (np.arange(6) < rng.integers(1, 7, [10, 1]))
-        y = rng.normal(size=[10, 6, 1])
+        x = rng.integers(1, 9, [11, 6]) * (np.arange(6) < rng.integers(1, 7, [11, 1]))
+        y = rng.normal(size=[11, 6, 1])
         settings = {"optimizer": "rmsprop", "loss": "mse", "metrics": ["mae"]}
-        assert_same(fit_both(build, 3, settings, x, y, batch_size=5, epochs=3), 1e-9)
+        assert_same(fit_both(build, 2, settings, x, y, batch_size=4, epochs=4), 1e-12)
 
-    @pytest.mark.parametrize("gpus", [1, 2, 3])
-    @pytest.mark.parametrize("model", ["two outputs", "shared layers", "masked sequences", "class weights"])
-    def test_twelve_steps_with_uneven_last_batches(self, float64, model, gpus):
-        x, labels = data(11, 4)
-        ids = rng.integers(1, 9, [11, 6]) * (np.arange(6) < rng.integers(1, 7, [11, 1]))
-        cross_entropy = {"optimizer": "adam", "loss": CROSS_ENTROPY, "weighted_metrics": ["accuracy"]}
-
-        def two_outputs():
-            inputs = keras.Input([4])
-            hidden = layers.Dense(5, "tanh")(inputs)
-            return keras.Model(inputs, [layers.Dense(1, name="a")(hidden), layers.Dense(3, name="b")(hidden)])
-
-        def shared():
+    @pytest.mark.parametrize("gpus", [1, 3])
+    def test_a_layer_that_is_called_twice_with_weights_of_samples(self, float64, gpus):
+        def build():
             inputs, dense = keras.Input([4]), layers.Dense(4, "tanh", kernel_regularizer="l2")
             return keras.Model(inputs, layers.Dense(3)(layers.add([dense(dense(inputs)), dense(inputs)])))
 
-        def masked():
-            return keras.Sequential(
-                [keras.Input([6], dtype="int32"), layers.Embedding(9, 4, mask_zero=True), layers.LSTM(3)]
-            )
-
-        both = {"optimizer": "adam", "loss": {"a": "mse", "b": CROSS_ENTROPY}, "metrics": {"a": ["mae"]}}
-        build, settings, features, y, options = {
-            "two outputs": (two_outputs, both, x, {"a": x[:, :1], "b": labels}, {}),
-            "shared layers": (shared, cross_entropy, x, labels, {"sample_weight": rng.uniform(0, 2, 11)}),
-            "masked sequences": (masked, cross_entropy, ids, labels, {}),
-            "class weights": (shared, cross_entropy, x, labels, {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}),
-        }[model]
-        assert_same(fit_both(build, gpus, settings, features, y, batch_size=4, epochs=4, **options), 1e-12)
+        x, y = data(11, 4)
+        settings = {"optimizer": "adam", "loss": CROSS_ENTROPY, "weighted_metrics": ["accuracy"]}
+        weights = rng.uniform(0, 2, 11)
+        assert_same(fit_both(build, gpus, settings, x, y, batch_size=4, epochs=4, sample_weight=weights), 1e-12)
 
     def test_frozen_layers_stay_and_unused_weights_are_named(self, capsys):
         def build():

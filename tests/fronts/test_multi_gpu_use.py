@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 import textwrap
 import zipfile
 
@@ -183,10 +181,7 @@ def test_towers_compute_on_their_devices_and_weights_stay_on_the_cpu():
         parallel.fit(np.ones([6, 4]), np.ones([6, 3]), verbose=0)
         print({variable.value.device for variable in model.variables + parallel.optimizer.variables})
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env=jobs.environment(), capture_output=True, text=True,
-        timeout=jobs.WAIT_SECS,
-    )  # fmt: skip
+    done = jobs.command("-c", textwrap.dedent(program))
     assert done.returncode == 0, done.stderr
     *products, variables = done.stdout.splitlines()
     forward = [line for line in products if line.startswith("tower_")]

@@ -12,8 +12,10 @@ from poisoned import EVERY_STEP, poisoned
 from tower_train import errors
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(("position", "step", "tower"), [(0, 1, 0), (45, 3, 1), (168, 11, 1), (160, 11, 0)])
+@pytest.mark.parametrize(
+    ("value", "position", "step", "tower"),
+    [(math.nan, 0, 1, 0), (math.inf, 45, 3, 1), (math.nan, 168, 11, 1), (math.inf, 160, 11, 0)],
+)
 def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, tmp_path):
     assert (position // 16 + 1, position % 16 // 8) == (step, tower)
     with pytest.raises(errors.NonFiniteError) as error:
