@@ -30,7 +30,7 @@ set_up() {
   python=$environment/bin/python
   # The stamp is written last and tells what is installed, so that an interrupted set-up is done again.
   stamp=$environment/.tower_train${extras//[^a-z]/-}
-  if [ -x "$python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$root $(cksum <"$root/pyproject.toml")" ]; then
+  if [ -x "$python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$root $(cksum <"$root/setup.py")" ]; then
     return
   fi
   if [ ! -x "$python" ]; then
@@ -44,5 +44,5 @@ set_up() {
   echo "Installing tower_train$extras and what it needs (a minute or two, once) ..." >&2
   "$python" -m pip install --quiet --disable-pip-version-check --editable "$root$extras" >&2 ||
     fail "pip could not install tower_train$extras. Is the package index in reach?"
-  printf '%s' "$root $(cksum <"$root/pyproject.toml")" >"$stamp"
+  printf '%s' "$root $(cksum <"$root/setup.py")" >"$stamp"
 }

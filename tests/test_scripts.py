@@ -48,7 +48,7 @@ def tree(tmp_path):
     root = tmp_path / "my copy of it"
     for folder in ("scripts", "tower_train", "cifar10"):
         shutil.copytree(jobs.ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(jobs.ROOT / "pyproject.toml", root)
+    shutil.copy(jobs.ROOT / "setup.py", root)
     return root
 
 
@@ -76,7 +76,7 @@ def test_it_installs_once_into_the_active_environment_and_runs_from_any_director
     assert process.stderr == ""  # the second time there is nothing to do
     assert not (tree / ".venv").exists()
 
-    with open(tree / "pyproject.toml", "a") as file:
+    with open(tree / "setup.py", "a") as file:
         file.write("# another requirement\n")
     assert run_script(tree, "--help", VIRTUAL_ENV=str(environment)).returncode == 0
     assert len(installs(environment)) == 2
@@ -132,6 +132,7 @@ def test_a_machine_without_a_python_that_fits_is_told_so(too_old, tree, tmp_path
 
 def test_the_checks_of_the_code_pass_where_there_are_runs(tree):
     """Training makes a folder whose name is that of a module of the tests."""
+    shutil.copy(jobs.ROOT / "pyproject.toml", tree)
     shutil.copytree(jobs.TESTS, tree / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     (tree / "runs").mkdir()
     checked = subprocess.run([sys.executable, "-m", "ruff", "check", "."], cwd=tree, capture_output=True, text=True)

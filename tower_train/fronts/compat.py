@@ -1,7 +1,7 @@
 """The private names of Keras and TensorFlow that the package depends on, and what it replaces in them for a while.
 
 Every such name stands here, behind a small function or constant. tests/fronts/test_compat.py fails when one goes away
-or changes its meaning; pyproject.toml bounds the versions with which it passes.
+or changes its meaning; setup.py bounds the versions with which it passes.
 """
 
 import contextlib
