@@ -3,7 +3,7 @@
 import math
 
 from tower_train import errors
-from tower_train.options import Options
+from tower_train.options import Options, as_text
 
 
 def check(config: Options) -> None:
@@ -12,6 +12,11 @@ def check(config: Options) -> None:
     _check_batch(config)
     _check_schedule(config)
     _check_workers(config)
+    steps = config.profile_steps
+    if steps and (len(steps) != 2 or steps[0] > steps[1]):
+        raise errors.ConfigError(
+            f"--profile_steps={as_text(steps)}: give the first step and the last, as in --profile_steps=10,20."
+        )
 
 
 def _check_evaluations(config: Options) -> None:
