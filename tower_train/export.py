@@ -10,7 +10,7 @@ USAGE = """
 Writes a run's newest network as a SavedModel: python -m tower_train.export --train_dir=DIR [options]
 
 Its signature serving_default maps raw features (uint8 images) to logits, probabilities and class names; its signature
-files does so from the contents of JPEG or PNG files. tf.saved_model.load and saved_model_cli run it.
+files does so from the contents of image files. tf.saved_model.load and saved_model_cli run it.
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 

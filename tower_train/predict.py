@@ -16,7 +16,7 @@ Exit status: 0 done, 2 an option or a file is wrong.
 def main(argv) -> int:
     options, paths = command_line.parse_with_files(argv, PredictOptions, USAGE)
     if not paths:
-        raise errors.ConfigError("No image is named. Give JPEG or PNG files after the options.")
+        raise errors.ConfigError("No image is named. Give image files after the options.")
     contents = [_read(path) for path in paths]
     command_line.import_tensorflow()
     from tower_train.inference import serving
@@ -41,13 +41,20 @@ def _read(path: str) -> bytes:
 def _ranking(path: str, content: bytes, built, session, top: int) -> str:
     import tensorflow as tf
 
-    try:
-        found = session.run(built.outputs["files"], {built.files: [content]})
-    except tf.errors.InvalidArgumentError:
-        raise errors.DataError(f"{path}: is no JPEG or PNG image that can be decoded.") from None
+    from tower_train.data import remarks
+
+    with remarks.of_decoders() as take_remark:
+        try:
+            found = session.run(built.outputs["files"], {built.files: [content]})
+        except tf.errors.InvalidArgumentError:
+            found = None
+        remark = take_remark()
+    if found is None:
+        raise errors.DataError(f"{path}: is no image that can be decoded{f' ({remark})' if remark else ''}.")
     probabilities, names = found["probabilities"][0], found["classes"][0]
     ranks = np.argsort(-probabilities, kind="stable")[:top]
-    return ", ".join(f"{names[i].decode()} {probabilities[i]:.3f}" for i in ranks)
+    damaged = f" *** The file is damaged: {remark}." if remark else ""
+    return ", ".join(f"{names[i].decode()} {probabilities[i]:.3f}" for i in ranks) + damaged
 
 
 if __name__ == "__main__":

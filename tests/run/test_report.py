@@ -5,6 +5,8 @@ import os
 import pty
 import re
 import shlex
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -14,11 +16,11 @@ import pytest
 import tensorflow as tf
 
 from tower_train.inference import evaluator
-from tower_train.run import hooks
+from tower_train.run import hooks, report
 
-# The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)'
+# The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)', with more digits below 1
 LOG_LINE = re.compile(
-    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{6})?): step (?P<step>\d+), loss = (?P<loss>\d+\.\d\d) "
+    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{6})?): step (?P<step>\d+), loss = (?P<loss>\d+\.\d{2,}) "
     r"\((?P<rate>\d+\.\d) examples/sec; (?P<seconds>\d+\.\d{3}) sec/batch\)"
 )
 
@@ -84,6 +86,16 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     assert re.fullmatch("step 24: 40 examples of CIFAR-10 test.*, moving averages", during[0])
     assert evaluate.stdout.splitlines()[:3] == during
     assert len(evaluate.stdout.splitlines()) == 3 + 2 + 10  # and the confusion matrix
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [(4.605, "4.61"), (1234.5678, "1234.57"), (1, "1.00"), (0.46213, "0.462"), (0.0003941, "0.000394"),
+     (3.94e-7, "3.94e-07"), (0, "0.00"), (-0.01234, "-0.0123"), (float("nan"), "nan"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_a_small_loss_has_digits_that_count(loss, text):
+    assert report.as_loss(loss) == text
+    assert f" loss = {text} (" in report.step_line(10, loss, 1.0, 1.0)
 
 
 def test_no_bar_is_drawn_into_a_pipe(cifar10_run):
@@ -179,10 +191,62 @@ def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path):
     assert [int(line["step"]) for line in log_lines(lines)] == list(range(5, 41, 5))
     bars = [int(step) for step in re.findall(r"step (\d+)/40 ", plain)]
     assert bars == sorted(bars) and len(set(bars)) > 3
-    assert "\u2501" in plain and re.search(r"loss \d\.\d\d +\d+ examples/sec", plain)
+    assert "\u2501" in plain and "loss -" not in plain
+    assert re.search(r"loss \d\.\d+ +\d+ examples/sec +\d:\d\d:\d\d left", plain)
 
 
 def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
     result = jobs.train_toy(tmp_path, max_steps=1)
     assert result.examples_per_sec is None
-    assert re.search(r"Stopped by last step at step 1 of 1 after \d+\.\d s: loss \d\.\d\d\.\n", capsys.readouterr().out)
+    assert re.search(r"Stopped by last step at step 1 of 1 after \d+\.\d s: loss \d\.\d+\.\n", capsys.readouterr().out)
+
+
+PROGRAM = """
+import sys
+import toy_workload
+import tower_train
+
+OWN = tower_train.Workload("own", toy_workload.load, toy_workload.network)
+
+if __name__ == "__main__":
+    {before}
+    config = tower_train.Config(train_dir="runs/a b", max_steps=2, batch_size=8, check_data=False)
+    tower_train.train({workload}, config)
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "workload", "path"),
+    [
+        ("own_program.py", "OWN", "own_program:OWN"),
+        ("deeper/program.py", "OWN", "program:OWN"),
+        ("program.py", "toy_workload.WORKLOAD", "toy_workload"),
+    ],
+)
+def test_the_printed_commands_work_after_a_program_too(tmp_path, file, workload, path):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(PROGRAM.format(before="pass", workload=workload))
+    environment = jobs.environment(jobs.TESTS)
+
+    def run(words):
+        return subprocess.run(
+            words, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=jobs.WAIT_SECS
+        )
+
+    trained = run(f"{shlex.quote(sys.executable)} {file}")
+    assert trained.returncode == 0, trained.stderr
+    assert jobs.read_json(tmp_path / "runs" / "a b", "run.json")["config"]["workload"] == path
+    commands = dict(line.split(": ", 1) for line in trained.stdout.splitlines()[-2:])
+    evaluated = run(commands["Evaluate"])
+    assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
+    assert run(f"{commands['Curves'].strip()} --version").stdout.startswith("2.")
+    assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
+
+
+def test_a_workload_that_no_command_finds_is_evaluated_from_python(tmp_path):
+    program = PROGRAM.format(before="import dataclasses", workload="dataclasses.replace(OWN, name='other')")
+    process = jobs.command("-c", program, cwd=str(tmp_path))
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[-2] == (
+        "Evaluate: tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir='runs/a b'), workload), in Python"
+    )

@@ -2,16 +2,15 @@
 
 import contextlib
 import dataclasses
-import os
-import re
-from collections.abc import Iterator
-from typing import BinaryIO
+import functools
+from collections.abc import Callable, Iterator
+from concurrent import futures
 
 import numpy as np
 import tensorflow as tf
 
-from tower_train import console, host
-from tower_train.data import decoding
+from tower_train import host
+from tower_train.data import decoding, remarks
 from tower_train.data.image_listing import Listing, kind_of
 from tower_train.data.orientation import orientation
 
@@ -19,12 +18,6 @@ v1 = tf.compat.v1
 
 _CHUNK = 512  # files decoded between two looks at what libjpeg remarks, which does not say of which file
 _PARTS = 8  # that the files are divided into to find the one
-_BATCH = 16
-# Lines of others: of our own and of TensorFlow's logging, but for those of its decoders.
-_LOG_LINE = re.compile(
-    rb"tower_train: |(\d{4}-\d\d-\d\d |[IWEF]\d{4} |WARNING)(?!.*(jpeg|png|gif|webp|bmp|image)\w*\.cc)"
-)
-_LOG_HEAD = re.compile(r"^[^\]]*\.cc:\d+\] ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,86 +50,49 @@ def check(listing: Listing, size: int, channels: int, pixels: np.ndarray | None 
     checked = Checked({}, np.zeros(count, np.int64), np.ones(count, np.uint8))
     paths, kinds = listing.paths(), [decoding.MAGIC[kind_of(name)] for name in listing.names]
     pending = [np.arange(i, min(i + _CHUNK, count)) for i in reversed(range(0, count, _CHUNK))]
-    with _decoder(paths, kinds, size, channels, pixels is not None) as decode, _remarks_of_decoders() as take_remarks:
+    told = {}  # of bad files
+    with _decoder(size, channels, pixels is not None) as decode, remarks.of_decoders() as take_remark:
         while pending:
-            indices = pending.pop()
-            bad = set(indices.tolist())
-            for found, digests, orientations, images in decode(indices):
-                checked.digests[found], checked.orientations[found] = digests, orientations
+            indices, bad = pending.pop(), []
+            found = decode([paths[i] for i in indices], [kinds[i] for i in indices])
+            for index, values in zip(indices.tolist(), found, strict=True):
+                if values is None:
+                    bad.append(index)
+                    continue
+                checked.digests[index], checked.orientations[index], image = values
                 if pixels is not None:
-                    pixels[found] = images
-                bad.difference_update(found.tolist())
-            remark = take_remarks()
-            if remark and len(indices) > 1:
+                    pixels[index] = image
+            remark = take_remark()
+            if remark and len(indices) > 1:  # of which of them?
                 pending += np.array_split(indices, min(_PARTS, len(indices)))
                 continue
-            for index in indices if remark else sorted(bad):
-                checked.bad[int(index)] = _what_is_wrong(paths[index], kinds[index], remark)
-    return dataclasses.replace(checked, bad=dict(sorted(checked.bad.items())))
+            told |= dict.fromkeys(indices.tolist() if remark else bad, remark)
+        for index in sorted(told):
+            checked.bad[index] = _what_is_wrong(paths[index], kinds[index], told[index])
+    return checked
 
 
 @contextlib.contextmanager
-def _decoder(paths: list[bytes], kinds: list[bytes], size: int, channels: int, resized: bool):
-    """Yields a function from int64 indices to batches of (indices, digests, orientations, images or something that
-    depends on each) of those that can be decoded, in any order."""
-
-    def load(index, path, kind):
+def _decoder(size: int, channels: int, resized: bool) -> Iterator[Callable]:
+    """Yields a function from files' paths and what they must begin with to (digest, orientation, image or something
+    that depends on it) of each, None of those that cannot be decoded; many at a time, in their order."""
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        path, kind = v1.placeholder(tf.string, []), v1.placeholder(tf.string, [])
         contents = tf.io.read_file(path)
         with tf.control_dependencies([tf.debugging.Assert(decoding.is_kind(contents, kind), [path])]):
             contents = tf.identity(contents)
         image, turn = decoding.decode(contents, channels), orientation(contents)
         image = decoding.resized(image, size, size, turn) if resized else tf.reduce_max(image)
-        return index, decoding.digest(contents), tf.cast(turn, tf.uint8), image
-
-    with tf.Graph().as_default(), tf.device("/cpu:0"):
-        fed = [v1.placeholder(dtype, [None]) for dtype in (tf.int64, tf.string, tf.string)]
-        dataset = tf.data.Dataset.from_tensor_slices(tuple(fed))
-        dataset = dataset.map(load, num_parallel_calls=host.cores(), deterministic=False)
-        dataset = dataset.ignore_errors().batch(_BATCH).prefetch(2)
-        iterator = v1.data.make_initializable_iterator(dataset)
-        batch = iterator.get_next()
+        # A step for each file, and no tf.data: that would have to begin anew to tell of which file a remark is.
         with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+            load = session.make_callable([decoding.digest(contents), turn, image], feed_list=[path, kind])
 
-            def decode(indices: np.ndarray) -> Iterator[tuple]:
-                values = indices, [paths[i] for i in indices], [kinds[i] for i in indices]
-                session.run(iterator.initializer, dict(zip(fed, values, strict=True)))
-                with contextlib.suppress(tf.errors.OutOfRangeError):
-                    while True:
-                        yield session.run(batch)
+            def load_if_possible(*file):
+                with contextlib.suppress(tf.errors.OpError):
+                    return load(*file)
 
-            yield decode
-
-
-@contextlib.contextmanager
-def _remarks_of_decoders():
-    """Keeps what C libraries write to standard error within this block; yields a function that returns the first line
-    of it since its last call, or an empty string. Log lines are passed on at the end."""
-    passed_on = []
-    try:
-        with console.stderr_in_file() as file:
-
-            def take() -> str:
-                lines = _emptied(file).splitlines()
-                passed_on.extend(line for line in lines if _LOG_LINE.match(line))
-                remarks = (line.decode(errors="replace") for line in lines if not _LOG_LINE.match(line))
-                return _LOG_HEAD.sub("", next(remarks, ""))
-
-            try:
-                yield take
-            finally:
-                take()
-    finally:
-        for line in passed_on:
-            os.write(2, line + b"\n")
-
-
-def _emptied(file: BinaryIO) -> bytes:
-    """Returns what is in the file, and removes it."""
-    file.seek(0)
-    contents = file.read()
-    file.seek(0)
-    file.truncate()
-    return contents
+            with futures.ThreadPoolExecutor(host.cores()) as pool:
+                yield functools.partial(pool.map, load_if_possible)
 
 
 def _what_is_wrong(path: bytes, kind: bytes, remark: str) -> str:

@@ -28,7 +28,7 @@ class ServingGraph:
     Attributes:
       graph: the graph.
       features: placeholder [batch, ...] of raw features, as the workload's examples have them.
-      files: string placeholder [batch] of the contents of JPEG or PNG files; None if features are not uint8 images.
+      files: string placeholder [batch] of the contents of image files; None if features are not uint8 images.
       outputs: by signature, {name: tensor [batch, classes]}: logits, probabilities, and the classes' names.
       restored: {name in the checkpoint: variable}.
     """
