@@ -1,6 +1,7 @@
 """What a person reads of a run: log lines in the original's form, true rates, and commands that work."""
 
 import contextlib
+import dataclasses
 import os
 import pty
 import re
@@ -14,9 +15,10 @@ import types
 import jobs
 import pytest
 import tensorflow as tf
+import toy_workload
 
 from tower_train.inference import evaluator
-from tower_train.run import hooks, report
+from tower_train.run import hooks, program, report
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)', with more digits below 1
 LOG_LINE = re.compile(
@@ -202,30 +204,21 @@ def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
 
 
 PROGRAM = """
-import sys
 import toy_workload
 import tower_train
 
 OWN = tower_train.Workload("own", toy_workload.load, toy_workload.network)
 
 if __name__ == "__main__":
-    {before}
     config = tower_train.Config(train_dir="runs/a b", max_steps=2, batch_size=8, check_data=False)
-    tower_train.train({workload}, config)
+    tower_train.train(OWN, config)
 """
 
 
-@pytest.mark.parametrize(
-    ("file", "workload", "path"),
-    [
-        ("own_program.py", "OWN", "own_program:OWN"),
-        ("deeper/program.py", "OWN", "program:OWN"),
-        ("program.py", "toy_workload.WORKLOAD", "toy_workload"),
-    ],
-)
-def test_the_printed_commands_work_after_a_program_too(tmp_path, file, workload, path):
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text(PROGRAM.format(before="pass", workload=workload))
+@pytest.mark.parametrize("folder", ["", "deeper/"])
+def test_the_printed_commands_work_after_a_program_too(tmp_path, folder):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "program.py").write_text(PROGRAM)
     environment = jobs.environment(jobs.TESTS)
 
     def run(words):
@@ -233,20 +226,42 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path, file, workload,
             words, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=jobs.WAIT_SECS
         )
 
-    trained = run(f"{shlex.quote(sys.executable)} {file}")
+    trained = run(f"{shlex.quote(sys.executable)} {folder}program.py")
     assert trained.returncode == 0, trained.stderr
-    assert jobs.read_json(tmp_path / "runs" / "a b", "run.json")["config"]["workload"] == path
+    assert jobs.read_json(tmp_path / "runs" / "a b", "run.json")["config"]["workload"] == "program:OWN"
     commands = dict(line.split(": ", 1) for line in trained.stdout.splitlines()[-2:])
     evaluated = run(commands["Evaluate"])
     assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
-    assert run(f"{commands['Curves'].strip()} --version").stdout.startswith("2.")
+    assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
     assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
 
 
-def test_a_workload_that_no_command_finds_is_evaluated_from_python(tmp_path):
-    program = PROGRAM.format(before="import dataclasses", workload="dataclasses.replace(OWN, name='other')")
-    process = jobs.command("-c", program, cwd=str(tmp_path))
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines()[-2] == (
+def test_without_tensorboard_the_command_for_curves_installs_it(monkeypatch):
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda _: None)
+    curves = report._next_commands("runs/a b", "mine")[1]
+    first, second = curves.removeprefix("Curves:").split("&&")
+    assert shlex.split(first)[1:] == ["-m", "pip", "install", "tensorboard>=2.21"]
+    assert shlex.split(second)[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
+
+
+def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_import(tmp_path, monkeypatch):
+    assert program.import_path(toy_workload.WORKLOAD) == "toy_workload"
+    mine = dataclasses.replace(toy_workload.WORKLOAD, name="mine")
+    assert program.import_path(mine) is None
+    programs = [
+        ("mine.py", "if __name__ == '__main__': pass", "mine:OWN"),
+        ("mine.py", "", None),
+        ("a-b.py", "__main__", None),
+    ]
+    for name, source, expected in programs:
+        (tmp_path / name).write_text(source)
+        main = types.ModuleType("__main__")
+        main.OWN, main.__file__ = mine, str(tmp_path / name)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        assert program.import_path(mine) == expected
+
+
+def test_a_workload_that_no_command_finds_is_evaluated_from_python():
+    assert report._next_commands("runs/a b", None)[0] == (
         "Evaluate: tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir='runs/a b'), workload), in Python"
     )

@@ -7,7 +7,17 @@ from tower_train.data.orientation import orientation, turned
 # What files of a kind begin with. (WebP files say a little later that they are not another RIFF file.)
 MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "GIF": b"GIF8", "BMP": b"BM", "WebP": b"RIFF"}
 MAX_PIXELS = 2**27  # that a file may declare: 1.6 GB as float32 RGB
+_HEAD = 2048  # bytes of a file that are looked at here
 _GREYS = bytes(part for shade in range(256) for part in (shade, shade, shade, 0))  # a palette
+
+# Where the width stands, and behind it the height, and what their bytes count. A WebP image is never too large.
+_LITTLE, _BIG = [1, 2**8, 2**16, 2**24], [2**24, 2**16, 2**8, 1]
+_SIZES = {
+    "PNG": (16, [_BIG + [0] * 4, [0] * 4 + _BIG]),
+    "GIF": (6, [_LITTLE[:2] + [0] * 6, [0] * 2 + _LITTLE[:2] + [0] * 4]),
+    "BMP": (18, [_LITTLE + [0] * 4, [0] * 4 + _LITTLE]),
+    "WebP": (0, [[0] * 8] * 2),
+}
 
 
 def is_kind(contents: tf.Tensor, magic: bytes | tf.Tensor) -> tf.Tensor:
@@ -16,27 +26,25 @@ def is_kind(contents: tf.Tensor, magic: bytes | tf.Tensor) -> tf.Tensor:
 
 
 def declared_size(contents: tf.Tensor) -> tf.Tensor:
-    """int64 [2], the height and width that the header of an image file declares; 0 for WebP, which is never large."""
+    """int64 [2], the height and width that the header of an image file declares; 0 for WebP."""
 
-    def numbers(start: int, weights: list[int]) -> tf.Tensor:
-        digits = tf.io.decode_raw(tf.strings.substr(contents, start, 2 * len(weights)), tf.uint8)
-        pair = tf.reshape(tf.cast(digits, tf.int64), [2, len(weights)])
-        width, height = tf.unstack(tf.linalg.matvec(pair, tf.constant(weights, tf.int64)))
-        return tf.stack([height, width])
+    def of_others():
+        kind = tf.argmax(tf.cast([is_kind(contents, MAGIC[name]) for name in _SIZES], tf.int32), output_type=tf.int32)
+        starts, weights = zip(*_SIZES.values(), strict=True)
+        numbers = tf.cast(tf.io.decode_raw(_part(contents, tf.gather(starts, kind), 8), tf.uint8), tf.int64)
+        width, height = tf.unstack(tf.linalg.matvec(tf.gather(tf.constant(weights, tf.int64), kind), numbers))
+        return tf.stack([tf.minimum(height, 2**32 - height), width])  # negative in a BMP with rows from the top
 
-    def of_bmp():
-        height, width = tf.unstack(numbers(18, [1, 2**8, 2**16, 2**24]))
-        return tf.stack([tf.minimum(height, 2**32 - height), width])  # negative: the rows are from the top
+    def of_jpeg():
+        return tf.cast(tf.image.extract_jpeg_shape(contents)[:2], tf.int64)
 
-    return tf.case(
-        [
-            (is_kind(contents, MAGIC["PNG"]), lambda: numbers(16, [2**24, 2**16, 2**8, 1])),
-            (is_kind(contents, MAGIC["GIF"]), lambda: numbers(6, [1, 2**8])),
-            (is_kind(contents, MAGIC["BMP"]), of_bmp),
-            (is_kind(contents, MAGIC["WebP"]), lambda: tf.zeros([2], tf.int64)),
-        ],
-        lambda: tf.cast(tf.image.extract_jpeg_shape(contents)[:2], tf.int64),
-    )
+    return tf.cond(is_kind(contents, MAGIC["JPEG"]), of_jpeg, of_others)
+
+
+def _part(contents: tf.Tensor, start: int | tf.Tensor, count: int) -> tf.Tensor:
+    """That many bytes of the head of a file's contents, from the start on; zeros beyond its end."""
+    head = tf.strings.join([tf.strings.substr(contents, 0, _HEAD), tf.constant(bytes(_HEAD))])
+    return tf.strings.substr(head, start, count)
 
 
 def decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
@@ -50,11 +58,9 @@ def decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
       uint8 [height, width, channels], as stored: see `orientation`.
     """
     size = declared_size(contents)
-    checks = [
-        tf.debugging.Assert(tf.reduce_prod(size) <= MAX_PIXELS, [size]),
-        tf.debugging.Assert(~is_kind(contents, MAGIC["BMP"]) | is_plain_bmp(contents), ["a palette"]),
-    ]
-    with tf.control_dependencies(checks):
+    is_readable = (tf.reduce_prod(size) <= MAX_PIXELS) & (~is_kind(contents, MAGIC["BMP"]) | is_plain_bmp(contents))
+    # Not tf.debugging.Assert, which builds two more functions.
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=is_readable, data=[size])]):
         contents = tf.identity(contents)
     # Always to RGB first: TensorFlow makes no grayscale of CMYK.
     image = tf.raw_ops.DecodeImage(contents=contents, channels=3, dtype=tf.uint8, expand_animations=False)
@@ -65,14 +71,12 @@ def decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
 def is_plain_bmp(contents: tf.Tensor) -> tf.Tensor:
     """Whether a BMP file is uncompressed, in red, green and blue or in shades of grey: TensorFlow ignores palettes."""
 
-    def part(start: int, count: int) -> tf.Tensor:
-        long_enough = tf.strings.join([contents, tf.constant(bytes(start + count))])
-        return tf.strings.substr(long_enough, start, count)
-
     def has_bits(bits: int) -> tf.Tensor:
-        return tf.equal(part(28, 6), bytes([bits, 0, 0, 0, 0, 0]))  # and no compression
+        return tf.equal(_part(contents, 28, 6), bytes([bits, 0, 0, 0, 0, 0]))  # and no compression
 
-    is_grey = has_bits(8) & tf.equal(part(14, 1), bytes([40])) & tf.equal(part(54, len(_GREYS)), _GREYS)
+    is_grey = (
+        has_bits(8) & tf.equal(_part(contents, 14, 1), bytes([40])) & tf.equal(_part(contents, 54, len(_GREYS)), _GREYS)
+    )
     return has_bits(24) | has_bits(32) | is_grey
 
 

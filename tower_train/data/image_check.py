@@ -79,7 +79,7 @@ def _decoder(size: int, channels: int, resized: bool) -> Iterator[Callable]:
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         path, kind = v1.placeholder(tf.string, []), v1.placeholder(tf.string, [])
         contents = tf.io.read_file(path)
-        with tf.control_dependencies([tf.debugging.Assert(decoding.is_kind(contents, kind), [path])]):
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=decoding.is_kind(contents, kind), data=[path])]):
             contents = tf.identity(contents)
         image, turn = decoding.decode(contents, channels), orientation(contents)
         image = decoding.resized(image, size, size, turn) if resized else tf.reduce_max(image)
@@ -106,6 +106,8 @@ def _what_is_wrong(path: bytes, kind: bytes, remark: str) -> str:
     if not contents.startswith(kind):
         others = [name for name, magic in decoding.MAGIC.items() if contents.startswith(magic)]
         return f"is a {others[0]} image by its content" if others else f"is no {_any_kind()} image"
+    if remark:
+        return f"is damaged or cut off ({remark})"
     height, width, is_plain_bmp = _about(contents)
     if height * width > decoding.MAX_PIXELS:
         return f"declares {width} x {height} pixels, more than {decoding.MAX_PIXELS:,}"
@@ -113,7 +115,7 @@ def _what_is_wrong(path: bytes, kind: bytes, remark: str) -> str:
         return "has a palette or is compressed, which TensorFlow does not read: convert it to PNG"
     if kind == decoding.MAGIC["WebP"] and b"ANIM" in contents[:64]:
         return "is an animation, which TensorFlow does not read as an image: convert it to PNG"
-    return "is damaged or cut off" + (f" ({remark})" if remark else "")
+    return "is damaged or cut off"
 
 
 def _any_kind() -> str:

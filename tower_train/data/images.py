@@ -97,7 +97,8 @@ def _fetcher(by_index: Callable, pixels: np.ndarray | None, size: int, channels:
         path, digest = path_and_digest
         contents = tf.io.read_file(path)
         is_same = tf.equal(decoding.digest(contents), digest)
-        with tf.control_dependencies([tf.debugging.Assert(is_same, [path, "is not what it was when the run began"])]):
+        about = [path, "is not what it was when the run began"]
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=is_same, data=about)]):
             return decoding.decode_contents(tf.identity(contents), size, size, channels)
 
     def fetch(indices: tf.Tensor):

@@ -17,23 +17,20 @@ def orientation(contents: tf.Tensor) -> tf.Tensor:
     """
     head = tf.cast(tf.io.decode_raw(tf.strings.substr(contents, 0, _HEAD), tf.uint8), tf.int64)
     head = tf.concat([head, tf.zeros([len(_EXIF)], tf.int64)], axis=0)
-    start = _exif_start(head)
-    return tf.cond(start > 0, lambda: _tag_value(head, start), lambda: tf.constant(1, tf.int64))
+    return _tag_value(head, _exif_start(head))
 
 
 def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """Turns and mirrors a [height, width, channels] image the way up that its orientation says."""
 
+    def is_one_of(*values: int) -> tf.Tensor:
+        return tf.reduce_any(tf.equal(orientation, tf.constant(values, tf.int64)))
+
     def turn():
-        swapped = tf.cond(orientation >= 5, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
-        mirrored = tf.cond(_is_one_of(orientation, 2, 3, 6, 7), lambda: tf.reverse(swapped, [1]), lambda: swapped)
-        return tf.cond(_is_one_of(orientation, 3, 4, 7, 8), lambda: tf.reverse(mirrored, [0]), lambda: mirrored)
+        upright = tf.transpose(image, tf.where(orientation >= 5, [1, 0, 2], [0, 1, 2]))
+        return tf.reverse(upright, tf.boolean_mask([0, 1], [is_one_of(3, 4, 7, 8), is_one_of(2, 3, 6, 7)]))
 
     return tf.cond(orientation > 1, turn, lambda: image)
-
-
-def _is_one_of(orientation: tf.Tensor, *values: int) -> tf.Tensor:
-    return tf.reduce_any(tf.equal(orientation, tf.constant(values, tf.int64)))
 
 
 def _exif_start(head: tf.Tensor) -> tf.Tensor:
@@ -58,9 +55,10 @@ def _exif_start(head: tf.Tensor) -> tf.Tensor:
 
 
 def _tag_value(head: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+    """The orientation in a TIFF header and its first directory; 1 if there is none, or no header (start is 0)."""
     little = tf.equal(_bytes(head, start, 1)[0], ord("I"))
     directory = start + _number(head, start + 4, 4, little)
-    count = tf.minimum(_number(head, directory, 2, little), _MOST_TAGS)
+    count = tf.where(start > 0, tf.minimum(_number(head, directory, 2, little), _MOST_TAGS), 0)
     entries = directory + 2 + _ENTRY * tf.range(count)
     is_orientation = tf.equal(_number(head, entries, 2, little), _ORIENTATION)
     values = tf.boolean_mask(_number(head, entries + 8, 2, little), is_orientation)

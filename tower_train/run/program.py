@@ -13,12 +13,13 @@ def import_path(workload: Workload) -> str | None:
     Returns:
       'module' (its WORKLOAD) or 'module:NAME'; None if it is no module's, or if importing the program would run it.
     """
-    modules = sorted(sys.modules.items(), key=lambda item: item[0] == "__main__")  # the program last
+    main = sys.modules["__main__"]  # which may be there under other names too
+    modules = sorted(sys.modules.items(), key=lambda item: item[1] is main)
     for module_name, module in modules:
         attributes = getattr(module, "__dict__", {})
         for name in ("WORKLOAD", *attributes):
             if attributes.get(name) is workload:
-                found = _main_name() if module_name == "__main__" else module_name
+                found = _main_name() if module is main else module_name
                 return found and (found if name == "WORKLOAD" else f"{found}:{name}")
     return None
 
