@@ -4,6 +4,8 @@ import bisect
 
 import tensorflow as tf
 
+v1 = tf.compat.v1
+TOWERS = "towers"  # the section whose towers and variables have boxes of their own
 _MOST_BYTES = 1024  # of a constant that is drawn with its value
 
 
@@ -17,7 +19,7 @@ class Sections:
         self._graph, self._starts, self._names = graph, [], []
 
     def begin(self, name: str) -> None:
-        """Puts the operations that are built from here on into a section; '' for those that keep their names."""
+        """Puts the operations that are built from here on into a section."""
         self._starts.append(len(self._graph.get_operations()))
         self._names.append(name)
 
@@ -26,10 +28,9 @@ class Sections:
 
         It is for the eye only: functions are left out, and the values of large constants.
         """
-        places = {operation.name: i for i, operation in enumerate(self._graph.get_operations())}
         drawn = self._graph.as_graph_def(add_shapes=True)
         drawn.ClearField("library")
-        new_names = {node.name: self._in_section(node.name, places[node.name]) for node in drawn.node}
+        new_names = self._new_names()
         for node in drawn.node:
             node.name = new_names[node.name]
             node.attr.pop("_class", None)  # names of other operations
@@ -40,10 +41,22 @@ class Sections:
                 tensor.CopyFrom(type(tensor)(**kept))
         return drawn.SerializeToString(deterministic=True)
 
-    def _in_section(self, name: str, place: int) -> str:
-        section = bisect.bisect_right(self._starts, place) - 1
-        prefix = self._names[section] if section >= 0 else ""
-        return f"{prefix}/{name}" if prefix and name.split("/")[0] != prefix else name
+    def _new_names(self) -> dict[str, str]:
+        """{name of an operation: its name in the drawing}, which no other has."""
+        variables = self._graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
+        variables += self._graph.get_collection(v1.GraphKeys.LOCAL_VARIABLES)
+        scopes = {variable.op.name.split("/")[0] for variable in variables}
+        new_names, taken = {}, set()
+        for place, operation in enumerate(self._graph.get_operations()):
+            name, section = operation.name, bisect.bisect_right(self._starts, place) - 1
+            prefix = self._names[section] if section >= 0 else TOWERS
+            has_box = prefix == TOWERS and (name.startswith("tower_") or name.split("/")[0] in scopes)
+            new_name = name if has_box else f"{prefix}/{name}"
+            while new_name in taken:
+                new_name += "_"
+            taken.add(new_name)
+            new_names[name] = new_name
+        return new_names
 
 
 def _renamed(source: str, new_names: dict[str, str]) -> str:

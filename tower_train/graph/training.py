@@ -22,7 +22,7 @@ from tower_train.graph import (
 )
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import HOST, Devices
-from tower_train.graph.drawing import Sections
+from tower_train.graph.drawing import TOWERS, Sections
 from tower_train.graph.gradients import average_gradients
 from tower_train.graph.lookahead import Lookahead
 from tower_train.graph.record import StepReport, TrainingGraph
@@ -60,8 +60,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         learning_rate = schedule.rate(counters.examples_seen)
 
         # 3. A tower on each device: the same network on the same variables, its loss, its gradients.
-        sections.begin("")
         step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples))
+        sections.begin(TOWERS)
         tower_losses, tower_grads, tower_statistics = [], [], []
         for i, (device, batch) in enumerate(zip(places, source.batches, strict=True)):
             if i % config.accumulate_steps:  # on the same device, one after the other
@@ -73,14 +73,14 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             tower_statistics.append(tower.statistics)
 
         # 4. The mean over all towers of all workers.
-        sections.begin("average_gradients")
+        sections.begin("average")
         mean_grads = variables.average(average_gradients, tower_grads)
         stop_wish, ask_to_stop = _stop_wish(devices.num_workers, loss.dtype)
         mean_losses, stopping, moving = _other_means(variables, tower_losses, stop_wish, tower_statistics)
         _check_synchronized(workload, config.sync_batch_norm, moving[0])
 
         # 5. The weight decay, once a variable, and the limits of gradients.
-        sections.begin("weight_decay")
+        sections.begin("decay")
         decayed = variables.each(gradients.add_weight_decay, mean_grads, variables.weight_decays())
         loss = mean_losses[0] + decayed[0][0]
         applied = variables.each(lambda one: update.limited(one[1], config.clip_gradients, config.optimizer), decayed)
