@@ -91,7 +91,7 @@ def test_options_reach_the_folder(data, tmp_path):
     try:
         request = DataRequest("test", data_dir=str(data))
         assert workload(skip_bad_images=True).examples(request).num_examples == 6
-        with pytest.raises(errors.DataError, match="left/bad.png is neither"):
+        with pytest.raises(errors.DataError, match="left/bad.png is no JPEG, PNG"):
             workload().examples(request)
     finally:
         (data / "test" / "left" / "bad.png").unlink()

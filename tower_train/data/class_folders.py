@@ -54,7 +54,7 @@ def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
         raise errors.DataError(f"{folder}: {found}.{layout(directory)}")
     only = folder / names[0]
     if any((only / name).is_dir() for name in ("train", *TEST_NAMES)):
-        raise errors.DataError(f"{folder}: holds no images, but {shown(names[0])} in it does: try --data_dir={only}")
+        raise errors.DataError(f"{folder}: holds no images, but {shown(names[0])} in it does. Give --data_dir={only}.")
     raise errors.DataError(f"{folder}: holds one class folder only, {shown(names[0])}.{layout(directory)}")
 
 
@@ -120,7 +120,5 @@ def _about(folder: pathlib.Path, others: Mapping[str, int]) -> str:
         return ""
     counts = ", ".join(f"{count} {shown(kind)}" for kind, count in sorted(others.items()))
     convert = [kind for kind in sorted(others) if kind in _TO_CONVERT]
-    advice = (
-        f" Convert {' and '.join(convert)} to be used, e.g. `mogrify -format png *{convert[0]}`." if convert else ""
-    )
+    advice = f" To use {' and '.join(convert)}, convert them: `mogrify -format png *{convert[0]}`." if convert else ""
     return f"Passed over in {folder}: {counts}.{advice}"

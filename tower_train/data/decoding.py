@@ -87,8 +87,8 @@ def resized(image: tf.Tensor, height: int, width: int, orientation: tf.Tensor) -
       uint8 [height, width, channels].
     """
     size = tf.where(orientation >= 5, [width, height], [height, width])
-    image = turned(tf.image.resize(image, size, antialias=True), orientation)
-    return tf.saturate_cast(tf.round(tf.ensure_shape(image, [height, width, image.shape[-1]])), tf.uint8)
+    upright = turned(tf.image.resize(image, size, antialias=True), orientation)
+    return tf.saturate_cast(tf.round(tf.ensure_shape(upright, [height, width, image.shape[-1]])), tf.uint8)
 
 
 def decode_contents(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.Tensor:

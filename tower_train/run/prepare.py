@@ -70,6 +70,7 @@ def prepare(
 def _prepare_chief(start: Start, before: dict) -> Start:
     """Adds what only the chief has. before: run.json of the last start."""
     config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
+    drawing = start.graph.drawing()  # before it holds what restores a checkpoint
     notes = start.notes + run_dir.warnings()
     notes += manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
     resumed = resume.find(run_dir, start.graph, config.keep_checkpoints, config.override, is_known=bool(before))
@@ -86,7 +87,6 @@ def _prepare_chief(start: Start, before: dict) -> Start:
         best.Best(run_dir, config.keep_best, patience, config.global_batch),
     )
     evaluations.begin(resumed.step, resumed.path)
-    drawing = start.graph.drawing()
     run_json = start.run_json | {"drawing": hashlib.sha256(drawing).hexdigest()[:16]}
     is_drawn = resumed.step and before.get("drawing") == run_json["drawing"]
     return dataclasses.replace(
