@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tower_train import errors
-from tower_train.data import image_files, images
+from tower_train.data import image_files, image_listing, images
 from tower_train.run_dir import input_failures
 
 CLASSES = ("a b", "blåbær", "cat")
@@ -351,6 +351,23 @@ def test_other_formats_that_tensorflow_reads_are_read(root, name, mode):
     images, labels = fetch(load(root, "test"))
     assert labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
     np.testing.assert_allclose(images[6].astype(int), np.broadcast_to(colours[0], [SIZE, SIZE, 3]), atol=4)
+
+
+@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+def test_photographs_are_turned_as_the_camera_noted(root, cache):
+    """A run that began before they were turned has another fingerprint, and is not resumed on other images."""
+    path, image = root / "test" / "cat" / "z.jpg", Image.fromarray(smooth(np.random.default_rng(1)))
+    image.save(path, quality=100, subsampling=0)
+    listing = image_files.find(root, "test")
+    assert load(root, "test").fingerprint == image_listing.fingerprint(listing)
+    exif = Image.Exif()
+    exif[0x112] = 6
+    image.save(path, quality=100, subsampling=0, exif=exif)
+    for _ in range(2):  # the second finds what the first left
+        examples = load(root, "test", cache=cache)
+        found, expected = fetch(examples, [6])[0][0], ImageOps.exif_transpose(Image.open(path)).resize((SIZE, SIZE), 2)
+        np.testing.assert_allclose(found.astype(int), np.asarray(expected).astype(int), atol=4)
+        assert examples.fingerprint != image_listing.fingerprint(listing)
 
 
 def test_a_file_that_changes_during_a_run_is_named(root):

@@ -215,10 +215,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("folder", ["", "deeper/"])
-def test_the_printed_commands_work_after_a_program_too(tmp_path, folder):
-    (tmp_path / folder).mkdir(exist_ok=True)
-    (tmp_path / folder / "program.py").write_text(PROGRAM)
+def test_the_printed_commands_work_after_a_program_too(tmp_path):
+    (tmp_path / "my programs").mkdir()
+    (tmp_path / "my programs" / "program.py").write_text(PROGRAM)
     environment = jobs.environment(jobs.TESTS)
 
     def run(words):
@@ -226,7 +225,7 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path, folder):
             words, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=jobs.WAIT_SECS
         )
 
-    trained = run(f"{shlex.quote(sys.executable)} {folder}program.py")
+    trained = run(f"{shlex.quote(sys.executable)} 'my programs/program.py'")
     assert trained.returncode == 0, trained.stderr
     assert jobs.read_json(tmp_path / "runs" / "a b", "run.json")["config"]["workload"] == "program:OWN"
     commands = dict(line.split(": ", 1) for line in trained.stdout.splitlines()[-2:])
@@ -259,6 +258,18 @@ def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_
         main.OWN, main.__file__ = mine, str(tmp_path / name)
         monkeypatch.setitem(sys.modules, "__main__", main)
         assert program.import_path(mine) == expected
+    (tmp_path / "mine.py").write_text("if __name__ == '__main__': pass")
+    main.__file__ = str(tmp_path / "mine.py")
+    monkeypatch.setenv("PYTHONPATH", "somewhere")
+    for directory, folder in ((tmp_path, None), (tmp_path.parent, tmp_path.name)):
+        monkeypatch.chdir(directory)
+        assert program.python_path("mine:OWN") == folder and program.python_path("toy_workload") is None
+    evaluate = report._next_commands("runs/a", "mine:OWN")[0].split()
+    assert evaluate[1] == f"PYTHONPATH={tmp_path.name}:somewhere" and evaluate[3:] == [
+        "-m",
+        "tower_train.evaluate",
+        "--train_dir=runs/a",
+    ]
 
 
 def test_a_workload_that_no_command_finds_is_evaluated_from_python():
