@@ -35,6 +35,6 @@ def _why(error: tf.errors.OpError) -> str:
     """The reason that an input function gave, without the transformations that TensorFlow passed it through."""
     roots = re.findall(r"^ *\(0\) [A-Z_]+: *(.*)$", error.message, re.MULTILINE)
     reason = roots[0] if roots else checkpoint.reason(error)
-    reason = re.sub(r"^assertion failed: \[(.*)\].*$", lambda failed: failed[1].replace("] [", " "), reason)
     reason = re.sub(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: ", "", reason)
-    return re.sub(r"^\w+Error: ", "", reason).rstrip(".")  # of a Python function
+    reason = re.sub(r"^\w+Error: ", "", reason).rstrip(".")  # of a Python function
+    return re.sub(r"^assertion failed: \[(.*)\]$", lambda failed: failed[1].replace("] [", " "), reason)
