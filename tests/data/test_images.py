@@ -305,7 +305,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     [
         ([], ": holds no folders."),
         (["1.jpg", "2.png", "list.csv"], ": holds 2 images and no class folders."),
-        (["train/1.jpg", "test/1.jpg"], "/train: holds 1 images and no class folders."),
+        (["train/1.jpg", "test/1.jpg"], "/train: holds 1 image and no class folders."),
         (["images/1.jpg", "images/2.jpg"], ": holds one class folder only, images."),
         (["a/1.jpg", "a/2.jpg", "b/deeper/1.jpg"], "/b: holds no .jpeg, .jpg, .png, .gif, .bmp, .webp file."),
         (["1/1.jpg", "2/2.jpg", "3/3.jpg"], ": each of its 3 class folders holds one image only."),

@@ -50,12 +50,12 @@ def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
         return names
     images = sum(kind_of(entry.name) != "" for entry in entries)
     if not names:
-        found = f"holds {images} images and no class folders" if images else "holds no folders"
+        found = f"holds {images} image{'s' * (images > 1)} and no class folders" if images else "holds no folders"
         raise errors.DataError(f"{folder}: {found}.{layout(directory)}")
-    only = folder / names[0]
-    if any((only / name).is_dir() for name in ("train", *TEST_NAMES)):
-        raise errors.DataError(f"{folder}: holds no images, but {shown(names[0])} in it does. Give --data_dir={only}.")
-    raise errors.DataError(f"{folder}: holds one class folder only, {shown(names[0])}.{layout(directory)}")
+    only = shown(names[0])
+    if any((folder / names[0] / name).is_dir() for name in ("train", *TEST_NAMES)):
+        raise errors.DataError(f"{folder}: holds no images, but {only} in it does. Give --data_dir={folder / only}.")
+    raise errors.DataError(f"{folder}: holds one class folder only, {only}.{layout(directory)}")
 
 
 def check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
