@@ -243,8 +243,9 @@ def test_bad_files_are_all_named_in_one_summary(with_bad, cache, capfd):
 
 @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
 def test_bad_files_are_left_out_where_that_is_asked_for(original, with_bad, cache, capfd):
-    load(with_bad, cache=cache, skip_bad=True)
-    examples = load(with_bad, cache=cache, skip_bad=True)  # from what the first remembered
+    if cache == "disk":
+        load(with_bad, cache=cache, skip_bad=True)
+    examples = load(with_bad, cache=cache, skip_bad=True)  # from what that remembered
     for found, expected in zip(fetch(examples), fetch(load(original)), strict=True):
         np.testing.assert_array_equal(found, expected)
     assert examples.notice.startswith("Left out: 14 of 32 images") and "blåbær/empty.png is empty" in examples.notice
@@ -363,11 +364,12 @@ def test_photographs_are_turned_as_the_camera_noted(root, cache):
     exif = Image.Exif()
     exif[0x112] = 6
     image.save(path, quality=100, subsampling=0, exif=exif)
-    for _ in range(2):  # the second finds what the first left
-        examples = load(root, "test", cache=cache)
-        found, expected = fetch(examples, [6])[0][0], ImageOps.exif_transpose(Image.open(path)).resize((SIZE, SIZE), 2)
-        np.testing.assert_allclose(found.astype(int), np.asarray(expected).astype(int), atol=4)
-        assert examples.fingerprint != image_listing.fingerprint(listing)
+    if cache == "disk":
+        load(root, "test", cache=cache)
+    examples = load(root, "test", cache=cache)  # from what that left
+    found, expected = fetch(examples, [6])[0][0], ImageOps.exif_transpose(Image.open(path)).resize((SIZE, SIZE), 2)
+    np.testing.assert_allclose(found.astype(int), np.asarray(expected).astype(int), atol=4)
+    assert examples.fingerprint != image_listing.fingerprint(listing)
 
 
 def test_a_file_that_changes_during_a_run_is_named(root):
