@@ -29,8 +29,16 @@ setup(
         "urllib3>=2.2",
     ],  # fmt: skip
     extras_require={
-        "tensorboard": ["tensorboard"],
+        "tensorboard": ["tensorboard>=2.21"],
         "plots": ["matplotlib"],
-        "test": ["hypothesis", "matplotlib", "pytest", "pytest-xdist", "pyyaml", "ruff>=0.17,<0.18", "tensorboard"],
+        "test": [
+            "hypothesis",
+            "matplotlib",
+            "pytest",
+            "pytest-xdist",
+            "pyyaml",
+            "ruff>=0.17,<0.18",
+            "tensorboard>=2.21",
+        ],
     },
 )

@@ -236,7 +236,13 @@ class Config(DeviceOptions):
     )
 
     log_every_steps: int = option(10, "steps between log lines", REPORTS, minimum=1)
-    summary_every_steps: int = option(100, "steps between TensorBoard summaries; 0: none", REPORTS, minimum=0)
+    summary_every_steps: int = option(
+        100, "steps between histograms and images for TensorBoard; 0: none", REPORTS, minimum=0
+    )
+    profile_steps: tuple[int, ...] | None = option(
+        None, "profile the steps from the one to the other, e.g. 10,20, for TensorBoard's profile plugin", REPORTS,
+        minimum=1,
+    )  # fmt: skip
     eval_every_steps: int = option(0, "steps between evaluations on the test examples; 0: none", REPORTS, minimum=0)
     eval_at_end: bool = option(False, "evaluate on the test examples after the last step", REPORTS)
     train_eval_examples: int = option(

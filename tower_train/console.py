@@ -5,9 +5,11 @@ here.
 """
 
 import contextlib
+import os
 import sys
-from collections.abc import Callable
-from typing import TextIO
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, TextIO
 
 _bars: list["ProgressBar"] = []  # those on a terminal now, the innermost last
 
@@ -39,6 +41,30 @@ def one_line(text: str) -> str:
         each if each.isprintable() or "\udc80" <= each <= "\udcff" else each.encode("unicode_escape").decode()
         for each in text
     )
+
+
+@contextlib.contextmanager
+def stderr_in_file() -> Iterator[BinaryIO]:
+    """Within this block standard error, also that of C libraries, goes into the temporary file that it yields; if the
+    block raises, from there to standard error after all."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile(buffering=0) as file:
+        try:
+            stderr = os.dup(2)
+        except OSError:  # it is closed
+            yield file
+            return
+        os.dup2(file.fileno(), 2)
+        try:
+            yield file
+        except BaseException:
+            file.seek(0)
+            os.write(stderr, file.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 class ProgressBar:

@@ -30,22 +30,31 @@ def main(argv) -> int:
     with session:
         for path, content in zip(paths, contents, strict=True):
             for names, feed in example_files.batches(path, content, built.files, built.features):
-                found = _run(path, session, built, feed)
+                found, remark = _run(path, session, built, feed)
                 for i, name in enumerate(names):
                     example = {output: values[i] for output, values in found.items()}
-                    console.say(f"{name}: {_shown(example, built.class_names, options.top)}")
+                    console.say(f"{name}: {_shown(example, built.class_names, options.top)}{remark}")
     return 0
 
 
-def _run(path: str, session, built, feed: dict) -> dict[str, np.ndarray]:
+def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], str]:
+    """The outputs, and a remark on a damaged image to print behind them."""
     import tensorflow as tf
 
-    try:
-        return session.run(built.outputs, feed)
-    except tf.errors.InvalidArgumentError as error:
-        if built.files in feed:
-            raise errors.DataError(f"{path}: is no JPEG or PNG image that can be decoded.") from None
-        raise errors.DataError(f"{path}: the network fails on it: {error.message.splitlines()[0]}.") from None
+    from tower_train.data import remarks
+
+    with remarks.of_decoders() as take_remark:
+        failure = None
+        try:
+            outputs = session.run(built.outputs, feed)
+        except tf.errors.InvalidArgumentError as error:
+            failure = error
+        remark = take_remark()
+    if failure and built.files in feed:
+        raise errors.DataError(f"{path}: is no image that can be decoded{f' ({remark})' if remark else ''}.")
+    if failure:
+        raise errors.DataError(f"{path}: the network fails on it: {failure.message.splitlines()[0]}.")
+    return outputs, f" *** The file is damaged: {remark}." if remark and built.files in feed else ""
 
 
 def _shown(outputs: dict[str, np.ndarray], class_names: tuple[str, ...], top: int) -> str:

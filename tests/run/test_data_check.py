@@ -116,7 +116,7 @@ def test_a_new_run_tells_and_a_resumed_one_does_not(tmp_path, capsys):
 
 def test_what_fails_at_the_look_is_one_line(tmp_path):
     workload = element_workloads.workload(element_workloads.failing)
-    with pytest.raises(errors.DataError, match="failing train: the input failed: assertion failed: .*no such row"):
+    with pytest.raises(errors.DataError, match="failing train: the input failed: no such row"):
         jobs.train_toy(tmp_path, workload=workload, max_steps=2, check_data=True)
     nothing = tf_data.examples("none", lambda: tf.data.Dataset.from_tensor_slices(([1.0], [0])).skip(1), 1, NAMES)
     with pytest.raises(errors.DataError, match="none: its dataset gives no examples"):

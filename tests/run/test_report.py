@@ -1,11 +1,13 @@
 """What a person reads of a run: log lines in the original's form, true rates, and commands that work."""
 
 import contextlib
+import dataclasses
 import io
 import os
 import pty
 import re
 import shlex
+import subprocess
 import sys
 import threading
 import time
@@ -14,14 +16,15 @@ import types
 import jobs
 import pytest
 import tensorflow as tf
+import toy_workload
 
 from tower_train import console
 from tower_train.inference import evaluator
-from tower_train.run import hooks
+from tower_train.run import hooks, program, report
 
-# The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)'
+# The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)', with more digits below 1
 LOG_LINE = re.compile(
-    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{6})?): step (?P<step>\d+), loss = (?P<loss>\d+\.\d\d) "
+    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{6})?): step (?P<step>\d+), loss = (?P<loss>\d+\.\d{2,}) "
     r"\((?P<rate>\d+\.\d) examples/sec; (?P<seconds>\d+\.\d{3}) sec/batch\)"
 )
 
@@ -87,6 +90,16 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     assert re.fullmatch("step 24: 40 examples of CIFAR-10 test.*, moving averages", during[0])
     assert evaluate.stdout.splitlines()[:3] == during
     assert len(evaluate.stdout.splitlines()) == 3 + 2 + 10  # and the confusion matrix
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [(4.605, "4.61"), (1234.5678, "1234.57"), (1, "1.00"), (0.46213, "0.462"), (0.0003941, "0.000394"),
+     (3.94e-7, "3.94e-07"), (0, "0.00"), (-0.01234, "-0.0123"), (float("nan"), "nan"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_a_small_loss_has_digits_that_count(loss, text):
+    assert report.as_loss(loss) == text
+    assert f" loss = {text} (" in report.step_line(10, loss, 1.0, 1.0)
 
 
 def test_no_bar_is_drawn_into_a_pipe(cifar10_run):
@@ -189,10 +202,86 @@ def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path):
     assert [int(line["step"]) for line in log_lines(lines)] == list(range(5, 41, 5))
     bars = [int(step) for step in re.findall(r"step (\d+)/40 ", plain)]
     assert bars == sorted(bars) and len(set(bars)) > 3
-    assert "\u2501" in plain and re.search(r"loss \d\.\d\d +\d+ examples/sec", plain)
+    assert "\u2501" in plain and "loss -" not in plain
+    assert re.search(r"loss \d\.\d+ +\d+ examples/sec +\d:\d\d:\d\d left", plain)
 
 
 def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
     result = jobs.train_toy(tmp_path, max_steps=1)
     assert result.examples_per_sec is None
-    assert re.search(r"Stopped by last step at step 1 of 1 after \d+\.\d s: loss \d\.\d\d\.\n", capsys.readouterr().out)
+    assert re.search(r"Stopped by last step at step 1 of 1 after \d+\.\d s: loss \d\.\d+\.\n", capsys.readouterr().out)
+
+
+PROGRAM = """
+import toy_workload
+import tower_train
+
+OWN = tower_train.Workload("own", toy_workload.load, toy_workload.network)
+
+if __name__ == "__main__":
+    config = tower_train.Config(train_dir="runs/a b", max_steps=2, batch_size=8, check_data=False)
+    tower_train.train(OWN, config)
+"""
+
+
+def test_the_printed_commands_work_after_a_program_too(tmp_path):
+    (tmp_path / "my programs").mkdir()
+    (tmp_path / "my programs" / "program.py").write_text(PROGRAM)
+    environment = jobs.environment(jobs.TESTS)
+
+    def run(words):
+        return subprocess.run(
+            words, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=jobs.WAIT_SECS
+        )
+
+    trained = run(f"{shlex.quote(sys.executable)} 'my programs/program.py'")
+    assert trained.returncode == 0, trained.stderr
+    assert jobs.read_json(tmp_path / "runs" / "a b", "run.json")["config"]["workload"] == "program:OWN"
+    commands = dict(line.split(": ", 1) for line in trained.stdout.splitlines()[-2:])
+    evaluated = run(commands["Evaluate"])
+    assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
+    assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
+    assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
+
+
+def test_without_tensorboard_the_command_for_curves_installs_it(monkeypatch):
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda _: None)
+    curves = report._next_commands("runs/a b", "mine")[1]
+    first, second = curves.removeprefix("Curves:").split("&&")
+    assert shlex.split(first)[1:] == ["-m", "pip", "install", "tensorboard>=2.21"]
+    assert shlex.split(second)[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
+
+
+def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_import(tmp_path, monkeypatch):
+    assert program.import_path(toy_workload.WORKLOAD) == "toy_workload"
+    mine = dataclasses.replace(toy_workload.WORKLOAD, name="mine")
+    assert program.import_path(mine) is None
+    programs = [
+        ("mine.py", "if __name__ == '__main__': pass", "mine:OWN"),
+        ("mine.py", "", None),
+        ("a-b.py", "__main__", None),
+    ]
+    for name, source, expected in programs:
+        (tmp_path / name).write_text(source)
+        main = types.ModuleType("__main__")
+        main.OWN, main.__file__ = mine, str(tmp_path / name)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        assert program.import_path(mine) == expected
+    (tmp_path / "mine.py").write_text("if __name__ == '__main__': pass")
+    main.__file__ = str(tmp_path / "mine.py")
+    monkeypatch.setenv("PYTHONPATH", "somewhere")
+    for directory, folder in ((tmp_path, None), (tmp_path.parent, tmp_path.name)):
+        monkeypatch.chdir(directory)
+        assert program.python_path("mine:OWN") == folder and program.python_path("toy_workload") is None
+    evaluate = report._next_commands("runs/a", "mine:OWN")[0].split()
+    assert evaluate[1] == f"PYTHONPATH={tmp_path.name}:somewhere" and evaluate[3:] == [
+        "-m",
+        "tower_train.evaluate",
+        "--train_dir=runs/a",
+    ]
+
+
+def test_a_workload_that_no_command_finds_is_evaluated_from_python():
+    assert report._next_commands("runs/a b", None)[0] == (
+        "Evaluate: tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir='runs/a b'), workload), in Python"
+    )

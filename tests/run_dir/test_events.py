@@ -2,18 +2,19 @@
 
 import dataclasses
 import shutil
+import time
 
 import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
+from tensorboard.plugins.hparams import metadata
 
 from tower_train.run_dir import events
 
 SCOPES = ("conv1", "conv2", "local3", "local4", "softmax_linear")
 VARIABLES = [f"{scope}/{kind}" for scope in SCOPES for kind in ("weights", "biases")]
-LAYERS = [f"{scope}/{scope}" for scope in SCOPES]  # the original's names of activations
 
 
 @pytest.fixture(scope="module")
@@ -24,26 +25,31 @@ def cifar10_curves(cifar10_run):
 def test_curves_are_named_after_layers_and_variables_and_never_after_towers(cifar10_curves):
     tags = cifar10_curves.Tags()
     scalars = ["total_loss", "cross_entropy", "learning_rate", "examples_per_sec"]
-    assert set(tags["scalars"]) == {*scalars, *(f"{layer}/sparsity" for layer in LAYERS)}
-    gradients, activations = [f"{name}/gradients" for name in VARIABLES], [f"{layer}/activations" for layer in LAYERS]
+    assert set(tags["scalars"]) == {*scalars, *(f"{scope}/sparsity" for scope in SCOPES)}
+    gradients, activations = [f"{name}/gradients" for name in VARIABLES], [f"{scope}/activations" for scope in SCOPES]
     assert set(tags["histograms"]) == {*VARIABLES, *gradients, *activations}
     assert tags["images"] == [f"images/image/{i}" for i in range(4)]
     assert not [tag for kind in tags.values() if isinstance(kind, list) for tag in kind if "tower" in tag]
 
 
 def test_curves_have_a_point_every_few_steps(cifar10_curves):
-    assert [event.step for event in cifar10_curves.Scalars("examples_per_sec")] == [4, 8, 12, 16, 20, 24]
-    for tag in ("total_loss", "cross_entropy", "learning_rate", "conv1/conv1/sparsity"):
-        assert [event.step for event in cifar10_curves.Scalars(tag)] == [6, 12, 18, 24]
+    for tag in ("total_loss", "cross_entropy", "learning_rate", "examples_per_sec"):  # at every log line
+        assert [event.step for event in cifar10_curves.Scalars(tag)] == [4, 8, 12, 16, 20, 24]
+    assert [event.step for event in cifar10_curves.Scalars("conv1/sparsity")] == [6, 12, 18, 24]
     assert [event.step for event in cifar10_curves.Histograms("conv1/weights")] == [6, 12, 18, 24]
 
 
 def test_curves_and_metrics_jsonl_tell_the_same(cifar10_run, cifar10_curves):
     logged = {record["step"]: record for record in jobs.metrics(cifar10_run[0])}
     for tag, name in (("total_loss", "loss"), ("learning_rate", "learning_rate"), ("examples_per_sec",) * 2):
-        points = {event.step: event.value for event in cifar10_curves.Scalars(tag) if event.step in logged}
-        assert {12, 24} <= points.keys()
-        assert points == pytest.approx({step: logged[step][name] for step in points}, rel=1e-6)
+        points = {event.step: event.value for event in cifar10_curves.Scalars(tag)}
+        assert points == pytest.approx({step: record[name] for step, record in logged.items()}, rel=1e-6)
+    decays = [
+        a.value - b.value for a, b in zip(*map(cifar10_curves.Scalars, ("total_loss", "cross_entropy")), strict=True)
+    ]
+    weights = [jobs.variables(cifar10_run[0], 24)[f"{scope}/weights"] for scope in ("local3", "local4")]
+    expected = sum(0.004 * np.sum(np.square(w, dtype=np.float64)) / 2 for w in weights)  # after the last step
+    assert decays[-1] == pytest.approx(expected, rel=1e-2)
 
 
 def test_histograms_are_of_the_variables_after_the_step(cifar10_run, cifar10_curves):
@@ -92,10 +98,54 @@ def test_a_network_may_summarise_scalars_and_histograms_itself(tmp_path):
     assert [event.histogram_value.num for event in curves.Histograms("mine/features")] == [32, 32]
 
 
-def test_without_summaries_only_the_rate_is_drawn(tmp_path):
+def test_without_summaries_the_log_lines_are_drawn_alone(tmp_path):
     jobs.train_toy(tmp_path, max_steps=20, summary_every_steps=0)
     tags = jobs.events(tmp_path).Tags()
-    assert (tags["scalars"], tags["histograms"]) == (["examples_per_sec"], [])
+    assert (len(tags["scalars"]), tags["histograms"]) == (4, [])
+
+
+def test_the_graph_is_drawn_with_a_box_for_each_tower_layer_and_part_of_the_step(cifar10_run, cifar10_curves):
+    graph = cifar10_curves.Graph()
+    names = {node.name for node in graph.node}
+    assert len(names) == len(graph.node) and graph.ByteSize() < 10**6
+    towers = {"tower_0", "tower_1"}
+    parts = {"input", "learning_rate", "average", "decay", "update", "summary", "report", "checks"}
+    assert {name.split("/")[0] for name in names} == {"global_step", "examples_seen", "towers"} | towers | parts | set(
+        SCOPES
+    )
+    for tower in towers:  # each the same network, and its gradients
+        assert {f"{tower}/{scope}" for scope in SCOPES} <= {"/".join(name.split("/")[:2]) for name in names}
+    sources = {source.removeprefix("^").split(":")[0] for node in graph.node for source in node.input}
+    assert sources <= names, "an edge leads nowhere"
+    assert max(node.ByteSize() for node in graph.node) < 4000
+    outputs = [node.attr["_output_shapes"].list.shape for node in graph.node if node.name == "tower_1/conv1/conv1"]
+    assert [[dimension.size for dimension in shape.dim] for shape in outputs[0]] == [[8, 24, 24, 64]]
+
+
+def test_the_options_are_shown_under_hparams(cifar10_run, cifar10_curves):
+    """As the plugin reads them."""
+    summary = cifar10_curves.SummaryMetadata(metadata.SESSION_START_INFO_TAG)
+    assert summary.plugin_data.plugin_name == metadata.PLUGIN_NAME
+    info = metadata.parse_session_start_info_plugin_data(summary.plugin_data.content)
+    values = {name: getattr(value, value.WhichOneof("kind")) for name, value in info.hparams.items()}
+    config = jobs.read_json(cifar10_run[0], "run.json")["config"]
+    for name in ("optimizer", "batch_size", "learning_rate", "num_gpus", "seed", "dtype", "sync_batch_norm"):
+        assert values[name] == config[name] and type(values[name]) in (float, bool, str)
+    assert values["model"] == "convnet" and values["global_batch"] == 16
+    assert not {"train_dir", "log_every_steps", "lr_points", "gpus"} & values.keys()
+    assert 0 <= time.time() - info.start_time_secs < 10**5
+
+
+def test_the_graph_is_written_once_and_again_when_it_changes(tmp_path):
+    def drawn():
+        paths = sorted(tmp_path.glob("events.out.*"))
+        return [bool(event.graph_def) for path in paths for event in tf.compat.v1.train.summary_iterator(str(path))]
+
+    for max_steps, towers, expected in ((5, 2, 1), (10, 2, 1), (15, 1, 2)):
+        options = jobs.flags(max_steps=max_steps, num_gpus=towers, batch_size=16 // towers)
+        process = jobs.command("tower_train", *jobs.toy_flags(tmp_path), *options)
+        assert process.returncode == 0, process.stderr
+        assert sum(drawn()) == expected
 
 
 def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path):
@@ -104,8 +154,8 @@ def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path):
     for max_steps in (60, 60, 80):
         jobs.train_toy(tmp_path / "run", max_steps=max_steps, summary_every_steps=10)
     curves = jobs.events(tmp_path / "run")
-    assert [event.step for event in curves.Scalars("total_loss")] == list(range(10, 81, 10))
     assert [event.step for event in curves.Scalars("examples_per_sec")] == list(range(5, 81, 5))
+    assert [event.step for event in curves.Histograms("hidden/weights")] == list(range(10, 81, 10))
 
 
 def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):

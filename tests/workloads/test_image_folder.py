@@ -1,5 +1,7 @@
 """The image-folder workload: options to network, flips that follow the stream, resuming, N towers of which are one."""
 
+import shutil
+
 import jobs
 import numpy as np
 import pytest
@@ -89,7 +91,19 @@ def test_options_reach_the_folder(data, tmp_path):
     try:
         request = DataRequest("test", data_dir=str(data))
         assert workload(skip_bad_images=True).examples(request).num_examples == 6
-        with pytest.raises(errors.DataError, match="left/bad.png is neither"):
+        with pytest.raises(errors.DataError, match="left/bad.png is no JPEG, PNG"):
             workload().examples(request)
     finally:
         (data / "test" / "left" / "bad.png").unlink()
+
+
+@pytest.mark.parametrize("name", ["test", "val"])
+def test_an_evaluation_is_called_as_its_folder(data, tmp_path, name):
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data" / "test").rename(tmp_path / "data" / name)
+    for split, expected in (("train", "train"), ("test", name)):
+        request = DataRequest(split, data_dir=str(tmp_path / "data"))
+        assert workload().examples(request).name == f"{tmp_path}/data {expected}"
+    shutil.rmtree(tmp_path / "data" / name)
+    request = DataRequest("test", data_dir=str(tmp_path / "data"))
+    assert workload(validation_fraction=0.3).examples(request).name == f"{tmp_path}/data test"

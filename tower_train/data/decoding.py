@@ -1,63 +1,66 @@
-"""Decodes and resizes image files in TensorFlow, on all cores, and finds those that cannot be."""
+"""Decodes and resizes image files in TensorFlow, and turns them the right way up."""
 
-import os
-from collections.abc import Iterator
-
-import numpy as np
 import tensorflow as tf
 
-from tower_train import host
-from tower_train.data.image_files import EXTENSIONS, Listing
+from tower_train.data.orientation import orientation, turned
 
-v1 = tf.compat.v1
-
-_MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
-_BATCH = 16
+# What files of a kind begin with. (WebP files say a little later that they are not another RIFF file.)
+MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "GIF": b"GIF8", "BMP": b"BM", "WebP": b"RIFF"}
 MAX_PIXELS = 2**27  # that a file may declare: 1.6 GB as float32 RGB
+_HEAD = 2048  # bytes of a file that are looked at here
+_GREYS = bytes(part for shade in range(256) for part in (shade, shade, shade, 0))  # a palette
+
+# Where the width stands, and behind it the height, and what their bytes count. A WebP image is never too large.
+_LITTLE, _BIG = [1, 2**8, 2**16, 2**24], [2**24, 2**16, 2**8, 1]
+_SIZES = {
+    "PNG": (16, [_BIG + [0] * 4, [0] * 4 + _BIG]),
+    "GIF": (6, [_LITTLE[:2] + [0] * 6, [0] * 2 + _LITTLE[:2] + [0] * 4]),
+    "BMP": (18, [_LITTLE + [0] * 4, [0] * 4 + _LITTLE]),
+    "WebP": (0, [[0] * 8] * 2),
+}
 
 
-def find_bad(listing: Listing, size: int, channels: int, pixels: np.ndarray | None = None) -> dict[int, str]:
-    """Decodes every image once.
-
-    Args:
-      listing: the images.
-      size: height and width to decode to.
-      channels: as for `decode_contents`.
-      pixels: where the decoded images go, uint8 [images, size, size, channels]; None to keep none.
-
-    Returns:
-      {index: what is wrong with the file}, without those that are as they should be.
-    """
-    paths = listing.paths()
-    kinds = [_MAGIC[EXTENSIONS[os.path.splitext(name)[1].lower()]] for name in listing.names]
-    bad = set(range(len(paths)))
-    for indices, images in _decoded(paths, kinds, size, channels, resized=pixels is not None):
-        if pixels is not None:
-            pixels[indices] = images
-        bad.difference_update(indices.tolist())
-    return {index: _what_is_wrong(paths[index], kinds[index]) for index in sorted(bad)}
+def is_kind(contents: tf.Tensor, magic: bytes | tf.Tensor) -> tf.Tensor:
+    """Whether a file's contents, a string scalar, begin so."""
+    return tf.equal(tf.strings.substr(contents, 0, tf.strings.length(magic)), magic)
 
 
-def _declared_size(contents: tf.Tensor) -> tf.Tensor:
-    """int64 [2], the height and width that the header of a JPEG or PNG file declares."""
+def declared_size(contents: tf.Tensor) -> tf.Tensor:
+    """int64 [2], the height and width that the header of an image file declares; 0 for WebP."""
 
-    def of_png():
-        digits = tf.cast(tf.io.decode_raw(tf.strings.substr(contents, 16, 8), tf.uint8), tf.int64)
-        width, height = tf.unstack(
-            tf.linalg.matvec(tf.reshape(digits, [2, 4]), tf.constant([2**24, 2**16, 2**8, 1], tf.int64))
-        )
-        return tf.stack([height, width])
+    def of_others():
+        kind = tf.argmax(tf.cast([is_kind(contents, MAGIC[name]) for name in _SIZES], tf.int32), output_type=tf.int32)
+        starts, weights = zip(*_SIZES.values(), strict=True)
+        numbers = tf.cast(tf.io.decode_raw(_part(contents, tf.gather(starts, kind), 8), tf.uint8), tf.int64)
+        width, height = tf.unstack(tf.linalg.matvec(tf.gather(tf.constant(weights, tf.int64), kind), numbers))
+        return tf.stack([tf.minimum(height, 2**32 - height), width])  # negative in a BMP with rows from the top
 
     def of_jpeg():
         return tf.cast(tf.image.extract_jpeg_shape(contents)[:2], tf.int64)
 
-    magic = _MAGIC["PNG"]
-    return tf.cond(tf.equal(tf.strings.substr(contents, 0, len(magic)), magic), of_png, of_jpeg)
+    return tf.cond(is_kind(contents, MAGIC["JPEG"]), of_jpeg, of_others)
 
 
-def _decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
-    size = _declared_size(contents)
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_prod(size) <= MAX_PIXELS, [size])]):
+def _part(contents: tf.Tensor, start: int | tf.Tensor, count: int) -> tf.Tensor:
+    """That many bytes of the head of a file's contents, from the start on; zeros beyond its end."""
+    head = tf.strings.join([tf.strings.substr(contents, 0, _HEAD), tf.constant(bytes(_HEAD))])
+    return tf.strings.substr(head, start, count)
+
+
+def decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
+    """Decodes a file of a kind in MAGIC, of an animation the first image; an op error if it cannot be.
+
+    Args:
+      contents: string scalar, of the file.
+      channels: 1 for grayscale, 3 for RGB; the file may be either, or CMYK, or of 16 bits a channel.
+
+    Returns:
+      uint8 [height, width, channels], as stored: see `orientation`.
+    """
+    size = declared_size(contents)
+    is_readable = (tf.reduce_prod(size) <= MAX_PIXELS) & (~is_kind(contents, MAGIC["BMP"]) | is_plain_bmp(contents))
+    # Not tf.debugging.Assert, which builds two more functions.
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=is_readable, data=[size])]):
         contents = tf.identity(contents)
     # Always to RGB first: TensorFlow makes no grayscale of CMYK.
     image = tf.raw_ops.DecodeImage(contents=contents, channels=3, dtype=tf.uint8, expand_animations=False)
@@ -65,71 +68,34 @@ def _decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
     return image if channels == 3 else tf.image.rgb_to_grayscale(image)
 
 
-def decode_contents(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.Tensor:
-    """Decodes a JPEG or PNG file and resizes it bilinearly with antialiasing, without keeping its aspect.
+def is_plain_bmp(contents: tf.Tensor) -> tf.Tensor:
+    """Whether a BMP file is uncompressed, in red, green and blue or in shades of grey: TensorFlow ignores palettes."""
 
-    Args:
-      contents: string scalar, of the file.
-      height: of the result.
-      width: of the result.
-      channels: 1 for grayscale, 3 for RGB; the file may be either, or CMYK, or of 16 bits a channel.
+    def has_bits(bits: int) -> tf.Tensor:
+        return tf.equal(_part(contents, 28, 6), bytes([bits, 0, 0, 0, 0, 0]))  # and no compression
+
+    is_grey = (
+        has_bits(8) & tf.equal(_part(contents, 14, 1), bytes([40])) & tf.equal(_part(contents, 54, len(_GREYS)), _GREYS)
+    )
+    return has_bits(24) | has_bits(32) | is_grey
+
+
+def resized(image: tf.Tensor, height: int, width: int, orientation: tf.Tensor) -> tf.Tensor:
+    """Resizes an image bilinearly with antialiasing, without keeping its aspect, and turns it as its orientation says.
 
     Returns:
       uint8 [height, width, channels].
     """
-    resized = tf.image.resize(_decode(contents, channels), [height, width], antialias=True)
-    return tf.saturate_cast(tf.round(resized), tf.uint8)
+    size = tf.where(orientation >= 5, [width, height], [height, width])
+    upright = turned(tf.image.resize(image, size, antialias=True), orientation)
+    return tf.saturate_cast(tf.round(tf.ensure_shape(upright, [height, width, image.shape[-1]])), tf.uint8)
 
 
-def _decoded(paths, kinds, size: int, channels: int, resized: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (int64 [batch] indices, images or something that depends on each) of all images that can be decoded."""
-
-    def load(index, path, kind):
-        contents = tf.io.read_file(path)
-        is_kind = tf.equal(tf.strings.substr(contents, 0, tf.strings.length(kind)), kind)
-        with tf.control_dependencies([tf.debugging.Assert(is_kind, [path])]):
-            contents = tf.identity(contents)
-        return index, decode_contents(contents, size, size, channels) if resized else tf.reduce_max(
-            _decode(contents, channels)
-        )
-
-    with tf.Graph().as_default(), tf.device("/cpu:0"):
-        # Fed, since a graph holds at most 2 GiB.
-        fed = [v1.placeholder(tf.string, [len(paths)]) for _ in range(2)]
-        dataset = tf.data.Dataset.from_tensor_slices((tf.range(len(paths), dtype=tf.int64), *fed))
-        dataset = dataset.map(load, num_parallel_calls=host.cores(), deterministic=False)
-        dataset = dataset.ignore_errors().batch(_BATCH).prefetch(2)
-        iterator = v1.data.make_initializable_iterator(dataset)
-        batch = iterator.get_next()
-        with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
-            session.run(iterator.initializer, dict(zip(fed, (paths, kinds), strict=True)))
-            while True:
-                try:
-                    yield session.run(batch)
-                except tf.errors.OutOfRangeError:
-                    return
+def decode_contents(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.Tensor:
+    """Decodes, resizes and turns an image file, see `decode` and `resized`: uint8 [height, width, channels]."""
+    return resized(decode(contents, channels), height, width, orientation(contents))
 
 
-def _what_is_wrong(path: bytes, kind: bytes) -> str:
-    try:
-        with open(path, "rb") as file:
-            contents = file.read()
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if not contents:
-        return "is empty"
-    if not contents.startswith(kind):
-        others = [name for name, magic in _MAGIC.items() if contents.startswith(magic)]
-        return f"is a {others[0]} image by its content" if others else "is neither a JPEG nor a PNG image"
-    height, width = _size_or_zeros(contents)
-    if height * width > MAX_PIXELS:
-        return f"declares {width} x {height} pixels, more than {MAX_PIXELS:,}"
-    return "is damaged or cut off"
-
-
-def _size_or_zeros(contents: bytes) -> tuple[int, int]:
-    with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
-        try:
-            return tuple(session.run(_declared_size(tf.constant(contents))).tolist())
-        except tf.errors.OpError:
-            return 0, 0
+def digest(contents: tf.Tensor) -> tf.Tensor:
+    """int64 scalar that follows a file's contents (FarmHash)."""
+    return tf.strings.to_hash_bucket_fast(contents, 2**63 - 1)

@@ -1,4 +1,4 @@
-"""The images that a folder holds: split/class/*.jpeg, *.jpg, *.png, labels from the names of the class folders."""
+"""The images of a split of a folder: split/class/*.jpg and so on, or a part of class/*.jpg set aside."""
 
 import collections
 import dataclasses
@@ -10,36 +10,9 @@ import re
 import numpy as np
 
 from tower_train import errors
-
-EXTENSIONS = {".jpeg": "JPEG", ".jpg": "JPEG", ".png": "PNG"}
-TEST_NAMES = ("test", "val", "validation", "valid")
-
-
-@dataclasses.dataclass(frozen=True)
-class Listing:
-    """The images of one split, by class and then by name.
-
-    Attributes:
-      root: the folder that names are relative to.
-      names: over images.
-      labels: int32 [images].
-      class_names: what label i means, in sorted order.
-      passed_over: how many files are no images, in words; empty if there are none.
-    """
-
-    root: pathlib.Path
-    names: tuple[str, ...]
-    labels: np.ndarray
-    class_names: tuple[str, ...]
-    passed_over: str = ""
-
-    def paths(self) -> list[bytes]:
-        """Returns the images' paths as the file system has them, whatever its encoding."""
-        return [os.fsencode(self.root / name) for name in self.names]
-
-    def subset(self, chosen: np.ndarray) -> "Listing":
-        """Returns the images at the given indices."""
-        return dataclasses.replace(self, names=tuple(self.names[i] for i in chosen), labels=self.labels[chosen])
+from tower_train.data import class_folders
+from tower_train.data.class_folders import TEST_NAMES
+from tower_train.data.image_listing import Listing, shown
 
 
 def find(
@@ -69,80 +42,34 @@ def find(
             raise errors.ConfigError(
                 f"--validation_fraction={validation_fraction:g}: {tests[0]} is there to test on. Leave the option out."
             )
-        _check_same_classes(train, tests[0])
-        return _list(train if split == "train" else tests[0])
-    everything = _list(train)
+        class_folders.check_same_classes(train, tests[0])
+        if split == "test":
+            return dataclasses.replace(class_folders.list_images(tests[0], directory), split=tests[0].name)
+        return _with_enough(class_folders.list_images(train, directory), directory, validation_fraction)
+    everything = _with_enough(class_folders.list_images(train, directory), directory, validation_fraction)
     if validation_fraction:
         return _split_off(everything, split, validation_fraction, group_pattern, seed)
     if split == "test":
         raise errors.ConfigError(
-            f"{directory} holds no images to test on: there is no folder {' or '.join(TEST_NAMES)} beside train. "
-            "--validation_fraction=0.1 sets a tenth of the images aside."
+            f"{directory} holds no images to test on: there is no folder {' or '.join(TEST_NAMES)} beside "
+            "train. --validation_fraction=0.1 sets a tenth of the images aside."
         )
     return everything
 
 
-def fingerprint(listing: Listing, modified: bool = False) -> str:
-    """16 hexadecimal digits that follow every name, label and size, and with `modified` the times of change."""
-    digest = hashlib.sha256()
-    for path, label in zip(listing.paths(), listing.labels, strict=True):
-        status = os.stat(path)
-        name = os.path.relpath(path, os.fsencode(listing.root))
-        digest.update(b"%s\0%d %d %d\n" % (name, label, status.st_size, status.st_mtime_ns if modified else 0))
-    return digest.hexdigest()[:16]
-
-
-def shown(name: str) -> str:
-    """Returns a file's name for a message, also if it is not valid in the file system's encoding."""
-    return os.fsencode(name).decode(errors="replace")
-
-
-def _class_folders(folder: pathlib.Path) -> list[str]:
-    try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
-    except OSError as error:
-        raise errors.DataError(f"{folder}: cannot be read: {error.strerror}. Name a folder with --data_dir.") from None
-    if not names:
+def _with_enough(listing: Listing, directory: pathlib.Path, validation_fraction: float) -> Listing:
+    """Notes classes of one training image; refuses them if they are all so, or if images are to be set aside."""
+    lonely = [listing.class_names[i] for i in np.flatnonzero(np.bincount(listing.labels) == 1)]
+    layout = class_folders.layout(directory)
+    if len(lonely) == len(listing.class_names):
+        raise errors.DataError(f"{listing.root}: each of its {len(lonely)} class folders holds one image only.{layout}")
+    if lonely and validation_fraction:
         raise errors.DataError(
-            f"{folder}: holds no folders; expected one a class, with {', '.join(EXTENSIONS)} files in each."
+            f"--validation_fraction={validation_fraction:g}: {listing.root / lonely[0]} holds one image only, which "
+            f"cannot be both trained on and tested on.{layout}"
         )
-    return names
-
-
-def _check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
-    train_classes, test_classes = _class_folders(train), _class_folders(test)
-    for name in sorted(set(train_classes) ^ set(test_classes)):
-        there, missing = (train, test) if name in train_classes else (test, train)
-        raise errors.DataError(
-            f"{there / shown(name)}: there is no such class in {missing}. Every class needs images in both."
-        )
-
-
-def _list(folder: pathlib.Path) -> Listing:
-    classes = _class_folders(folder)
-    names, labels, others = [], [], collections.Counter()
-    for label, class_name in enumerate(classes):
-        found = []
-        for entry in os.scandir(folder / class_name):
-            extension = os.path.splitext(entry.name)[1].lower()
-            if entry.name[0] == ".":
-                others["hidden"] += 1
-            elif entry.is_file() and extension in EXTENSIONS:
-                found.append(entry.name)
-            else:
-                others["folders" if entry.is_dir() else extension or "without extension"] += 1
-        if not found:
-            raise errors.DataError(
-                f"{folder / shown(class_name)}: holds no {', '.join(EXTENSIONS)} file. Add images of this class, or "
-                "remove its folder."
-            )
-        names += [os.path.join(class_name, name) for name in sorted(found)]
-        labels += [label] * len(found)
-    passed_over = ", ".join(f"{count} {shown(kind)}" for kind, count in sorted(others.items()))
-    return Listing(
-        folder, tuple(names), np.array(labels, np.int32), tuple(map(shown, classes)),
-        passed_over and f"Passed over in {folder}: {passed_over}.",
-    )  # fmt: skip
+    alone = f"Only one image to train on of class {', '.join(lonely)}." if lonely else ""
+    return dataclasses.replace(listing, notice=" ".join(filter(None, [listing.notice, alone])), split="train")
 
 
 def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str, seed: int) -> Listing:
@@ -167,7 +94,7 @@ def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str
                 f"--validation_fraction={fraction:g} leaves no images of class {class_name} {missing}, of "
                 f"{len(sizes)} groups. Give another fraction or --seed, or smaller groups with --group_pattern."
             )
-    return listing.subset(np.flatnonzero(in_test == (split == "test")))
+    return dataclasses.replace(listing.subset(np.flatnonzero(in_test == (split == "test"))), split=split)
 
 
 def _groups(listing: Listing, group_pattern: str) -> list[str]:
@@ -183,8 +110,8 @@ def _groups(listing: Listing, group_pattern: str) -> list[str]:
         match = pattern.search(os.path.basename(name))
         if not match:
             raise errors.DataError(
-                f"{listing.root / shown(name)}: --group_pattern={group_pattern} finds no group in this name. Give an "
-                "expression that finds one in every name."
+                f"{listing.root / shown(name)}: --group_pattern={group_pattern} finds no group in this name. "
+                "Give an expression that finds one in every name."
             )
         groups.append(match[1] if pattern.groups else match[0])
     return groups

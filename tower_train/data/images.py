@@ -1,26 +1,30 @@
 """Image folders as `Examples`: checked, decoded once if the result fits in memory or on disk, fetched by index."""
 
+import hashlib
 import json
 import math
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, host
-from tower_train.data import arrays, decoding, image_files, publish
+from tower_train.data import arrays, decoding, image_check, image_listing, publish
 from tower_train.data.directories import default_directory
+from tower_train.data.image_check import Checked
+from tower_train.data.image_listing import Listing
 from tower_train.examples import Examples
 
 CACHES = ("auto", "none", "memory", "disk")
 
 _NAMED = 20  # bad files that a message names; it counts the others
-_BAD, _PIXELS = "bad.json", "pixels.npy"
+_BAD, _FILES, _PIXELS = "bad.json", "files.npz", "pixels.npy"
 
 
 def examples(
-    listing: image_files.Listing,
+    listing: Listing,
     name: str,
     size: int,
     channels: int,
@@ -30,7 +34,7 @@ def examples(
 ) -> Examples:
     """Makes the examples of a listing, after decoding every file once.
 
-    The bad files are remembered in `cache_dir` (with 'disk' together with the decoded images) as long as no file of the
+    What was found is remembered in `cache_dir` (with 'disk' together with the decoded images) as long as no file of the
     listing changes; 'memory' writes nothing.
 
     Args:
@@ -56,38 +60,52 @@ def examples(
     pixels = None
     if cache == "memory":
         pixels = np.empty(shape, np.uint8)
-        bad = decoding.find_bad(listing, size, channels, pixels)
+        checked = image_check.check(listing, size, channels, pixels)
     else:
         kind = f"{size}x{channels}" if cache == "disk" else f"checked{channels}"
-        folder = cache_dir / f"{image_files.fingerprint(listing, modified=True)}-{kind}"
-        bad = _remembered(listing, size, channels, folder, cache == "disk")
+        folder = cache_dir / f"{image_listing.fingerprint(listing, modified=True)}-{kind}"
+        checked = _remembered(listing, size, channels, folder, cache == "disk")
         pixels = np.load(folder / _PIXELS, mmap_mode="r") if cache == "disk" else None
-    good = np.setdiff1d(np.arange(len(listing.names)), list(bad))
-    left_out = _left_out(listing, bad, good, skip_bad)
+    good = np.setdiff1d(np.arange(len(listing.names)), list(checked.bad))
+    left_out = _left_out(listing, checked.bad, good, skip_bad)
     used = listing.subset(good)
+    fetched = [np.array(used.paths()), checked.digests[good]] if pixels is None else [good]
     return Examples(
         name=name,
         num_examples=len(good),
-        open=lambda: _fetcher(used, good, pixels, size, channels),
-        fingerprint=image_files.fingerprint(used),
+        open=lambda: _fetcher(arrays.fetcher(*fetched, used.labels), pixels, size, channels),
+        fingerprint=_fingerprint(used, checked.orientations[good]),
         class_names=listing.class_names,
-        notice=" ".join(filter(None, [left_out, listing.passed_over])) or None,
+        notice=" ".join(filter(None, [left_out, listing.notice])) or None,
         parallel_steps=2 if pixels is not None else host.cores(),
         labels=used.labels,
     )
 
 
-def _fetcher(used: image_files.Listing, good: np.ndarray, pixels: np.ndarray | None, size: int, channels: int):
-    by_index = arrays.fetcher(np.array(used.paths()) if pixels is None else good, used.labels)
+def _fingerprint(used: Listing, orientations: np.ndarray) -> str:
+    """Follows the files, and how they are turned if any is."""
+    of_files = image_listing.fingerprint(used)
+    if (orientations == 1).all():
+        return of_files
+    return hashlib.sha256(of_files.encode() + orientations.tobytes()).hexdigest()[:16]
 
-    def decode(path: tf.Tensor) -> tf.Tensor:
-        return decoding.decode_contents(tf.io.read_file(path), size, size, channels)
+
+def _fetcher(by_index: Callable, pixels: np.ndarray | None, size: int, channels: int) -> Callable:
+    """by_index: gives the rows of `pixels`, or paths and digests of files, and the labels."""
+
+    def decode(path_and_digest: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        path, digest = path_and_digest
+        contents = tf.io.read_file(path)
+        is_same = tf.equal(decoding.digest(contents), digest)
+        about = [path, "is not what it was when the run began"]
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=is_same, data=about)]):
+            return decoding.decode_contents(tf.identity(contents), size, size, channels)
 
     def fetch(indices: tf.Tensor):
-        found, labels = by_index(indices)
+        *found, labels = by_index(indices)
         if pixels is None:
-            return tf.map_fn(decode, found, fn_output_signature=tf.uint8), labels
-        return *arrays.fetcher(pixels)(found), labels
+            return tf.map_fn(decode, tuple(found), fn_output_signature=tf.uint8), labels
+        return *arrays.fetcher(pixels)(*found), labels
 
     return fetch
 
@@ -111,8 +129,8 @@ def _does_not_fit(cache: str, num_bytes: int, free: float, where: str) -> errors
     )
 
 
-def _remembered(listing, size: int, channels: int, folder: pathlib.Path, with_pixels: bool) -> dict[int, str]:
-    """Finds the bad files from what an earlier run left in `folder`, or by decoding everything into it."""
+def _remembered(listing: Listing, size: int, channels: int, folder: pathlib.Path, with_pixels: bool) -> Checked:
+    """Takes what an earlier run found from `folder`, or decodes everything into it."""
 
     def fill(partial: pathlib.Path) -> None:
         pixels = None
@@ -121,30 +139,35 @@ def _remembered(listing, size: int, channels: int, folder: pathlib.Path, with_pi
             if math.prod(shape) > (free := shutil.disk_usage(partial).free):
                 raise _does_not_fit("disk", math.prod(shape), free, f"below {folder.parent}")
             pixels = np.lib.format.open_memmap(partial / _PIXELS, "w+", np.uint8, shape)
-        bad = decoding.find_bad(listing, size, channels, pixels)
+        checked = image_check.check(listing, size, channels, pixels)
         if pixels is not None:
             pixels.flush()
-        (partial / _BAD).write_text(json.dumps(bad))
+        np.savez(partial / _FILES, digests=checked.digests, orientations=checked.orientations)
+        (partial / _BAD).write_text(json.dumps(checked.bad))
 
     try:
-        publish.publish_folder(folder, fill, lambda there: (there / _BAD).exists())
-        return {int(index): why for index, why in json.loads((folder / _BAD).read_text()).items()}
+        publish.publish_folder(folder, fill, lambda there: (there / _FILES).exists())
+        bad = {int(index): why for index, why in json.loads((folder / _BAD).read_text()).items()}
+        with np.load(folder / _FILES) as files:
+            return Checked(bad, files["digests"], files["orientations"])
     except OSError as error:
         if not with_pixels:
-            return decoding.find_bad(listing, size, channels)  # nowhere to remember it
+            return image_check.check(listing, size, channels)  # nowhere to remember it
         raise errors.DataError(
             f"--cache=disk: {folder} cannot be written: {error.strerror or error}. Set TOWER_TRAIN_DATA to a directory "
             "that can, or use --cache=memory."
         ) from None
 
 
-def _left_out(listing: image_files.Listing, bad: dict[int, str], good: np.ndarray, skip_bad: bool) -> str:
+def _left_out(listing: Listing, bad: dict[int, str], good: np.ndarray, skip_bad: bool) -> str:
     """Tells the user of bad files, if they may be left out; refuses them otherwise."""
-    if not bad:
+    named = dict(listing.unusable) | {listing.names[index]: why for index, why in bad.items()}
+    if not named:
         return ""
-    shown = [f"{image_files.shown(listing.names[index])} {why}" for index, why in list(bad.items())[:_NAMED]]
-    more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-    summary = f"{len(bad)} of {len(listing.names)} images in {listing.root} cannot be used: {'; '.join(shown)}{more}."
+    shown = [f"{image_listing.shown(name)} {why}" for name, why in list(named.items())[:_NAMED]]
+    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    count = len(listing.names) + len(listing.unusable)
+    summary = f"{len(named)} of {count} images in {listing.root} cannot be used: {'; '.join(shown)}{more}."
     if not skip_bad:
         raise errors.DataError(f"{summary} Mend or remove them, or add --skip_bad_images to go on without them.")
     for label, class_name in enumerate(listing.class_names):

@@ -1,6 +1,7 @@
 """The record of a training graph, which is all that running knows of it."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ class StepReport(NamedTuple):
       step: int64 scalar, steps done, this one included.
       examples: int64 scalar, examples trained on, this step's included.
       loss: scalar, mean over towers plus weight decay, on the weights the gradients were taken at.
+      cross_entropy: scalar, the loss without weight decay.
       learning_rate: float64 scalar, what the update used.
       stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.ask_to_stop.
       finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
@@ -23,6 +25,7 @@ class StepReport(NamedTuple):
     step: tf.Tensor
     examples: tf.Tensor
     loss: tf.Tensor
+    cross_entropy: tf.Tensor
     learning_rate: tf.Tensor
     stopping: tf.Tensor
     finite: tf.Tensor
@@ -48,6 +51,7 @@ class TrainingGraph:
 
     Attributes:
       graph: the graph.
+      drawing: returns the serialized GraphDef that TensorBoard draws.
       data: the name of the examples.
       train_op: does one step; if a loss or gradient is not finite nothing but the stream moves, and with
         --on_nonfinite=skip global_step and examples_seen.
@@ -74,6 +78,7 @@ class TrainingGraph:
     """
 
     graph: tf.Graph
+    drawing: Callable[[], bytes]
     data: str
     train_op: tf.Operation
     report: StepReport

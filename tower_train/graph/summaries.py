@@ -1,5 +1,6 @@
 """Summaries of a step for TensorBoard. Tags name variables and layers, never a tower."""
 
+import itertools
 import math
 
 import tensorflow as tf
@@ -15,36 +16,39 @@ _MOST_VALUES = 2**16  # in a histogram
 
 
 def step_summary(
-    scalars: dict[str, tf.Tensor],
     gradients: GradientsAndVariables,
     tower: str,
     features: Tensors,
     update: tf.Operation,
 ) -> tf.Tensor:
-    """One serialized Summary of a step: scalars, histograms of gradients, of variables after the update and of the
+    """One serialized Summary of a step: histograms of gradients, of variables after the update and of the
     first tower's activations with their sparsity, some of its images, and what the network summarised by itself.
 
     Args:
-      scalars: by tag.
       gradients: what was applied.
       tower: the first tower's name.
       features: its input.
       update: the op that changes the variables.
     """
-    parts = [v1.summary.scalar(tag, value) for tag, value in scalars.items()]
+    parts = []
     for gradient, variable in gradients:
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
         parts.append(_histogram(f"{variable.op.name}/gradients", values))
     with tf.control_dependencies([update]):
         parts += [_histogram(v.op.name, v.read_value()) for v in v1.trainable_variables()]
     for activation in v1.get_collection(ACTIVATIONS, scope=f"{tower}/"):
-        layer = activation.op.name.removeprefix(f"{tower}/")
+        layer = _once(activation.op.name.removeprefix(f"{tower}/"))
         parts.append(_histogram(f"{layer}/activations", activation))
         parts.append(v1.summary.scalar(f"{layer}/sparsity", tf.nn.zero_fraction(activation)))
     for image in tf.nest.flatten(features):
         if image.shape.rank == 4 and image.shape[-1] in (1, 3, 4):
             parts.append(v1.summary.image("images", tf.cast(image[:_IMAGES], tf.float32), max_outputs=_IMAGES))
     return v1.summary.merge(parts + _of_the_network(tower), collections=[])
+
+
+def _once(name: str) -> str:
+    """An op's name without repetitions of a scope, as in conv1/conv1."""
+    return "/".join(part for part, _ in itertools.groupby(name.split("/")))
 
 
 def _histogram(tag: str, values: tf.Tensor) -> tf.Tensor:
@@ -80,6 +84,6 @@ def _of_the_network(tower: str) -> list[tf.Tensor]:
     for summary in v1.get_collection(v1.GraphKeys.SUMMARIES, scope=f"{tower}/"):
         tag = tf.get_static_value(summary.op.inputs[0])
         if summary.op.type in kinds and tag is not None:
-            tag = tag.item().decode().removeprefix(f"{tower}/")
+            tag = _once(tag.item().decode().removeprefix(f"{tower}/"))
             renamed.append(kinds[summary.op.type](tag, summary.op.inputs[1]))
     return renamed

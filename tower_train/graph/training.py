@@ -23,6 +23,7 @@ from tower_train.graph import (
 )
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.drawing import TOWERS, Sections
 from tower_train.graph.draws import TowerDraws, check_same
 from tower_train.graph.gradients import average_gradients
 from tower_train.graph.lookahead import Lookahead
@@ -47,19 +48,22 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
     with tf.Graph().as_default() as graph, tf.device(HOST):
         v1.set_random_seed(config.seed & 0x7FFFFFFF)
         counters = update.Counters(config.global_batch)
-        variables = _variables(config, devices)
+        variables, sections = _variables(config, devices), Sections(graph)
 
         # 1. The stream: a batch for every tower, from the position that the run has come to.
+        sections.begin("input")
         places = [device for device in devices.towers for _ in range(config.accumulate_steps)]
         split = stream.Split(config.tower_batch, len(places), devices.num_workers, devices.worker)
         source = stream.training_stream(workload, examples, config.seed, counters.examples_seen, split)
 
         # 2. The learning rate, a function of the examples seen.
+        sections.begin("learning_rate")
         schedule = learning_schedule(config, examples.num_examples)
         learning_rate = schedule.rate(counters.examples_seen)
 
         # 3. A tower on each device: the same network on the same variables, its loss, its gradients.
         step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples))
+        sections.begin(TOWERS)
         tower_losses, tower_grads, built = [], [], []
         for i, (device, batch, first) in enumerate(zip(places, source.batches, source.firsts, strict=True)):
             if i % config.accumulate_steps:  # on the same device, one after the other
@@ -75,17 +79,20 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         random_numbers = _random_numbers(workload, tower_losses[0], built, config.allow_stateful_random)
 
         # 4. The mean over all towers of all workers.
+        sections.begin("average")
         mean_grads = variables.average(average_gradients, tower_grads)
         stop_wish, ask_to_stop = _stop_wish(devices.num_workers, loss.dtype)
         mean_losses, stopping, moving = _other_means(variables, tower_losses, stop_wish, built)
         _check_synchronized(workload, config.sync_batch_norm, moving[0])
 
         # 5. The weight decay, once a variable, and the limits of gradients.
+        sections.begin("decay")
         decayed = variables.each(gradients.add_weight_decay, mean_grads, variables.weight_decays())
         loss = mean_losses[0] + decayed[0][0]
         applied = variables.each(lambda one: update.limited(one[1], config.clip_gradients, config.optimizer), decayed)
 
         # 6. The check that everything is finite, and 7. the update if it is.
+        sections.begin("update")
         apply = _update(config, variables, step, counters, schedule, learning_rate)
         skip = counters.count if config.on_nonfinite == "skip" else tf.no_op  # each step has its own examples
         with variables.updated():
@@ -94,19 +101,22 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             )
 
         # 8. The report of the step, and what else running wants to know of it.
+        sections.begin("report")
         counting, so_far = [], {}
         if config.stall_timeout_secs:
             counting, so_far = progress.count_progress(source.batches, tower_losses, tower_grads)
         with tf.control_dependencies([finite, *counting]):
             done, seen = counters.global_step.read_value(), counters.examples_seen.read_value()
-            report = StepReport(done, seen, loss, learning_rate, stopping, finite)
+            report = StepReport(done, seen, loss, mean_losses[0], learning_rate, stopping, finite)
         summary = None
         if config.summary_every_steps:
-            scalars = {"total_loss": loss, "cross_entropy": mean_losses[0], "learning_rate": learning_rate}
-            summary = summaries.step_summary(scalars, applied[0], "tower_0", source.batches[0][0], finite.op)
+            sections.begin("summary")
+            summary = summaries.step_summary(applied[0], "tower_0", source.batches[0][0], finite.op)
+        sections.begin("checks")
         return TrainingGraph(
-            graph=graph, train_op=finite.op, report=report, global_step=counters.global_step, summary=summary,
-            progress=so_far, checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in applied[0])),
+            graph=graph, drawing=sections.drawing, train_op=finite.op, report=report, summary=summary,
+            global_step=counters.global_step, progress=so_far,
+            checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in applied[0])),
             stream_initializer=source.initializer, stream_state=source.state, ask_to_stop=ask_to_stop,
             num_towers=len(places), data=examples.name, num_examples=examples.num_examples,
             global_batch=config.global_batch, random_numbers=random_numbers, **_saved(graph, variables, devices),

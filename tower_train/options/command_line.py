@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import os
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 
@@ -139,18 +138,7 @@ def import_tensorflow(talkative: bool = False) -> None:
 
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as remarks:
-        os.dup2(remarks.fileno(), 2)
-        try:
-            import tensorflow
+    with console.stderr_in_file():
+        import tensorflow
 
-            tensorflow.config.list_physical_devices("GPU")  # makes its remarks on first use
-        except BaseException:
-            remarks.seek(0)
-            os.write(stderr, remarks.read())
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
+        tensorflow.config.list_physical_devices("GPU")  # makes its remarks on first use

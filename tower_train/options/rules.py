@@ -3,7 +3,7 @@
 import math
 
 from tower_train import errors
-from tower_train.options import Options
+from tower_train.options import Options, as_text
 
 
 def check(config: Options) -> None:
@@ -30,6 +30,11 @@ def check(config: Options) -> None:
         raise errors.ConfigError(f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too.")
     if config.lr_points is not None:
         parse_points(config.lr_points)
+    steps = config.profile_steps
+    if steps and (len(steps) != 2 or steps[0] > steps[1]):
+        raise errors.ConfigError(
+            f"--profile_steps={as_text(steps)}: give the first step and the last, as in --profile_steps=10,20."
+        )
     _check_workers(config)
 
 

@@ -82,7 +82,7 @@ class LogHook(StepHook):
         examples_per_sec = steps * self.graph.global_batch / seconds
         sec_per_batch = seconds / (steps * self.graph.num_towers * self.graph.num_workers)
         say(reporting.step_line(step, loss, examples_per_sec, sec_per_batch))
-        self._bar.update(step, loss=f"{loss:.2f}", rate=f"{examples_per_sec:.0f}")
+        self._bar.update(step, rates=f"loss {reporting.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
         record = {
             "step": step,
             "examples": int(report.examples),
@@ -93,7 +93,13 @@ class LogHook(StepHook):
             "sec_per_batch": sec_per_batch,
         }
         self._metrics.append(record)
-        events.add_scalars(self._writer, {"examples_per_sec": examples_per_sec}, step)
+        events.add_scalars(self._writer, _curves(report) | {"examples_per_sec": examples_per_sec}, step)
+
+
+def _curves(report: StepReport) -> dict[str, float]:
+    """The points of a step's curves, by tag."""
+    values = {"total_loss": report.loss, "cross_entropy": report.cross_entropy, "learning_rate": report.learning_rate}
+    return {tag: float(value) for tag, value in values.items()}
 
 
 class SummaryHook(StepHook):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
@@ -9,7 +10,7 @@ from tower_train.graph import devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
-from tower_train.run import data_check, dtypes, input_stream, report, resume
+from tower_train.run import data_check, dtypes, input_stream, profile, report, resume
 from tower_train.run.evaluations import TEST, TRAIN, Evaluations
 from tower_train.run_dir import best, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload
@@ -21,7 +22,7 @@ class Start:
 
     Its config has the dtype and the workers that were found. Workers that are not the chief know `first_step`, the last
     step done before, and `has_steps` once the start is announced. Only the chief has `resumed`, the checkpoint to begin
-    at, and `evaluations` of the checkpoints to come.
+    at, `evaluations` of the checkpoints to come, and the `drawing` of the graph if the event files lack it.
     """
 
     config: Config
@@ -36,6 +37,7 @@ class Start:
     has_steps: bool = True
     resumed: resume.ResumePoint | None = None
     evaluations: Evaluations | None = None
+    drawing: bytes | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -71,10 +73,12 @@ def prepare(
 def _prepare_chief(start: Start, before: dict) -> Start:
     """Adds what only the chief has. before: run.json of the last start."""
     config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
+    drawing = start.graph.drawing()  # before it holds what restores a checkpoint
     notes = start.notes + run_dir.warnings()
     notes += manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
     resumed = resume.find(run_dir, start.graph, config.keep_checkpoints, config.override, is_known=bool(before))
     notes += resumed.notes
+    notes += profile.check(config.profile_steps, resumed.step, start.last_step)
     is_checked = config.check_data and not resumed.path
     if is_checked:
         notes += data_check.warnings(workload, examples)
@@ -90,7 +94,12 @@ def _prepare_chief(start: Start, before: dict) -> Start:
     if is_checked and evaluations.examples:
         notes += data_check.of_all_labels(evaluations.examples)
     evaluations.begin(resumed.step, resumed.path)
-    return dataclasses.replace(start, notes=notes, first_step=resumed.step, resumed=resumed, evaluations=evaluations)
+    run_json = start.run_json | {"drawing": hashlib.sha256(drawing).hexdigest()[:16]}
+    is_drawn = resumed.step and before.get("drawing") == run_json["drawing"]
+    return dataclasses.replace(
+        start, notes=notes, first_step=resumed.step, resumed=resumed, evaluations=evaluations, run_json=run_json,
+        drawing=None if is_drawn else drawing,
+    )  # fmt: skip
 
 
 def _evaluators(start: Start) -> dict[str, Evaluator]:

@@ -13,19 +13,21 @@ from tower_train.console import ProgressBar
 from tower_train.graph.record import RandomNumbers
 from tower_train.inference.evaluator import Evaluation
 from tower_train.inference.report import with_interval
+from tower_train.run import program
 from tower_train.run.results import Result, StopReason
 
 
 def progress_bar(first_step: int, last_step: int) -> ProgressBar:
-    """The bar of a run, whose fields are loss and rate."""
+    """The bar of a run; its field `rates` is what the last log line says."""
     return ProgressBar(
         lambda progress: (
             progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             progress.BarColumn(),
-            progress.TextColumn("loss {task.fields[loss]}  {task.fields[rate]} examples/sec"),
+            progress.TextColumn("{task.fields[rates]}"),
             progress.TimeRemainingColumn(),
+            progress.TextColumn("left"),
         ),
-        total=last_step, completed=first_step, loss="-", rate="-",
+        total=last_step, completed=first_step, rates="",
     )  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def joining_line(task: Task, first_step: int, last_step: int, device_names: tupl
 
 
 def closing_lines(result: Result, last_step: int, path: str | None, evaluation: Evaluation | None) -> list[str]:
-    """The last lines of a run: its result, and what to do next. path: import path of the workload, if it has one."""
+    """The last lines of a run: its result, and what to do next. path: the workload's import path in run.json."""
     has_no_gain = result.reason is StopReason.NO_GAIN
     if result.loss is None:
         option = "--stop_after_no_gain_epochs" if has_no_gain else "--max_steps or --epochs"
@@ -82,7 +84,7 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluation: 
         rate = f", {result.examples_per_sec:.1f} examples/sec" if result.examples_per_sec else ""
         lines = [
             f"Stopped by {result.stopped_by} at step {result.step} of {last_step} after {result.seconds:.1f} s: "
-            f"loss {result.loss:.2f}{rate}.",
+            f"loss {as_loss(result.loss)}{rate}.",
             f"Saved:    {result.checkpoint}",
         ]
     if evaluation and evaluation.step == result.step:
@@ -99,21 +101,31 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluation: 
 def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: float) -> str:
     """The original's log line. sec_per_batch: seconds a tower batch took, over all towers."""
     return (
-        f"{datetime.datetime.now()}: step {step}, loss = {loss:.2f} "
+        f"{datetime.datetime.now()}: step {step}, loss = {as_loss(loss)} "
         f"({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch)"
     )
 
 
+def as_loss(loss: float) -> str:
+    """A loss with two digits after the point, as the original prints it; below 1 with three that count."""
+    return f"{loss:.2f}" if loss == 0 or not abs(loss) < 1 else f"{loss:#.3g}"
+
+
 def _next_commands(train_dir: str, path: str | None) -> list[str]:
     """Commands to go on with after training, as they work in this shell."""
-    here, comes_along = shlex.quote(train_dir), path and workload_files.comes_along(path)
-    workload = "" if comes_along else f" --workload={shlex.quote(path or 'MODULE:NAME')}"
-    boards = shutil.which("tensorboard") or importlib.util.find_spec("tensorboard")
-    install = "" if boards else f"   (after: {_python()} -m pip install tensorboard)"
-    return [
-        f"Evaluate: {_python()} -m tower_train.evaluate --train_dir={here}{workload}",
-        f"Curves:   {_python()} -m tensorboard.main --logdir={here}{install}",
-    ]
+    here, python = shlex.quote(train_dir), _python()
+    prefix = ""
+    if folder := path and program.python_path(path):
+        folders = filter(None, [folder, os.environ.get("PYTHONPATH")])
+        prefix = f"PYTHONPATH={shlex.quote(os.pathsep.join(folders))} "
+    named = "" if path and workload_files.comes_along(path) else f" --workload={shlex.quote(path or '')}"
+    evaluate = f"{prefix}{python} -m tower_train.evaluate --train_dir={here}{named}"
+    if not path:
+        evaluate = (
+            f"tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir={train_dir!r}), workload), in Python"
+        )
+    install = "" if importlib.util.find_spec("tensorboard") else f"{python} -m pip install 'tensorboard>=2.21' && "
+    return [f"Evaluate: {evaluate}", f"Curves:   {install}{python} -m tensorboard.main --logdir={here}"]
 
 
 def _python() -> str:

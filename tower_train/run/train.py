@@ -16,7 +16,19 @@ from tower_train.cluster.task import find_task
 from tower_train.config import Config
 from tower_train.console import say
 from tower_train.graph import devices, stream
-from tower_train.run import bad_batch, hooks, input_stream, nonfinite, report, results, saving, sessions, signals
+from tower_train.run import (
+    bad_batch,
+    hooks,
+    input_stream,
+    nonfinite,
+    profile,
+    program,
+    report,
+    results,
+    saving,
+    sessions,
+    signals,
+)
 from tower_train.run.evaluations import TEST
 from tower_train.run.prepare import Start, prepare
 from tower_train.run.results import Result, StopReason
@@ -46,7 +58,10 @@ def train(
       WorkerError: a worker is missing; with wait_for_workers too, as only `python -m tower_train` starts itself again.
       UserError: something else that the user can mend; the message says how.
     """
-    path, workload = (workload, load(workload, config.train_dir)) if isinstance(workload, str) else (None, workload)
+    if isinstance(workload, str):
+        path, workload = workload, load(workload, config.train_dir)
+    else:
+        path = program.import_path(workload)
     workload = workload.with_options(workload_options or {})
     workload.check_dataset(config.dataset)
     task = find_task(config.worker_hosts, config.task_index)
@@ -179,10 +194,16 @@ class StepHooks:
         writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
         # TensorBoard then drops what an interrupted start logged of this step and later ones.
         writer.add(start.first_step + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
+        if start.drawing:
+            writer.add(start.first_step, graph_def=start.drawing)
+        events.add_options(writer, manifest.hyperparameters(start.run_json), start.first_step)
         metrics = MetricsFile(path / directory.METRICS)
         chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
         if config.summary_every_steps:
             chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
+        if config.profile_steps:
+            profiler = profile.ProfileHook(graph, config.profile_steps, path, clock)
+            chief_hooks.append(stack.enter_context(contextlib.closing(profiler)))
         write = saving.checkpoint_writer(graph, start.run_dir, start.resumed.checkpoints, [metrics, writer])
         saver = saving.CheckpointHook(graph, config.save_every_steps, write, evaluations, received, watchdog, clock)
         return [*chief_hooks, saver]

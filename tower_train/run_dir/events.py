@@ -4,10 +4,12 @@ import contextlib
 import os
 import pathlib
 import socket
+import struct
 import time
 from collections.abc import Mapping
 
 import tensorflow as tf
+from google.protobuf import struct_pb2
 
 from tower_train.run_dir import metrics
 
@@ -80,3 +82,30 @@ def add_scalars(writer: EventWriter, values: Mapping[str, float], step: int) -> 
     """Adds one point to each curve, by tag."""
     points = [v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
     writer.add(step, summary=v1.Summary(value=points))
+
+
+def add_options(writer: EventWriter, options: Mapping[str, bool | float | str], step: int) -> None:
+    """Adds the options of a run, by name, for TensorBoard's HPARAMS page.
+
+    What its plugin reads is a message HParamsPluginData (tensorboard/plugins/hparams/plugin_data.proto), put together
+    here since TensorBoard need not be installed where a run trains: in field 3 a SessionStartInfo with the options in
+    field 1, encoded as those of a Struct are, and the time in field 5.
+    """
+    values = struct_pb2.Struct()
+    values.update(options)
+    info = values.SerializeToString() + b"\x29" + struct.pack("<d", time.time())
+    plugin = v1.SummaryMetadata.PluginData(plugin_name="hparams", content=b"\x1a" + _length(info) + info)
+    value = v1.Summary.Value(
+        tag="_hparams_/session_start_info", metadata=v1.SummaryMetadata(plugin_data=plugin),
+        tensor=tf.make_tensor_proto(0.0, tf.float32, [1]),
+    )  # fmt: skip
+    writer.add(step, summary=v1.Summary(value=[value]))
+
+
+def _length(message: bytes) -> bytes:
+    """The length of a message as protocol buffers write it in front of it."""
+    length, encoded = len(message), b""
+    while length > 127:
+        encoded += bytes([length & 127 | 128])
+        length >>= 7
+    return encoded + bytes([length])

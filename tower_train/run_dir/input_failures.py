@@ -53,4 +53,5 @@ def _why(error: tf.errors.OpError) -> str:
     reason = roots[0] if roots else checkpoint.reason(error)
     reason = re.sub(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: ", "", reason)
     reason = re.sub(r"  Label values:.*", "", reason)
-    return re.sub(r"^\w+Error: ", "", reason).rstrip(".")  # of a Python function
+    reason = re.sub(r"^\w+Error: ", "", reason).rstrip(".")  # of a Python function
+    return re.sub(r"^assertion failed: \[(.*)\]$", lambda failed: failed[1].replace("] [", " "), reason)

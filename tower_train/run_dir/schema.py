@@ -155,6 +155,7 @@ RUN = Record(
         "global_batch": COUNT,
         "num_parameters": COUNT,
         "random_numbers": MapOf(ListOf(TEXT)),
+        "drawing": TEXT,
         "devices": ListOf(TEXT),
         "versions": MapOf(TEXT),
         "started": TEXT,

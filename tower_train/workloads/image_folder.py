@@ -1,4 +1,4 @@
-"""Any classification set laid out as split/class/*.jpeg: --workload=tower_train.workloads.image_folder --data_dir=DIR
+"""Any classification set laid out as split/class/*.jpg: --workload=tower_train.workloads.image_folder --data_dir=DIR
 
 A small network for a start: four convolutions with pooling, the mean over the picture, a softmax layer. Or, with
 --network, one of keras.applications.
@@ -88,7 +88,7 @@ def workload(options: FolderOptions) -> Workload:
         if not is_small and request.split == "train":
             applications.check(*chosen)  # before the images are decoded, which may take long
         examples = images.examples(
-            listing, f"{directory} {request.split}", options.image_size, _CHANNELS[options.color], options.cache,
+            listing, f"{directory} {listing.split}", options.image_size, _CHANNELS[options.color], options.cache,
             options.skip_bad_images,
         )  # fmt: skip
         notices = [applications.notice(options.network, options.weights, options.freeze_until), examples.notice]

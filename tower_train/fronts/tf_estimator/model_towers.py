@@ -117,7 +117,7 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured]) -> TrainSte
             compat.add_control_input(update.placeholder, finite.op)  # what waits for it, waits for the update
     with tf.control_dependencies([finite]):
         step = v1.train.get_global_step().read_value()
-    report = StepReport(step, step, loss, tf.zeros([]), tf.zeros([]), finite)
+    report = StepReport(step, step, loss, loss, tf.zeros([]), tf.zeros([]), finite)
     checked = ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
     op = tf.group(specs[0].train_op, finite, assigned)
     # The optimizers' own ops are in a branch, where whoever loads this graph would not find them.

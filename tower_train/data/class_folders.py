@@ -1,0 +1,124 @@
+"""Folders of images, one a class: what is in them, and what is wrong with them."""
+
+import collections
+import os
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from tower_train import errors
+from tower_train.data.image_listing import EXTENSIONS, Listing, kind_of, shown
+
+TEST_NAMES = ("test", "val", "validation", "valid")
+_TO_CONVERT = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl")  # images, not read by TensorFlow
+
+
+def layout(directory: pathlib.Path) -> str:
+    """The folders that are expected, as a tree under a message."""
+    return f""" Expected:
+  {directory}
+  ├── train
+  │   ├── cats   (a folder for each class, named like it, with at least two images)
+  │   │   ├── 1.jpg
+  │   │   └── 2.jpg
+  │   └── dogs
+  │       └── ...
+  └── test       (or val; or no such folder, and --validation_fraction=0.1)
+      ├── cats
+      └── dogs"""
+
+
+def _entries(folder: pathlib.Path) -> list[os.DirEntry]:
+    try:
+        return sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise errors.DataError(f"{folder}: cannot be read: {error.strerror}. Name a folder with --data_dir.") from None
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
+    entries = _entries(folder)
+    names = [entry.name for entry in entries if entry.name[0] != "." and _is_folder(entry)]
+    if len(names) > 1:
+        return names
+    images = sum(kind_of(entry.name) != "" for entry in entries)
+    if not names:
+        found = f"holds {images} image{'s' * (images > 1)} and no class folders" if images else "holds no folders"
+        raise errors.DataError(f"{folder}: {found}.{layout(directory)}")
+    only = shown(names[0])
+    if any((folder / names[0] / name).is_dir() for name in ("train", *TEST_NAMES)):
+        raise errors.DataError(f"{folder}: holds no images, but {only} in it does. Give --data_dir={folder / only}.")
+    raise errors.DataError(f"{folder}: holds one class folder only, {only}.{layout(directory)}")
+
+
+def check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
+    train_classes, test_classes = (_class_folders(folder, train.parent) for folder in (train, test))
+    for name in sorted(set(train_classes) ^ set(test_classes)):
+        there, missing = (train, test) if name in train_classes else (test, train)
+        raise errors.DataError(
+            f"{there / shown(name)}: there is no such class in {missing}. Every class needs images in both."
+        )
+
+
+def list_images(folder: pathlib.Path, directory: pathlib.Path) -> Listing:
+    """Lists a split's folder in the directory."""
+    classes = _class_folders(folder, directory)
+    names, labels, unusable, others = [], [], {}, collections.Counter()
+    for label, class_name in enumerate(classes):
+        entries = _entries(folder / class_name)
+        found = [entry.name for entry in entries if _is_image(entry)]
+        if not found:
+            raise errors.DataError(
+                f"{folder / shown(class_name)}: holds no {', '.join(EXTENSIONS)} file. Add images of this class, or "
+                f"remove its folder.{layout(directory)}"
+            )
+        names += [os.path.join(class_name, name) for name in found]
+        labels += [label] * len(found)
+        for entry in entries:
+            if _is_image(entry):
+                continue
+            if kind_of(entry.name) and entry.name[0] != "." and not _is_folder(entry):
+                unusable[os.path.join(class_name, entry.name)] = _why_unusable(entry)
+            else:
+                others[_what_else(entry)] += 1
+    labels, shown_classes = np.array(labels, np.int32), tuple(map(shown, classes))
+    return Listing(folder, tuple(names), labels, shown_classes, notice=_about(folder, others), unusable=unusable)
+
+
+def _is_image(entry: os.DirEntry) -> bool:
+    """Whether an entry is a file and its name is an image's; of both, the second is asked first, as that is quicker."""
+    try:
+        return entry.name[0] != "." and kind_of(entry.name) != "" and entry.is_file()
+    except OSError:  # a link to itself
+        return False
+
+
+def _why_unusable(entry: os.DirEntry) -> str:
+    try:
+        entry.stat()
+    except OSError as error:
+        return f"is a link that leads nowhere ({error.strerror})"
+    return "is a pipe, a socket or a device, not a file"
+
+
+def _what_else(entry: os.DirEntry) -> str:
+    if entry.name[0] == ".":
+        return "hidden"
+    return "folders" if _is_folder(entry) else os.path.splitext(entry.name)[1].lower() or "without extension"
+
+
+def _about(folder: pathlib.Path, others: Mapping[str, int]) -> str:
+    """Counts what else is in a split's folder, in words."""
+    if not others:
+        return ""
+    counts = ", ".join(f"{count} {shown(kind)}" for kind, count in sorted(others.items()))
+    convert = [kind for kind in sorted(others) if kind in _TO_CONVERT]
+    advice = f" To use {' and '.join(convert)}, convert them: `mogrify -format png *{convert[0]}`." if convert else ""
+    return f"Passed over in {folder}: {counts}.{advice}"

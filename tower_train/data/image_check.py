@@ -1,0 +1,133 @@
+"""The check of image files before training: every one is decoded once, on all cores."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from concurrent import futures
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import host
+from tower_train.data import decoding, remarks
+from tower_train.data.image_listing import Listing, kind_of
+from tower_train.data.orientation import orientation
+
+v1 = tf.compat.v1
+
+_CHUNK = 512  # files decoded between two looks at what libjpeg remarks, which does not say of which file
+_PARTS = 8  # that the files are divided into to find the one
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """The state of a listing's files.
+
+    Attributes:
+      bad: {index: what is wrong with the file}.
+      digests: int64 [images], of the contents of the others, see decoding.digest.
+      orientations: uint8 [images], see orientation.
+    """
+
+    bad: dict[int, str]
+    digests: np.ndarray
+    orientations: np.ndarray
+
+
+def check(listing: Listing, size: int, channels: int, pixels: np.ndarray | None = None) -> Checked:
+    """Decodes every image once.
+
+    A file that libjpeg remarks something about is bad, although it makes an image of it: some of that is made up.
+
+    Args:
+      listing: the images.
+      size: height and width to decode to.
+      channels: as for decoding.decode.
+      pixels: where the decoded images go, uint8 [images, size, size, channels]; None to keep none.
+    """
+    count = len(listing.names)
+    checked = Checked({}, np.zeros(count, np.int64), np.ones(count, np.uint8))
+    paths, kinds = listing.paths(), [decoding.MAGIC[kind_of(name)] for name in listing.names]
+    pending = [np.arange(i, min(i + _CHUNK, count)) for i in reversed(range(0, count, _CHUNK))]
+    told = {}  # of bad files
+    with _decoder(size, channels, pixels is not None) as decode, remarks.of_decoders() as take_remark:
+        while pending:
+            indices, bad = pending.pop(), []
+            found = decode([paths[i] for i in indices], [kinds[i] for i in indices])
+            for index, values in zip(indices.tolist(), found, strict=True):
+                if values is None:
+                    bad.append(index)
+                    continue
+                checked.digests[index], checked.orientations[index], image = values
+                if pixels is not None:
+                    pixels[index] = image
+            remark = take_remark()
+            if remark and len(indices) > 1:  # of which of them?
+                pending += np.array_split(indices, min(_PARTS, len(indices)))
+                continue
+            told |= dict.fromkeys(indices.tolist() if remark else bad, remark)
+        for index in sorted(told):
+            checked.bad[index] = _what_is_wrong(paths[index], kinds[index], told[index])
+    return checked
+
+
+@contextlib.contextmanager
+def _decoder(size: int, channels: int, resized: bool) -> Iterator[Callable]:
+    """Yields a function from files' paths and what they must begin with to (digest, orientation, image or something
+    that depends on it) of each, None of those that cannot be decoded; many at a time, in their order."""
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        path, kind = v1.placeholder(tf.string, []), v1.placeholder(tf.string, [])
+        contents = tf.io.read_file(path)
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=decoding.is_kind(contents, kind), data=[path])]):
+            contents = tf.identity(contents)
+        image, turn = decoding.decode(contents, channels), orientation(contents)
+        image = decoding.resized(image, size, size, turn) if resized else tf.reduce_max(image)
+        # A step for each file, and no tf.data: that would have to begin anew to tell of which file a remark is.
+        with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+            load = session.make_callable([decoding.digest(contents), turn, image], feed_list=[path, kind])
+
+            def load_if_possible(*file):
+                with contextlib.suppress(tf.errors.OpError):
+                    return load(*file)
+
+            with futures.ThreadPoolExecutor(host.cores()) as pool:
+                yield functools.partial(pool.map, load_if_possible)
+
+
+def _what_is_wrong(path: bytes, kind: bytes, remark: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            contents = file.read()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not contents:
+        return "is empty"
+    if not contents.startswith(kind):
+        others = [name for name, magic in decoding.MAGIC.items() if contents.startswith(magic)]
+        return f"is a {others[0]} image by its content" if others else f"is no {_any_kind()} image"
+    if remark:
+        return f"is damaged or cut off ({remark})"
+    height, width, is_plain_bmp = _about(contents)
+    if height * width > decoding.MAX_PIXELS:
+        return f"declares {width} x {height} pixels, more than {decoding.MAX_PIXELS:,}"
+    if kind == decoding.MAGIC["BMP"] and not is_plain_bmp:
+        return "has a palette or is compressed, which TensorFlow does not read: convert it to PNG"
+    if kind == decoding.MAGIC["WebP"] and b"ANIM" in contents[:64]:
+        return "is an animation, which TensorFlow does not read as an image: convert it to PNG"
+    return "is damaged or cut off"
+
+
+def _any_kind() -> str:
+    *others, last = decoding.MAGIC
+    return f"{', '.join(others)} or {last}"
+
+
+def _about(contents: bytes) -> tuple[int, int, bool]:
+    """The declared height and width, and whether a BMP is plain; zeros where that cannot be told."""
+    with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+        text = tf.constant(contents)
+        try:
+            return *session.run(decoding.declared_size(text)).tolist(), session.run(decoding.is_plain_bmp(text))
+        except tf.errors.OpError:
+            return 0, 0, False
