@@ -50,7 +50,7 @@ class Inputs:
         if isinstance(found, tf.data.Dataset):
             self._iterator = _iterator(found)
         else:
-            self._tensors = found
+            self._tensors = tf.nest.map_structure(_tensor, found)
         self.hook = _Start(self._iterator and self._iterator.initializer)
 
     def next_batch(self):
@@ -101,6 +101,10 @@ def _arrays_outside_the_graph() -> Iterator[None]:
         for name in ("from_tensor_slices", "from_tensors"):
             stack.enter_context(compat.replaced(tf.data.Dataset, name, changed(getattr(tf.data.Dataset, name))))
         yield
+
+
+def _tensor(leaf):
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _iterator(dataset: tf.data.Dataset):
