@@ -117,6 +117,16 @@ def test_regularizers_of_activities_and_of_weights(float64, regularizer):
     assert_same(fit_uneven(3, dense), 1e-12)
 
 
+def test_a_weight_that_only_its_regularizer_changes(float64):
+    def build():
+        inputs = keras.Input([4])
+        outputs = [layers.Dense(3, kernel_regularizer=r, name=n)(inputs) for r, n in ((None, "used"), ("l2", "unused"))]
+        return keras.Model(inputs, outputs)
+
+    x, y = data(8, 4)
+    assert_same(fit_both(build, 2, {"optimizer": "sgd", "loss": [CROSS_ENTROPY, None]}, x, [y, None]), 1e-12)
+
+
 @pytest.mark.parametrize(
     "added", [variance_of, diversity, ops.max, lambda x: ops.sqrt(ops.sum(x**2)), lambda x: ops.sum(x[0])]
 )

@@ -4,10 +4,12 @@ Variables have the names of TensorFlow 1.15, so that its checkpoints can be eval
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
@@ -86,7 +88,8 @@ class Deep(Part):
     def __post_init__(self):
         super().__post_init__()
         units = self.hidden_units
-        if not isinstance(units, (list, tuple)) or not units or not all(isinstance(u, int) and u > 0 for u in units):
+        counts = list(units) if isinstance(units, (Sequence, np.ndarray)) else []
+        if not counts or not all(isinstance(u, numbers.Integral) and u > 0 for u in counts):
             raise errors.ConfigError(
                 f"hidden_units={units!r}; it must be a list of each layer's units, such as [10, 10]."
             )

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import console, errors
+from tower_train.config import check_folder
 from tower_train.fronts import placement
 from tower_train.fronts.tf_estimator import arguments, eval_events, model_towers, predictions, saved_model, task
 from tower_train.fronts.tf_estimator.model import Model
@@ -233,9 +234,10 @@ class Estimator:
         return self._export(export_dir_base, input_receiver_fn_map, checkpoint_path, form)
 
     def _export(self, base, receivers: dict, path: str | None, form: saved_model.Form) -> bytes:
-        path = path or self.latest_checkpoint() or self._start()
+        base, path = os.fspath(base), path or self.latest_checkpoint() or self._start()
+        check_folder(base, f"export_dir_base={base}")
         sessions = Sessions(self.config, placement.place(1, "num_gpus", in_session=True), self._warm_start)
-        return saved_model.write(os.fspath(base), self._model, sessions, receivers, path, form)
+        return saved_model.write(base, self._model, sessions, receivers, path, form)
 
     def _start(self) -> str | None:
         """Returns the checkpoint that training would start from; None if it would start from values.
