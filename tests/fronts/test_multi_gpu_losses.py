@@ -127,6 +127,14 @@ def test_a_weight_that_only_its_regularizer_changes(float64):
     assert_same(fit_both(build, 2, {"optimizer": "sgd", "loss": [CROSS_ENTROPY, None]}, x, [y, None]), 1e-12)
 
 
+def test_a_loss_of_chosen_examples_whose_gradient_is_sparse(float64):
+    def of_the_last(y_true, y_pred):
+        return CROSS_ENTROPY(y_true[-3:], tf.gather(y_pred, [-3, -2, -1] + tf.shape(y_pred)[0]))
+
+    x, y = data(8, 4)
+    assert_same(fit_both(network(), 3, {"optimizer": "sgd", "loss": of_the_last}, x, y, batch_size=8), 1e-12)
+
+
 @pytest.mark.parametrize(
     "added", [variance_of, diversity, ops.max, lambda x: ops.sqrt(ops.sum(x**2)), lambda x: ops.sum(x[0])]
 )

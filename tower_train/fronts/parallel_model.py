@@ -93,7 +93,7 @@ class ParallelModel(keras.Model):
         tower_grads = []
         for tower, grads in zip(towers, output_grads, strict=True):
             # Times the number of towers, so that the mean over towers is the gradient of this one loss.
-            grads = [None if grad is None else grad * tf.cast(len(towers), grad.dtype) for grad in grads]
+            grads = [None if grad is None else len(towers) * tf.convert_to_tensor(grad) for grad in grads]
             tower_grads.append(list(zip(tower.gradients(grads), weights, strict=True)))
         with tf.device(HOST):
             replicas.assign_merged(self.template, towers, growth)
