@@ -234,7 +234,7 @@ class Estimator:
         return self._export(export_dir_base, input_receiver_fn_map, checkpoint_path, form)
 
     def _export(self, base, receivers: dict, path: str | None, form: saved_model.Form) -> bytes:
-        base, path = os.fspath(base), path or self.latest_checkpoint() or self._start()
+        base, path = os.fsdecode(base), path or self.latest_checkpoint() or self._start()
         check_folder(base, f"export_dir_base={base}")
         sessions = Sessions(self.config, placement.place(1, "num_gpus", in_session=True), self._warm_start)
         return saved_model.write(base, self._model, sessions, receivers, path, form)
