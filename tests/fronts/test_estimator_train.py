@@ -4,18 +4,7 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import (
-    BATCH,
-    TRAIN,
-    Recorder,
-    X,
-    Y,
-    expected_weights,
-    input_fn,
-    make,
-    model_fn,
-    weights_of,
-)
+from regression import BATCH, TRAIN, Recorder, X, Y, expected_weights, input_fn, make, model_fn, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -109,16 +98,6 @@ def test_params_and_config_reach_model_fn_and_input_fn(tmp_path):
     np.testing.assert_allclose(weights_of(estimator), expected_weights(12, 2, rate=2**-7), atol=1e-12)
 
 
-def test_a_checkpoint_to_start_from(tmp_path):
-    trained = make(tmp_path / "one").train(input_fn)
-    config = tf_estimator.RunConfig(model_dir=tmp_path / "two")
-    settings = tf_estimator.WarmStartSettings(trained.model_dir, vars_to_warm_start="weights")
-    warm = tf_estimator.Estimator(model_fn, config=config, params={"rate": 1e-30}, warm_start_from=settings)
-    warm.train(input_fn, steps=1)
-    np.testing.assert_allclose(warm.get_variable_value("weights"), expected_weights(12)[:3], atol=1e-12)
-    assert abs(warm.get_variable_value("bias")) < 1e-12
-
-
 def test_what_is_not_finite_stops_the_run_before_it_changes_the_weights(tmp_path):
     def bad_batch():
         y = Y.copy()
@@ -158,8 +137,6 @@ def test_wrong_steps_input_and_hooks(tmp_path):
         estimator.train(lambda: tf.data.Dataset.from_tensors((X, Y, Y)))
     with pytest.raises(errors.DataError, match="each tower would get the same"):
         estimator.train(lambda: ({"x": tf.constant(X)}, tf.constant(Y)))
-    with pytest.raises(errors.ConfigError, match="must be a tf.compat.v1.train.SessionRunHook"):
-        estimator.train(input_fn, hooks=[print])
 
 
 def test_configurations_and_directories_that_cannot_be(tmp_path):
