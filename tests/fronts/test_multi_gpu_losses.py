@@ -1,4 +1,4 @@
-"""What layers add to the loss, count and assign is that of the whole batch in towers too, or is refused."""
+"""Losses that layers add, and values that they count or assign, are those of the whole batch in towers, or refused."""
 
 import keras
 import numpy as np
