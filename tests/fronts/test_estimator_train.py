@@ -86,6 +86,19 @@ def test_checkpoints_are_kept_as_configured(tmp_path):
     assert jobs.saved_steps(tmp_path) == [8, 10, 12]
 
 
+def test_checkpoints_of_savers_of_the_users_own(tmp_path):
+    own = tf_estimator.CheckpointSaverHook(str(tmp_path), save_steps=2, checkpoint_basename="mine")
+    estimator = make(tmp_path).train(input_fn, steps=3, hooks=[own])
+    assert estimator.latest_checkpoint() == f"{tmp_path}/mine-3"
+    with tf.Graph().as_default(), v1.Session() as session:
+        saver = v1.train.import_meta_graph(f"{tmp_path}/mine-3.meta")
+        saver.restore(session, f"{tmp_path}/mine-3")
+        saver.save(session, f"{tmp_path}/model.ckpt")  # without a step in its name
+    assert estimator.evaluate(input_fn)["global_step"] == 3
+    estimator.train(input_fn, max_steps=3)
+    assert estimator.train(input_fn, max_steps=4).get_variable_value("global_step") == 4
+
+
 def test_params_and_config_reach_model_fn_and_input_fn(tmp_path):
     def with_config(features, labels, mode, params, config):
         assert config.num_gpus == 2 and config.model_dir == str(tmp_path)

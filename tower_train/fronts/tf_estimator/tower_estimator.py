@@ -98,7 +98,7 @@ class Estimator:
         config, listeners = self.config, arguments.checked_listeners(saving_listeners)
         task.check_is_alone(config)
         hooks, newest = arguments.checked_hooks(hooks), self.latest_checkpoint()
-        if max_steps is not None and newest and checkpoint.step_of(newest) >= max_steps:
+        if max_steps is not None and newest and _step_of(newest) >= max_steps:
             console.notice(f"Nothing to train: {newest} is at or after max_steps={max_steps}.")
             return self
         if steps or max_steps:
@@ -256,6 +256,9 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest checkpoint; None if there is none."""
+        listed = tf.train.latest_checkpoint(self.model_dir)
+        if listed and not os.path.basename(listed).startswith(f"{checkpoint.PREFIX}-"):
+            return listed  # a saver of the user's own names them in another way
         return checkpoint.latest(pathlib.Path(self.model_dir))
 
     def get_variable_names(self) -> list[str]:
@@ -283,3 +286,9 @@ class Estimator:
         if not path:
             raise errors.RunError(f"model_dir={self.model_dir} holds no checkpoint. Train first.")
         return path
+
+
+def _step_of(path: str) -> int:
+    """The step that a checkpoint was saved at; 0 if it does not tell."""
+    reader = tf.train.load_checkpoint(path)
+    return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
