@@ -294,7 +294,7 @@ def test_export_outputs_name_classes_of_signatures(tmp_path):
 def test_arrays_from_an_input_fn_are_one_batch(tmp_path):
     model = compiled(network())
     estimator = make(model, tmp_path, 1)
-    found = estimator.train(lambda: (X, LABELS), steps=1).evaluate(
+    found = estimator.train(lambda: [X, tf.constant(LABELS)], steps=1).evaluate(
         lambda: (X, LABELS), 1, None, f"{tmp_path}/model.ckpt-0"
     )
     assert found["loss"] == pytest.approx(model.evaluate(X, LABELS, batch_size=24, verbose=0)[0], rel=1e-5)

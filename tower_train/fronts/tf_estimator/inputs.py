@@ -50,7 +50,7 @@ class Inputs:
         if isinstance(found, tf.data.Dataset):
             self._iterator = _iterator(found)
         else:
-            self._tensors = tf.nest.map_structure(_tensor, found)
+            self._tensors = _as_tensors(found)
         self.hook = _Start(self._iterator and self._iterator.initializer)
 
     def next_batch(self):
@@ -103,8 +103,13 @@ def _arrays_outside_the_graph() -> Iterator[None]:
         yield
 
 
-def _tensor(leaf):
-    return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+def _as_tensors(found):
+    """Returns lists, tuples and dicts of tensors, whose keys may be of several types, with tensors for arrays."""
+    if type(found) in (list, tuple):
+        return type(found)(map(_as_tensors, found))
+    if isinstance(found, dict):
+        return {key: _as_tensors(value) for key, value in found.items()}
+    return tf.convert_to_tensor(found) if isinstance(found, np.ndarray) else found
 
 
 def _iterator(dataset: tf.data.Dataset):
