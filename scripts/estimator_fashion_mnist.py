@@ -23,7 +23,7 @@ tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)  # steps and losse
 ON_GPUS = bool(tf.config.list_physical_devices("GPU"))
 NUM_GPUS, BATCH_SIZE = options.num_gpus, options.batch_size
 EPOCHS = options.epochs or (5 if ON_GPUS else 1)
-DEVICES = f"{NUM_GPUS} GPUs" if ON_GPUS else f"{NUM_GPUS} towers on the CPU"
+DEVICES = f"{NUM_GPUS} {'GPU' if ON_GPUS else 'CPU tower'}{'s' * (NUM_GPUS > 1)}"
 
 
 class TimeHistory(tf_estimator.SessionRunHook):

@@ -31,7 +31,7 @@ ON_GPUS = bool(tf.config.list_physical_devices("GPU"))
 NUM_GPUS, LABELS = options.num_gpus, ["CNV", "DME", "DRUSEN", "NORMAL"]
 BATCH_SIZE = options.batch_size or (64 if ON_GPUS else 8)
 SIZE = options.size or (224 if ON_GPUS else 64)
-DEVICES = f"{NUM_GPUS} GPUs" if ON_GPUS else f"{NUM_GPUS} towers on the CPU"
+DEVICES = f"{NUM_GPUS} {'GPU' if ON_GPUS else 'CPU tower'}{'s' * (NUM_GPUS > 1)}"
 if not options.data_dir:
     options.data_dir = tempfile.mkdtemp()
     for number, (split, label) in enumerate((s, n) for s in ("train", "test") for n in LABELS * 32):

@@ -85,20 +85,22 @@ def gradient_until(
     if epochs_seen is None:  # not in training
         return function(early, late)
 
-    @tf.custom_gradient
-    def apply(early, late):
-        outputs = function(early, late)
+    early = tf.convert_to_tensor(early)
+    before = tf.stop_gradient(early)  # all but `early` have their gradients as usual
+    outputs = function(before, late)
 
+    @tf.custom_gradient
+    def apply(early, unchanged):
         def gradient(upstream):
             return tf.cond(
                 epochs_seen < epoch,
-                lambda: v1.gradients(outputs, early, upstream)[0],
-                lambda: tf.zeros_like(early),
-            ), v1.gradients(outputs, late, upstream)[0]
+                lambda: v1.gradients(outputs, before, upstream)[0],
+                lambda: tf.zeros_like(before),
+            ), upstream
 
-        return outputs, gradient
+        return tf.identity(unchanged), gradient
 
-    return apply(early, late)
+    return apply(early, outputs)
 
 
 def batch_normalization(

@@ -1,4 +1,4 @@
-"""What tests of this room share."""
+"""Fixtures of this room's tests."""
 
 import keras
 import pytest

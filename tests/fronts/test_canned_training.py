@@ -17,7 +17,6 @@ from feature_data import (
     input_fn,
     kind,
     number,
-    one_hot,
 )
 
 from tower_train import estimator as tf_estimator
@@ -116,19 +115,6 @@ def forward_and_gradients(values, inputs, labels):
     return hidden @ out + out_bias, lambda grad: [
         inputs.T @ (grad @ out.T * (hidden > 0)), (grad @ out.T * (hidden > 0)).sum(0), hidden.T @ grad, grad.sum(0),
     ]  # fmt: skip
-
-
-def test_a_deep_regressor(tmp_path, towers=2):
-    estimator = tf_estimator.DNNRegressor([5], [number, one_hot], tmp_path, optimizer=SGD, config=config(towers))
-    estimator.train(input_fn(TARGET), steps=STEPS)
-    names = [f"dnn/{name}" for name in DNN]
-    values = initial(tmp_path, names)
-    for rows in batches(STEPS, towers):
-        logits, gradients = forward_and_gradients(values, DENSE[rows], TARGET[rows])
-        grads = gradients(squared(logits, TARGET[rows, np.newaxis])[1])
-        values = [value - RATE * grad for value, grad in zip(values, grads, strict=True)]
-    for name, value in zip(names, values, strict=True):
-        np.testing.assert_allclose(estimator.get_variable_value(name), value, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
 def test_wide_and_deep_parts_have_their_own_optimizers_and_a_common_loss(tmp_path, towers=2):

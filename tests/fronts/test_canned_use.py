@@ -165,7 +165,14 @@ def test_variables_have_the_names_of_1_15(tmp_path):
     embedding = tf.feature_column.embedding_column(kind, 2)
     crossed = tf.feature_column.crossed_column(["kind", tf.feature_column.bucketized_column(number, [0.0])], 5)
     estimator = tf_estimator.DNNLinearCombinedClassifier(
-        tmp_path, [crossed, kind], "Ftrl", [embedding, number], "Adagrad", [4, 3], n_classes=3, config=config(2)
+        tmp_path,
+        [crossed, kind],
+        "Ftrl",
+        [embedding, number],
+        "Adagrad",
+        np.array([4, 3]),
+        n_classes=np.int64(3),
+        config=config(2),
     )
     estimator.train(input_fn(CLASS3), steps=1)
     deep = [

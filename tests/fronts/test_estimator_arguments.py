@@ -131,3 +131,5 @@ def test_model_dirs_that_cannot_be(tmp_path):
     for remote in ("gs://bucket/run", "hdfs://host/run"):
         raises(f"model_dir={remote}: it must be a local or mounted folder", lambda remote=remote: make(remote))
         raises("local or mounted", lambda remote=remote: tf_estimator.RunConfig(model_dir=remote))
+    trained = make(tmp_path / "trained").train(input_fn, steps=1)
+    raises("export_dir_base=gs://a: it must be a local", lambda: trained.export_saved_model("gs://a", lambda: None))

@@ -1,5 +1,6 @@
 """Exports of an Estimator, by itself and after the evaluations of train_and_evaluate."""
 
+import os
 import pathlib
 
 import jobs
@@ -21,7 +22,8 @@ def test_an_export_reloads_in_eager_tensorflow(tmp_path):
     y = X @ values[:3] + values[3]
     receiver = tf_estimator.export.build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 3], tf.float64)})
     (tmp_path / "notes.txt").write_text("hello")
-    path = trained.export_saved_model(tmp_path, receiver, assets_extra={"notes.txt": tmp_path / "notes.txt"})
+    base = os.fsencode(tmp_path)  # such as an earlier export's path, which is bytes
+    path = trained.export_saved_model(base, receiver, assets_extra={"notes.txt": tmp_path / "notes.txt"})
     serve = tf.saved_model.load(path.decode()).signatures["serving_default"]
     np.testing.assert_allclose(serve(x=tf.constant(X))["y"], y, atol=1e-9)
     assert pathlib.Path(path.decode(), "assets.extra", "notes.txt").read_text() == "hello"

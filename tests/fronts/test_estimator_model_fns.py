@@ -85,6 +85,14 @@ def test_a_model_fn_of_keras_layers_keeps_its_names_and_its_moving_averages(tmp_
     assert len([name for name in estimator.get_variable_names() if name.endswith("kernel")]) == 1
 
 
+def test_names_of_features_of_several_types(tmp_path):
+    def numbered(features, labels, mode, params):
+        return model_fn({"x": features[1] + features["x"]}, labels, mode, params)
+
+    found = make(tmp_path, fn=numbered).evaluate(lambda: ({1: 0 * X, "x": X}, Y), 1)
+    assert found["loss"] == pytest.approx(np.mean(Y**2))
+
+
 def test_what_a_model_fn_must_not_do(tmp_path):
     def train_with(change):
         def changed(features, labels, mode, params):

@@ -252,3 +252,48 @@ def test_misuse(capsys):
             tf_estimator.model_to_estimator(compiled(network()))
     tf_estimator.model_to_estimator(model, checkpoint_format="checkpoint")
     assert "Checkpoints have variables by names" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_weights_of_examples_among_the_features(tmp_path, towers):
+    weights = np.linspace(0, 2, 24)
+    model = compiled(network(), "sgd")
+
+    def weighted():
+        features = {"features": X, "sample_weights": weights}
+        return tf.data.Dataset.from_tensor_slices((features, LABELS)).batch(24 // towers)
+
+    estimator = make(model, tmp_path, towers)
+    before = model.evaluate(X, LABELS, sample_weight=weights, batch_size=24, verbose=0)[0]
+    estimator.train(weighted)
+    assert estimator.evaluate(weighted, checkpoint_path=f"{tmp_path}/model.ckpt-0")["loss"] == pytest.approx(before)
+    model.fit(X, LABELS, sample_weight=weights, batch_size=24, shuffle=False, verbose=0)
+    assert_same_weights(estimator, model)
+
+
+def test_export_outputs_name_classes_of_signatures(tmp_path):
+    model = compiled(network())
+    name = model.layers[-1].name
+    export = tf_estimator.export
+
+    def estimator(outputs):
+        return tf_estimator.model_to_estimator(model, model_dir=tmp_path, export_outputs=outputs)
+
+    receiver = export.build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 5, 5, 1])})
+    path = estimator({name: export.PredictOutput}).export_saved_model(tmp_path / "export", receiver)
+    signatures = tf.saved_model.load(path.decode()).signatures
+    assert set(signatures) == {"serving_default", name}
+    expected = model.predict(X, verbose=0)
+    for signature, key in (("serving_default", name), (name, "output")):
+        np.testing.assert_allclose(signatures[signature](x=tf.constant(X))[key], expected, atol=1e-5)
+    with pytest.raises(errors.ConfigError, match=f"^export_outputs names nothing; the model's outputs are {name}"):
+        estimator({"nothing": export.PredictOutput}).export_saved_model(tmp_path / "export", receiver)
+
+
+def test_arrays_from_an_input_fn_are_one_batch(tmp_path):
+    model = compiled(network())
+    estimator = make(model, tmp_path, 1)
+    found = estimator.train(lambda: [X, tf.constant(LABELS)], steps=1).evaluate(
+        lambda: (X, LABELS), 1, None, f"{tmp_path}/model.ckpt-0"
+    )
+    assert found["loss"] == pytest.approx(model.evaluate(X, LABELS, batch_size=24, verbose=0)[0], rel=1e-5)

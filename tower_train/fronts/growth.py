@@ -1,4 +1,4 @@
-"""How the towers' results besides outputs become one: losses that layers add, and values that they assign.
+"""Merges of what the towers compute besides outputs: losses that layers add, and values that they assign.
 
 Each tower has them for its own examples. Means over examples make the mean of the whole batch when weighted by the
 towers' shares of it, sums make its sum when added. Which of them a layer computes is found by a trial: the model is

@@ -93,7 +93,7 @@ class ParallelModel(keras.Model):
         tower_grads = []
         for tower, grads in zip(towers, output_grads, strict=True):
             # Times the number of towers, so that the mean over towers is the gradient of this one loss.
-            grads = [None if grad is None else grad * tf.cast(len(towers), grad.dtype) for grad in grads]
+            grads = [None if grad is None else len(towers) * tf.convert_to_tensor(grad) for grad in grads]
             tower_grads.append(list(zip(tower.gradients(grads), weights, strict=True)))
         with tf.device(HOST):
             replicas.assign_merged(self.template, towers, growth)
@@ -142,12 +142,11 @@ class ParallelModel(keras.Model):
         weights = self.template.trainable_weights
         if not self.optimizer.built:
             self.optimizer.build(weights)
-        penalties = {id(weight): grad for weight, grad in zip(weights, penalty_grads, strict=True)}
+        means = {id(weight): grad for grad, weight in mean_grads}
         total = [
-            (grad if penalties[id(weight)] is None else tf.convert_to_tensor(grad) + penalties[id(weight)], weight)
-            for grad, weight in mean_grads
+            (_sum(means.get(id(weight)), grad), weight) for weight, grad in zip(weights, penalty_grads, strict=True)
         ]
-        self.optimizer.apply_gradients(total)
+        self.optimizer.apply_gradients([(grad, weight) for grad, weight in total if grad is not None])
 
     def summary(self, *args, **kwargs):
         """Prints the template's summary and the towers' devices."""
@@ -192,3 +191,10 @@ class ParallelModel(keras.Model):
     def to_json(self, **kwargs):
         """Returns the template's architecture."""
         return self.template.to_json(**kwargs)
+
+
+def _sum(grad, penalty_grad):
+    """Adds two gradients, each of which may be None; the first one may be sparse."""
+    if grad is None or penalty_grad is None:
+        return penalty_grad if grad is None else grad
+    return tf.convert_to_tensor(grad) + penalty_grad

@@ -6,7 +6,6 @@ import tempfile
 
 import tensorflow as tf
 
-from tower_train import config as train_config
 from tower_train import console, errors
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 
@@ -29,8 +28,7 @@ def config_with_model_dir(config: RunConfig | None, model_dir) -> RunConfig:
     if not model_dir:
         model_dir = tempfile.mkdtemp()
         console.notice(f"No model_dir was given; using the temporary {model_dir}.")
-    train_config.check_folder(model_dir, f"model_dir={model_dir}")
-    if os.path.exists(model_dir) and not os.path.isdir(model_dir):
+    if os.path.isfile(model_dir):
         raise errors.ConfigError(f"model_dir={model_dir} is a file; it must be a directory, or not be there yet.")
     return config.replace(model_dir=model_dir) if config.model_dir != model_dir else config
 

@@ -51,10 +51,8 @@ class DNNClassifier(Estimator):
     ):  # fmt: skip
         _check_no_partitioner(input_layer_partitioner)
         head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        deep = Deep(
-            columns=checked("feature_columns", feature_columns), hidden_units=hidden_units, optimizer=optimizer,
-            rate=_DEEP_RATE, activation_fn=activation_fn, dropout=dropout, batch_norm=batch_norm,
-        )  # fmt: skip
+        columns = checked("feature_columns", feature_columns)
+        deep = Deep(optimizer, _DEEP_RATE, columns, hidden_units, activation_fn, dropout, batch_norm)
         super().__init__(model_fn_of(head, deep), model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -68,10 +66,8 @@ class DNNRegressor(Estimator):
     ):  # fmt: skip
         _check_no_partitioner(input_layer_partitioner)
         head = regression_head(label_dimension, weight_column, loss_reduction)
-        deep = Deep(
-            columns=checked("feature_columns", feature_columns), hidden_units=hidden_units, optimizer=optimizer,
-            rate=_DEEP_RATE, activation_fn=activation_fn, dropout=dropout, batch_norm=batch_norm,
-        )  # fmt: skip
+        columns = checked("feature_columns", feature_columns)
+        deep = Deep(optimizer, _DEEP_RATE, columns, hidden_units, activation_fn, dropout, batch_norm)
         super().__init__(model_fn_of(head, deep), model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -86,7 +82,7 @@ class LinearClassifier(Estimator):
         _check_no_partitioner(partitioner)
         head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
         columns = checked("feature_columns", feature_columns)
-        linear = Linear(columns=columns, optimizer=optimizer, rate=_LINEAR_RATE, sparse_combiner=sparse_combiner)
+        linear = Linear(optimizer, _LINEAR_RATE, columns, sparse_combiner)
         super().__init__(model_fn_of(head, linear), model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -100,7 +96,7 @@ class LinearRegressor(Estimator):
         _check_no_partitioner(partitioner)
         head = regression_head(label_dimension, weight_column, loss_reduction)
         columns = checked("feature_columns", feature_columns)
-        linear = Linear(columns=columns, optimizer=optimizer, rate=_LINEAR_RATE, sparse_combiner=sparse_combiner)
+        linear = Linear(optimizer, _LINEAR_RATE, columns, sparse_combiner)
         super().__init__(model_fn_of(head, linear), model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -115,13 +111,9 @@ class DNNLinearCombinedClassifier(Estimator):
     ):  # fmt: skip
         _check_no_partitioner(input_layer_partitioner)
         head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        parts = _wide_and_deep(
-            linear_feature_columns, {"optimizer": linear_optimizer, "sparse_combiner": linear_sparse_combiner},
-            dnn_feature_columns, {
-                "optimizer": dnn_optimizer, "hidden_units": dnn_hidden_units, "activation_fn": dnn_activation_fn,
-                "dropout": dnn_dropout, "batch_norm": batch_norm,
-            },
-        )  # fmt: skip
+        deep = (dnn_optimizer, dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm)
+        linear = (linear_optimizer, linear_sparse_combiner)
+        parts = _wide_and_deep(linear_feature_columns, linear, dnn_feature_columns, deep)
         super().__init__(model_fn_of(head, *parts), model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -136,13 +128,9 @@ class DNNLinearCombinedRegressor(Estimator):
     ):  # fmt: skip
         _check_no_partitioner(input_layer_partitioner)
         head = regression_head(label_dimension, weight_column, loss_reduction)
-        parts = _wide_and_deep(
-            linear_feature_columns, {"optimizer": linear_optimizer, "sparse_combiner": linear_sparse_combiner},
-            dnn_feature_columns, {
-                "optimizer": dnn_optimizer, "hidden_units": dnn_hidden_units, "activation_fn": dnn_activation_fn,
-                "dropout": dnn_dropout, "batch_norm": batch_norm,
-            },
-        )  # fmt: skip
+        deep = (dnn_optimizer, dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm)
+        linear = (linear_optimizer, linear_sparse_combiner)
+        parts = _wide_and_deep(linear_feature_columns, linear, dnn_feature_columns, deep)
         super().__init__(model_fn_of(head, *parts), model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -154,7 +142,7 @@ class BaselineClassifier(Estimator):
         loss_reduction=_SUM,
     ):  # fmt: skip
         head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        super().__init__(model_fn_of(head, Constant(optimizer=optimizer, rate=_BASELINE_RATE)), model_dir, config)
+        super().__init__(model_fn_of(head, Constant(optimizer, _BASELINE_RATE)), model_dir, config)
 
 
 class BaselineRegressor(Estimator):
@@ -165,19 +153,19 @@ class BaselineRegressor(Estimator):
         loss_reduction=_SUM,
     ):  # fmt: skip
         head = regression_head(label_dimension, weight_column, loss_reduction)
-        super().__init__(model_fn_of(head, Constant(optimizer=optimizer, rate=_BASELINE_RATE)), model_dir, config)
+        super().__init__(model_fn_of(head, Constant(optimizer, _BASELINE_RATE)), model_dir, config)
 
 
-def _wide_and_deep(linear_columns, linear: dict, deep_columns, deep: dict) -> list[Part]:
-    """Returns the parts that have columns."""
+def _wide_and_deep(linear_columns, linear: tuple, deep_columns, deep: tuple) -> list[Part]:
+    """Returns the parts that have columns; a tuple holds its part's other arguments, without the rate."""
     parts = []
     if deep_columns:
-        columns = checked("dnn_feature_columns", deep_columns)
-        parts.append(Deep(columns=columns, rate=_COMBINED_DEEP_RATE, **deep))
+        optimizer, *others = deep
+        parts.append(Deep(optimizer, _COMBINED_DEEP_RATE, checked("dnn_feature_columns", deep_columns), *others))
     if linear_columns:
+        optimizer, *others = linear
         columns = checked("linear_feature_columns", linear_columns)
-        rate = min(_COMBINED_LINEAR_RATE, 1 / math.sqrt(len(columns)))
-        parts.append(Linear(columns=columns, rate=rate, **linear))
+        parts.append(Linear(optimizer, min(_COMBINED_LINEAR_RATE, 1 / math.sqrt(len(columns))), columns, *others))
     if not parts:
         raise errors.ConfigError("Give linear_feature_columns or dnn_feature_columns, or both; got none.")
     return parts

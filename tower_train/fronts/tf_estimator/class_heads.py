@@ -1,6 +1,7 @@
 """The heads of canned classifiers."""
 
 import dataclasses
+import numbers
 
 import tensorflow as tf
 
@@ -120,7 +121,7 @@ def class_head(n_classes: int, weight_column, label_vocabulary, loss_reduction: 
     Raises:
       ConfigError: fewer than two classes, or another number of names for them.
     """
-    if not isinstance(n_classes, int) or n_classes < 2:
+    if not isinstance(n_classes, numbers.Integral) or n_classes < 2:
         raise errors.ConfigError(f"n_classes={n_classes!r}; it must be at least 2.")
     names = label_vocabulary
     if names is not None and (not isinstance(names, (list, tuple)) or len(names) != n_classes):

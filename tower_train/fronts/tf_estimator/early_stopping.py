@@ -3,10 +3,12 @@
 import operator
 import pathlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tower_train import console, errors
+from tower_train.fronts.tf_estimator import eval_events
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
@@ -55,22 +57,16 @@ def stop_if_higher_hook(
       run_every_secs: as for make_early_stopping_hook.
       run_every_steps: likewise.
     """
-    return _on_threshold(
-        operator.gt, estimator, metric_name, threshold, eval_dir, min_steps, run_every_secs, run_every_steps
-    )
+    curve = _Curve(estimator, metric_name, eval_dir, min_steps)
+    return _on_threshold(operator.gt, threshold, curve, run_every_secs, run_every_steps)
 
 
 def stop_if_lower_hook(
     estimator, metric_name, threshold, eval_dir=None, min_steps=0, run_every_secs=60, run_every_steps=None
 ):
-    """Makes a hook that stops the training when an evaluation gives a metric below a threshold.
-
-    Args:
-      others: as for stop_if_higher_hook.
-    """
-    return _on_threshold(
-        operator.lt, estimator, metric_name, threshold, eval_dir, min_steps, run_every_secs, run_every_steps
-    )
+    """Makes a hook that stops at a metric below a threshold; the arguments are those of stop_if_higher_hook."""
+    curve = _Curve(estimator, metric_name, eval_dir, min_steps)
+    return _on_threshold(operator.lt, threshold, curve, run_every_secs, run_every_steps)
 
 
 def stop_if_no_increase_hook(
@@ -83,76 +79,63 @@ def stop_if_no_increase_hook(
       max_steps_without_increase: steps between the best evaluation and a later one at which to stop.
       others: as for stop_if_higher_hook.
     """
-    return _on_standstill(
-        operator.gt, estimator, metric_name, max_steps_without_increase, eval_dir, min_steps, run_every_secs,
-        run_every_steps,
-    )  # fmt: skip
+    curve = _Curve(estimator, metric_name, eval_dir, min_steps)
+    return _on_standstill(operator.gt, max_steps_without_increase, curve, run_every_secs, run_every_steps)
 
 
 def stop_if_no_decrease_hook(
     estimator, metric_name, max_steps_without_decrease, eval_dir=None, min_steps=0, run_every_secs=60,
     run_every_steps=None,
 ):  # fmt: skip
-    """Makes a hook that stops the training when a metric has not decreased for so many steps.
-
-    Args:
-      max_steps_without_decrease: steps between the best evaluation and a later one at which to stop.
-      others: as for stop_if_higher_hook.
-    """
-    return _on_standstill(
-        operator.lt, estimator, metric_name, max_steps_without_decrease, eval_dir, min_steps, run_every_secs,
-        run_every_steps,
-    )  # fmt: skip
+    """Makes a hook that stops when a metric has not decreased; otherwise like stop_if_no_increase_hook."""
+    curve = _Curve(estimator, metric_name, eval_dir, min_steps)
+    return _on_standstill(operator.lt, max_steps_without_decrease, curve, run_every_secs, run_every_steps)
 
 
-def _on_threshold(is_better, estimator, metric_name, threshold, eval_dir, min_steps, *every):
+class _Curve(NamedTuple):
+    """A metric over evaluations; the attributes are arguments of stop_if_higher_hook."""
+
+    estimator: Estimator
+    metric_name: str
+    eval_dir: str | None
+    min_steps: int
+
+    def points(self) -> list[tuple[int, float]]:
+        """Returns (step, value) of each evaluation; raises ConfigError if one does not give the metric."""
+        evaluations = eval_events.read(pathlib.Path(self.eval_dir or self.estimator.eval_dir()).glob(eval_events.FILES))
+        points = [(step, values) for step, values in evaluations if step >= self.min_steps]
+        for _, values in points:
+            if self.metric_name not in values:
+                raise errors.ConfigError(f"metric_name={self.metric_name!r}: the evaluations give {', '.join(values)}.")
+        return [(step, values[self.metric_name]) for step, values in points]
+
+
+def _on_threshold(is_better, threshold: float, curve: _Curve, *every):
     def should_stop():
-        crossed = [point for point in _curve(eval_dir or estimator.eval_dir(), metric_name, min_steps)
-                   if is_better(point[1], threshold)]  # fmt: skip
+        crossed = [(step, value) for step, value in curve.points() if is_better(value, threshold)]
         if crossed:
             step, value = crossed[0]
-            console.notice(f"Stopping early: {metric_name} was {value:g} at step {step}; the threshold is {threshold}.")
+            console.notice(
+                f"Stopping early: {curve.metric_name} was {value:g} at step {step}; the threshold is {threshold}."
+            )
         return bool(crossed)
 
-    return make_early_stopping_hook(estimator, should_stop, *every)
+    return make_early_stopping_hook(curve.estimator, should_stop, *every)
 
 
-def _on_standstill(is_better, estimator, metric_name, most_steps, eval_dir, min_steps, *every):
+def _on_standstill(is_better, most_steps: int, curve: _Curve, *every):
     def should_stop():
         best = None
-        for step, value in _curve(eval_dir or estimator.eval_dir(), metric_name, min_steps):
+        for step, value in curve.points():
             if best is None or is_better(value, best[1]):
                 best = step, value
             elif step - best[0] >= most_steps:
-                console.notice(f"Stopping early: {metric_name} was best at step {best[0]}, {step - best[0]} steps ago.")
+                since = f"best at step {best[0]}, {step - best[0]} steps ago"
+                console.notice(f"Stopping early: {curve.metric_name} was {since}.")
                 return True
         return False
 
-    return make_early_stopping_hook(estimator, should_stop, *every)
-
-
-def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
-    """Returns the numbers of all evaluations in a directory of events, {step: {metric: value}}, in the steps' order."""
-    found = {}
-    for path in sorted(pathlib.Path(eval_dir).glob("*.tfevents.*")):
-        for event in v1.train.summary_iterator(str(path)):
-            numbers = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
-            if numbers:
-                found.setdefault(event.step, {}).update(numbers)
-    return dict(sorted(found.items()))
-
-
-def _curve(eval_dir: str, metric_name: str, min_steps: int) -> list[tuple[int, float]]:
-    """Returns (step, value) of a metric over evaluations.
-
-    Raises:
-      ConfigError: evaluations do not give it.
-    """
-    points = [(step, values) for step, values in read_eval_metrics(eval_dir).items() if step >= min_steps]
-    for _, values in points:
-        if metric_name not in values:
-            raise errors.ConfigError(f"metric_name={metric_name!r}: the evaluations give {', '.join(values)}.")
-    return [(step, values[metric_name]) for step, values in points]
+    return make_early_stopping_hook(curve.estimator, should_stop, *every)
 
 
 class _StopOnPredicate(v1.train.SessionRunHook):

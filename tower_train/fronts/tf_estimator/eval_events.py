@@ -1,6 +1,7 @@
-"""The results of an evaluation as events."""
+"""The results of evaluations as events."""
 
 import pathlib
+from collections.abc import Iterable
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +11,7 @@ from tower_train import console
 from tower_train.run_dir import events
 
 v1 = tf.compat.v1
+FILES = "*.tfevents.*"
 
 
 def write(folder: str, values: dict) -> None:
@@ -26,6 +28,17 @@ def write(folder: str, values: dict) -> None:
     writer = events.EventWriter(pathlib.Path(folder))
     writer.add(int(values["global_step"]), summary=v1.Summary(value=points))
     writer.close()
+
+
+def read(paths: Iterable[pathlib.Path]) -> list[tuple[int, dict[str, float]]]:
+    """Returns (step, {metric: number}) of the evaluations in files of events, in the steps' order."""
+    found = {}
+    for path in sorted(paths):
+        for event in v1.train.summary_iterator(str(path)):
+            numbers = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
+            if numbers:
+                found.setdefault(event.step, {}).update(numbers)
+    return sorted(found.items())
 
 
 def _points(name: str, value) -> list[v1.Summary.Value]:

@@ -1,5 +1,6 @@
 """Extensions of Estimators: `tower_train.estimator.experimental`, and add_metrics."""
 
+import numbers
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -46,7 +47,7 @@ class InMemoryEvaluatorHook(v1.train.SessionRunHook):
 
     def __init__(self, estimator: Estimator, input_fn: Callable, steps=None, hooks=None, name=None, every_n_iter=100):
         arguments.check_input_fn(input_fn)
-        if not isinstance(every_n_iter, int) or every_n_iter <= 0:
+        if not isinstance(every_n_iter, numbers.Integral) or every_n_iter <= 0:
             raise errors.ConfigError(f"every_n_iter={every_n_iter!r}; it must be a number of steps above 0.")
         self._estimator, self._input_fn, self._every = estimator, input_fn, every_n_iter
         self._arguments = (steps, hooks, name)

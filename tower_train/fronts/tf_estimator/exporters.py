@@ -6,9 +6,8 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from tower_train import errors
+from tower_train.fronts.tf_estimator import eval_events
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 
@@ -86,15 +85,9 @@ class BestExporter(LatestExporter):
     """
 
     def __init__(
-        self,
-        name="best_exporter",
-        serving_input_receiver_fn=None,
-        event_file_pattern="eval/*.tfevents.*",
-        compare_fn=None,
-        assets_extra=None,
-        as_text=False,
-        exports_to_keep=5,
-    ):
+        self, name="best_exporter", serving_input_receiver_fn=None, event_file_pattern="eval/*.tfevents.*",
+        compare_fn=None, assets_extra=None, as_text=False, exports_to_keep=5,
+    ):  # fmt: skip
         if serving_input_receiver_fn is None:
             raise errors.ConfigError("BestExporter: serving_input_receiver_fn is missing.")
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
@@ -112,12 +105,9 @@ class BestExporter(LatestExporter):
     def _best_before(self, model_dir: pathlib.Path, now: dict) -> dict | None:
         """Returns the best evaluation in event files, but for the newest."""
         best = None
-        for path in sorted(model_dir.glob(self._pattern)):
-            for event in tf.compat.v1.train.summary_iterator(str(path)):
-                found = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
-                is_new = found and event.step != now.get("global_step")
-                if is_new and (best is None or self._is_better(best, found)):
-                    best = found
+        for step, found in eval_events.read(model_dir.glob(self._pattern)):
+            if step != now.get("global_step") and (best is None or self._is_better(best, found)):
+                best = found
         return best
 
 

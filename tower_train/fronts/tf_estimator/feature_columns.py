@@ -99,15 +99,8 @@ def regressor_parse_example_spec(
     """Returns the features of tf.io.parse_example for a regressor.
 
     Args:
-      feature_columns: as a regressor has them.
-      label_key: the label's name in an Example.
-      label_dtype: of the label.
-      label_default: for an Example without label; None to refuse it.
       label_dimension: numbers of a label.
-      weight_column: as a regressor has it.
-
-    Raises:
-      ConfigError: the label or the weight is a feature too.
+      others: as for classifier_parse_example_spec.
     """
     label = tf.io.FixedLenFeature((label_dimension,), label_dtype, label_default)
     return _with_label(feature_columns, label_key, label, weight_column)

@@ -10,24 +10,32 @@ import tensorflow as tf
 from tower_train import console, errors
 from tower_train.fronts import compat, keras_variables
 from tower_train.fronts.tf_estimator import captured
-from tower_train.fronts.tf_estimator.keras_structures import arranged_features, arranged_labels, by_name
+from tower_train.fronts.tf_estimator.keras_structures import (
+    arranged_features,
+    arranged_labels,
+    by_name,
+    without_weights,
+)
+from tower_train.fronts.tf_estimator.receivers import PredictOutput
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
 _LOCAL = [v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES]
+_SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _BY_NAME, _BY_OBJECT = "saver", "checkpoint"
 
 
 def model_to_estimator(
     keras_model: keras.Model | None = None, keras_model_path=None, custom_objects: dict | None = None, model_dir=None,
     config: RunConfig | None = None, checkpoint_format: str = _BY_NAME, metric_names_map: dict | None = None,
+    export_outputs: dict | None = None,
 ) -> Estimator:  # fmt: skip
     """Makes an Estimator that trains a Keras model with the losses, metrics and optimizer it was compiled with.
 
     It begins with the weights that the model has now, which keeps them. A model that has none yet gets them with the
-    first batch.
+    first batch. Features named just "features" and "sample_weights" are the model's inputs and the examples' weights.
 
     Args:
       keras_model: a compiled model.
@@ -37,6 +45,8 @@ def model_to_estimator(
       config: likewise.
       checkpoint_format: "saver"; "checkpoint" is accepted, but checkpoints have variables' names, not objects.
       metric_names_map: {name of a metric in Keras: its name in evaluations}.
+      export_outputs: {name of an output: class of its export signature, such as export.RegressionOutput}; there is a
+        signature of all outputs in any case.
 
     Raises:
       ConfigError: there is not one model, or it is not compiled, scales its loss, or was made in a tf.Graph.
@@ -58,7 +68,7 @@ def model_to_estimator(
         raise errors.ConfigError(
             "model_to_estimator: the model scales its loss (mixed_float16). Use multi_gpu_model, or float32."
         )
-    return Estimator(_KerasModelFn(model, metric_names_map or {}), model_dir, config)
+    return Estimator(_KerasModelFn(model, metric_names_map or {}, export_outputs or {}), model_dir, config)
 
 
 def _loaded(path: str, custom_objects: dict | None) -> keras.Model:
@@ -76,14 +86,15 @@ class _KerasModelFn:
 
     has_values = True  # before training
 
-    def __init__(self, model: keras.Model, metric_names: dict[str, str]):
-        self._model, self._metric_names = model, metric_names
+    def __init__(self, model: keras.Model, metric_names: dict[str, str], signatures: dict[str, type]):
+        self._model, self._metric_names, self._signatures = model, metric_names, signatures
         self._initial = _values(model) if model.built else None
         with compat.eager_mode():
             self._optimizer = keras.optimizers.serialize(model.optimizer)
 
     def __call__(self, features, labels, mode):
         model, training = self._model, mode == ModeKeys.TRAIN
+        features, sample_weights = without_weights(features)
         x = arranged_features(model, features)
         if self._initial is None:
             self._initial = _built(model, x)
@@ -95,14 +106,14 @@ class _KerasModelFn:
             outputs = model(x, training=training)
         predictions = by_name(model, outputs)
         if mode == ModeKeys.PREDICT:
-            return EstimatorSpec(mode, predictions)
+            return EstimatorSpec(mode, predictions, export_outputs=self._export_outputs(predictions))
         y = arranged_labels(model, labels, outputs)
         compat.build_losses_and_metrics(model, x, y)
         metrics = {} if training else _in_graph(model.metrics_variables, {}, _LOCAL, "metrics/")
         sums = [(v, tf.identity(metrics.get(id(v), tf.zeros(v.shape, v.dtype)))) for v in model.metrics_variables]
         with keras.StatelessScope([*before, *sums], collect_losses=True) as measured:
-            loss = tf.add_n([model.compute_loss(x, y, outputs, None, training=training), *scope.losses])
-            names = [] if training else model.compute_metrics(x, y, outputs)
+            loss = tf.add_n([model.compute_loss(x, y, outputs, sample_weights, training=training), *scope.losses])
+            names = [] if training else model.compute_metrics(x, y, outputs, sample_weights)
         if not training:
             now = [(metrics[id(v)], measured.get_current_value(v)) for v in model.metrics_variables]
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=self._metrics(now, names))
@@ -135,6 +146,16 @@ class _KerasModelFn:
             return tf.function(update, autograph=False)(*[tf.convert_to_tensor(grad) for grad, _ in mean_grads])
 
         return apply
+
+    def _export_outputs(self, predictions: dict) -> dict:
+        unknown = ", ".join(map(str, self._signatures.keys() - predictions.keys()))
+        if unknown:
+            raise errors.ConfigError(
+                f"export_outputs names {unknown}; the model's outputs are {', '.join(predictions)}."
+            )
+        return {_SERVING: PredictOutput(predictions)} | {
+            name: make(predictions[name]) for name, make in self._signatures.items()
+        }
 
     def _metrics(self, now: list[tuple], names) -> dict:
         """Returns the compiled metrics over all batches, and each output's loss, {name: (value, update_op)}.

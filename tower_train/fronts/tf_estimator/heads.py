@@ -1,6 +1,7 @@
 """The heads of canned estimators, which make predictions, losses, metrics and export signatures of logits."""
 
 import dataclasses
+import numbers
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -131,7 +132,7 @@ def regression_head(label_dimension: int, weight_column, loss_reduction: str) ->
     Raises:
       ConfigError: labels without numbers.
     """
-    if not isinstance(label_dimension, int) or label_dimension < 1:
+    if not isinstance(label_dimension, numbers.Integral) or label_dimension < 1:
         raise errors.ConfigError(f"label_dimension={label_dimension!r}; it must be at least 1.")
     return RegressionHead(
         units=label_dimension, label_dimension=label_dimension,

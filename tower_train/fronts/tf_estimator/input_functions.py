@@ -51,19 +51,8 @@ def pandas_input_fn(
     Args:
       x: a pandas.DataFrame.
       y: the labels: a pandas.Series, or a DataFrame whose columns are the labels, both with the index of x.
-      batch_size: rows of a batch.
-      num_epochs: how often each row is drawn; None for endlessly.
-      shuffle: True or False; has to be given.
-      queue_capacity: accepted as in 1.15; there is no queue.
-      num_threads: likewise.
       target_column: a name for the labels, which no column of x may have.
-
-    Returns:
-      A function like that of numpy_input_fn.
-
-    Raises:
-      DataError: other objects, or an index of y that is not the index of x.
-      ConfigError: shuffle is not given, or target_column is no string.
+      others: as for numpy_input_fn, whose result and errors are the same.
     """
     _check_shuffle(shuffle)
     if not isinstance(target_column, str):

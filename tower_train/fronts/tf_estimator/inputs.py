@@ -50,7 +50,7 @@ class Inputs:
         if isinstance(found, tf.data.Dataset):
             self._iterator = _iterator(found)
         else:
-            self._tensors = found
+            self._tensors = _as_tensors(found)
         self.hook = _Start(self._iterator and self._iterator.initializer)
 
     def next_batch(self):
@@ -101,6 +101,15 @@ def _arrays_outside_the_graph() -> Iterator[None]:
         for name in ("from_tensor_slices", "from_tensors"):
             stack.enter_context(compat.replaced(tf.data.Dataset, name, changed(getattr(tf.data.Dataset, name))))
         yield
+
+
+def _as_tensors(found):
+    """Returns lists, tuples and dicts of tensors, whose keys may be of several types, with tensors for arrays."""
+    if type(found) in (list, tuple):
+        return type(found)(map(_as_tensors, found))
+    if isinstance(found, dict):
+        return {key: _as_tensors(value) for key, value in found.items()}
+    return tf.convert_to_tensor(found) if isinstance(found, np.ndarray) else found
 
 
 def _iterator(dataset: tf.data.Dataset):

@@ -5,6 +5,13 @@ import keras
 from tower_train import errors
 
 
+def without_weights(features):
+    """Returns the features, and the examples' weights if they are among them; else None."""
+    if isinstance(features, dict) and features.keys() == {"features", "sample_weights"}:
+        return features["features"], features["sample_weights"]
+    return features, None
+
+
 def arranged_features(model: keras.Model, features):
     """Returns features as the model takes them: those of a dict by the names of its inputs.
 

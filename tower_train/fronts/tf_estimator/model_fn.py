@@ -29,9 +29,10 @@ def check_parameters(function: Callable, name: str, allowed: tuple[str, ...]) ->
     empty = inspect.Parameter.empty
     others = [key for key, taken in _parameters(function).items() if taken.default is empty and key not in allowed]
     if others:
+        given = ", ".join(allowed) or "none"
         raise errors.ConfigError(
-            f"{name} takes {', '.join(others)}, which it is not given: its arguments may be "
-            f"{', '.join(allowed) or 'none'}, in any order. Bind others with functools.partial."
+            f"{name} takes {', '.join(others)}, which it is not given: its arguments may be {given}, in any order. "
+            "Bind others with functools.partial."
         )
 
 

@@ -4,10 +4,12 @@ Variables have the names of TensorFlow 1.15, so that its checkpoints can be eval
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
@@ -27,7 +29,7 @@ _OPTIMIZERS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Part:
     """A part of a network.
 
@@ -63,7 +65,7 @@ class Part:
         return optimizer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Deep(Part):
     """Fully connected layers on dense columns.
 
@@ -86,7 +88,8 @@ class Deep(Part):
     def __post_init__(self):
         super().__post_init__()
         units = self.hidden_units
-        if not isinstance(units, (list, tuple)) or not units or not all(isinstance(u, int) and u > 0 for u in units):
+        counts = list(units) if isinstance(units, (Sequence, np.ndarray)) else []
+        if not counts or not all(isinstance(u, numbers.Integral) and u > 0 for u in counts):
             raise errors.ConfigError(
                 f"hidden_units={units!r}; it must be a list of each layer's units, such as [10, 10]."
             )
@@ -113,7 +116,7 @@ class Deep(Part):
         return net
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Linear(Part):
     """A linear model on columns of any kind.
 
@@ -144,7 +147,7 @@ class Linear(Part):
         return logits
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Constant(Part):
     """The same logits for all examples."""
 
@@ -185,10 +188,8 @@ def _linear(inputs: tf.Tensor, units: int) -> tf.Tensor:
 def _batch_norm(inputs: tf.Tensor, name: str, is_training: bool) -> tf.Tensor:
     shape, ones, zeros = inputs.shape[-1:], v1.ones_initializer(), v1.zeros_initializer()
     with v1.variable_scope(name):
-        gamma, beta = (
-            v1.get_variable("gamma", shape, initializer=ones),
-            v1.get_variable("beta", shape, initializer=zeros),
-        )
+        gamma = v1.get_variable("gamma", shape, initializer=ones)
+        beta = v1.get_variable("beta", shape, initializer=zeros)
         mean = v1.get_variable("moving_mean", shape, initializer=zeros, trainable=False)
         variance = v1.get_variable("moving_variance", shape, initializer=ones, trainable=False)
         used = (mean, variance)

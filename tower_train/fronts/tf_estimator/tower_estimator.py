@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import console, errors
+from tower_train.config import check_folder
 from tower_train.fronts import placement
 from tower_train.fronts.tf_estimator import arguments, eval_events, model_towers, predictions, saved_model, task
 from tower_train.fronts.tf_estimator.model import Model
@@ -97,7 +98,7 @@ class Estimator:
         config, listeners = self.config, arguments.checked_listeners(saving_listeners)
         task.check_is_alone(config)
         hooks, newest = arguments.checked_hooks(hooks), self.latest_checkpoint()
-        if max_steps is not None and newest and checkpoint.step_of(newest) >= max_steps:
+        if max_steps is not None and newest and _step_of(newest) >= max_steps:
             console.notice(f"Nothing to train: {newest} is at or after max_steps={max_steps}.")
             return self
         if steps or max_steps:
@@ -233,9 +234,10 @@ class Estimator:
         return self._export(export_dir_base, input_receiver_fn_map, checkpoint_path, form)
 
     def _export(self, base, receivers: dict, path: str | None, form: saved_model.Form) -> bytes:
-        path = path or self.latest_checkpoint() or self._start()
+        base, path = os.fsdecode(base), path or self.latest_checkpoint() or self._start()
+        check_folder(base, f"export_dir_base={base}")
         sessions = Sessions(self.config, placement.place(1, "num_gpus", in_session=True), self._warm_start)
-        return saved_model.write(os.fspath(base), self._model, sessions, receivers, path, form)
+        return saved_model.write(base, self._model, sessions, receivers, path, form)
 
     def _start(self) -> str | None:
         """Returns the checkpoint that training would start from; None if it would start from values.
@@ -254,6 +256,9 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest checkpoint; None if there is none."""
+        listed = tf.train.latest_checkpoint(self.model_dir)
+        if listed and not os.path.basename(listed).startswith(f"{checkpoint.PREFIX}-"):
+            return listed  # a saver of the user's own names them in another way
         return checkpoint.latest(pathlib.Path(self.model_dir))
 
     def get_variable_names(self) -> list[str]:
@@ -281,3 +286,9 @@ class Estimator:
         if not path:
             raise errors.RunError(f"model_dir={self.model_dir} holds no checkpoint. Train first.")
         return path
+
+
+def _step_of(path: str) -> int:
+    """The step that a checkpoint was saved at; 0 if it does not tell."""
+    reader = tf.train.load_checkpoint(path)
+    return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
