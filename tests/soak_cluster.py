@@ -200,8 +200,15 @@ def mismatches(train_dir, undisturbed):
     """How many variables, records of metrics.jsonl and points of curves differ in any bit, are missing or doubled."""
     one, two = jobs.variables(train_dir, STEPS), jobs.variables(undisturbed, STEPS)
     differing = sum(not np.array_equal(one.get(name), two.get(name)) for name in one.keys() | two.keys())
-    records, others = jobs.metrics_but_times(train_dir), jobs.metrics_but_times(undisturbed)
-    return differing + abs(len(records) - len(others)) + sum(a != b for a, b in zip(records, others, strict=False))
+    points = [points_of_curve(folder) for folder in (train_dir, undisturbed)]
+    for some, others in ((jobs.metrics_but_times(train_dir), jobs.metrics_but_times(undisturbed)), points):
+        differing += abs(len(some) - len(others)) + sum(a != b for a, b in zip(some, others, strict=False))
+    return differing
+
+
+def points_of_curve(folder):
+    """(step, value) of the loss as TensorBoard sees it."""
+    return [(event.step, event.value) for event in jobs.events(folder).Scalars("total_loss")]
 
 
 def soak(minutes, seed, workers, folder):
