@@ -53,6 +53,7 @@ def test_tf_configs_chief_comes_before_its_workers(task, index, place, monkeypat
         (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker"}}), "cannot be understood"),
         (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": ["worker"], "index": 0}}), "type is no text"),
         (json.dumps({"cluster": {"worker": {"0": "a:1"}}, "task": {"type": "worker", "index": 0}}), "no list of texts"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": Infinity}}', "index is 'inf', not a"),
         (json.dumps({"cluster": {"worker": ["a:1", 5]}, "task": {"type": "worker", "index": 0}}), "no list of texts"),
         (json.dumps({"cluster": {"worker": ["a:1,b:2"]}, "task": {"type": "worker", "index": 0}}), "'a:1,b:2' is not"),
         (json.dumps({"cluster": {"worker": ["a:99999"]}, "task": {"type": "worker", "index": 0}}), "'a:99999' is not"),

@@ -92,7 +92,7 @@ def _read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
     task = content["task"]
     if not isinstance(task["type"], str):
         raise TypeError("the task's type is no text")
-    return jobs, task["type"], int(task["index"])
+    return jobs, task["type"], _number("the task's index", str(task["index"]))
 
 
 def _from_slurm() -> Task | None:
