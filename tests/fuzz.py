@@ -1,8 +1,8 @@
 """Thousands of strange command lines, environments of a cluster and files of a run: one line, or no harm.
 
-scripts/fuzz [--cases N] [--seed S] [--only command_line,environment,run_files] prints figures, and what went wrong, and
-leaves with 0 if nothing did: no traceback, no crash, no hang, no exit status but those that are documented. Every case is
-a process of its own, forked from one that has imported TensorFlow.
+scripts/fuzz [--cases N] [--seed S] [--only command_line,environment,run_files] prints figures and what went wrong, and
+leaves with 0 if nothing did: no traceback, no crash, no hang, no exit status but those that are documented. Every case
+is a process of its own, forked from one that has imported TensorFlow.
 """
 
 import argparse

@@ -18,8 +18,8 @@ NUMBERS = (
     "1" * 400, "1" * 5000, "\u0967", "\u00b2",
 )  # fmt: skip
 TEXTS = (
-    "", " ", "true", "None", "1,2", "1,,2", "0,0", "3,1,2", "0:1,1:0", "0:nan", "0:1e400", "a:b", "::", "%s", "{}", "\n", "a\nb",
-    "\udcff", "\u00e9", "\u202e", "\x1b[31m", "\x01", "x" * 10_000, "--seed=1", "=", "'", "../..",
+    "", " ", "true", "None", "1,2", "1,,2", "0,0", "3,1,2", "0:1,1:0", "0:nan", "0:1e400", "a:b", "::", "%s", "{}", "\n",
+    "a\nb", "\udcff", "\u00e9", "\u202e", "\x1b[31m", "\x01", "x" * 10_000, "--seed=1", "=", "'", "../..",
 )  # fmt: skip
 PATHS = (
     "",
@@ -196,8 +196,9 @@ def _change(draw, path):
         path.write_text("\n".join(lines) + "\n", errors="surrogatepass")
         return f"json {lines[place]}"
     elif kind != "gone":
-        path.write_bytes({"cut": content[: draw.randrange(len(content) + 1)], "random": draw.randbytes(50), "empty": b"",
-                          "bytes": _flipped(draw, content)}[kind])  # fmt: skip
+        cut = content[: draw.randrange(len(content) + 1)]
+        changed = {"cut": cut, "random": draw.randbytes(50), "empty": b"", "bytes": _flipped(draw, content)}
+        path.write_bytes(changed[kind])
     return kind
 
 
@@ -230,8 +231,8 @@ def _replaced(draw, value):
             copy[key] = _replaced(draw, value[key])
         return copy
     return draw.choice([
-        None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 0.5, 1e308, float("nan"), float("-inf"), "", "x", "0", "\ud800", "a\nb",
-        "\0", "../../etc", "x" * 5000, [], {}, [[]], [value], {"a": value}, [1, "a", None], str(value),
+        None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 0.5, 1e308, float("nan"), float("-inf"), "", "x", "0", "\ud800",
+        "a\nb", "\0", "../../etc", "x" * 5000, [], {}, [[]], [value], {"a": value}, [1, "a", None], str(value),
     ])  # fmt: skip
 
 

@@ -23,11 +23,22 @@ def notice(text: str) -> None:
 
 
 def _print(stream: TextIO, lines) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    # Paths may hold bytes that are no text, and names letters that a terminal does not know.
+    text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(OSError):
         if _bars and stream.isatty():
-            _bars[-1].print_above("\n".join(lines))
+            _bars[-1].print_above(text)
         else:
-            print("\n".join(lines), file=stream, flush=True)
+            print(text, file=stream, flush=True)
+
+
+def one_line(text: str) -> str:
+    """A text with control characters, line ends among them, as escapes such as \\n."""
+    return "".join(
+        each if each.isprintable() or "\udc80" <= each <= "\udcff" else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 class ProgressBar:

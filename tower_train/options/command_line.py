@@ -121,7 +121,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     try:
         status = main(sys.argv)
     except errors.UserError as error:
-        console.notice(f"error: {error}")
+        console.notice(f"error: {console.one_line(str(error))}")
         status = error.exit_status
     except KeyboardInterrupt:  # before or after the steps, which have a handler of their own
         console.notice("interrupted")
