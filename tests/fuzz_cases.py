@@ -18,48 +18,20 @@ NUMBERS = (
     "1" * 400, "1" * 5000, "\u0967", "\u00b2",
 )  # fmt: skip
 TEXTS = (
-    "", " ", "true", "None", "1,2", "1,,2", "0,0", "3,1,2", "0:1,1:0", "0:nan", "0:1e400", "a:b", "::", "%s", "{}", "\n",
-    "a\nb", "\udcff", "\u00e9", "\u202e", "\x1b[31m", "\x01", "x" * 10_000, "--seed=1", "=", "'", "../..",
+    "", " ", "true", "None", "1,2", "1,,2", "0,0", "3,1,2", "0:1,1:0", "0:nan", "0:1e400", "a:b", "::", "%s", "{}",
+    "\n", "a\nb", "\udcff", "\u00e9", "\u202e", "\x1b[31m", "\x01", "x" * 10_000, "--seed=1", "=", "'", "../..",
 )  # fmt: skip
 PATHS = (
-    "",
-    ".",
-    "/dev/null",
-    "/proc/self/no",
-    "missing/dir",
-    "file",
-    "dir",
-    "fifo",
-    "loop",
-    "gs://b/r",
-    "\udcff",
-    "a\nb",
-    "x" * 300,
-)
+    "", ".", "/dev/null", "/proc/self/no", "missing/dir", "file", "dir", "fifo", "loop", "gs://b/r", "\udcff",
+    "a\nb", "x" * 300,
+)  # fmt: skip
 WORKLOADS = (
-    "json",
-    "os:path",
-    "toy_workload:",
-    ":",
-    "..",
-    "toy_workload:CLASSES",
-    "a" * 5000,
-    "toy_workload:a.b",
-    "a b",
+    "json", "os:path", "toy_workload:", ":", "..", "toy_workload:CLASSES", "a" * 5000, "toy_workload:a.b", "a b",
     "cifar10:X",
-)
+)  # fmt: skip
 HOSTS = (
-    "a:1",
-    "a:1,b:2",
-    "a:1,",
-    "localhost:0",
-    "localhost:99999",
-    "a:b",
-    "[::1]:80,b:2",
-    "a:1,a:1",
-    ",",
-    "a:1,b:2,c:3",
-)
+    "a:1", "a:1,b:2", "a:1,", "localhost:0", "localhost:99999", "a:b", "[::1]:80,b:2", "a:1,a:1", ",", "a:1,b:2,c:3",
+)  # fmt: skip
 ALLOWED_PATHS = ("train_dir", "data_dir", "export_dir")
 # A base that ends soon.
 BASE = jobs.TOY | dict(workload="toy_workload", train_dir="run", max_steps=3, start_timeout_secs=2)
@@ -231,8 +203,9 @@ def _replaced(draw, value):
             copy[key] = _replaced(draw, value[key])
         return copy
     return draw.choice([
-        None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 0.5, 1e308, float("nan"), float("-inf"), "", "x", "0", "\ud800",
-        "a\nb", "\0", "../../etc", "x" * 5000, [], {}, [[]], [value], {"a": value}, [1, "a", None], str(value),
+        None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 0.5, 1e308, float("nan"), float("-inf"), "", "x", "0",
+        "\ud800", "a\nb", "\0", "../../etc", "x" * 5000, [], {}, [[]], [value], {"a": value}, [1, "a", None],
+        str(value),
     ])  # fmt: skip
 
 

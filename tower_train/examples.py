@@ -54,6 +54,11 @@ class Examples:
     elements: Callable[[], tf.data.Dataset] | None = None
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
+    def __post_init__(self):
+        """Raises DataError for labels at hand that are no classes, if there are class_names."""
+        if self.class_names and self.labels is not None:
+            check_classes(self.name, self.labels, self.class_names)
+
     def symbolic_batch(self) -> tuple[Tensors, Tensors]:
         """Returns (features, labels) of one example in the current graph, to read shapes and dtypes from."""
         if self.open:
@@ -107,8 +112,10 @@ class Examples:
     def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):
         """Makes examples of two numpy arrays of equal length: features [n, ...] and labels [n, ...].
 
+        With class_names, labels are integers [n], each below the number of names.
+
         Raises:
-          DataError: the lengths differ or are 0.
+          DataError: the lengths differ or are 0, or there are class_names and labels that are no classes.
         """
         features, labels = np.asarray(features), np.asarray(labels)
         if not features.ndim or not labels.ndim or not len(features) or len(features) != len(labels):
@@ -121,9 +128,28 @@ class Examples:
         for array in (features, labels):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array))
-        classes = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else None
+        classes = labels if class_names or _are_classes(labels) else None
         fetch = fetcher(features, labels)
         return cls(name, len(features), lambda: fetch, digest.hexdigest()[:16], tuple(class_names), labels=classes)
+
+
+def check_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> None:
+    """Raises DataError for labels that are no integers [n], or not below the number of class_names."""
+    if not _are_classes(labels):
+        raise errors.DataError(
+            f"{name}: labels are {labels.dtype} of shape {labels.shape}; with class_names they must be whole numbers "
+            "of shape (n,), as labels.reshape(-1).astype(int) makes them. Leave class_names out if they are no classes."
+        )
+    wrong = (labels < 0) | (labels >= len(class_names))
+    if wrong.any():
+        raise errors.DataError(
+            f"{name}: there is a label {labels[np.argmax(wrong)]}; labels are 0 to {len(class_names) - 1}, since "
+            f"there are {len(class_names)} class_names. Mend the labels or the names."
+        )
+
+
+def _are_classes(labels: np.ndarray) -> bool:
+    return labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
 
 
 def fetcher(*arrays: np.ndarray) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]:

@@ -48,7 +48,7 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
       {metric name: float32 [batch] of zeros and ones}. A class whose logit equals the right one's, or either of which
       is NaN, counts as ranked above it.
     """
-    right = tf.gather(logits, labels, batch_dims=1)[:, tf.newaxis]
+    right = tf.gather(logits, _classes(labels), batch_dims=1)[:, tf.newaxis]
     # Not tf.math.in_top_k: it counts a tie as a hit, and so a network that gives every class the same as perfect.
     # Nor the classes that are not below: TensorFlow turns `not <` into `>=`, which is false where a logit is NaN.
     rank = logits.shape[-1] - tf.reduce_sum(tf.cast(logits < right, tf.int32), axis=1)
@@ -62,11 +62,27 @@ def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing:
     With label_smoothing e, a label is worth 1 - e, and e is spread evenly over all classes, the right one included
     (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7).
     """
-    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=_classes(labels), logits=logits)
     if label_smoothing:
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         loss = (1 - label_smoothing) * loss + label_smoothing * uniform
     return tf.reduce_mean(loss)
+
+
+def _classes(labels: tf.Tensor) -> tf.Tensor:
+    """Labels of any integer type as those that TensorFlow takes for classes.
+
+    Raises:
+      DataError: they are no integers [batch].
+    """
+    labels = tf.convert_to_tensor(labels)
+    if not labels.dtype.is_integer or labels.shape.rank not in (1, None):
+        raise errors.DataError(
+            f"labels are {labels.dtype.name} {labels.shape.as_list()} in a batch; the workload's loss or metrics, or "
+            "those by default, take whole numbers [batch], the classes from 0. Give integers of shape (n,), or the "
+            "workload a loss and metrics of its own."
+        )
+    return labels if labels.dtype in (tf.int32, tf.int64) else tf.cast(labels, tf.int64)
 
 
 @dataclasses.dataclass(frozen=True)

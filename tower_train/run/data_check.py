@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.examples import check_classes
 from tower_train.graph import stream
 from tower_train.run_dir import input_failures
 from tower_train.workload import Examples, Workload
@@ -62,12 +63,7 @@ def _look_at(workload: Workload, examples: Examples) -> tuple:
 
 def _about_classes(labels: np.ndarray, examples: Examples, which: str) -> Iterator[str]:
     names = examples.class_names
-    wrong = (labels < 0) | (labels >= len(names))
-    if wrong.any():
-        raise errors.DataError(
-            f"{examples.name}: there is a label {labels[np.argmax(wrong)]}; labels are 0 to {len(names) - 1}, since "
-            f"there are {len(names)} class_names. Mend the labels or the names."
-        )
+    check_classes(examples.name, labels, names)
     if examples.labels is None and len(labels) < _ENOUGH * len(names):
         return
     counts = np.bincount(labels, minlength=len(names))

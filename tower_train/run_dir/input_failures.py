@@ -12,7 +12,9 @@ from tower_train.run_dir import checkpoint
 
 @contextlib.contextmanager
 def named(name: str, may_end: bool = False) -> Iterator[None]:
-    """Converts a failure of a graph's input into one line. may_end: leave OutOfRangeError as it is.
+    """Converts a failure of a graph's input, or a label that is no class, into one line.
+
+    may_end: leave OutOfRangeError as it is.
 
     Raises:
       DataError: the input failed within this block.
@@ -26,6 +28,13 @@ def named(name: str, may_end: bool = False) -> Iterator[None]:
             f"{name}: its dataset ended before the last step. Make it endless with .repeat()."
         ) from None
     except tf.errors.OpError as error:
+        if label := re.search(
+            r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)", error.message
+        ):
+            raise errors.DataError(
+                f"{name}: there is a label {label[1]}; the network knows {label[2]} classes, 0 to {int(label[2]) - 1}. "
+                "Mend the labels or the network."
+            ) from error
         if "IteratorGetNext" not in error.message:
             raise
         raise errors.DataError(f"{name}: the input failed: {_why(error)}.") from error
