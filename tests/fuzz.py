@@ -27,6 +27,7 @@ import fuzz_cases  # noqa: E402
 import jobs  # noqa: E402
 import toy_workload  # noqa: E402, F401
 
+from tower_train import __main__  # noqa: E402
 from tower_train.options import command_line  # noqa: E402
 from tower_train.run.train import train  # noqa: E402, F401
 
@@ -105,6 +106,7 @@ def _become(case, folder, output):
         os.chdir(folder)
         os.environ.update(case.environment)
         sys.argv[:] = ["tower_train", *case.words]
+        faulthandler.disable()
         faulthandler.dump_traceback_later(LIMIT_SECS - 5)
         command_line.run(case.main)
     except SystemExit as left:
@@ -167,9 +169,9 @@ def main():
 
 def make_run(folder):
     """A finished run with all kinds of files, trained in another process, so that this one has no threads."""
-    options = dict(max_steps=40, summary_every_steps=20, eval_every_steps=20, keep_best=True)
-    status = jobs.command("tower_train", *jobs.toy_flags(folder, **options))
-    assert status.returncode == 0, status.stderr
+    words = jobs.toy_flags(folder, max_steps=40, summary_every_steps=20, eval_every_steps=20, keep_best=True)
+    outcome = run(fuzz_cases.Case(__main__.main, tuple(words)), folder.parent)
+    assert outcome.status == 0, outcome.output
     return folder
 
 

@@ -13,7 +13,7 @@ from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOp
 from tower_train.options import command_line, declare
 
 NUMBERS = (
-    *"0 1 -1 2 3 7 0.5 1e38 -1e38 1e300 1e400 1e-320 nan inf -inf 0x10 1_000 1e3 2147483647 2147483648".split(),
+    *"0 1 -1 2 3 7 0.5 1e38 -1e38 1e300 1e400 1e-320 nan inf -inf 0x10 1_0 1e3 2147483647 2147483648".split(),
     *"4294967296 9223372036854775807 9223372036854775808 -9223372036854775808 18446744073709551616".split(),
     "1" * 400, "1" * 5000, "\u0967", "\u00b2",
 )  # fmt: skip
@@ -94,6 +94,8 @@ def _option_text(draw, field):
         return draw.choice(HOSTS)
     if field.name in ALLOWED_PATHS:
         return draw.choice(PATHS)
+    if draw.random() < 0.3:
+        return draw.choice(("true", "false") if kind is bool else ("0", "1", "2", "3", "0.5"))
     if kind in (int, float) and draw.random() < 0.85:
         return draw.choice(NUMBERS)
     return draw.choice(TEXTS + NUMBERS)

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -14,8 +15,10 @@ import pytest
 import toy_workload
 
 from cifar10 import generated
-from tower_train import Config, EvaluateOptions, __main__, evaluate_run, train
+from tower_train import Config, EvaluateOptions, __main__, errors, evaluate_run, train
 from tower_train.options import command_line
+from tower_train.run import signals
+from tower_train.run import train as running
 
 
 @pytest.fixture
@@ -162,3 +165,29 @@ def test_drawn_images_are_told_apart_from_cifar10_and_stay_with_the_run(tmp_path
     [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path / "run"), batch_size=8))
     assert found.num_examples == 20
     assert found.class_names == generated.CLASS_NAMES
+
+
+@pytest.mark.parametrize(
+    ("words", "signalled", "is_started_again"),
+    [(["--wait_for_workers"], False, True), (["--wait_for_workers"], True, False), ([], False, False)],
+)
+def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
+    words, signalled, is_started_again, tmp_path, monkeypatch, capfd
+):
+    """The chief's first step waits for the second worker, which has agreed and is gone; a process of its own."""
+    started_again = []
+    monkeypatch.setattr(command_line, "start_again", lambda: started_again.append(True))
+    monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
+
+    def stuck(workload, config, workload_options, if_stuck):
+        received = signals.Received()
+        if signalled:
+            received.note(signal.SIGTERM)
+        running._leave_at_once(received, if_stuck, errors.WorkerError("worker 1 is missing"))
+
+    monkeypatch.setattr(running, "train", stuck)
+    with pytest.raises(SystemExit) as left:
+        __main__.main(["tower_train", "--workload=toy_workload", f"--train_dir={tmp_path}", *words])
+    assert left.value.code == (143 if signalled else 138)
+    assert bool(started_again) == is_started_again
+    assert "worker 1 is missing" in capfd.readouterr().err
