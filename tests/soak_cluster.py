@@ -17,10 +17,11 @@ import soak_workload
 
 STEPS = 300  # of a run
 TIMEOUT_SECS = 4
-PATIENCE_SECS = 150  # for a step, once no more faults come
+PATIENCE_SECS = 600  # for a step, once no more faults come; a busy machine may take minutes to import TensorFlow
 OPTIONS = jobs.TOY | dict(
     workload="soak_workload:LATE", num_gpus=1, log_every_steps=1, summary_every_steps=10, save_every_steps=10,
     keep_checkpoints=4, eval_every_steps=70, max_steps=STEPS, wait_for_workers=True, worker_timeout_secs=TIMEOUT_SECS,
+    stall_timeout_secs=60,
 )  # fmt: skip
 PAUSE_SECS = 0.05  # of a disturbed worker's batch
 MOST_SECS_AHEAD = 7200
