@@ -101,7 +101,7 @@ def export(options: RunOptions, folder: pathlib.Path, workload: Workload | None 
     Raises:
       RunError: the folder is there already, or cannot be written; or as open_run.
     """
-    if folder.exists():
+    if os.path.exists(folder):
         raise errors.RunError(f"{folder} is there already. Remove it, or name another with --export_dir.")
     built, session = open_run(options, workload)
     inputs = {FEATURES: {"features": built.features}, FILES: {"files": built.files}}
@@ -118,7 +118,7 @@ def export(options: RunOptions, folder: pathlib.Path, workload: Workload | None 
             )
             builder.save()
             os.rename(temporary, folder)
-        except (OSError, tf.errors.OpError) as error:
+        except (OSError, UnicodeEncodeError, tf.errors.OpError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             reason = checkpoint.reason(error)
             raise errors.RunError(f"{folder} cannot be written ({reason}). Name another with --export_dir.") from None
