@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import io
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ import pytest
 import toy_workload
 
 from cifar10 import generated
-from tower_train import Config, EvaluateOptions, __main__, errors, evaluate_run, train
+from tower_train import Config, EvaluateOptions, __main__, console, errors, evaluate_run, train
 from tower_train.options import command_line
 from tower_train.run import signals
 from tower_train.run import train as running
@@ -165,6 +166,19 @@ def test_drawn_images_are_told_apart_from_cifar10_and_stay_with_the_run(tmp_path
     [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path / "run"), batch_size=8))
     assert found.num_examples == 20
     assert found.class_names == generated.CLASS_NAMES
+
+
+def test_what_a_user_gives_cannot_break_the_line_that_names_it(main):
+    assert_one_line(*main("--num_gpus=1\n2\x1b[31m"), r"--num_gpus=1\n2\x1b[31m: it must be")
+    status, stdout, stderr = main("--num_gpus=1\udcff")
+    assert (status, stdout) == (2, "") and stderr.startswith("tower_train: error: --num_gpus=1\\udcff: it must be")
+
+
+def test_lines_that_a_terminal_has_no_letters_for_are_printed_all_the_same(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    console.say("run: caf\u00e9\udcff")
+    assert written.getvalue() == b"run: caf\\xe9\\udcff\n"
 
 
 @pytest.mark.parametrize(
