@@ -41,6 +41,7 @@ def survived(number: int) -> Iterator[None]:
         yield  # Python delivers signals to the main thread only
         return
     before = signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})  # blocked where the process has started itself again
     try:
         yield
     finally:
