@@ -97,8 +97,8 @@ class Program:
 class Trainer(Program):
     """`python -m tower_train words...`."""
 
-    def __init__(self, *words):
-        super().__init__("tower_train", *words)
+    def __init__(self, *words, **variables):
+        super().__init__("tower_train", *words, **variables)
 
 
 class At(tf.compat.v1.train.SessionRunHook):

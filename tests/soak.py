@@ -3,6 +3,8 @@
 scripts/soak [--minutes M] [--seed S] prints one line of figures and leaves with 0 if nothing was lost or repeated. The
 seed fixes the kinds and the places of faults; at which instruction a signal arrives no seed can fix.
 
+scripts/soak --workers N does so to the workers of a cluster, and stops and continues them, see soak_cluster.py.
+
 scripts/soak --steps N does N steps undisturbed instead, and leaves with 0 if neither memory nor open files grew.
 """
 
@@ -27,6 +29,7 @@ import endurance  # noqa: E402
 import jobs  # noqa: E402
 import numpy as np  # noqa: E402
 import small_disk  # noqa: E402
+import soak_cluster  # noqa: E402
 import soak_workload  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
@@ -243,6 +246,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0)
     asked = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="soak-"))
@@ -252,11 +256,19 @@ def main():
         print(line)
         shutil.rmtree(folder)
         return 0 if is_well else 1
+    if asked.workers > 1:
+        line, is_well = soak_cluster.soak(asked.minutes, asked.seed, asked.workers, folder)
+        return conclude(line, is_well, folder)
     with contextlib.ExitStack() as stack:
         can_mount = small_disk.can_mount(folder / "disk")
         disk = stack.enter_context(small_disk.mounted(folder / "disk", DISK_MEGABYTES)) if can_mount else None
         line, is_well = soak(asked.minutes, asked.seed, folder, disk)
-    print(line + ("" if disk else " (full disks by RLIMIT_FSIZE)"))
+    return conclude(line + ("" if disk else " (full disks by RLIMIT_FSIZE)"), is_well, folder)
+
+
+def conclude(line, is_well, folder):
+    """Says how it went; returns the exit status."""
+    print(line)
     if is_well:
         shutil.rmtree(folder)
     else:

@@ -11,7 +11,7 @@ from tower_train.examples import DataRequest, Examples
 
 
 class TestFromArrays:
-    FEATURES, LABELS = np.arange(12.0).reshape(6, 2), np.arange(6) * 10
+    FEATURES, LABELS = np.arange(12.0).reshape(6, 2), np.array([0, 1, 1, 0, 0, 1])
 
     def test_examples_are_fetched_by_index(self):
         examples = Examples.from_arrays("mine", self.FEATURES, self.LABELS, ["no", "yes"])
@@ -19,7 +19,7 @@ class TestFromArrays:
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             features, labels = session.run(examples.open()(tf.constant([5, 0, 5], tf.int64)))
         np.testing.assert_array_equal(features, self.FEATURES[[5, 0, 5]])
-        np.testing.assert_array_equal(labels, [50, 0, 50])
+        np.testing.assert_array_equal(labels, [1, 0, 1])
 
     def test_shapes_are_static_and_the_arrays_are_not_in_the_graph(self):
         with tf.Graph().as_default() as graph:
@@ -39,6 +39,21 @@ class TestFromArrays:
         different = [(features, labels), (nearly, labels), (features, labels[::-1])]
         different += [(features.astype(np.float32), labels), (features.reshape(6, 1, 2), labels)]
         assert len({fingerprint(*arrays) for arrays in different}) == 5
+
+    @pytest.mark.parametrize(
+        ("labels", "reason"),
+        [
+            ([0.0] * 6, r"labels are float64 of shape \(6,\)"),
+            ([True] * 6, r"labels are bool of shape \(6,\)"),
+            ([[0]] * 6, r"labels are int64 of shape \(6, 1\)"),
+            ([0, 1, 2, 0, 0, 5], "there is a label 2; labels are 0 to 1"),
+            ([0, 1, -1, 0, 0, 0], "there is a label -1; labels are 0 to 1"),
+        ],
+    )
+    def test_labels_that_are_no_classes_are_refused_where_classes_have_names(self, labels, reason):
+        with pytest.raises(DataError, match=f"^mine: {reason}"):
+            Examples.from_arrays("mine", self.FEATURES, np.array(labels), ["no", "yes"])
+        Examples.from_arrays("mine", self.FEATURES, np.array(labels))
 
     @pytest.mark.parametrize(("features", "labels"), [((3, 2), (4,)), ((0, 2), (0,)), ((), ()), ((3,), ())])
     def test_arrays_of_different_or_no_length_are_refused_with_their_shapes(self, features, labels):

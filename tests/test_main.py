@@ -2,10 +2,12 @@
 
 import functools
 import inspect
+import io
 import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -14,8 +16,10 @@ import pytest
 import toy_workload
 
 from cifar10 import generated
-from tower_train import Config, EvaluateOptions, __main__, evaluate_run, train
+from tower_train import Config, EvaluateOptions, __main__, console, errors, evaluate_run, train
 from tower_train.options import command_line
+from tower_train.run import signals
+from tower_train.run import train as running
 
 
 @pytest.fixture
@@ -162,3 +166,42 @@ def test_drawn_images_are_told_apart_from_cifar10_and_stay_with_the_run(tmp_path
     [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path / "run"), batch_size=8))
     assert found.num_examples == 20
     assert found.class_names == generated.CLASS_NAMES
+
+
+def test_what_a_user_gives_cannot_break_the_line_that_names_it(main):
+    assert_one_line(*main("--num_gpus=1\n2\x1b[31m"), r"--num_gpus=1\n2\x1b[31m: it must be")
+    status, stdout, stderr = main("--num_gpus=1\udcff")
+    assert (status, stdout) == (2, "") and stderr.startswith("tower_train: error: --num_gpus=1\\udcff: it must be")
+
+
+def test_lines_that_a_terminal_has_no_letters_for_are_printed_all_the_same(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    console.say("run: caf\u00e9\udcff")
+    assert written.getvalue() == b"run: caf\\xe9\\udcff\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "signalled", "is_started_again"),
+    [(["--wait_for_workers"], False, True), (["--wait_for_workers"], True, False), ([], False, False)],
+)
+def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
+    words, signalled, is_started_again, tmp_path, monkeypatch, capfd
+):
+    """The chief's first step waits for the second worker, which has agreed and is gone; a process of its own."""
+    started_again = []
+    monkeypatch.setattr(command_line, "start_again", lambda: started_again.append(True))
+    monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
+
+    def stuck(workload, config, workload_options, if_stuck):
+        received = signals.Received()
+        if signalled:
+            received.note(signal.SIGTERM)
+        running._leave_at_once(received, if_stuck, errors.WorkerError("worker 1 is missing"))
+
+    monkeypatch.setattr(running, "train", stuck)
+    with pytest.raises(SystemExit) as left:
+        __main__.main(["tower_train", "--workload=toy_workload", f"--train_dir={tmp_path}", *words])
+    assert left.value.code == (143 if signalled else 138)
+    assert bool(started_again) == is_started_again
+    assert "worker 1 is missing" in capfd.readouterr().err

@@ -59,13 +59,16 @@ def main(argv: Sequence[str]) -> int:
     config, workload_options = parse(argv)
     from tower_train.run.train import train
 
+    def start_again(error: errors.WorkerError) -> None:
+        if config.wait_for_workers and error.exit_status == errors.WorkerError.exit_status:
+            notice(f"{error}\nStarting again, to wait for it.")
+            command_line.start_again()
+
     try:
-        result = train(config.workload, config, workload_options=workload_options)
+        result = train(config.workload, config, workload_options=workload_options, if_stuck=start_again)
     except errors.WorkerError as error:
-        if not config.wait_for_workers or error.exit_status != errors.WorkerError.exit_status:
-            raise
-        notice(f"{error}\nStarting again, to wait for it.")
-        command_line.start_again()
+        start_again(error)
+        raise
     return result.reason.exit_status
 
 

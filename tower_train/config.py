@@ -28,7 +28,7 @@ class DeviceOptions(Options):
 
     num_gpus: int | None = option(
         None, "towers; tower i lives on GPU i, or on logical CPU device i (1, or as many as --gpus names)",
-        TOWERS, minimum=1,
+        TOWERS, minimum=1, maximum=1024,
     )  # fmt: skip
     gpus: tuple[int, ...] | None = option(
         None, "which GPUs carry the towers, by index, e.g. 0,2 (the first --num_gpus)", TOWERS, minimum=0
@@ -36,8 +36,12 @@ class DeviceOptions(Options):
     device: str = option(
         "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", TOWERS, choices=("auto", "gpu", "cpu")
     )
-    intra_op_threads: int = option(0, "threads one operation may use; 0: TensorFlow decides", TOWERS, minimum=0)
-    inter_op_threads: int = option(0, "operations run at the same time; 0: TensorFlow decides", TOWERS, minimum=0)
+    intra_op_threads: int = option(
+        0, "threads one operation may use; 0: TensorFlow decides", TOWERS, minimum=0, maximum=4096
+    )
+    inter_op_threads: int = option(
+        0, "operations run at the same time; 0: TensorFlow decides", TOWERS, minimum=0, maximum=4096
+    )
     log_device_placement: bool = option(False, "print the device of every operation", TOWERS)
 
     @property
@@ -108,11 +112,15 @@ class Config(DeviceOptions):
     )
 
     batch_size: int | None = option(
-        None, "examples a tower takes at a time; a step has this times all towers (128)", TRAINING, minimum=1
+        None,
+        "examples a tower takes at a time; a step has this times all towers (128)",
+        TRAINING,
+        minimum=1,
+        maximum=2**24,
     )
     global_batch_size: int | None = option(
         None, "examples a step over all towers of all workers, instead of --batch_size", TRAINING, minimum=1,
-        instead_of=("batch_size", "how many examples a step has"),
+        maximum=2**24, instead_of=("batch_size", "how many examples a step has"),
     )  # fmt: skip
     max_steps: int | None = option(
         None, "stop after this many steps, counted over all starts (1000)", TRAINING, minimum=1
@@ -121,9 +129,7 @@ class Config(DeviceOptions):
         None, "stop after this many passes over the data, instead of --max_steps", TRAINING, above=0,
         instead_of=("max_steps", "when to stop"),
     )  # fmt: skip
-    seed: int = option(
-        0, "seed of initial weights, order, distortions and dropout", TRAINING, minimum=0, below=2**63, resume="same"
-    )
+    seed: int = option(0, "seed of initial weights, order, distortions and dropout", TRAINING, minimum=0, resume="same")
     optimizer: str = option(
         "sgd", "sgd, momentum, adam, or lars: momentum with a rate for each layer, for very large batches", TRAINING,
         choices=("sgd", "momentum", "adam", "lars"), resume="same",
@@ -176,7 +182,7 @@ class Config(DeviceOptions):
         0.0, "greatest norm of all gradients together; 0: no limit", TRAINING, minimum=0, resume="note"
     )
     accumulate_steps: int = option(
-        1, "batches that each tower takes one after the other for one step", TRAINING, minimum=1
+        1, "batches that each tower takes one after the other for one step", TRAINING, minimum=1, maximum=1024
     )
     lookahead_every_steps: int = option(
         0, "steps between updates of slow weights, to which the weights are then set; 0: none", TRAINING, minimum=0,
@@ -277,7 +283,7 @@ class Config(DeviceOptions):
     def last_step(self, num_examples: int) -> int:
         """The step to stop at, given the size of one epoch."""
         if self.epochs:
-            return math.ceil(self.epochs * num_examples / self.global_batch)
+            return math.ceil(min(self.epochs * num_examples / self.global_batch, 2.0**62))
         return self.max_steps or 1000
 
 

@@ -57,16 +57,13 @@ class Examples:
     def __post_init__(self):
         if self.num_examples < 1:
             raise errors.DataError(f"{self.name}: holds no examples ({self.num_examples}). At least one is needed.")
+        if self.labels is not None:
+            self.check_labels(self.labels)
 
     def check_labels(self, labels: np.ndarray) -> None:
-        """Raises DataError if there are class_names and a label is none of them."""
-        count = len(self.class_names)
-        wrong = (labels < 0) | (labels >= count)
-        if count and wrong.any():
-            raise errors.DataError(
-                f"{self.name}: there is a label {labels[np.argmax(wrong)]}; labels are 0 to {count - 1}, since there "
-                f"are {count} class_names. Mend the labels or the names."
-            )
+        """Raises DataError if there are class_names and labels are none of these classes."""
+        if self.class_names:
+            check_classes(self.name, labels, self.class_names)
 
     def symbolic_batch(self) -> tuple[Tensors, Tensors]:
         """Returns (features, labels) of one example in the current graph, to read shapes and dtypes from."""
@@ -119,8 +116,10 @@ class Examples:
     def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):
         """Makes examples of two numpy arrays of equal length: features [n, ...] and labels [n, ...].
 
+        With class_names, labels are integers [n], each below the number of names.
+
         Raises:
-          DataError: the lengths differ or are 0.
+          DataError: the lengths differ or are 0, or there are class_names and labels that are no classes.
         """
         features, labels = np.asarray(features), np.asarray(labels)
         if not features.ndim or not labels.ndim or not len(features) or len(features) != len(labels):
@@ -133,9 +132,28 @@ class Examples:
         for array in (features, labels):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array))
-        classes = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else None
+        classes = labels if class_names or _are_classes(labels) else None
         fetch = fetcher(features, labels)
         return cls(name, len(features), lambda: fetch, digest.hexdigest()[:16], tuple(class_names), labels=classes)
+
+
+def check_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> None:
+    """Raises DataError for labels that are no integers [n], or not below the number of class_names."""
+    if not _are_classes(labels):
+        raise errors.DataError(
+            f"{name}: labels are {labels.dtype} of shape {labels.shape}; with class_names they must be whole numbers "
+            "of shape (n,), as labels.reshape(-1).astype(int) makes them. Leave class_names out if they are no classes."
+        )
+    wrong = (labels < 0) | (labels >= len(class_names))
+    if wrong.any():
+        raise errors.DataError(
+            f"{name}: there is a label {labels[np.argmax(wrong)]}; labels are 0 to {len(class_names) - 1}, since "
+            f"there are {len(class_names)} class_names. Mend the labels or the names."
+        )
+
+
+def _are_classes(labels: np.ndarray) -> bool:
+    return labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
 
 
 def fetcher(*arrays: np.ndarray) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]:

@@ -22,7 +22,7 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
     Raises:
       GraphError: other shapes, or labels that are no integers.
     """
-    _check_classes("classification_metrics", logits, labels)
+    labels = _classes("classification_metrics", logits, labels)
     right = tf.gather(logits, labels, batch_dims=1)[:, tf.newaxis]
     # Not tf.math.in_top_k: it counts a tie as a hit, and so a network that gives every class the same as perfect.
     # Nor the classes that are not below: TensorFlow turns `not <` into `>=`, which is false where a logit is NaN.
@@ -40,7 +40,7 @@ def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing:
     Raises:
       GraphError: other shapes, or labels that are no integers.
     """
-    _check_classes("softmax_cross_entropy", logits, labels)
+    labels = _classes("softmax_cross_entropy", logits, labels)
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     if label_smoothing:
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
@@ -81,7 +81,8 @@ def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Te
     }
 
 
-def _check_classes(name: str, logits, labels) -> None:
+def _classes(name: str, logits, labels) -> tf.Tensor:
+    """Labels of any integer type as those that TensorFlow takes for classes."""
     are_tensors = tf.is_tensor(logits) and tf.is_tensor(labels)
     if not are_tensors or not labels.dtype.is_integer or not labels.shape.is_compatible_with(logits.shape[:-1]):
         raise errors.GraphError(
@@ -89,6 +90,7 @@ def _check_classes(name: str, logits, labels) -> None:
             f"labels {_described(labels)}. Let `inference` return a number for each class, or give the workload "
             "another loss and other metrics: mean_squared_error and regression_metrics for labels that are numbers."
         )
+    return labels if labels.dtype in (tf.int32, tf.int64) else tf.cast(labels, tf.int64)
 
 
 def _differences(name: str, outputs, labels) -> tf.Tensor:

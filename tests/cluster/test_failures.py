@@ -7,7 +7,7 @@ from tower_train.cluster.status_board import WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
 
 HOSTS = ("a:1", "b:2", "c:3")
-TRAINING = WorkerStatus(start_id="mine", state=WorkerState.TRAINING, step=7)
+STARTS = tuple(f"start of {worker}" for worker in range(3))
 TIMEOUT_SECS, START_TIMEOUT_SECS = 30.0, 1800.0
 
 
@@ -15,44 +15,65 @@ class Watch:
     """A detector whose time passes when told to."""
 
     def __init__(self, index=0, waits_for_start=False):
-        self.seconds = 1000.0
+        self.seconds, self.index = 1000.0, index
         task = Task(HOSTS, index)
         self.detector = FailureDetector(
             task, TIMEOUT_SECS, START_TIMEOUT_SECS, waits_for_start, clock=lambda: self.seconds
         )
 
     def read(self, *statuses, state=WorkerState.TRAINING):
-        self.detector.note(statuses, state)
+        self.detector.note(statuses, self.own(state))
 
-    def failure(self, status=TRAINING, after=0.0):
+    def failure(self, state=WorkerState.TRAINING, after=0.0):
         """(text, exit status) of the failure after so many seconds more; None if there is none."""
         self.seconds += after
-        failure = self.detector.find(status)
+        failure = self.detector.find(self.own(state))
         return failure and (str(failure), failure.exit_status)
+
+    def own(self, state):
+        has_agreed = state not in (WorkerState.STARTING, WorkerState.READY)
+        return status(self.index, state=state, step=7, members=STARTS if self.index == 0 and has_agreed else ())
 
 
 def status(worker, heartbeat=1, **changes):
-    return WorkerStatus(**(dict(start_id=f"start of {worker}", heartbeat=heartbeat, step=6) | changes))
+    fields = dict(start_id=STARTS[worker], chief=STARTS[0], heartbeat=heartbeat, step=6)
+    return WorkerStatus(**(fields | changes))
 
 
 def test_workers_that_have_not_started_have_the_time_of_a_start(capsys):
-    watch = Watch()
-    watch.read(TRAINING, status(1), WorkerStatus(), state=WorkerState.STARTING)
+    watch, starting = Watch(), WorkerState.STARTING
+    watch.read(status(0), status(1), WorkerStatus(), state=starting)
     for heartbeat in range(2, 62):
-        watch.read(TRAINING, status(1, heartbeat), WorkerStatus(), state=WorkerState.STARTING)
-        assert watch.failure(after=29.9) is None
+        watch.read(status(0), status(1, heartbeat), WorkerStatus(), state=starting)
+        assert watch.failure(starting, after=29.9) is None
     waiting = capsys.readouterr().out.splitlines()
     assert 20 < len(waiting) < 60 and set(waiting) == {"*** Waiting for worker 2 (c:3) ..."}
-    watch.read(TRAINING, status(1, 62), WorkerStatus(), state=WorkerState.STARTING)
-    text, exit_status = watch.failure(after=10)
+    watch.read(status(0), status(1, 62), WorkerStatus(), state=starting)
+    text, exit_status = watch.failure(starting, after=10)
     assert exit_status == 138
     assert text.startswith("worker 2 (c:3) has not started for 1804 s. ")
 
 
-def test_with_wait_for_workers_a_start_has_no_limit():
-    watch = Watch(index=1, waits_for_start=True)
-    watch.read(WorkerStatus(), state=WorkerState.STARTING)
-    assert watch.failure(after=10 * START_TIMEOUT_SECS) is None
+def test_with_wait_for_workers_nobody_is_missed_before_all_have_agreed():
+    """Neither who never came, nor who came and went, nor who leaves to start again; but with a mistake all leave."""
+    for index, others in ((0, (1, 2)), (1, (0,))):
+        for row in (WorkerStatus(), *(status(others[0], state=state) for state in WorkerState)):
+            watch = Watch(index, waits_for_start=True)
+            watch.read(*[status(0), row][-len(others) :], state=WorkerState.READY)
+            assert watch.failure(WorkerState.READY, after=10 * START_TIMEOUT_SECS) is None
+            if row.start_id and row.state is not WorkerState.OVER:
+                assert watch.failure(WorkerState.TRAINING) is not None
+        mistaken = status(others[0], state=WorkerState.FAILED, failure="seed", exit_status=2)
+        watch.read(*[status(0), mistaken][-len(others) :], state=WorkerState.READY)
+        assert watch.failure(WorkerState.READY)[1] == 2
+
+
+def test_the_chief_hears_nothing_of_workers_that_are_still_with_an_earlier_start_of_it():
+    watch, stale = Watch(), dict(chief="an earlier start")
+    for each in (status(1, state=WorkerState.FAILED, **stale), status(1, state=WorkerState.READY, **stale)):
+        watch.read(status(0), each, status(2), state=WorkerState.STARTING)
+        assert watch.failure(WorkerState.STARTING) is None
+        assert watch.detector.statuses[1] == WorkerStatus()
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -72,18 +93,35 @@ def test_a_worker_without_heartbeats_is_missing(index):
 
 def test_a_worker_that_was_started_again_is_a_failure_once_there_was_an_agreement():
     for state, is_failure in ((WorkerState.STARTING, False), (WorkerState.TRAINING, True)):
-        watch = Watch()
-        watch.read(TRAINING, status(1), status(2), state=state)
-        watch.read(TRAINING, status(1, start_id="another"), status(2), state=state)
-        failure = watch.failure()
-        assert (failure is not None) == is_failure
-    assert failure[0].startswith("worker 1 (b:2) was started again at step 7. ")
+        watch, follower = Watch(), Watch(index=1)
+        watch.read(status(0), status(1), status(2), state=state)
+        assert watch.failure(state) is None
+        watch.read(status(0), status(1, start_id="another"), status(2), state=state)
+        follower.read(status(0, start_id="another"), state=state)
+        failures = watch.failure(state), follower.failure(state)
+        assert [failure is not None for failure in failures] == [is_failure] * 2
+    assert failures[0][0].startswith("worker 1 (b:2) was started again at step 7. ")
+    assert failures[1][0].startswith("worker 0 (the chief, a:1) was started again at step 7. ")
+
+
+def test_who_finishes_waits_for_nobody_that_is_gone():
+    watch, mine = Watch(), status(0, state=WorkerState.DONE, members=STARTS)
+    for row, is_gone in (
+        (status(1), False),
+        (status(1, start_id="another"), True),
+        (status(1, state=WorkerState.FAILED), True),
+        (status(1, chief="an earlier start"), True),
+    ):
+        watch.detector.note([status(0), row, status(2)], mine)
+        assert watch.detector.is_gone(1, mine) == is_gone
+    watch.seconds += TIMEOUT_SECS + 1
+    assert watch.detector.is_gone(2, mine)
 
 
 def test_a_failed_worker_is_named_with_its_error_and_its_status():
     failed = status(1, state=WorkerState.FAILED, failure="KeyError", exit_status=1)
     watch = Watch()
-    watch.read(TRAINING, failed, status(2))
+    watch.read(status(0), failed, status(2))
     assert watch.failure() == ("worker 1 (b:2): KeyError", 1)
     follower = Watch(index=2)
     follower.read(status(0, state=WorkerState.FAILED, failure="worker 1 (b:2): KeyError", exit_status=1))
@@ -92,13 +130,15 @@ def test_a_failed_worker_is_named_with_its_error_and_its_status():
 
 def test_whoever_has_done_all_steps_misses_nobody():
     chief, follower = Watch(), Watch(index=1)
-    assert chief.failure(status=status(0, state=WorkerState.DONE), after=10_000) is None
+    assert chief.failure(WorkerState.DONE, after=10_000) is None
     follower.read(status(0, state=WorkerState.OVER))
-    assert follower.failure(status=status(1, state=WorkerState.DONE), after=10_000) is None
+    assert follower.failure(WorkerState.DONE, after=10_000) is None
 
 
 def test_a_status_is_read_as_it_was_written():
-    written = status(1, state=WorkerState.READY, about={"--seed": 5}, steps=[3, 9], stopped_by="last step")
+    written = status(
+        1, state=WorkerState.READY, about={"--seed": 5}, steps=[3, 9], members=["x"], stopped_by="last step"
+    )
     assert WorkerStatus.from_json(written.to_json()) == written
     assert WorkerStatus.from_json("{}") == WorkerStatus()
     assert WorkerStatus.from_json('{"of_a_later_version": 1, "step": 4}') == WorkerStatus(step=4)

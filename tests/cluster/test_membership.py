@@ -1,6 +1,7 @@
 """Several workers on loopback, real processes that die, hang or are not what they should be: who is missing is said."""
 
 import concurrent.futures
+import queue
 import signal
 import socket
 import time
@@ -9,9 +10,11 @@ import clusters
 import jobs
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tower_train import Config, errors, train
 from tower_train.cluster import membership
+from tower_train.cluster.status_board import WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
 from tower_train.graph import devices
 
@@ -106,16 +109,70 @@ def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after
 
 
 def test_a_program_that_calls_train_is_told_that_it_must_be_started_again(tmp_path):
-    """The second worker has begun, and is heard of no more."""
+    """The second worker has agreed, and is heard of no more."""
     hosts = clusters.hosts(2)
     chief = Config(train_dir=str(tmp_path), worker_hosts=",".join(hosts), task_index=0, wait_for_workers=True,
                    worker_timeout_secs=2)  # fmt: skip
     with concurrent.futures.ThreadPoolExecutor() as pool:
         trained = pool.submit(train, "norm_workload", chief)
-        with membership.join(Task(tuple(hosts), 1), devices.place(Config()), 30.0, 30.0, waits_for_start=True):
-            time.sleep(5)
+        with membership.join(Task(tuple(hosts), 1), devices.place(Config()), 30.0, 30.0, waits_for_start=True) as other:
+            while other._chief.about is None:
+                time.sleep(0.01)
+            other.agree(lambda: other._chief.about, 0, 0)
         with pytest.raises(errors.WorkerError, match=r"worker 1 .* is missing: .* train\(\) must be started again"):
             trained.result(jobs.WAIT_SECS)
+
+
+def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(monkeypatch):
+    """The second worker has agreed, and is heard of no more; nobody ends the chief's step."""
+    monkeypatch.setattr(membership, "_GRACE_SECS", 0.2)
+    hosts, left = tuple(clusters.hosts(2)), queue.Queue()
+    chief, other = (
+        membership.join(Task(hosts, index), devices.place(Config()), 2.0, 60.0, True, left.put) for index in (0, 1)
+    )
+    with concurrent.futures.ThreadPoolExecutor() as pool, chief:
+        with other:
+            agreed = [pool.submit(member.agree, dict, 3, 9) for member in (chief, other)]
+            assert [each.result(jobs.WAIT_SECS) for each in agreed] == [(3, 9)] * 2
+        error = left.get(timeout=jobs.WAIT_SECS)
+    assert isinstance(error, errors.WorkerError) and f"worker 1 ({hosts[1]}) is missing" in str(error)
+
+
+def test_a_worker_that_waits_follows_the_chief_from_one_start_to_the_next():
+    hosts = tuple(clusters.hosts(2))
+    member = membership.join(Task(hosts, 1), devices.place(Config()), 30.0, 30.0, waits_for_start=True)
+
+    def show(**chief):
+        member._detector.note([WorkerStatus(about={"--seed": 5}, **chief)], member._status)
+
+    def wait_for(chief):
+        deadline = time.monotonic() + jobs.WAIT_SECS
+        while (member._status.state, member._status.chief) != (WorkerState.READY, chief):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        agreed = pool.submit(member.agree, lambda: {"--seed": 5}, 0, 0)
+        for chief in ("first", "second"):
+            show(start_id=chief)
+            wait_for(chief)
+        show(start_id="second", members=["second", "an earlier start of this worker"], state=WorkerState.TRAINING)
+        show(start_id="third", members=[], steps=[3, 9])
+        wait_for("third")
+        assert not agreed.done()
+        show(start_id="third", members=["third", member._status.start_id], steps=[3, 9], state=WorkerState.TRAINING)
+        assert list(agreed.result(jobs.WAIT_SECS)) == [3, 9]
+
+
+@pytest.mark.parametrize(("kind", "text"), [
+    (tf.errors.FailedPreconditionError, "Device /cpu:0 current incarnation doesn't match with one in the group."),
+    (tf.errors.UnavailableError, "Connection reset by peer"),
+])  # fmt: skip
+def test_a_connection_that_is_lost_without_a_missing_worker_is_a_reason_to_start_all_again(kind, text):
+    member = membership.join(Task(tuple(clusters.hosts(2)), 0), devices.place(Config()), 0.5, 60.0, True)
+    with pytest.raises(errors.WorkerError, match=f"connection to another worker was lost at step 0 .{text}"):
+        with member.failures_named():
+            raise kind(None, None, text)
 
 
 def test_signals_to_a_worker_outside_of_its_steps_do_no_harm(tmp_path):

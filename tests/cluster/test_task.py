@@ -47,9 +47,26 @@ def test_tf_configs_chief_comes_before_its_workers(task, index, place, monkeypat
     [
         ("{", "cannot be understood"),
         ('{"cluster": 5}', "cannot be understood"),
-        (json.dumps({"cluster": {"worker": WORKERS, "ps": ["d:4"]}, "task": {"type": "worker", "index": 0}}), "job ps"),
-        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 3}}), "worker 3, which"),
-        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "evaluator", "index": 0}}), "evaluator 0, which"),
+        ("[" * 5000, "cannot be understood"),
+        ("[]", "cannot be understood"),
+        (json.dumps({"cluster": {"worker": WORKERS}}), "cannot be understood"),
+        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker"}}), "cannot be understood"),
+        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": ["worker"], "index": 0}}), "type is no text"),
+        (json.dumps({"cluster": {"worker": {"0": "a:1"}}, "task": {"type": "worker", "index": 0}}), "no list of texts"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": Infinity}}', "index is 'inf', not a"),
+        (json.dumps({"cluster": {"worker": ["a:1", 5]}, "task": {"type": "worker", "index": 0}}), "no list of texts"),
+        (json.dumps({"cluster": {"worker": ["a:1,b:2"]}, "task": {"type": "worker", "index": 0}}), "'a:1,b:2' is not"),
+        (json.dumps({"cluster": {"worker": ["a:99999"]}, "task": {"type": "worker", "index": 0}}), "'a:99999' is not"),
+        (json.dumps({"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}), "twice"),
+        (
+            json.dumps({"cluster": {"worker": WORKERS, "ps": ["d:4"]}, "task": {"type": "worker", "index": 0}}),
+            "job 'ps'",
+        ),
+        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 3}}), "'worker' 3, which"),
+        (
+            json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "evaluator", "index": 0}}),
+            "'evaluator' 0, which",
+        ),
     ],
 )
 def test_a_tf_config_that_cannot_be_is_refused(text, reason, monkeypatch):
@@ -58,20 +75,57 @@ def test_a_tf_config_that_cannot_be_is_refused(text, reason, monkeypatch):
         found()
 
 
-def set_slurm(monkeypatch, nodes, task, tasks=4, here=None):
-    values = dict(PROCID=task, STEP_NUM_TASKS=tasks, STEP_NODELIST=nodes, STEP_TASKS_PER_NODE="2(x2)")
+def set_slurm(monkeypatch, here=None, **changes):
+    """Four tasks on two nodes; None for a variable that is not set."""
+    for name in ("SLURMD_NODENAME", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    values = dict(PROCID=0, STEP_NUM_TASKS=4, STEP_NODELIST="n[1-2]", STEP_TASKS_PER_NODE="2(x2)") | changes
     for name, value in values.items():
-        monkeypatch.setenv(f"SLURM_{name}", str(value))
+        if value is not None:
+            monkeypatch.setenv(f"SLURM_{name}", str(value))
     if here:
         monkeypatch.setenv("SLURMD_NODENAME", here)
 
 
-def test_slurms_tasks_are_workers(monkeypatch):
-    set_slurm(monkeypatch, "n[1-2]", 3, here="n2")
-    assert found() == (["n1:8888", "n1:8889", "n2:8888", "n2:8889"], 3)
+@pytest.mark.parametrize(
+    ("nodes", "tasks_per_node", "index", "here", "hosts"),
+    [
+        ("n[1-2]", "2(x2)", 3, "n2", ["n1:8888", "n1:8889", "n2:8888", "n2:8889"]),
+        ("n[9-10]", "2,2", 0, "n9", ["n9:8888", "n9:8889", "n10:8888", "n10:8889"]),
+        ("a[08,10-11],b-c.d", "1(x4)", 3, "b-c.d", ["a08:8888", "a10:8888", "a11:8888", "b-c.d:8888"]),
+        ("m,n", "1,3", 1, None, ["m:8888", "n:8888", "n:8889", "n:8890"]),
+    ],
+)
+def test_slurms_tasks_are_workers_node_after_node(nodes, tasks_per_node, index, here, hosts, monkeypatch):
+    set_slurm(monkeypatch, here, PROCID=index, STEP_NODELIST=nodes, STEP_TASKS_PER_NODE=tasks_per_node)
+    assert found() == (hosts, index)
 
 
-def test_slurm_nodes_in_another_order_are_refused(monkeypatch):
-    set_slurm(monkeypatch, "n[9-10]", 0, here="n9")
-    with pytest.raises(errors.ConfigError, match="Slurm runs task 0 on n9, but .* n10:8888.*--worker_hosts"):
+def test_slurm_tasks_that_are_laid_out_otherwise_are_refused(monkeypatch):
+    set_slurm(monkeypatch, "n2", PROCID=1)
+    with pytest.raises(errors.ConfigError, match="Slurm runs task 1 on 'n2', but .* on n1.*--worker_hosts"):
         found()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (dict(STEP_NUM_TASKS="x"), "SLURM_STEP_NUM_TASKS is 'x'"),
+        (dict(STEP_NUM_TASKS="5"), "5 tasks"),
+        (dict(PROCID=None), "SLURM_PROCID is not set"),
+        (dict(PROCID="-1"), "SLURM_PROCID is '-1'"),
+        (dict(PROCID="4"), "of which this is number 4"),
+        (dict(STEP_NODELIST="n[1-"), r"n\[1-"),
+        (dict(STEP_NODELIST="n[2-1]"), "none or too many"),
+        (dict(STEP_NODELIST="n[1-999999999]"), "none or too many"),
+        (dict(STEP_NODELIST="n[1-3]"), "'n3'"),
+        (dict(STEP_NODELIST=""), "SLURM_STEP_NODELIST is ''"),
+        (dict(STEP_TASKS_PER_NODE="2(x"), "SLURM_STEP_TASKS_PER_NODE"),
+        (dict(STEP_TASKS_PER_NODE=None), "SLURM_STEP_TASKS_PER_NODE"),
+    ],
+)  # fmt: skip
+def test_slurm_variables_that_cannot_be_are_one_line(changes, reason, monkeypatch):
+    set_slurm(monkeypatch, **changes)
+    with pytest.raises(errors.ConfigError, match=f"Slurm's variables cannot be understood: .*{reason}") as raised:
+        found()
+    assert "\n" not in str(raised.value)

@@ -45,6 +45,11 @@ DAMAGES = {
     "half a header": (lambda data: data[:9], "ends within its header"),
     "too short": (lambda data: data[:-3], "says 6 x 5 x 4 values of 1 bytes, but 117 of 120 bytes follow|can hold"),
     "too long": (lambda data: data + b"x", "but more than 120 bytes follow"),
+    "65 dimensions": (lambda data: b"\0\0\x08\x41" + b"\0\0\0\1" * 65 + b"x", "says 1 x 1 .* which no array can have"),
+    "no values in too many rows": (
+        lambda data: b"\0\0\x08\x04" + b"\0" * 4 + b"\xff" * 12,
+        "says 0 x 4294967295 x .* which no array can have",
+    ),
     "lying": (lambda data: data[:4] + b"\xff" * 12 + data[16:], "says 4294967295 x 4294967295 .* than the file can"),
 }
 

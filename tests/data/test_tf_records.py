@@ -1,6 +1,7 @@
 """TFRecord files by index: what was written is what is fetched, and damage is named by file and offset."""
 
 import dataclasses
+import os
 
 import element_workloads
 import jobs
@@ -93,6 +94,18 @@ def flip(path, offset):
     path.write_bytes(content)
 
 
+def claim(path, offset, length):
+    """Gives a record a length and that length's checksum: a remainder of polynomials, as RFC 3720, 12.1 defines it."""
+    data = length.to_bytes(8, "little")
+    rest = int("".join(f"{byte:08b}"[::-1] for byte in data), 2) << 32 ^ 0xFFFFFFFF << 64
+    for bit in range(95, 31, -1):
+        rest ^= (rest >> bit & 1) * (0x11EDC6F41 << bit - 32)
+    crc = int(f"{rest ^ 0xFFFFFFFF:032b}"[::-1], 2)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
+    content = path.read_bytes()
+    path.write_bytes(content[:offset] + data + masked.to_bytes(4, "little") + content[offset + 12 :])
+
+
 RECORD = 52 + 16  # bytes of one of these records, with what surrounds its content
 
 DAMAGES = {
@@ -100,6 +113,9 @@ DAMAGES = {
     "a bit of the length": (lambda path: flip(path, 3 * RECORD), 3 * RECORD, "is damaged: a checksum is wrong"),
     "a bit of a checksum": (lambda path: flip(path, 4 * RECORD - 1), 3 * RECORD, "is damaged: a checksum is wrong"),
     "a lost end": (lambda path: path.write_bytes(path.read_bytes()[: 9 * RECORD + 30]), 9 * RECORD, "is cut off"),
+    "a length of 2**40": (lambda path: claim(path, 3 * RECORD, 2**40), 3 * RECORD, "is cut off"),
+    "a length of 2**62": (lambda path: claim(path, 3 * RECORD, 2**62), 3 * RECORD, "is cut off"),
+    "a length of 2**64 - 9": (lambda path: claim(path, 0, 2**64 - 9), 0, "is cut off"),
     "another format": (lambda path: path.write_bytes(b"1,2,3\n" * 99), 0, "is damaged: a checksum is wrong"),
 }
 
@@ -114,6 +130,12 @@ def test_a_damaged_record_is_named_by_file_and_offset(damage, offset, what, fold
     assert (error.value.path, error.value.offset) == (str(path), offset)
     assert str(error.value).startswith(f"{path}: the record at byte offset {offset} {what}. ")
     assert isinstance(error.value, errors.DataError)
+
+
+def test_a_length_that_is_claimed_is_as_tensorflow_writes_it(folder):
+    before = (folder / "train-0.tfrecord").read_bytes()
+    claim(folder / "train-0.tfrecord", 3 * RECORD, RECORD - 16)
+    assert (folder / "train-0.tfrecord").read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
@@ -133,11 +155,13 @@ def test_a_compressed_file_is_told_from_a_damaged_one(kind, tmp_path):
         ([], "toy: no files are named"),
         ("empty", "toy: .*empty hold no records"),
         ("folder", "folder: cannot be read: "),
+        ("pipe", "pipe: cannot be read: it is no file of bytes on a disk"),
     ],
 )
 def test_files_that_are_none_are_one_line(patterns, text, tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     patterns = [tmp_path / p for p in patterns] if isinstance(patterns, list) else tmp_path / patterns
     with pytest.raises(errors.DataError, match=text) as error:
         tf_records.examples("toy", patterns, parse)

@@ -43,6 +43,14 @@ def test_factor_one_never_decays(count):
     assert rates([count], initial=0.1, factor=1.0, epochs_per_decay=1.0, num_examples=10) == [0.1]
 
 
+@pytest.mark.parametrize("epochs", [1e38, 1e308])
+def test_a_stair_that_no_training_comes_to_never_ends(epochs):
+    assert rates([0, 10**15], initial=0.1, factor=0.5, epochs_per_decay=epochs, num_examples=50_000) == [0.1, 0.1]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        seen = tf.constant(10**15, tf.int64)
+        assert session.run(schedule.piecewise_decay(0.1, 0.5, [int(min(epochs, 2**62))], 50_000, seen)) == 0.1
+
+
 def test_it_is_tensorflows_staircase():
     """tf.compat.v1.train.exponential_decay, with the examples seen for the step."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

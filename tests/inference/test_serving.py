@@ -211,6 +211,13 @@ def test_export_writes_into_the_train_dir_and_never_over_a_folder(command, run, 
     assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, predict, files, classify)\n"
 
 
+@pytest.mark.parametrize("name", ["\udcff", "x" * 300], ids=["no text", "too long"])
+def test_a_folder_that_cannot_be_is_one_line(name, toy_run, tmp_path):
+    with pytest.raises(tower_train.UserError, match="cannot be written .*--export_dir"):
+        saved_model.export(ExportOptions(train_dir=str(toy_run)), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_export_that_fails_leaves_nothing_in_the_way(toy_run, tmp_path, monkeypatch):
     def full(builder):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

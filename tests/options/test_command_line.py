@@ -77,7 +77,10 @@ def test_a_mistake_is_one_line_on_stderr_and_status_2(without_tensorflow):
     done = without_tensorflow("tower_train", "--batch_size=0")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "tower_train: error: --batch_size=0: it must be a whole number at least 1.\n"
+    assert (
+        done.stderr
+        == "tower_train: error: --batch_size=0: it must be a whole number at least 1 and at most 16777216.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_a_word_that_is_no_option_is_named(words):
 
 def test_an_option_without_its_value_is_named():
     assert "--batch_size" in refusal("--batch_size")
-    assert refusal("--batch_size=") == "--batch_size=: it must be a whole number at least 1."
+    assert refusal("--batch_size=") == "--batch_size=: it must be a whole number at least 1 and at most 16777216."
 
 
 def test_bad_values_are_refused_with_what_is_allowed():

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import threading
 
 import jobs
@@ -120,3 +121,23 @@ def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
     thread.start()
     thread.join()
     assert results[0].step == 5
+
+
+def test_a_save_that_is_asked_for_while_a_process_starts_itself_again_does_no_harm():
+    source = (
+        "import os, signal, sys\n"
+        "from tower_train.options import command_line\n"
+        "if 'again' not in os.environ:\n"
+        "    os.environ['again'] = '1'\n"
+        "    command_line.start_again()\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"  # as early as can be
+        "from tower_train.run import signals\n"
+        "with signals.survived(signals.SAVING):\n"
+        "    print('alive')\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    print('still')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=jobs.environment(), capture_output=True, text=True, timeout=jobs.WAIT_SECS
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\nstill\n"), done.stderr

@@ -158,6 +158,18 @@ def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path):
     assert [event.step for event in curves.Histograms("hidden/weights")] == list(range(10, 81, 10))
 
 
+def test_a_clock_that_is_set_back_between_two_starts_costs_no_point(toy_run, tmp_path, monkeypatch):
+    shutil.copytree(toy_run, tmp_path / "run")
+    now, now_ns = time.time, time.time_ns
+    for hours, max_steps in ((-1, 60), (2, 80), (-300_000, 100)):  # the last to a time that has fewer digits
+        monkeypatch.setattr(time, "time", lambda hours=hours: now() + 3600 * hours)
+        monkeypatch.setattr(time, "time_ns", lambda hours=hours: now_ns() + 3600 * 10**9 * hours)
+        jobs.train_toy(tmp_path / "run", max_steps=max_steps, summary_every_steps=10)
+    curves = jobs.events(tmp_path / "run")
+    assert [event.step for event in curves.Scalars("total_loss")] == list(range(10, 101, 10))
+    assert [event.step for event in curves.Scalars("examples_per_sec")] == list(range(5, 101, 5))
+
+
 def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):
     for step in range(5):
         writer = events.EventWriter(tmp_path)

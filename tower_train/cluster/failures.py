@@ -8,6 +8,7 @@ from tower_train.cluster.status_board import WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
 from tower_train.console import say
 
+_AGREED = (WorkerState.TRAINING, WorkerState.DONE)
 _REMIND_SECS = 30.0  # between lines about a worker that has not started
 _RESTART = (
     "The same command on every machine, or the return of the missing one with --wait_for_workers, goes on from the "
@@ -26,7 +27,7 @@ class FailureDetector:
       task: this process's.
       worker_timeout_secs: after how long without a heartbeat a worker that had started is missing.
       start_timeout_secs: after how long a worker that has not started is missing.
-      waits_for_start: wait without a limit for workers that have not started.
+      waits_for_start: until all have agreed, wait without a limit for workers that are not there.
       clock: seconds since some moment.
 
     Attributes:
@@ -41,30 +42,36 @@ class FailureDetector:
     ):  # fmt: skip
         self._task, self._clock, self.worker_timeout_secs = task, clock, worker_timeout_secs
         self._start_timeout, self._waits_for_start = start_timeout_secs, waits_for_start
-        self.statuses = [WorkerStatus()] * len(task.hosts)
+        self.statuses = (WorkerStatus(),) * len(task.hosts)
         self._last_heartbeats = [clock()] * len(task.hosts)
         self._last_reminder = clock()
-        self._restarted: set[int] = set()
         self.next_step = f"The step under way is not saved. {_WAITING if waits_for_start else _RESTART}"
 
-    def note(self, statuses: Sequence[WorkerStatus], state: WorkerState) -> None:
-        """Takes notice of the statuses read from the board while this worker was in a state."""
-        for i, status in enumerate(statuses):
-            before = self.statuses[i]
-            if status.heartbeat != before.heartbeat:
-                self._last_heartbeats[i] = self._clock()
-            is_another_start = before.start_id not in ("", status.start_id)
-            if is_another_start and state in (WorkerState.READY, WorkerState.TRAINING):
-                self._restarted.add(i)
-            self.statuses[i] = status
+    def note(self, statuses: Sequence[WorkerStatus], mine: WorkerStatus) -> None:
+        """Takes notice of the statuses read from the board, and of this worker's own.
 
-    def find(self, status: WorkerStatus) -> errors.WorkerError | None:
+        In the chief, one that is about another start of the chief counts as that of a worker that has not started.
+        """
+        if self._task.is_chief:
+            statuses = [status if status.chief == mine.start_id else WorkerStatus() for status in statuses]
+        for i, (status, before) in enumerate(zip(statuses, self.statuses, strict=False)):
+            if (status.start_id, status.heartbeat) != (before.start_id, before.heartbeat):
+                self._last_heartbeats[i] = self._clock()
+        self.statuses = (*statuses, *self.statuses[len(statuses) :])
+
+    def find(self, mine: WorkerStatus) -> errors.WorkerError | None:
         """The failure that ends this worker, whose status is given; None while all is well."""
         if self._task.is_chief:
-            others = range(1, len(self.statuses)) if status.state not in (WorkerState.DONE, WorkerState.OVER) else []
+            others = range(1, len(self.statuses)) if mine.state not in (WorkerState.DONE, WorkerState.OVER) else []
         else:
             others = [0] if self.statuses[0].state is not WorkerState.OVER else []
-        return next(filter(None, (self._failure_of(i, status.step) for i in others)), None)
+        return next(filter(None, (self._failure_of(i, mine) for i in others)), None)
+
+    def is_gone(self, worker: int, mine: WorkerStatus) -> bool:
+        """Whether nothing more is to be expected of the start of a worker that this worker, the chief, trained with."""
+        status = self.statuses[worker]
+        is_failed = status.state is WorkerState.FAILED
+        return is_failed or status.start_id != mine.members[worker] or self.is_silent(worker)
 
     def is_silent(self, worker: int) -> bool:
         """Whether a worker has given no sign of life for worker_timeout_secs."""
@@ -73,23 +80,28 @@ class FailureDetector:
     def _silent_secs(self, worker: int) -> float:
         return self._clock() - self._last_heartbeats[worker]
 
-    def _failure_of(self, worker: int, step: int) -> errors.WorkerError | None:
-        status, name, silent_secs = self.statuses[worker], self._task.name(worker), self._silent_secs(worker)
+    def _failure_of(self, worker: int, mine: WorkerStatus) -> errors.WorkerError | None:
+        status, name, has_agreed = self.statuses[worker], self._task.name(worker), mine.state in _AGREED
+        # Nothing is lost before the first step: who is missing may come back.
+        may_come_back = self._waits_for_start and not has_agreed
+        if has_agreed and status.start_id != (mine.members[worker] if mine.members else mine.chief):
+            return _error(f"{name} was started again at step {mine.step}. {self.next_step}")
         if status.state is WorkerState.FAILED:
+            if may_come_back and status.exit_status == errors.WorkerError.exit_status:
+                return None
             is_named = worker == 0 or name in status.failure
             return _error(status.failure if is_named else f"{name}: {status.failure}", status.exit_status)
-        if worker in self._restarted:
-            return _error(f"{name} was started again at step {step}. {self.next_step}")
-        if not status.start_id:
-            return self._failure_to_start(name, silent_secs)
+        if not status.start_id or (may_come_back and self.is_silent(worker)):
+            return self._failure_to_start(worker)
         if self.is_silent(worker):
             return _error(
-                f"{name} is missing: no sign of life for {silent_secs:.0f} s, last seen at step {status.step}. "
-                f"{self.next_step}"
+                f"{name} is missing: no sign of life for {self._silent_secs(worker):.0f} s, last seen at step "
+                f"{status.step}. {self.next_step}"
             )
         return None
 
-    def _failure_to_start(self, name: str, secs: float) -> errors.WorkerError | None:
+    def _failure_to_start(self, worker: int) -> errors.WorkerError | None:
+        name, secs = self._task.name(worker), self._silent_secs(worker)
         if secs > self._start_timeout and not self._waits_for_start:
             return _error(f"{name} has not started for {secs:.0f} s. {self.next_step}")
         if self._clock() - self._last_reminder > _REMIND_SECS:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -25,26 +25,33 @@ from tower_train.console import notice
 from tower_train.graph.devices import Devices
 
 v1 = tf.compat.v1
+LeaveAtOnce = Callable[[errors.WorkerError], None]
 
 _GRACE_SECS = 5  # for the step under way to end once its session is closed
 _WAITING_SECS = 0.1  # between exchanges while nothing is trained
 # What TensorFlow may raise in a step that another worker does not take part in.
+_LOST_CONNECTION = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
 _LOST_WORKER = (
-    tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError,
-    tf.errors.InternalError, tf.errors.FailedPreconditionError,
+    *_LOST_CONNECTION, tf.errors.CancelledError, tf.errors.InternalError, tf.errors.FailedPreconditionError
 )  # fmt: skip
 
 
 class Membership(SingleProcess):
     """The membership of one worker among several. Use as a context manager around a start of a run, and as a hook.
 
+    Args:
+      task, devices: as for `join`.
+      detector: decides who is missing.
+      leave_at_once: as for `join`.
+
     Raises:
       RunError: the server cannot be started.
     """
 
-    def __init__(self, task: Task, devices: Devices, detector: FailureDetector):
+    def __init__(self, task: Task, devices: Devices, detector: FailureDetector, leave_at_once: LeaveAtOnce):
         super().__init__(task, _among_workers(devices, task))
         self._detector, self._interval = detector, min(1.0, detector.worker_timeout_secs / 10)
+        self._leave_at_once = leave_at_once
         self._lock, self._status = threading.Lock(), WorkerStatus(start_id=uuid.uuid4().hex)
         self._failure, self._session = None, None
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
@@ -78,21 +85,34 @@ class Membership(SingleProcess):
     def agree(self, about, first_step, last_step):
         if self.task.is_chief:
             self._tell(about=about(), steps=(first_step, last_step), step=first_step)
-            while not all(status.state is WorkerState.READY for status in self._detector.statuses[1:]):
-                self._pause()
+            self._tell(state=WorkerState.TRAINING, members=self._await_others())
         else:
-            while self._chief.about is None:
-                self._pause()
-            self._compare(json.loads(json.dumps(about())))
-            first_step, last_step = self._chief.steps
-            self._tell(state=WorkerState.READY)
-            while self._chief.state is not WorkerState.TRAINING:
-                self._pause()
-        self._tell(state=WorkerState.TRAINING, step=first_step)
+            first_step, last_step = self._await_chief(json.loads(json.dumps(about())))
+            self._tell(state=WorkerState.TRAINING, step=first_step)
         return first_step, last_step
 
-    def _compare(self, about: dict) -> None:
-        chiefs = self._chief.about
+    def _await_others(self) -> tuple[str, ...]:
+        """Waits, in the chief, until all others are ready; returns the start_ids of all workers."""
+        others = range(1, len(self.task.hosts))
+        while True:
+            statuses = self._detector.statuses
+            if all(statuses[i].state is WorkerState.READY and not self._detector.is_silent(i) for i in others):
+                return self._status.start_id, *(statuses[i].start_id for i in others)
+            self._pause()
+
+    def _await_chief(self, about: dict) -> tuple[int, int]:
+        """Waits for a start of the chief that trains with this start of this worker; returns its steps."""
+        compared = None
+        while self._status.start_id not in (chief := self._chief).members:
+            if chief.about is not None and chief.start_id != compared:
+                compared = chief.start_id
+                self._note(state=WorkerState.STARTING, chief=compared)
+                self._compare(about, chief.about)
+                self._tell(state=WorkerState.READY)
+            self._pause()
+        return chief.steps
+
+    def _compare(self, about: dict, chiefs: dict) -> None:
         differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
                      for name in sorted({*chiefs, *about}) if chiefs.get(name) != about.get(name)]  # fmt: skip
         if differing:
@@ -106,13 +126,28 @@ class Membership(SingleProcess):
         try:
             yield
         except (RuntimeError, *_LOST_WORKER) as error:  # RuntimeError: the session was closed because of a failure
-            deadline = time.monotonic() + self._detector.worker_timeout_secs + 5 * self._interval
-            while isinstance(error, _LOST_WORKER) and not self._failure and time.monotonic() < deadline:
-                time.sleep(self._interval / 5)
+            if isinstance(error, _LOST_WORKER):
+                self._explain(error)
             self._freed.set()
             if self._failure:
                 raise self._failure from error
             raise
+
+    def _explain(self, error: tf.errors.OpError) -> None:
+        """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
+        # Of groups that stand for an earlier start of a worker. Nobody else may notice.
+        is_stale = "incarnation" in error.message
+        pause_secs = self._interval / 5
+        # Counts pauses, not seconds: a process that was stopped must look once more before it gives up.
+        for _ in range(0 if is_stale else round(self._detector.worker_timeout_secs / pause_secs) + 25):
+            if self._failure:
+                return
+            time.sleep(pause_secs)
+        if is_stale or isinstance(error, _LOST_CONNECTION):
+            self._fail(errors.WorkerError(
+                f"The connection to another worker was lost at step {self._status.step} "
+                f"({error.message.splitlines()[0]}). {self._detector.next_step}"
+            ))  # fmt: skip
 
     def leave(self, stopped_by):
         self._tell(state=WorkerState.DONE, stopped_by=stopped_by)
@@ -133,7 +168,7 @@ class Membership(SingleProcess):
     def _wait_for_others(self, *states: WorkerState) -> None:
         """Returns, in the chief, when all others are in one of these states, have failed, or are missing."""
         while any(
-            status.state not in (*states, WorkerState.FAILED) and not self._detector.is_silent(i)
+            status.state not in states and not self._detector.is_gone(i, self._status)
             for i, status in enumerate(self._detector.statuses[1:], start=1)
         ):
             time.sleep(_WAITING_SECS)
@@ -174,15 +209,22 @@ class Membership(SingleProcess):
                     f"The watch over the workers has failed: {error!r}. {self._detector.next_step}"
                 )
             if failure and not self._failure:
-                self._tell(state=WorkerState.FAILED, failure=str(failure), exit_status=failure.exit_status)
-                self._failure = failure
+                self._fail(failure)
                 self._release()
 
+    def _fail(self, failure: errors.WorkerError) -> None:
+        self._tell(state=WorkerState.FAILED, failure=str(failure), exit_status=failure.exit_status)
+        self._failure = failure
+
     def _exchange(self) -> None:
-        self._note(heartbeat=self._status.heartbeat + 1)
-        status = self._status
+        with self._lock:
+            chief = self._status.chief
+            if self._status.state is WorkerState.STARTING:
+                chief = self._status.start_id if self.task.is_chief else self._chief.start_id
+            status = dataclasses.replace(self._status, heartbeat=self._status.heartbeat + 1, chief=chief)
+            self._status = status
         with contextlib.suppress(tf.errors.OpError):
-            self._detector.note(self._board.exchange(status), status.state)
+            self._detector.note(self._board.exchange(status), status)
 
     def _release(self) -> None:
         """Frees a step that waits for a missing worker; ends the process if that does not help."""
@@ -192,16 +234,26 @@ class Membership(SingleProcess):
         if self._session:
             threading.Thread(target=self._session.close, daemon=True).start()
         if not self._freed.wait(_GRACE_SECS):
-            notice(f"error: {self._failure}")
-            os._exit(self._failure.exit_status)
+            self._leave_at_once(self._failure)
+
+
+def exit_at_once(error: errors.WorkerError) -> None:
+    """Ends the process."""
+    notice(f"error: {error}")
+    os._exit(error.exit_status)
 
 
 def join(
-    task: Task, devices: Devices, worker_timeout_secs: float, start_timeout_secs: float, waits_for_start: bool
-) -> SingleProcess:
+    task: Task, devices: Devices, worker_timeout_secs: float, start_timeout_secs: float, waits_for_start: bool,
+    leave_at_once: LeaveAtOnce = exit_at_once,
+) -> SingleProcess:  # fmt: skip
     """Makes this process a member of its cluster; for several workers, starts its server.
 
-    `devices` are those of a process by itself; the other arguments are FailureDetector's.
+    Args:
+      task: this process's.
+      devices: those of a process by itself.
+      worker_timeout_secs, start_timeout_secs, waits_for_start: as for FailureDetector.
+      leave_at_once: ends the process where its step waits for a missing worker and cannot be ended.
 
     Raises:
       RunError: the server cannot be started.
@@ -209,7 +261,7 @@ def join(
     if task.is_alone:
         return SingleProcess(task, devices)
     detector = FailureDetector(task, worker_timeout_secs, start_timeout_secs, waits_for_start)
-    return Membership(task, devices, detector)
+    return Membership(task, devices, detector, leave_at_once)
 
 
 def _start_server(task: Task, config: v1.ConfigProto) -> tf.distribute.Server:

@@ -26,6 +26,8 @@ class WorkerStatus:
 
     Attributes:
       start_id: tells one start of the worker from another; empty until it has written its row.
+      chief: the start_id of the chief that it trains with, or means to.
+      members: over workers, the start_ids that the chief trains with; empty until all have agreed.
       heartbeat: counts how often it has.
       state: how far it is.
       step: the last step done.
@@ -37,6 +39,8 @@ class WorkerStatus:
     """
 
     start_id: str = ""
+    chief: str = ""
+    members: tuple[str, ...] = ()
     heartbeat: int = 0
     state: WorkerState = WorkerState.STARTING
     step: int = 0

@@ -1,12 +1,16 @@
 """This process's task among several that train together: from the command line, TF_CONFIG or Slurm."""
 
 import dataclasses
+import json
 import os
-
-import tensorflow as tf
+import re
 
 from tower_train import errors
+from tower_train.options import rules
 
+_SLURM_PORT = 8888  # of a node's first task, as TensorFlow's SlurmClusterResolver has it
+_MOST_NODES, _MOST_SHOWN = 10_000, 200
+_RANGE, _RANGE_ENDS = r"[0-9]{1,9}(?:-[0-9]{1,9})?", r"([0-9]+)(?:-([0-9]+))?"
 _JOBS = ("chief", "master", "worker")  # of TF_CONFIG, in the order in which their tasks are counted
 
 
@@ -38,6 +42,8 @@ class Task:
 def find_task(worker_hosts: str | None, task_index: int | None) -> Task:
     """Finds this process's task: --worker_hosts, else TF_CONFIG, else Slurm's variables, else a process by itself.
 
+    Slurm's tasks are taken to be laid out in blocks: as many as a node has, node after node.
+
     Args:
       worker_hosts: host:port of all workers, joined by commas.
       task_index: this process's index among them.
@@ -51,39 +57,103 @@ def find_task(worker_hosts: str | None, task_index: int | None) -> Task:
 
 
 def _from_tf_config() -> Task | None:
+    text = os.environ.get("TF_CONFIG", "")
     try:
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        jobs, task, index = resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id
-    except (ValueError, TypeError, AttributeError) as error:  # of bad JSON, or of JSON of another form
+        jobs, task, index = _read_tf_config(text)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:  # bad JSON, or of another form
         raise errors.ConfigError(
-            f"TF_CONFIG={os.environ.get('TF_CONFIG')!r} cannot be understood ({error}). It must be as in "
-            '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
+            f"TF_CONFIG={_shown(text)} cannot be understood ({type(error).__name__}: {_shown(str(error))}). It must be "
+            'as in {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
         ) from None
     if not jobs:
         return None
     if others := sorted(set(jobs) - set(_JOBS)):
         raise errors.ConfigError(
-            f"TF_CONFIG has the job {others[0]}, for which there is no use here. Use chief and worker only."
+            f"TF_CONFIG has the job {_shown(others[0])}, for which there is no use here. Use chief and worker only."
         )
     hosts = tuple(host for job in _JOBS for host in jobs.get(job, []))
-    if task not in jobs or index is None or not 0 <= index < len(jobs[task]):
-        raise errors.ConfigError(f"TF_CONFIG says that this is {task} {index}, which its cluster {jobs} has not.")
+    rules.check_hosts(hosts, f"TF_CONFIG={_shown(text)}")
+    if not 0 <= index < len(jobs.get(task, [])):
+        raise errors.ConfigError(
+            f"TF_CONFIG says that this is {_shown(task)} {index}, which its cluster {_shown(str(jobs))} has not."
+        )
     return Task(hosts, sum(len(jobs.get(job, [])) for job in _JOBS[: _JOBS.index(task)]) + index)
 
 
+def _read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
+    """Returns (hosts by job, this process's job, its index in that); an error of almost any kind if it is malformed."""
+    content = json.loads(text or "{}")
+    jobs = content.get("cluster", {})
+    if not jobs:
+        return {}, "", 0
+    for job, hosts in jobs.items():
+        if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+            raise TypeError(f"the hosts of {job} are no list of texts")
+    task = content["task"]
+    if not isinstance(task["type"], str):
+        raise TypeError("the task's type is no text")
+    return jobs, task["type"], _number("the task's index", str(task["index"]))
+
+
 def _from_slurm() -> Task | None:
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
-    if tasks == 1 or "SLURM_STEP_NODELIST" not in os.environ:
+    found = os.environ.get
+    tasks_text, nodes_text = found("SLURM_STEP_NUM_TASKS", "1"), found("SLURM_STEP_NODELIST")
+    if tasks_text == "1" or nodes_text is None:
         return None
-    # It looks for GPUs only to share them out among tasks; which a task gets is Slurm's or the user's to say.
-    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-        gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
-    )
-    hosts, (_, index) = resolver.cluster_spec().as_dict()["worker"], resolver.get_task_info()
-    here = os.environ.get("SLURMD_NODENAME", hosts[index].partition(":")[0])
-    if hosts[index].partition(":")[0] != here:
+    try:
+        tasks = _number("SLURM_STEP_NUM_TASKS", tasks_text)
+        index = _number("SLURM_PROCID", found("SLURM_PROCID"))
+        counts = _tasks_per_node(found("SLURM_STEP_TASKS_PER_NODE"))
+        nodes = _nodes(nodes_text)
+        if len(nodes) != len(counts) or sum(counts) != tasks or index >= tasks:
+            raise ValueError(f"{tasks} tasks, of which this is number {index}, are not {counts[:9]} on {nodes[:9]}")
+    except ValueError as error:
         raise errors.ConfigError(
-            f"Slurm runs task {index} on {here}, but TensorFlow takes it to be on {hosts[index]}, as it sorts nodes by "
-            "name. Give --worker_hosts and --task_index=$SLURM_PROCID."
+            f"Slurm's variables cannot be understood: {_shown(str(error))}. Give --worker_hosts and --task_index."
+        ) from None
+    places = [(node, _SLURM_PORT + i) for node, count in zip(nodes, counts, strict=True) for i in range(count)]
+    here = found("SLURMD_NODENAME", places[index][0])
+    if places[index][0] != here:
+        raise errors.ConfigError(
+            f"Slurm runs task {index} on {_shown(here)}, but in the order of its nodes that would be on "
+            f"{places[index][0]}. Use srun --distribution=block, or give --worker_hosts and --task_index=$SLURM_PROCID."
         )
-    return Task(tuple(hosts), index)
+    return Task(tuple(f"{node}:{port}" for node, port in places), index)
+
+
+def _number(name: str, text: str | None) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text or ""):
+        raise ValueError(f"{name} is {text!r}, not a number" if text else f"{name} is not set")
+    return int(text)
+
+
+def _tasks_per_node(text: str | None) -> list[int]:
+    """[2, 2, 1] for 2(x2),1."""
+    counts: list[int] = []
+    for part in (text or "").split(","):
+        found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part)
+        if not found:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, not as in 2(x2),1")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _nodes(text: str) -> list[str]:
+    """["n1", "n2", "m"] for n[1-2],m."""
+    nodes: list[str] = []
+    for part in re.split(r",(?![^\[]*\])", text):
+        found = re.fullmatch(rf"([\w.-]+)(?:\[({_RANGE}(?:,{_RANGE})*)\])?", part, re.ASCII)
+        if not found:
+            raise ValueError(f"SLURM_STEP_NODELIST is {text!r}, not as in n[1-2],m")
+        prefix, ranges = found.groups()
+        nodes += [] if ranges else [prefix]
+        for first, last in ((first, last or first) for first, last in re.findall(_RANGE_ENDS, ranges or "")):
+            if not 0 <= int(last) - int(first) < _MOST_NODES:
+                raise ValueError(f"SLURM_STEP_NODELIST is {text!r}, of which {first}-{last} are none or too many")
+            nodes += [f"{prefix}{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return nodes
+
+
+def _shown(text: str) -> str:
+    """A text from the environment, in messages."""
+    return ascii(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")

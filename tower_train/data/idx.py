@@ -112,5 +112,8 @@ def _parse(path, content, most_bytes: int) -> np.ndarray:
     if len(values) != expected:
         held = f"more than {expected}" if len(values) > expected else f"{len(values)} of {expected}"
         raise errors.DataError(f"{path}: {described}, but {held} bytes follow. Replace it with a whole copy.")
-    array = np.frombuffer(values, dtype).reshape(shape)
+    try:
+        array = np.frombuffer(values, dtype).reshape(shape)
+    except ValueError:
+        raise errors.DataError(f"{path}: {described}, which no array can have. Replace it with a whole copy.") from None
     return array.astype(dtype.newbyteorder("="), copy=False)

@@ -9,9 +9,13 @@ computes fast.
 
 import contextlib
 import dataclasses
+import errno
 import glob
 import hashlib
+import itertools
 import os
+import stat
+import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -23,6 +27,7 @@ from tower_train import errors, host
 from tower_train.examples import Examples
 
 _HEADER, _FOOTER = 12, 4  # bytes around a record's content
+_WRONG, _CUT_OFF = "is damaged: a checksum is wrong", "is cut off"
 _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x01": "ZLIB", b"\x78\x9c": "ZLIB", b"\x78\xda": "ZLIB"}
 
 
@@ -165,21 +170,56 @@ def _scan(path: str) -> tuple[np.ndarray, np.ndarray]:
     lengths: list[int] = []
     checksums: list[int] = []
     try:
-        for content in tf.compat.v1.io.tf_record_iterator(path):
-            lengths.append(len(content))
+        lengths, fault = _layout(path)
+        for content in itertools.islice(tf.compat.v1.io.tf_record_iterator(path), len(lengths)):
             checksums.append(zlib.crc32(content))
-    except tf.errors.DataLossError as error:
-        offset = sum(lengths) + len(lengths) * (_HEADER + _FOOTER)
+    except tf.errors.DataLossError:
+        fault = _WRONG
+    except (tf.errors.OpError, OSError) as error:
+        reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
+        raise errors.DataError(f"{path}: cannot be read: {reason}.") from None
+    if fault:
+        offset = sum(lengths[: len(checksums)]) + len(checksums) * (_HEADER + _FOOTER)
         if not offset and (kind := _compression(path)):
             raise errors.DataError(
                 f"{path}: is compressed ({kind}), so its records cannot be fetched by index. Decompress it, or give "
                 f"tf.data.TFRecordDataset(paths, {kind!r}) to tower_train.data.tf_data."
-            ) from None
-        what = "is cut off" if "truncated" in str(error) else "is damaged: a checksum is wrong"
-        raise DamagedRecordError(path, offset, what) from None
-    except (tf.errors.OpError, OSError) as error:
-        raise errors.DataError(f"{path}: cannot be read: {getattr(error, 'message', error)}.") from None
+            )
+        raise DamagedRecordError(path, offset, fault)
     return np.array(lengths, np.int64), np.array(checksums, np.uint32)
+
+
+def _layout(path: str) -> tuple[list[int], str]:
+    """The lengths of a file's records, as far as it holds them, and what is wrong with the next, if anything is.
+
+    TensorFlow ends the process where a length is one that no memory can hold.
+    """
+    lengths, offset = [], 0
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no file of bytes on a disk")
+        while (left := status.st_size - offset) > 0:
+            header = os.pread(file.fileno(), _HEADER, offset)
+            if len(header) < _HEADER:
+                return lengths, _CUT_OFF
+            length, checksum = struct.unpack("<QI", header)
+            if length > left - _HEADER - _FOOTER:
+                return lengths, _CUT_OFF if checksum == _masked_crc32c(header[:8]) else _WRONG
+            lengths.append(length)
+            offset += _HEADER + length + _FOOTER
+    return lengths, ""
+
+
+def _masked_crc32c(data: bytes) -> int:
+    """The format's checksum (the same page); for a few bytes, as it goes bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tower_train.graph.context import Learning
 
+_MOST_EXAMPLES = 2**62  # that no training comes to, in 64 bits
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -92,7 +94,7 @@ def exponential_decay(
     initial * factor ** floor(examples_seen / decay_examples), decay_examples = floor(epochs_per_decay * num_examples);
     float64 scalar.
     """
-    decay_examples = max(1, int(epochs_per_decay * num_examples))
+    decay_examples = max(1, int(min(epochs_per_decay * num_examples, _MOST_EXAMPLES)))
     decays = tf.cast(examples_seen // decay_examples, tf.float64)
     return tf.constant(initial, tf.float64) * tf.constant(factor, tf.float64) ** decays
 
@@ -101,7 +103,9 @@ def piecewise_decay(
     initial: float, factor: float, boundaries: Sequence[int], num_examples: int, examples_seen: tf.Tensor
 ) -> tf.Tensor:
     """initial * factor ** (number of boundaries, in epochs, that were reached); else as exponential_decay."""
-    reached = examples_seen >= tf.constant([epoch * num_examples for epoch in boundaries], tf.int64)
+    reached = examples_seen >= tf.constant(
+        [min(epoch * num_examples, _MOST_EXAMPLES) for epoch in boundaries], tf.int64
+    )
     decays = tf.reduce_sum(tf.cast(reached, tf.float64))
     return tf.constant(initial, tf.float64) * tf.constant(factor, tf.float64) ** decays
 

@@ -131,8 +131,6 @@ class Evaluator:
                     f"{self.examples.name}, and {shapes.get(name, 'none of that name')} in training. Let `inference` "
                     "create the same variables for all examples, and also without training."
                 )
-        if self.examples.labels is not None:
-            self.examples.check_labels(self.examples.labels)
         # A session of its own, whose end ends the stream too.
         with v1.Session(graph=self._built.graph, config=self._config) as session:
             length = None if self._built.length is None else int(session.run(self._built.length))

@@ -48,7 +48,7 @@ def export(
                     _publish(temporary, target)
                 finally:
                     shutil.rmtree(temporary, ignore_errors=True)
-        except (OSError, tf.errors.OpError) as error:
+        except (OSError, UnicodeEncodeError, tf.errors.OpError) as error:
             reason = checkpoint.reason(error)
             raise errors.RunError(f"{folder} cannot be written ({reason}). Name another with --export_dir.") from None
     return target, list(found)

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -122,9 +123,13 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
 
 
 def start_again() -> None:
-    """Runs this process's command anew in its place; what it had, ports included, is given back."""
+    """Runs this process's command anew in its place; what it had, ports included, is given back.
+
+    SIGUSR1, which would end a process that has no handler yet, waits until it has one.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

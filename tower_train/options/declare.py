@@ -17,11 +17,28 @@ from tower_train import errors
 
 TOWERS, MACHINES, DATA, TRAINING = "Towers and devices", "Many machines", "Data", "Training"
 RUN, REPORTS = "The run and its files", "Reports"
-_BOUNDS = {"minimum": ("at least", operator.ge), "above": ("above", operator.gt), "below": ("below", operator.lt)}
+_BOUNDS = {
+    "minimum": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "maximum": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+_MOST = 2**63 - 1  # of a whole number: more is none in TensorFlow
 
 
 def option(
-    default, help, group, *, choices=(), minimum=None, above=None, below=None, resume="free", needs=(), instead_of=()
+    default,
+    help,
+    group,
+    *,
+    choices=(),
+    minimum=None,
+    above=None,
+    maximum=None,
+    below=None,
+    resume="free",
+    needs=(),
+    instead_of=(),
 ):
     """One field of an options class. It has more arguments than other functions, since it is a declaration.
 
@@ -30,15 +47,19 @@ def option(
       help: one line for --help, with the unit.
       group: the heading it stands under in --help.
       choices: the allowed values, if they can be listed.
-      minimum, above, below: the bounds of a number: value >= minimum, value > above, value < below.
+      minimum, above, maximum, below: the bounds of a number: value >= minimum, value > above, value <= maximum,
+        value < below. A whole number has at most 64 bits in any case.
       resume: whether a run may go on with another value: 'same' (no, unless --override), 'note' (yes, with a log line)
         or 'free'.
       needs: (name of another option, those of its values with which this one is of use); without values any but a
         false one. E.g. ("optimizer", "momentum", "lars").
       instead_of: (name of another option that says the same, what both say). Only one of them may be given.
     """
-    about = dict(help=help, group=group, choices=choices, minimum=minimum, above=above, below=below, resume=resume)
-    return dataclasses.field(default=default, metadata=about | dict(needs=needs, instead_of=instead_of))
+    about = dict(
+        help=help, group=group, choices=choices, minimum=minimum, above=above, maximum=maximum, below=below,
+        resume=resume, needs=needs, instead_of=instead_of,
+    )  # fmt: skip
+    return dataclasses.field(default=default, metadata=about)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +130,8 @@ def allowed(field: dataclasses.Field) -> str:
 
 def checked(field: dataclasses.Field, value):
     """Returns an option's value in the type that it is kept in; ConfigError if it is of another, or out of bounds."""
-    kind, about = kind_of(field), field.metadata
-    if kind is float and type(value) is int:
+    kind = kind_of(field)
+    if kind is float and type(value) is int and abs(value) < 2**1000:
         value = float(value)
     if kind is tuple and isinstance(value, list):
         value = tuple(value)
@@ -122,7 +143,9 @@ def checked(field: dataclasses.Field, value):
     )
     if not right_kind:
         raise _refusal(field, repr(value))
-    if not parts or not all(_in_bounds(part, about) for part in parts):
+    if any(isinstance(part, int) and abs(part) > _MOST for part in parts):
+        raise errors.ConfigError(f"--{field.name}={as_text(value)[:100]}: it must be {allowed(field)}, in 64 bits.")
+    if not parts or not all(_in_bounds(part, field.metadata) for part in parts):
         raise _refusal(field, as_text(value))
     return value
 
@@ -162,7 +185,7 @@ def _check_relations(options: Options) -> None:
 
 
 def _in_bounds(value, about) -> bool:
-    if isinstance(value, (int, float)) and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return False
     if about["choices"]:
         return value in about["choices"]

@@ -1,6 +1,8 @@
 """Rules between the options of a training that no single option can declare. No TensorFlow here."""
 
 import math
+import re
+from collections.abc import Sequence
 
 from tower_train import errors
 from tower_train.options import Options, as_text
@@ -63,7 +65,14 @@ def _check_workers(config: Options) -> None:
             f"--worker_hosts={config.worker_hosts} and --task_index={config.task_index}: give both, the index from 0 "
             "to the number of hosts less one."
         )
-    if not all(host.rpartition(":")[0] and host.rpartition(":")[2].isdigit() for host in hosts):
-        raise errors.ConfigError(f"--worker_hosts={config.worker_hosts}: each must be host:port.")
+    check_hosts(hosts, f"--worker_hosts={config.worker_hosts}")
+
+
+def check_hosts(hosts: Sequence[str], shown: str) -> None:
+    """Raises ConfigError if one is no host:port, or stands there twice; `shown` is what names them all."""
+    for host in hosts:
+        found = re.fullmatch(r"[\w.:\[\]-]+:([0-9]{1,5})", host, re.ASCII)
+        if not found or not 0 < int(found[1]) < 2**16:
+            raise errors.ConfigError(f"{shown}: each must be host:port, which {host[:100]!a} is not.")
     if len(set(hosts)) != len(hosts):
-        raise errors.ConfigError(f"--worker_hosts={config.worker_hosts} names a worker twice. Name each once.")
+        raise errors.ConfigError(f"{shown} names a worker twice. Name each once.")

@@ -41,6 +41,7 @@ def survived(number: int) -> Iterator[None]:
         yield  # Python delivers signals to the main thread only
         return
     before = signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})  # blocked where the process has started itself again
     try:
         yield
     finally:
@@ -48,13 +49,13 @@ def survived(number: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[Received]:
-    """Within this block SIGINT, SIGTERM and SIGUSR1 are only noted, but for a second SIGINT.
+def noted(received: Received | None = None) -> Iterator[Received]:
+    """Within this block SIGINT, SIGTERM and SIGUSR1 are only noted, in `received` if given, but for a second SIGINT.
 
     That one ends the process at once, also inside a step: Python calls signal handlers only between its own
     instructions, hence a thread that reads the numbers of signals as they come.
     """
-    received = Received()
+    received = received or Received()
     if threading.current_thread() is not threading.main_thread():
         yield received  # Python delivers signals to the main thread only
         return

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.membership import join
+from tower_train.cluster.membership import exit_at_once, join
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import find_task
 from tower_train.config import Config
@@ -45,6 +45,7 @@ def train(
     config: Config,
     session_hooks: Sequence[v1.train.SessionRunHook] = (),
     workload_options: Mapping[str, Any] | None = None,
+    if_stuck: Callable[[errors.WorkerError], None] = lambda _: None,
 ) -> Result:
     """Trains, or goes on training, in config.train_dir.
 
@@ -53,6 +54,8 @@ def train(
       config: everything else.
       session_hooks: further hooks around each step.
       workload_options: values of the workload's own options, by name.
+      if_stuck: called before the process is ended because a worker is missing and the step that waits for it cannot be
+        left.
 
     Raises:
       WorkerError: a worker is missing; with wait_for_workers too, as only `python -m tower_train` starts itself again.
@@ -69,14 +72,34 @@ def train(
     config = dataclasses.replace(config, worker_hosts=hosts, task_index=index)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     timeouts = config.worker_timeout_secs, config.start_timeout_secs
+    received = signals.Received()
+    leave = functools.partial(_leave_at_once, received, if_stuck)
     with (
         signals.survived(signals.SAVING),
-        join(task, devices.place(config), *timeouts, config.wait_for_workers) as membership,
+        join(task, devices.place(config), *timeouts, config.wait_for_workers, leave) as membership,
         run_dir.locked() if task.is_chief else contextlib.nullcontext(),
     ):
         start = announce(prepare(path, workload, config, run_dir, membership), membership)
-        with signals.noted() as received:
-            return conclude(start, *run(start, session_hooks, received, membership), membership)
+        with signals.noted(received):
+            try:
+                return conclude(start, *run(start, session_hooks, received, membership), membership)
+            except errors.WorkerError as error:
+                error.exit_status = _status(error, received)
+                raise
+
+
+def _leave_at_once(
+    received: signals.Received, if_stuck: Callable[[errors.WorkerError], None], error: errors.WorkerError
+) -> None:
+    error.exit_status = _status(error, received)
+    if_stuck(error)
+    exit_at_once(error)
+
+
+def _status(error: errors.WorkerError, received: signals.Received) -> int:
+    """The exit status because of a missing worker; one that was told to end is not to be started again."""
+    is_to_start_again = error.exit_status == errors.WorkerError.exit_status
+    return 128 + received.stopping if is_to_start_again and received.stopping else error.exit_status
 
 
 def announce(start: Start, membership: SingleProcess) -> Start:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import socket
 import struct
 import time
@@ -16,6 +17,8 @@ from tower_train.run_dir import metrics
 v1 = tf.compat.v1
 
 _MOST_WAITING = 1000
+_PREFIX, _DIGITS = "events.out.tfevents.", 10
+_NAME = re.compile(rf"{re.escape(_PREFIX)}\d{{{_DIGITS}}}\.", re.ASCII)
 
 
 class EventWriter(metrics.RecordWriter):
@@ -52,14 +55,20 @@ class EventWriter(metrics.RecordWriter):
             raise
 
     def _open(self) -> None:
-        """Opens a file whose name no other has and whose place among the others, by name, is by time."""
+        """Opens a file whose name comes after that of every other: by names TensorBoard orders files, and so starts."""
         self._close()
         os.makedirs(self._folder, exist_ok=True)
         seconds, nanos = divmod(time.time_ns(), 10**9)
-        self._path = self._folder / f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{nanos:09d}"
+        # The clock may have been ahead when those were made.
+        seconds = max([seconds, *(int(name[len(_PREFIX) :][:_DIGITS]) + 1 for name in self._others())])
+        self._path = self._folder / f"{_PREFIX}{seconds:0{_DIGITS}d}.{socket.gethostname()}.{nanos:09d}"
         self._whole_bytes = 0
         self._file = tf.io.TFRecordWriter(str(self._path))
         self._file.write(v1.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+
+    def _others(self) -> list[str]:
+        """The names of event files in the folder."""
+        return [name for name in os.listdir(self._folder) if _NAME.match(name)]
 
     def _give_up(self) -> None:
         """Closes the file and leaves its whole events."""
