@@ -29,6 +29,7 @@ setup(
         "urllib3>=2.2",
     ],  # fmt: skip
     extras_require={
+        "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "tensorboard": ["tensorboard"],
         "plots": ["matplotlib"],
         "test": ["hypothesis", "matplotlib", "pytest", "pytest-xdist", "pyyaml", "ruff>=0.17,<0.18", "tensorboard"],
