@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
+NVIDIA_DRIVER = "/proc/driver/nvidia/version"  # there while the driver is loaded
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
