@@ -29,6 +29,7 @@ setup(
         "urllib3>=2.2",
     ],  # fmt: skip
     extras_require={
+        "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "tensorboard": ["tensorboard>=2.21"],
         "plots": ["matplotlib"],
         "test": [

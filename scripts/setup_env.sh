@@ -1,6 +1,6 @@
 # Sourced by scripts/train and scripts/test: makes sure of an environment with this package in it and sets $python.
 #
-#   set_up EXTRAS   e.g. "" or "[test]"
+#   set_up EXTRAS   e.g. "" or "[test]"; with an NVIDIA driver CUDA's libraries come too
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 
@@ -22,6 +22,10 @@ find_python() {
 
 set_up() {
   local extras=$1 environment stamp
+  if [ -e "${NVIDIA_DRIVER:-/proc/driver/nvidia/version}" ]; then
+    extras=${extras#[}
+    extras="[gpu${extras:+,${extras%]}}]"
+  fi
   if [ -n "${VIRTUAL_ENV:-}" ] && [ -x "$VIRTUAL_ENV/bin/python" ]; then
     environment=$VIRTUAL_ENV
   else

@@ -82,6 +82,18 @@ def test_it_installs_once_into_the_active_environment_and_runs_from_any_director
     assert len(installs(environment)) == 2
 
 
+def test_with_an_nvidia_driver_it_installs_cudas_libraries_too(tree, tmp_path):
+    environment = make_environment(tmp_path / "env")
+    driver = tmp_path / "driver"
+    driver.touch()
+    run_script(tree, "--help", VIRTUAL_ENV=str(environment), NVIDIA_DRIVER=str(driver))
+    assert installs(environment) == [f"{tree}[gpu]"]
+    set_up = 'source "$1/scripts/setup_env.sh"; set_up "[test]"'
+    variables = os.environ | {"VIRTUAL_ENV": str(environment), "NVIDIA_DRIVER": str(driver)}
+    subprocess.run(["bash", "-c", set_up, str(tree / "scripts" / "train"), str(tree)], env=variables, check=True)
+    assert installs(environment)[1:] == [f"{tree}[gpu,test]"]
+
+
 def test_options_and_the_exit_status_pass_through(tree, tmp_path):
     environment = make_environment(tmp_path / "env")
     process = run_script(tree, "--data_dir=a b", "--num_gpus=0", VIRTUAL_ENV=str(environment))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
+NVIDIA_DRIVER = "/proc/driver/nvidia/version"  # there while the driver is loaded
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
 _PORTS = range(20_000, 32_000)  # below those that Linux gives to connections, which come and go
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")

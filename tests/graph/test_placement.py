@@ -81,15 +81,36 @@ def test_tower_i_lives_on_gpu_i(device):
     placed = devices.place(Config(num_gpus=2, device=device), gpus_here=["a", "b", "c"])
     assert placed.towers == ("/gpu:0", "/gpu:1")
     assert placed.names == ("GPU 0 (a)", "GPU 1 (b)")
-    assert placed.session_config.gpu_options.visible_device_list == "0,1"
 
 
-def test_chosen_gpus_are_the_only_ones_the_session_sees():
-    """Inside the session they are counted from 0."""
+def test_chosen_gpus_are_counted_in_the_order_of_the_machines():
+    """As TensorFlow counts those that a process sees; tests/gpus/test_fake_gpus.py asks TensorFlow."""
     placed = devices.place(Config(gpus=(2, 0)), gpus_here=["a", "b", "c"])
-    assert placed.towers == ("/gpu:0", "/gpu:1")
+    assert placed.towers == ("/gpu:1", "/gpu:0")
     assert placed.names == ("GPU 2 (c)", "GPU 0 (a)")
-    assert placed.session_config.gpu_options.visible_device_list == "2,0"
+
+
+def a_driver(monkeypatch, tmp_path):
+    """Makes this machine one with an NVIDIA driver, whose GPUs TensorFlow may use."""
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version")
+    monkeypatch.setattr(devices, "NVIDIA_DRIVER", str(driver))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_a_driver_without_a_gpu_that_tensorflow_can_use_is_refused(monkeypatch, tmp_path):
+    """Else training would go on silently on the CPU."""
+    a_driver(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError, match=r"NVIDIA driver.*pip install 'tower_train\[gpu\]'.*--device=cpu"):
+        devices.place(Config(num_gpus=2))
+
+
+@pytest.mark.parametrize(("device", "hidden"), [("cpu", None), ("auto", "-1"), ("auto", "")])
+def test_with_a_driver_the_cpu_is_used_where_someone_says_so(monkeypatch, tmp_path, device, hidden):
+    a_driver(monkeypatch, tmp_path)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert devices.place(Config(num_gpus=2, device=device)).towers == ("/cpu:0", "/cpu:1")
 
 
 @pytest.mark.parametrize(("device", "gpus_here"), [("auto", []), ("cpu", []), ("cpu", ["a", "b"])])

@@ -14,9 +14,9 @@ from tower_train.graph import devices
 def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = False) -> devices.Devices:
     """Chooses the devices of towers, as this process numbers its devices.
 
-    A TensorFlow process fixes the numbers of its GPUs when it first uses one. So the GPUs keep them here, whereas
-    `tower_train.train` counts the chosen ones from 0. Without GPUs the towers share the CPU: tower i lives on logical
-    CPU device i if the program made that many, else they take turns; one line on standard error says so.
+    The program may use its other GPUs too, so none is hidden from it, and a GPU is any logical one that it made.
+    Without GPUs the towers share the CPU: tower i lives on logical CPU device i if the program made that many, else
+    they take turns; one line on standard error says so.
 
     Args:
       gpus: the number of towers, or the ids of the GPUs that carry them, or None: one on each GPU.
@@ -26,6 +26,7 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
     Raises:
       ConfigError: no tower, a GPU named twice, or a missing GPU; the message lists the GPUs.
     """
+    devices.let_memory_grow(tf.config.get_visible_devices("GPU"))
     here = [device.name for device in tf.config.list_logical_devices("GPU")]
     ids, count = _asked(gpus, argument, len(here))
     missing = [i for i in ids if i >= len(here)] if here or _is_list(gpus) else []
@@ -37,7 +38,7 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
         )
     if here:
         placed = devices.place(DeviceOptions(gpus=tuple(ids)), here)
-        placed.session_config.gpu_options.visible_device_list = ""
+        devices.use_gpus_alike(placed.session_config)
         return dataclasses.replace(placed, towers=tuple(f"/gpu:{i}" for i in ids))
     if count > 1:
         console.notice(f"There is no GPU: {count} towers on the CPU.")

@@ -1,11 +1,15 @@
 """The devices: those that carry towers, and the host."""
 
+import contextlib
 import dataclasses
+import importlib.util
+import os
 
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import DeviceOptions
+from tower_train.host import NVIDIA_DRIVER
 
 HOST = "/cpu:0"  # where variables, optimizer and moving averages live
 
@@ -29,31 +33,28 @@ class Devices:
     worker: int = 0
 
 
-def place(options: DeviceOptions, gpus_here: list[str] | None = None) -> Devices:
+def place(options: DeviceOptions, gpus_here: list[str] | None = None, alone: bool = True) -> Devices:
     """Chooses the devices.
+
+    A process sees the chosen GPUs only, numbered in the order of the machine's, from the first time that TensorFlow
+    uses a device; its memory on them grows with the need.
 
     Args:
       options: num_gpus, gpus, device, threads.
-      gpus_here: names of this machine's GPUs, for planning for another machine; None: look.
+      gpus_here: names of this machine's GPUs, for planning for another machine; None: look, and set this process up.
+      alone: whether the process may be kept from the other GPUs; False where a program uses them too.
 
     Raises:
-      ConfigError: more GPUs, or others, than there are; the message lists those.
+      ConfigError: more GPUs, or others, than there are; the message lists those. Or none that TensorFlow can use on a
+        machine with an NVIDIA driver, where nothing says that the CPU is wanted.
     """
-    if gpus_here is None:
-        gpus_here = [] if options.device == "cpu" else [gpu.name for gpu in tf.config.list_physical_devices("GPU")]
-    proto = tf.compat.v1.ConfigProto(
-        allow_soft_placement=True,
-        log_device_placement=options.log_device_placement,
-        intra_op_parallelism_threads=options.intra_op_threads,
-        inter_op_parallelism_threads=options.inter_op_threads,
-    )
+    looks = gpus_here is None
+    if looks:
+        gpus_here = [] if options.device == "cpu" else [name_of(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     if options.device == "cpu" or (not gpus_here and options.device == "auto" and not options.gpus):
-        count = options.num_towers
-        proto.device_count["CPU"] = count
-        proto.device_count["GPU"] = 0
-        return Devices(
-            tuple(f"/cpu:{i}" for i in range(count)), tuple(f"logical CPU device {i}" for i in range(count)), proto
-        )
+        if looks and options.device == "auto":
+            _check_driver()
+        return _on_cpu(options, hides=looks and alone)
     wanted = options.gpus or tuple(range(options.num_towers))
     if not set(wanted) <= set(range(len(gpus_here))):
         there = ", ".join(f"{i} ({name})" for i, name in enumerate(gpus_here)) or "none"
@@ -61,9 +62,95 @@ def place(options: DeviceOptions, gpus_here: list[str] | None = None) -> Devices
         raise errors.ConfigError(
             f"{asked}: this machine's GPUs are: {there}. Ask for those, or use --device=cpu for towers on the CPU."
         )
-    proto.gpu_options.allow_growth = True
-    # Inside the session the chosen GPUs are counted from 0; the others are not touched.
-    proto.gpu_options.visible_device_list = ",".join(map(str, wanted))
+    seen, proto = _seen(wanted, alone) if looks else sorted(wanted), _session_config(options)
+    if looks:
+        use_gpus_alike(proto)
     return Devices(
-        tuple(f"/gpu:{i}" for i in range(len(wanted))), tuple(f"GPU {i} ({gpus_here[i]})" for i in wanted), proto
+        tuple(f"/gpu:{seen.index(i)}" for i in wanted), tuple(f"GPU {i} ({gpus_here[i]})" for i in wanted), proto
+    )
+
+
+def name_of(gpu: tf.config.PhysicalDevice) -> str:
+    """The name of a physical GPU's model, or its number if that is not known."""
+    return tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name)
+
+
+def use_gpus_alike(proto: tf.compat.v1.ConfigProto) -> None:
+    """Gives a session the GPUs, their numbers and their memory as TensorFlow has them outside of sessions: it refuses
+    two numberings in one process (tensorflow#19083), and the first to use a GPU decides on its memory."""
+    outside = tf.__internal__.eager_context.get_config()
+    proto.gpu_options.CopyFrom(outside.gpu_options)
+    proto.pluggable_device_options.CopyFrom(outside.pluggable_device_options)
+
+
+def _on_cpu(options: DeviceOptions, hides: bool) -> Devices:
+    if hides:
+        _show([])
+    count, proto = options.num_towers, _session_config(options)
+    proto.device_count["CPU"] = count
+    proto.device_count["GPU"] = 0
+    return Devices(
+        tuple(f"/cpu:{i}" for i in range(count)), tuple(f"logical CPU device {i}" for i in range(count)), proto
+    )
+
+
+def _session_config(options: DeviceOptions) -> tf.compat.v1.ConfigProto:
+    return tf.compat.v1.ConfigProto(
+        allow_soft_placement=True,
+        log_device_placement=options.log_device_placement,
+        intra_op_parallelism_threads=options.intra_op_threads,
+        inter_op_parallelism_threads=options.inter_op_threads,
+    )
+
+
+def _seen(wanted: tuple[int, ...], alone: bool) -> list[int]:
+    """The GPUs that this process sees, in the order of their numbers: the wanted ones only, if it is not too late.
+
+    Raises:
+      ConfigError: TensorFlow has used its devices already, and does not see a wanted one.
+    """
+    here = tf.config.list_physical_devices("GPU")
+    if alone:
+        _show([here[i] for i in sorted(wanted)])
+    seen = [here.index(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+    if hidden := sorted(set(wanted) - set(seen)):
+        raise errors.ConfigError(
+            f"GPU {', '.join(map(str, hidden))} cannot be used: in this process TensorFlow already began with GPU "
+            f"{', '.join(map(str, seen)) or 'none'}. Train on others in another process."
+        )
+    return seen
+
+
+def _show(gpus: list[tf.config.PhysicalDevice]) -> None:
+    """Hides all other GPUs from this process, and lets memory grow; nothing once TensorFlow has used a device."""
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices(gpus, "GPU")
+    let_memory_grow(gpus)
+
+
+def let_memory_grow(gpus: list[tf.config.PhysicalDevice]) -> None:
+    """Keeps TensorFlow from taking all memory of GPUs at once, where it has not used them yet.
+
+    A program that gave a GPU logical devices has given them their memory too, and keeps it.
+    """
+    for gpu in gpus:
+        with contextlib.suppress(RuntimeError, ValueError):
+            tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def _check_driver() -> None:
+    """Refuses a silent run on the CPU of a machine that was bought for its GPUs.
+
+    Raises:
+      ConfigError: there is an NVIDIA driver, and nothing that says why TensorFlow sees no GPU.
+    """
+    if not os.path.exists(NVIDIA_DRIVER) or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return
+    if importlib.util.find_spec("nvidia"):
+        lacking = "Its own remarks above say why"
+    else:
+        lacking = "CUDA's libraries are not installed: pip install 'tower_train[gpu]' brings them"
+    raise errors.ConfigError(
+        "this machine has an NVIDIA driver, but TensorFlow finds no GPU that it can use. "
+        f"{lacking}. For towers on the CPU say --device=cpu."
     )

@@ -111,7 +111,7 @@ def update_if_finite(
     trained = {variable.ref() for _, variable in applied_grads}
     values = [[tower_losses[i]] + [g for g, v in grads if v.ref() in trained] for i, grads in enumerate(tower_grads)]
     with v1.name_scope("check_finite"):
-        applicable = tf.stack([is_finite(value) for value in [loss, *(grad for grad, _ in applied_grads)]])
+        applicable = _are_finite([loss, *(grad for grad, _ in applied_grads)])
 
     def applied():
         with tf.control_dependencies([apply()]):
@@ -119,14 +119,21 @@ def update_if_finite(
 
     def refused():
         with tf.control_dependencies([skip()]):
-            return tf.stack([tf.stack([is_finite(value) for value in row]) for row in values] + [applicable])
+            return tf.stack([*map(_are_finite, values), applicable])
 
     return tf.cond(tf.reduce_all(applicable), applied, refused, name="train")
 
 
 def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
-    """bool scalar: whether there is neither NaN nor infinity in it."""
-    return tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value))
+    """bool scalar: whether there is neither NaN nor infinity in it; computed where the value is."""
+    with tf.device(value.device):
+        return tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value))
+
+
+def _are_finite(values: Sequence[Gradient]) -> tf.Tensor:
+    """bool [values]: `is_finite` of each; they leave their device together."""
+    with tf.device(values[-1].device):
+        return tf.stack([is_finite(value) for value in values])
 
 
 def _name(variable) -> str:

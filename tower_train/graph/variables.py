@@ -246,8 +246,11 @@ class Variables:
 
 def _as_copy(original: tf.Variable) -> dict[str, Any]:
     """The arguments that make a variable a copy."""
+    # Read where the original is, and given as a value: what a function makes is put where the copy is.
+    with tf.init_scope(), v1.colocate_with(None, ignore_existing=True), tf.device(original.device):
+        value = original.read_value()
     return {
-        "initial_value": original.read_value,
+        "initial_value": value,
         "trainable": False,
         "constraint": original.constraint,
         "collections": [v1.GraphKeys.LOCAL_VARIABLES],

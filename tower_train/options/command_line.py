@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tower_train import console, errors
+from tower_train import console, errors, host
 from tower_train.options import Options, as_text, declare
 
 
@@ -138,7 +138,7 @@ def import_tensorflow(talkative: bool = False) -> None:
 
     They stay if there is a driver, if talkative, and if the import fails, since they then say why.
     """
-    if talkative or os.path.exists("/proc/driver/nvidia/version"):
+    if talkative or os.path.exists(host.NVIDIA_DRIVER):
         import tensorflow  # noqa: F401
 
         return
