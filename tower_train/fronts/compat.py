@@ -157,7 +157,8 @@ def drawn_otherwise(draws: Callable[[Any, Any], Any]) -> Iterator[None]:
 
     def uniform(numbers, shape, minval=0.0, maxval=1.0, dtype=None):
         dtype = dtype or keras.config.floatx()
-        return minval + tf.cast(maxval - minval, dtype) * numbers.uniform(shape, dtype)
+        low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
+        return low + (high - low) * numbers.uniform(shape, dtype)
 
     def normal(numbers, shape, mean=0.0, stddev=1.0, dtype=None):
         return mean + stddev * numbers.normal(shape, dtype or keras.config.floatx())
