@@ -135,10 +135,8 @@ def run_files_case(draw, folder, run_dir):
     """A command on a run of which some file is not what was written."""
     copy = folder / "run"
     shutil.copytree(run_dir, copy)
-    done = []
-    for _ in range(draw.randint(1, 2)):
-        path = draw.choice([each for each in sorted(copy.rglob("*")) if not each.is_dir()])
-        done.append(f"{path.name}: {_change(draw, path)}")
+    files = [each for each in sorted(copy.rglob("*")) if each.is_file()]
+    done = [f"{path.name}: {_change(draw, path)}" for path in draw.sample(files, draw.randint(1, 2))]
     main, words = draw.choice([
         (__main__.main, jobs.toy_flags("run", max_steps=44, keep_best="true", eval_every_steps=20)),
         (evaluate.main, ["--train_dir=run"]),
@@ -154,7 +152,7 @@ def _change(draw, path):
     kind = draw.choice(
         ["bytes", "cut", "random", "gone", "directory", "fifo", "loop", "empty"] + ["json"] * 8 * is_json
     )
-    content = path.read_bytes() if path.is_file() else b"0"
+    content = path.read_bytes()
     if kind in ("gone", "directory", "fifo", "loop"):
         path.unlink()
     if kind == "directory":

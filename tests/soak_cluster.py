@@ -214,7 +214,7 @@ def points_of_curve(folder):
 
 def soak(minutes, seed, workers, folder):
     """Returns (figures in one line, whether all is well)."""
-    draw, counts = random.Random(seed), collections.Counter()
+    draw, counts, jobs.WAIT_SECS = random.Random(seed), collections.Counter(), PATIENCE_SECS
     with clusters.Cluster(folder / "undisturbed", workers, **OPTIONS) as cluster:
         if any(cluster.end(*range(workers))):
             raise SystemExit("\n".join(cluster.outputs()))
