@@ -133,6 +133,10 @@ def test_wide_and_deep_parts_have_their_own_optimizers_and_a_common_loss(tmp_pat
     for name, value in zip(names, values, strict=True):
         np.testing.assert_allclose(estimator.get_variable_value(name), value, rtol=1e-5, atol=2e-6, err_msg=name)
     assert estimator.get_variable_value("global_step") == STEPS
+    tags = jobs.events(tmp_path).Tags()
+    for layer in ("hiddenlayer_0", "logits"):  # 1.15's names
+        assert f"dnn/dnn/{layer}/fraction_of_zero_values" in tags["scalars"]
+        assert f"dnn/dnn/{layer}/activation" in tags["histograms"]
 
 
 def test_optimizers_by_name_have_the_learning_rates_of_1_15(tmp_path):

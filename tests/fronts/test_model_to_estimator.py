@@ -64,6 +64,18 @@ def test_training_equals_keras_fit_on_the_joined_batches(tmp_path, towers, optim
     assert estimator.get_variable_value(iterations[0]) == 8
 
 
+@pytest.mark.parametrize("towers", [1, 2])
+def test_masked_sequences_with_sparse_gradients_equal_keras_fit(tmp_path, towers):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input([4]), layers.Embedding(5, 3, mask_zero=True), layers.SimpleRNN(3)])
+    model.compile(loss="mse", optimizer=keras.optimizers.Adam(0.01))
+    ids = rng.integers(0, 5, [24, 4])  # several of each in a batch
+    estimator = make(model, tmp_path, towers)
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices((ids, LABELS)).batch(8 // towers))
+    model.fit(ids, LABELS, batch_size=8, shuffle=False, verbose=0)
+    assert_same_weights(estimator, model)
+
+
 def test_moving_averages_of_one_tower_and_metrics_are_keras_own(tmp_path):
     model = compiled(network(normalized=True), "sgd")
     estimator = make(model, tmp_path, 1)

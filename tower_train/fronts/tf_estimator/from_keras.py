@@ -143,7 +143,7 @@ class _KerasModelFn:
                 return global_step.assign_add(1)
 
             # Within a function TensorFlow keeps the order of Keras' assignments.
-            return tf.function(update, autograph=False)(*[tf.convert_to_tensor(grad) for grad, _ in mean_grads])
+            return tf.function(update, autograph=False)(*[grad for grad, _ in mean_grads])
 
         return apply
 

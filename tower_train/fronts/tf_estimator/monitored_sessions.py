@@ -61,6 +61,8 @@ class Sessions:
             max_to_keep=config.keep_checkpoint_max, keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
             save_relative_paths=True, defer_build=True,
         )  # fmt: skip
+        if not v1.get_collection(v1.GraphKeys.SAVERS):
+            v1.add_to_collection(v1.GraphKeys.SAVERS, saver)  # a CheckpointSaverHook of the user's own looks there
         scaffold = v1.train.Scaffold(saver=saver, copy_from_scaffold=spec.scaffold)
         if config.log_step_count_steps:
             values = {_LOSS: step.loss, "step": v1.train.get_global_step()}

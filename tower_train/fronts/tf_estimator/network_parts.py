@@ -109,10 +109,10 @@ class Deep(Part):
                         net = tf.nn.dropout(net, self.dropout)
                     if self.batch_norm:
                         net = _batch_norm(net, f"batchnorm_{i}", is_training)
-                    _summarize(net)
+                _summarize(net, f"{self.scope}/hiddenlayer_{i}")
             with v1.variable_scope("logits"):
                 net = _linear(net, units)
-                _summarize(net)
+            _summarize(net, f"{self.scope}/logits")
         return net
 
 
@@ -201,6 +201,7 @@ def _batch_norm(inputs: tf.Tensor, name: str, is_training: bool) -> tf.Tensor:
         return tf.nn.batch_normalization(inputs, *used, beta, gamma, _BATCH_NORM_EPSILON)
 
 
-def _summarize(values: tf.Tensor) -> None:
-    v1.summary.scalar("fraction_of_zero_values", tf.nn.zero_fraction(values))
-    v1.summary.histogram("activation", values)
+def _summarize(values: tf.Tensor, tag: str) -> None:
+    """Adds 1.15's summaries of a layer's outputs: with the scope around it, their tags begin with dnn/dnn."""
+    v1.summary.scalar(f"{tag}/fraction_of_zero_values", tf.nn.zero_fraction(values))
+    v1.summary.histogram(f"{tag}/activation", values)
