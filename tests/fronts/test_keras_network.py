@@ -215,7 +215,8 @@ class Unseeded(keras.layers.Layer):
     """Adds numbers of Keras' global generator."""
 
     def call(self, inputs, training=None):
-        return inputs + keras.random.randint([keras.ops.shape(inputs)[0], 1, 1, 1], -3, 4) if training else inputs
+        numbers = keras.random.randint([keras.ops.shape(inputs)[0], 1, 1, 1], -3, 4)
+        return inputs + keras.ops.cast(numbers, inputs.dtype) if training else inputs
 
 
 def drawing(*layers):
@@ -265,7 +266,7 @@ EACH = {
     "noise": lambda: keras.layers.GaussianNoise(1.0),
     "factors": lambda: keras.layers.GaussianDropout(0.5),
     "alpha": lambda: keras.layers.AlphaDropout(0.5),
-    "brightness": lambda: keras.layers.RandomBrightness(0.5, value_range=(0, 9)),
+    "brightness": lambda: keras.layers.RandomBrightness(0.1, value_range=(-9, 9)),
     "unseeded": Unseeded,
 }
 
@@ -275,7 +276,7 @@ def test_each_example_has_numbers_of_its_own_that_no_cut_changes(name):
     one = masks_of(alone(EACH[name]), steps=2, batch_size=8)
     two = masks_of(alone(EACH[name]), steps=2, batch_size=4, num_gpus=2)
     np.testing.assert_array_equal(two, one)
-    least = 3 if name in ("depth", "spatial", "unseeded") else 14  # those draw few numbers, some of which are the same
+    least = {"depth": 2, "spatial": 3, "unseeded": 3}.get(name, 14)  # of 16: those draw few numbers, some alike
     assert len({mask.tobytes() for mask in np.concatenate(one)}) >= least
 
 
