@@ -80,14 +80,17 @@ def is_plain_bmp(contents: tf.Tensor) -> tf.Tensor:
     return has_bits(24) | has_bits(32) | is_grey
 
 
-def resized(image: tf.Tensor, height: int, width: int, orientation: tf.Tensor) -> tf.Tensor:
+def resized(image: tf.Tensor, height: int, width: int, orientation: tf.Tensor | None = None) -> tf.Tensor:
     """Resizes an image bilinearly with antialiasing, without keeping its aspect, and turns it as its orientation says.
 
     Returns:
       uint8 [height, width, channels].
     """
-    size = tf.where(orientation >= 5, [width, height], [height, width])
-    upright = turned(tf.image.resize(image, size, antialias=True), orientation)
+    if orientation is None:  # no image is turned
+        upright = tf.image.resize(image, [height, width], antialias=True)
+    else:
+        size = tf.where(orientation >= 5, [width, height], [height, width])
+        upright = turned(tf.image.resize(image, size, antialias=True), orientation)
     return tf.saturate_cast(tf.round(tf.ensure_shape(upright, [height, width, image.shape[-1]])), tf.uint8)
 
 

@@ -69,12 +69,15 @@ def examples(
     good = np.setdiff1d(np.arange(len(listing.names)), list(checked.bad))
     left_out = _left_out(listing, checked.bad, good, skip_bad)
     used = listing.subset(good)
+    orientations = checked.orientations[good]
     fetched = [np.array(used.paths()), checked.digests[good]] if pixels is None else [good]
+    if pixels is None and (orientations > 1).any():
+        fetched.append(orientations.astype(np.int64))
     return Examples(
         name=name,
         num_examples=len(good),
         open=lambda: _fetcher(arrays.fetcher(*fetched, used.labels), pixels, size, channels),
-        fingerprint=_fingerprint(used, checked.orientations[good]),
+        fingerprint=_fingerprint(used, orientations),
         class_names=listing.class_names,
         notice=" ".join(filter(None, [left_out, listing.notice])) or None,
         parallel_steps=2 if pixels is not None else host.cores(),
@@ -91,15 +94,17 @@ def _fingerprint(used: Listing, orientations: np.ndarray) -> str:
 
 
 def _fetcher(by_index: Callable, pixels: np.ndarray | None, size: int, channels: int) -> Callable:
-    """by_index: gives the rows of `pixels`, or paths and digests of files, and the labels."""
+    """by_index: gives the rows of `pixels`, or paths, digests and, if any is turned, orientations of files; and the
+    labels."""
 
-    def decode(path_and_digest: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        path, digest = path_and_digest
+    def decode(file: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        path, digest, *orientation = file
         contents = tf.io.read_file(path)
         is_same = tf.equal(decoding.digest(contents), digest)
         about = [path, "is not what it was when the run began"]
         with tf.control_dependencies([tf.raw_ops.Assert(condition=is_same, data=about)]):
-            return decoding.decode_contents(tf.identity(contents), size, size, channels)
+            image = decoding.decode(tf.identity(contents), channels)
+        return decoding.resized(image, size, size, *orientation)
 
     def fetch(indices: tf.Tensor):
         *found, labels = by_index(indices)
