@@ -106,14 +106,9 @@ class Round:
         self._stop(meanwhile=self._kill)
 
     def _sigterm(self):
-        """Workers that train end after the same step; one that waits for others, by the signal."""
+        """Workers that train end after the same step, at once or later; one that waits for others, by the signal."""
         first = self._any()
-        self._end(first, signal.SIGTERM, 143, -signal.SIGTERM)
-        time.sleep(TIMEOUT_SECS * self._draw.random())
-        for index, worker in list(self._running.items()):
-            if index != first and worker.process.poll() is not None:
-                self._check_end(worker, 143)
-                self._start(index)
+        self._end(first, signal.SIGTERM)
         self._start(first)
 
     def _sigusr1(self):
@@ -144,19 +139,19 @@ class Round:
         with contextlib.suppress(ProcessLookupError):
             self._running[index].process.send_signal(number)
 
-    def _end(self, index, number, *statuses):
+    def _end(self, index, number):
         """Ends a worker by a signal."""
         worker = self._running[index]
         self._send(index, number)
         self._counts[number.name] += 1
-        self._check_end(worker, *(statuses or [-number]))
-
-    def _check_end(self, worker, *statuses):
-        """Its status must be one of these, or 0 or 143 if all have come to their end."""
         status = worker.process.wait(PATIENCE_SECS)
-        if status not in (*statuses, 0):
+        if status not in (-number, 0) and not self._was_told_to_end(status):
             raise Lost(f"a worker left with {status}:\n{worker.output()}")
         self._note_end(worker)
+
+    def _was_told_to_end(self, status):
+        """Whether a status is that of the workers of which one got SIGTERM."""
+        return status == 128 + signal.SIGTERM and self._counts["SIGTERM"]
 
     def _note_end(self, worker):
         worker.text = worker.output()
@@ -191,8 +186,11 @@ class Round:
             if time.monotonic() > deadline:
                 outputs = "\n".join(f"--- {index}:\n{each.output()}" for index, each in self._running.items())
                 raise Lost(f"waiting for {what}:\n{outputs}")
-            for index, worker in self._running.items():
-                if worker.process.poll() not in (None, 0):
+            for index, worker in list(self._running.items()):
+                if self._was_told_to_end(worker.process.poll()):
+                    self._note_end(worker)
+                    self._start(index)
+                elif worker.process.poll() not in (None, 0):
                     raise Lost(f"worker {index} left with {worker.process.poll()}:\n{worker.output()}")
             time.sleep(0.02)
 

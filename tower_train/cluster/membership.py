@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster import server
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerStatus
@@ -49,13 +50,13 @@ class Membership(SingleProcess):
     """
 
     def __init__(self, task: Task, devices: Devices, detector: FailureDetector, leave_at_once: LeaveAtOnce):
-        super().__init__(task, _among_workers(devices, task))
+        super().__init__(task, server.devices_among_workers(devices, task))
         self._detector, self._interval = detector, min(1.0, detector.worker_timeout_secs / 10)
         self._leave_at_once = leave_at_once
         self._lock, self._status = threading.Lock(), WorkerStatus(start_id=uuid.uuid4().hex)
         self._failure, self._session = None, None
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
-        self._server = _start_server(task, self.devices.session_config)
+        self._server = server.start(task, self.devices.session_config)
         self.target = self._server.target
         chief = self.target if task.is_chief else f"grpc://{task.hosts[0]}"
         self._board = StatusBoard(chief, len(task.hosts), task.index, max(1.0, 2 * self._interval))
@@ -262,22 +263,3 @@ def join(
         return SingleProcess(task, devices)
     detector = FailureDetector(task, worker_timeout_secs, start_timeout_secs, waits_for_start)
     return Membership(task, devices, detector, leave_at_once)
-
-
-def _start_server(task: Task, config: v1.ConfigProto) -> tf.distribute.Server:
-    try:
-        return tf.distribute.Server({"worker": list(task.hosts)}, "worker", task.index, config=config)
-    except tf.errors.OpError as error:
-        raise errors.RunError(
-            f"{task.name(task.index)} cannot be started: its port is in use, or cannot be had ({error.message}). "
-            "Stop what uses it, or give --worker_hosts with another port."
-        ) from None
-
-
-def _among_workers(devices: Devices, task: Task) -> Devices:
-    config = v1.ConfigProto()
-    config.CopyFrom(devices.session_config)
-    config.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
-    # A session sees this worker's devices only, so that it need not wait for the others.
-    config.device_filters.append(f"/job:worker/task:{task.index}")
-    return dataclasses.replace(devices, session_config=config, num_workers=len(task.hosts), worker=task.index)
