@@ -50,20 +50,17 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         counters = update.Counters(config.global_batch)
         variables, sections = _variables(config, devices), Sections(graph)
 
-        # 1. The stream: a batch for every tower, from the position that the run has come to.
-        sections.begin("input")
+        sections.begin("input")  # 1. The stream: a batch for every tower, from the position that the run has come to.
         places = [device for device in devices.towers for _ in range(config.accumulate_steps)]
         split = stream.Split(config.tower_batch, len(places), devices.num_workers, devices.worker)
         source = stream.training_stream(workload, examples, config.seed, counters.examples_seen, split)
 
-        # 2. The learning rate, a function of the examples seen.
-        sections.begin("learning_rate")
+        sections.begin("learning_rate")  # 2. The learning rate, a function of the examples seen.
         schedule = learning_schedule(config, examples.num_examples)
         learning_rate = schedule.rate(counters.examples_seen)
 
-        # 3. A tower on each device: the same network on the same variables, its loss, its gradients.
+        sections.begin(TOWERS)  # 3. On each device the same network on the same variables, its loss, its gradients.
         step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples))
-        sections.begin(TOWERS)
         tower_losses, tower_grads, built = [], [], []
         for i, (device, batch, first) in enumerate(zip(places, source.batches, source.firsts, strict=True)):
             if i % config.accumulate_steps:  # on the same device, one after the other
@@ -76,23 +73,19 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 tower_grads.append(variables.gradients(i, loss))
             tower_losses.append(loss)
             built.append(tower)
-        random_numbers = _random_numbers(workload, tower_losses[0], built, config.allow_stateful_random)
 
-        # 4. The mean over all towers of all workers.
-        sections.begin("average")
+        sections.begin("average")  # 4. The mean over all towers of all workers.
         mean_grads = variables.average(average_gradients, tower_grads)
         stop_wish, ask_to_stop = _stop_wish(devices.num_workers, loss.dtype)
         mean_losses, stopping, moving = _other_means(variables, tower_losses, stop_wish, built)
         _check_synchronized(workload, config.sync_batch_norm, moving[0])
 
-        # 5. The weight decay, once a variable, and the limits of gradients.
-        sections.begin("decay")
+        sections.begin("decay")  # 5. The weight decay, once a variable, and the limits of gradients.
         decayed = variables.each(gradients.add_weight_decay, mean_grads, variables.weight_decays())
         loss = mean_losses[0] + decayed[0][0]
         applied = variables.each(lambda one: update.limited(one[1], config.clip_gradients, config.optimizer), decayed)
 
-        # 6. The check that everything is finite, and 7. the update if it is.
-        sections.begin("update")
+        sections.begin("update")  # 6. The check that everything is finite, and 7. the update if it is.
         apply = _update(config, variables, step, counters, schedule, learning_rate)
         skip = counters.count if config.on_nonfinite == "skip" else tf.no_op  # each step has its own examples
         with variables.updated():
@@ -100,33 +93,52 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 tower_grads, tower_losses, applied[0], loss, lambda: apply(applied, moving), skip
             )
 
-        # 8. The report of the step, and what else running wants to know of it.
-        sections.begin("report")
+        sections.begin("report")  # 8. The report of the step, and what else running wants to know of it.
         counting, so_far = [], {}
         if config.stall_timeout_secs:
             counting, so_far = progress.count_progress(source.batches, tower_losses, tower_grads)
         with tf.control_dependencies([finite, *counting]):
             done, seen = counters.global_step.read_value(), counters.examples_seen.read_value()
             report = StepReport(done, seen, loss, mean_losses[0], learning_rate, stopping, finite)
-        summary = None
-        if config.summary_every_steps:
-            sections.begin("summary")
-            summary = summaries.step_summary(applied[0], "tower_0", source.batches[0][0], finite.op)
-        sections.begin("checks")
         return TrainingGraph(
-            graph=graph, drawing=sections.drawing, train_op=finite.op, report=report, summary=summary,
-            global_step=counters.global_step, progress=so_far,
-            checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in applied[0])),
-            stream_initializer=source.initializer, stream_state=source.state, ask_to_stop=ask_to_stop,
-            num_towers=len(places), data=examples.name, num_examples=examples.num_examples,
-            global_batch=config.global_batch, random_numbers=random_numbers, **_saved(graph, variables, devices),
+            graph=graph, train_op=finite.op, report=report, progress=so_far,
+            summary=_summary(config, sections, applied[0], source, finite.op), global_step=counters.global_step,
+            ask_to_stop=ask_to_stop, num_towers=len(places),
+            random_numbers=_random_numbers(workload, tower_losses[0], built, config.allow_stateful_random),
+            **_about(config, examples, source, applied[0]), **_saved(graph, variables, devices, sections),
         )  # fmt: skip
 
 
-def _saved(graph: tf.Graph, variables: Variables, devices: Devices) -> dict[str, Any]:
+def _summary(
+    config: Config, sections: Sections, applied: gradients.GradientsAndVariables, source: stream.Stream,
+    update_op: tf.Operation,
+) -> tf.Tensor | None:  # fmt: skip
+    if not config.summary_every_steps:
+        return None
+    sections.begin("summary")
+    return summaries.step_summary(applied, "tower_0", source.batches[0][0], update_op)
+
+
+def _about(
+    config: Config, examples: Examples, source: stream.Stream, applied: gradients.GradientsAndVariables
+) -> dict[str, Any]:
+    """The attributes of TrainingGraph that are about its examples and gradients."""
+    return {
+        "data": examples.name,
+        "num_examples": examples.num_examples,
+        "global_batch": config.global_batch,
+        "checked": ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied)),
+        "stream_initializer": source.initializer,
+        "stream_state": source.state,
+    }
+
+
+def _saved(graph: tf.Graph, variables: Variables, devices: Devices, sections: Sections) -> dict[str, Any]:
     """The attributes of TrainingGraph that are about what a checkpoint holds, and its copies."""
+    sections.begin("checks")
     saved, num_workers = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES), devices.num_workers
     return {
+        "drawing": sections.drawing,
         "num_workers": num_workers,
         "num_parameters": sum(math.prod(variable.shape) for variable in v1.trainable_variables()),
         "variables": saved,
