@@ -37,12 +37,12 @@ def test_networks_have_the_published_size(name):
         assert len(layers) == int(name.removeprefix("resnet"))
 
 
-@pytest.mark.parametrize(("name", "batch"), [("resnet20", 4), ("minigooglenet", 2)])
-def test_two_synchronized_towers_match_one_tower_step_by_step(cifar10_dir, name, batch):
+@pytest.mark.parametrize("name", ["resnet20", "minigooglenet"])
+def test_two_synchronized_towers_match_one_tower(cifar10_dir, name):
     examples = model(name).examples(DataRequest("train", "cifar10", str(cifar10_dir)))
-    options = dict(dtype="float64", sync_batch_norm=True, learning_rate=0.01, steps=2)
-    one = trainings.train(model(name), examples, num_gpus=1, batch_size=batch, **options)
-    two = trainings.train(model(name), examples, num_gpus=2, batch_size=batch // 2, **options)
+    options = dict(dtype="float64", sync_batch_norm=True, learning_rate=0.01, steps=1, moving_average_decay=0.0)
+    one = trainings.train(model(name), examples, num_gpus=1, batch_size=2, **options)
+    two = trainings.train(model(name), examples, num_gpus=2, batch_size=1, **options)
     trainings.assert_same(two, one)
 
 

@@ -74,18 +74,19 @@ def test_towers_share_the_elements_in_their_order_with_the_noise_of_their_positi
     np.testing.assert_array_equal(np.concatenate([features for step in steps for features, _ in step]), expected)
 
 
-@pytest.mark.parametrize(("num_gpus", "accumulate"), [(2, 1), (4, 1), (2, 2)])
-def test_its_towers_are_one(num_gpus, accumulate):
+def test_its_towers_are_one():
+    def train(num_gpus, accumulate):
+        found = trainings.train(
+            element_workloads.PIPELINE, examples, steps=8, dtype="float64", optimizer="momentum", learning_rate=0.01,
+            num_gpus=num_gpus, batch_size=16 // num_gpus // accumulate, accumulate_steps=accumulate,
+        )  # fmt: skip
+        found[1].pop("iterator/batches_of_16")
+        return found
+
     examples = element_workloads.PIPELINE.examples(DataRequest("train"))
-    options = dict(steps=8, dtype="float64", optimizer="momentum", learning_rate=0.01)
-    one = trainings.train(element_workloads.PIPELINE, examples, num_gpus=1, batch_size=16, **options)
-    many = trainings.train(
-        element_workloads.PIPELINE, examples, num_gpus=num_gpus, batch_size=16 // num_gpus // accumulate,
-        accumulate_steps=accumulate, **options,
-    )  # fmt: skip
-    for _, variables in (one, many):
-        variables.pop("iterator/batches_of_16")
-    trainings.assert_same(many, one)
+    one = train(1, 1)
+    for towers in ((4, 1), (2, 2)):
+        trainings.assert_same(train(*towers), one)
 
 
 def test_several_features_and_a_symbolic_batch():

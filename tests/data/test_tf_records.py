@@ -181,11 +181,7 @@ def test_a_run_on_records_is_the_run_on_their_arrays_also_when_resumed_with_othe
     jobs.train_toy(tmp_path / "arrays", max_steps=30, **options)
     jobs.train_toy(tmp_path / "run", workload=workload, max_steps=17, **options)
     jobs.train_toy(tmp_path / "run", workload=workload, max_steps=30, num_gpus=4, batch_size=4, **options)
-    expected = jobs.variables(tmp_path / "arrays")
-    found = jobs.variables(tmp_path / "run")
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    jobs.assert_close(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "arrays"))
 
 
 @pytest.mark.parametrize("change", ["a bit", "shorter", "gone"])

@@ -1,6 +1,7 @@
 """Batch normalisation against numpy: its outputs, its moving statistics, its gradient, and N towers of it."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -111,14 +112,11 @@ def make(layer=layers.batch_normalization):
 KERNEL = np.random.default_rng(1).normal(size=[4, 3])
 
 
-def train(open_training, num_towers, steps=12, layer=layers.batch_normalization, **options):
+@functools.cache
+def train(num_towers, steps=12, layer=layers.batch_normalization, **options):
     """(losses, {variable: value})."""
-    workload, examples = make(layer)
-    with open_training(
-        workload, examples, num_gpus=num_towers, batch_size=8 // num_towers, dtype="float64", **(TRAIN | options)
-    ) as (built, session):
-        losses = [session.run(built.report).loss for _ in range(steps)]
-        return losses, session.run({variable.op.name: variable for variable in built.variables})
+    options |= TRAIN | dict(num_gpus=num_towers, batch_size=8 // num_towers, dtype="float64")
+    return trainings.train(*make(layer), steps, **options)
 
 
 def of_own_rate(*args, **kwargs):
@@ -129,28 +127,26 @@ def of_own_rate(*args, **kwargs):
 
 @pytest.mark.parametrize(("num_towers", "layer"), [(2, layers.batch_normalization), (4, layers.batch_normalization),
                                                    (2, of_own_rate)])  # fmt: skip
-def test_synchronized_towers_match_one_tower_step_by_step(open_training, num_towers, layer):
+def test_synchronized_towers_match_one_tower_step_by_step(num_towers, layer):
     """Weights, moving statistics and the moving averages of both."""
-    losses, ended = train(open_training, 1, layer=layer)
-    several, ended_too = train(open_training, num_towers, layer=layer, sync_batch_norm=True)
-    np.testing.assert_allclose(several, losses, rtol=1e-9)
-    assert ended_too.keys() == ended.keys() and "first/moving_variance/ExponentialMovingAverage" in ended
-    for name, value in ended.items():
-        np.testing.assert_allclose(ended_too[name], value, atol=1e-9 * max(1, np.max(np.abs(value))), err_msg=name)
+    one = train(1, layer=layer)
+    trainings.assert_same(train(num_towers, layer=layer, sync_batch_norm=True), one)
+    statistics = {f"first/moving_{name}" for name in ("mean", "variance")}
+    assert statistics | {f"{name}/ExponentialMovingAverage" for name in statistics} <= one[1].keys()
 
 
-def test_towers_on_their_own_do_not_match_one_tower(open_training):
+def test_towers_on_their_own_do_not_match_one_tower():
     """So that the test above is not about a network which the batch's statistics do not matter to."""
-    assert np.abs(np.subtract(train(open_training, 2)[0], train(open_training, 1)[0])).max() > 1e-3
+    assert np.abs(np.subtract(train(2)[0], train(1)[0])).max() > 1e-3
 
 
-def test_the_bias_alone_can_have_a_rate_of_its_own(open_training):
+def test_the_bias_alone_can_have_a_rate_of_its_own():
     """Of two layers that differ in nothing else, after one step."""
 
     def without_scale(*args, **kwargs):
         return layers.batch_normalization(*args, **kwargs, scale=False)
 
-    usual, own = (train(open_training, 1, 1, layer)[1] for layer in (without_scale, of_own_rate))
+    usual, own = (train(1, 1, layer)[1] for layer in (without_scale, of_own_rate))
     assert usual.keys() == own.keys() and not [name for name in own if "gamma" in name]
     for name in ("first/beta", "second/beta"):
         assert np.abs(usual[name]).max() > 1e-6
@@ -158,9 +154,8 @@ def test_the_bias_alone_can_have_a_rate_of_its_own(open_training):
     np.testing.assert_array_equal(own["kernel"], usual["kernel"])
 
 
-@pytest.mark.parametrize("variable_update", ["cpu", "mirrored"])
-@pytest.mark.parametrize("of_scope", [False, True])
-def test_its_weight_decay_is_that_of_gamma_and_beta_alone(open_training, variable_update, of_scope):
+@pytest.mark.parametrize(("variable_update", "of_scope"), [("cpu", True), ("mirrored", False)])
+def test_its_weight_decay_is_that_of_gamma_and_beta_alone(variable_update, of_scope):
     """0.25 |w|^2 of both layers' values, of which gamma is 1 and beta 0 at first; after one step."""
 
     def decay(weights):
@@ -173,8 +168,8 @@ def test_its_weight_decay_is_that_of_gamma_and_beta_alone(open_training, variabl
             return layers.batch_normalization(*args, **kwargs)
 
     options = dict(steps=1, sync_batch_norm=True, variable_update=variable_update)
-    [plain_loss], plain = train(open_training, 2, **options)
-    [loss], ended = train(open_training, 2, layer=decayed, **options)
+    [plain_loss], plain = train(2, **options)
+    [loss], ended = train(2, layer=decayed, **options)
     assert loss == pytest.approx(plain_loss + 0.25 * 6, rel=1e-12)
     for name, value in plain.items():
         change = TRAIN["learning_rate"] * 0.5 if name.endswith("/gamma") else 0
@@ -182,12 +177,12 @@ def test_its_weight_decay_is_that_of_gamma_and_beta_alone(open_training, variabl
             np.testing.assert_allclose(ended[name], value - change, rtol=1e-12, err_msg=name)
 
 
-def test_frozen_without_scale(open_training):
+def test_frozen_without_scale():
     def frozen(*args, **kwargs):
         with layers.frozen():
             return of_own_rate(*args, **kwargs)
 
-    ended = train(open_training, 2, 3, frozen)[1]
+    ended = train(2, 3, frozen)[1]
     for name, value in {"beta": 0, "moving_mean": 0, "moving_variance": 1}.items():
         np.testing.assert_array_equal(ended[f"first/{name}"], np.full(3, value))
 
@@ -239,12 +234,6 @@ def test_the_gradient_is_that_of_one_big_batch_in_numpy(open_training):
     np.testing.assert_allclose((KERNEL - kernel) / TRAIN["learning_rate"], expected, atol=1e-7)
 
 
-def test_names_do_not_tell_of_towers(open_training):
-    names = set(train(open_training, 2, steps=1, sync_batch_norm=True)[1])
-    wanted = {"first/gamma", "first/beta", "first/moving_mean", "first/moving_variance"}
-    assert wanted <= names and not [name for name in names if "tower" in name]
-
-
 def test_towers_that_note_different_statistics_are_refused():
     workload, examples = make()
     calls = []
@@ -261,10 +250,6 @@ def test_towers_that_note_different_statistics_are_refused():
         trainings.train(dataclasses.replace(workload, inference=network), examples, 1, num_gpus=2, dtype="float64")
 
 
-def test_synchronizing_a_network_without_normalisation_is_refused(open_training):
-    workload, examples = make(lambda inputs, *args, **kwargs: inputs)
-    with (
-        pytest.raises(errors.ConfigError, match="--sync_batch_norm: workload norm has no tower_train.layers.batch"),
-        open_training(workload, examples, sync_batch_norm=True, dtype="float64"),
-    ):
-        pass
+def test_synchronizing_a_network_without_normalisation_is_refused():
+    with pytest.raises(errors.ConfigError, match="--sync_batch_norm: workload norm has no tower_train.layers.batch"):
+        train(2, 0, lambda inputs, *args, **kwargs: inputs, sync_batch_norm=True)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 
 import numpy as np
+import plain_convnet
 import pytest
 import tensorflow as tf
 
@@ -120,7 +121,7 @@ def train_plainly(initial, batches):
         accumulators = {name: tf.Variable(np.zeros_like(value)) for name, value in initial.items()}
         averages = {name: tf.Variable(value) for name, value in initial.items()}
 
-        logits = plain_network(images, weights)
+        logits = plain_convnet.activations(images, weights)["softmax_linear"]
         right = tf.one_hot(labels, 10, dtype=tf.float64)
         cross_entropy = -tf.reduce_mean(tf.reduce_sum(right * tf.nn.log_softmax(logits), axis=1))
         decayed = [weights["local3/weights"], weights["local4/weights"]]
@@ -147,27 +148,3 @@ def train_plainly(initial, batches):
         found = {"": weights, "/Momentum": accumulators, "/ExponentialMovingAverage": averages}
         final = session.run({name + kind: v for kind, variables in found.items() for name, v in variables.items()})
         return Run(initial, np.array(losses), final)
-
-
-def plain_network(images, weights):
-    """Float64 logits [batch, 10] of images [batch, 24, 24, 3]."""
-
-    def convolution(inputs, layer):
-        maps = tf.nn.conv2d(inputs, weights[f"{layer}/weights"], strides=1, padding="SAME")
-        return tf.nn.relu(maps + weights[f"{layer}/biases"])
-
-    def pool(inputs):
-        return tf.nn.max_pool2d(inputs, ksize=3, strides=2, padding="SAME")
-
-    def normalize(inputs):  # tf.nn.lrn(inputs, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75), which has no float64
-        squares = tf.pad(tf.square(inputs), [[0, 0], [0, 0], [0, 0], [4, 4]])
-        energy = sum(squares[..., shift : shift + 64] for shift in range(9))
-        return inputs / (1.0 + 0.001 / 9.0 * energy) ** 0.75
-
-    def affine(inputs, layer):
-        return inputs @ weights[f"{layer}/weights"] + weights[f"{layer}/biases"]
-
-    norm1 = normalize(pool(convolution(images, "conv1")))
-    pool2 = pool(normalize(convolution(norm1, "conv2")))
-    local3 = tf.nn.relu(affine(tf.reshape(pool2, [GLOBAL_BATCH, -1]), "local3"))
-    return affine(tf.nn.relu(affine(local3, "local4")), "softmax_linear")

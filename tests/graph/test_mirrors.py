@@ -3,16 +3,17 @@
 import dataclasses
 import functools
 
+import norm_workload
 import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
 
 import cifar10
-from tower_train import errors, layers
+from tower_train import errors
 from tower_train.config import Config
 from tower_train.graph import devices, training
-from tower_train.workload import DataRequest, Examples, Workload
+from tower_train.workload import DataRequest, Workload
 
 v1 = tf.compat.v1
 
@@ -20,20 +21,8 @@ STEPS = 50
 TRAIN = dict(dtype="float64", learning_rate=0.05, moving_average_decay=0.9, batch_size=4)
 
 
-def make(decay=1e-2):
-    """A network with batch normalisation, weight decay and an embedding, whose gradient is sparse; 60 examples."""
-    rng = np.random.default_rng(0)
-    features, labels = rng.normal(1, 2, [60, 4]), rng.integers(3, size=60).astype(np.int32)
-
-    def network(features, training):
-        kernel = v1.get_variable("kernel", [4, 6], features.dtype, regularizer=lambda w: decay * tf.nn.l2_loss(w))
-        hidden = tf.nn.relu(layers.batch_normalization(features @ kernel, training, name="norm"))
-        table = v1.get_variable("table", [5, 6], features.dtype)
-        rows = tf.nn.embedding_lookup(table, tf.cast(tf.abs(features[:, 0]), tf.int64) % 5)
-        return (hidden + rows) @ v1.get_variable("softmax", [6, 3], features.dtype)
-
-    workload = Workload("norm", lambda request: None, network)
-    return workload, Examples.from_arrays("norm", features, labels)
+def make():
+    return norm_workload.WORKLOAD, norm_workload.load(None)
 
 
 CLIPPING, SYNC, LARS = "four, accumulating and clipping", "three, synchronised", "lars"
@@ -60,9 +49,9 @@ def test_mirrored_variables_end_with_the_values_of_those_on_the_cpu(case, kind):
 def test_the_reference_network_ends_with_the_values_of_the_cpu_mode(cifar10_dir):
     examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
     options = dict(dtype="float64", num_gpus=2, batch_size=2, learning_rate=0.01, optimizer="momentum",
-                   momentum=0.875, clip_gradients=5.0)  # fmt: skip
-    on_cpu = trainings.train(cifar10.WORKLOAD, examples, STEPS, **options)
-    mirrored = trainings.train(cifar10.WORKLOAD, examples, STEPS, variable_update="mirrored", **options)
+                   momentum=0.875, clip_gradients=5.0, steps=12)  # fmt: skip
+    on_cpu = trainings.train(cifar10.WORKLOAD, examples, **options)
+    mirrored = trainings.train(cifar10.WORKLOAD, examples, variable_update="mirrored", **options)
     trainings.assert_same(mirrored, on_cpu)
 
 
