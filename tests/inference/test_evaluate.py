@@ -90,6 +90,7 @@ def read_only_run(request, run, tmp_path, monkeypatch):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     (copy / "result.json").unlink(missing_ok=True)
+    shutil.rmtree(copy / "eval", ignore_errors=True)
     if request.param == "mount":
         if not small_disk.can_mount(tmp_path / "disk"):
             pytest.skip("mounting a file system needs root")

@@ -187,6 +187,6 @@ def test_a_tensor_that_is_said_to_be_larger_than_the_files_is_damage_and_no_room
         content[at] = 0x78  # an unknown field instead of the first size: the shape is [2^40]
         content[end : end + 4] = crc32c_of_prefixes(content)[end].to_bytes(4, "little")
         index.write_bytes(content)
-        assert recovery.damage(str(path)) == "w is said to take 4398046511104 bytes, and its files have 0"
+        assert recovery.damage(str(path)).startswith("w is said to take 4398046511104 bytes, and its files have ")
         with pytest.raises(errors.RunError, match="model.ckpt-5 cannot be restored: w is said to take 4398046511104"):
             checkpoint.restore(saver, session, str(path))
