@@ -278,6 +278,7 @@ def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_
         "-m",
         "tower_train.evaluate",
         "--train_dir=runs/a",
+        "--workload=mine:OWN",
     ]
 
 
