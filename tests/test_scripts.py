@@ -98,7 +98,9 @@ def test_options_and_the_exit_status_pass_through(tree, tmp_path):
     environment = make_environment(tmp_path / "env")
     process = run_script(tree, "--data_dir=a b", "--num_gpus=0", VIRTUAL_ENV=str(environment))
     assert process.returncode == 2
-    assert process.stderr.endswith("tower_train: error: --num_gpus=0: it must be a whole number at least 1 and at most 1024.\n")
+    assert process.stderr.endswith(
+        "tower_train: error: --num_gpus=0: it must be a whole number at least 1 and at most 1024.\n"
+    )
 
 
 def test_an_install_that_failed_is_told_and_done_again(tree, tmp_path):
