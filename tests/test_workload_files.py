@@ -12,8 +12,8 @@ import pytest
 import toy_workload
 
 from tower_train import EvaluateOptions, __main__, errors, evaluate, evaluate_run, workload_files
-from tower_train.config import RunOptions
-from tower_train.inference import serving
+from tower_train.config import ExportOptions
+from tower_train.inference import saved_model, serving
 
 EVIL = "import pathlib\npathlib.Path({marker!r}).write_text('executed')\nfrom toy_workload import WORKLOAD\n"
 
@@ -135,9 +135,9 @@ def test_nothing_in_a_run_is_executed(way, is_given, run, tmp_path, monkeypatch)
 
 def test_prediction_and_export_execute_nothing_either(run, tmp_path, monkeypatch):
     train_dir = module_in_run(run, tmp_path / "marker", monkeypatch.chdir)
-    for function in (serving.open_run, functools.partial(serving.export, folder=tmp_path / "export")):
+    for function in (serving.open_run, functools.partial(saved_model.export, folder=tmp_path / "export")):
         with pytest.raises(errors.RunError, match="which lies in the run"):
-            function(RunOptions(train_dir=train_dir))
+            function(ExportOptions(train_dir=train_dir))
     assert not (tmp_path / "marker").exists()
 
 

@@ -47,7 +47,7 @@ def one_line(text: str) -> str:
 def stderr_in_file() -> Iterator[BinaryIO]:
     """Within this block standard error, also that of C libraries, goes into the temporary file that it yields; if the
     block raises, from there to standard error after all."""
-    sys.stderr.flush()
+    _flush_stderr()
     with tempfile.TemporaryFile(buffering=0) as file:
         try:
             stderr = os.dup(2)
@@ -62,9 +62,14 @@ def stderr_in_file() -> Iterator[BinaryIO]:
             os.write(stderr, file.read())
             raise
         finally:
-            sys.stderr.flush()
+            _flush_stderr()
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+def _flush_stderr() -> None:
+    if sys.stderr:  # None if the process began without one
+        sys.stderr.flush()
 
 
 class ProgressBar:

@@ -1,5 +1,7 @@
 """python -m tower_train.predict: what a run's network makes of image files, or of arrays of features."""
 
+import contextlib
+
 import numpy as np
 
 from tower_train import console, errors
@@ -22,14 +24,15 @@ def main(argv) -> int:
         raise errors.ConfigError("No file is named. Give images, or .npy files of features, after the options.")
     from tower_train.inference import example_files
 
-    contents = [example_files.read(path) for path in paths]
+    for path in paths:
+        example_files.read(path)  # a mistake is told before the network is loaded
     command_line.import_tensorflow()
     from tower_train.inference import serving
 
     built, session = serving.open_run(options)
     with session:
-        for path, content in zip(paths, contents, strict=True):
-            for names, feed in example_files.batches(path, content, built.files, built.features):
+        for path in paths:
+            for names, feed in example_files.batches(path, example_files.read(path), built.files, built.features):
                 found, remark = _run(path, session, built, feed)
                 for i, name in enumerate(names):
                     example = {output: values[i] for output, values in found.items()}
@@ -42,19 +45,20 @@ def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], 
     import tensorflow as tf
 
     from tower_train.data import remarks
+    from tower_train.run_dir import checkpoint
 
-    with remarks.of_decoders() as take_remark:
-        failure = None
+    is_image, failure = built.files in feed, None
+    with remarks.of_decoders() if is_image else contextlib.nullcontext(str) as take_remark:
         try:
             outputs = session.run(built.outputs, feed)
-        except tf.errors.InvalidArgumentError as error:
+        except tf.errors.OpError as error:
             failure = error
         remark = take_remark()
-    if failure and built.files in feed:
+    if isinstance(failure, tf.errors.InvalidArgumentError) and is_image:
         raise errors.DataError(f"{path}: is no image that can be decoded{f' ({remark})' if remark else ''}.")
     if failure:
-        raise errors.DataError(f"{path}: the network fails on it: {failure.message.splitlines()[0]}.")
-    return outputs, f" *** The file is damaged: {remark}." if remark and built.files in feed else ""
+        raise errors.DataError(f"{path}: the network fails on it: {checkpoint.reason(failure)}.")
+    return outputs, f" *** The file is damaged: {remark}." if remark else ""
 
 
 def _shown(outputs: dict[str, np.ndarray], class_names: tuple[str, ...], top: int) -> str:

@@ -172,7 +172,7 @@ def test_a_connection_that_is_lost_without_a_missing_worker_is_a_reason_to_start
     member = membership.join(Task(tuple(clusters.hosts(2)), 0), devices.place(Config()), 0.5, 60.0, True)
     with pytest.raises(errors.WorkerError, match=f"connection to another worker was lost at step 0 .{text}"):
         with member.failures_named():
-            raise kind(None, None, text)
+            raise kind(None, None, f"Graph execution error:\n\n{text}")
 
 
 def test_signals_to_a_worker_outside_of_its_steps_do_no_harm(tmp_path):

@@ -1,5 +1,6 @@
 """Operations with a random state of their own are refused by name where towers would be trained with them."""
 
+import dataclasses
 import json
 import re
 
@@ -74,8 +75,18 @@ def test_is_refused_with_its_name_its_line_and_what_to_use(change, text):
 def test_a_generator_is_refused():
     with tf.Graph().as_default():
         generator = tf.random.Generator.from_seed(1)
-        [found] = random_state.find([tf.nn.relu(generator.normal([2]))])
+        [found] = random_state.find([tf.nn.relu(generator.normal([2])).op])
     assert found.type == "RngReadAndSkip"
+
+
+def test_a_distortion_that_draws_by_itself_is_refused():
+    workload = dataclasses.replace(
+        toy_workload.WORKLOAD, distort=lambda features, draws: features + tf.random.normal(tf.shape(features))
+    )
+    with pytest.raises(
+        errors.GraphError, match="Dataset.*RandomStandardNormal, .* Use the draws that `distort` is giv"
+    ):
+        trainings.train(workload, toy_workload.load(DataRequest("train")), 0)
 
 
 def test_initial_values_and_stateless_numbers_are_no_such_operations():

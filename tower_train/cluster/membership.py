@@ -24,6 +24,7 @@ from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerSta
 from tower_train.cluster.task import Task
 from tower_train.console import notice
 from tower_train.graph.devices import Devices
+from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
 LeaveAtOnce = Callable[[errors.WorkerError], None]
@@ -147,7 +148,7 @@ class Membership(SingleProcess):
         if is_stale or isinstance(error, _LOST_CONNECTION):
             self._fail(errors.WorkerError(
                 f"The connection to another worker was lost at step {self._status.step} "
-                f"({error.message.splitlines()[0]}). {self._detector.next_step}"
+                f"({checkpoint.reason(error)}). {self._detector.next_step}"
             ))  # fmt: skip
 
     def leave(self, stopped_by):
@@ -234,7 +235,7 @@ class Membership(SingleProcess):
             time.sleep(self._interval / 2)
         if self._session:
             threading.Thread(target=self._session.close, daemon=True).start()
-        if not self._freed.wait(_GRACE_SECS):
+        if self._session and not self._freed.wait(_GRACE_SECS):  # before the steps nothing is stuck
             self._leave_at_once(self._failure)
 
 

@@ -117,6 +117,11 @@ class TowerDraws:
         """
         sizes = _sizes(tf.shape(inputs))
         if noise_shape is not None:
+            if len(noise_shape) != len(sizes):
+                raise errors.GraphError(
+                    f"layers.dropout: noise_shape has {len(noise_shape)} sizes for inputs of {len(sizes)}. Give one "
+                    "for each dimension, None for the inputs' size."
+                )
             sizes = [size if given is None else given for size, given in zip(sizes, noise_shape, strict=True)]
         # In float32 whatever the inputs are, so that each dtype drops the same.
         kept = self.uniform(layer, sizes, rows_each=rows_each) >= rate

@@ -43,17 +43,19 @@ class Found(NamedTuple):
     @property
     def instead(self) -> str:
         """The function of tower_train that draws as it does, but by example."""
+        if "Dataset" in self.name:
+            return "the draws that `distort` is given"
         if "dropout" in self.name:
             return "tower_train.layers.dropout"
         return "tower_train.layers.random_normal" if "Normal" in self.type else "tower_train.layers.random_uniform"
 
 
-def check(workload: str, values: Sequence[tf.Tensor], is_allowed: bool) -> list[str]:
-    """Looks for such operations among those that a tower's values are computed by.
+def check(workload: str, needed: Sequence[tf.Operation], is_allowed: bool) -> list[str]:
+    """Looks for such operations among those that a tower and its input are computed by.
 
     Args:
       workload: its name.
-      values: of one tower.
+      needed: the last ones.
       is_allowed: --allow_stateful_random.
 
     Returns:
@@ -63,7 +65,7 @@ def check(workload: str, values: Sequence[tf.Tensor], is_allowed: bool) -> list[
       GraphError: there is one, and it is not allowed.
       ConfigError: there is none, but it is allowed.
     """
-    found = list(find(values))
+    found = list(find(needed))
     if is_allowed and not found:
         raise errors.ConfigError(
             f"--allow_stateful_random: workload {workload} has no operation with a random state of its own. Leave the "
@@ -79,18 +81,18 @@ def check(workload: str, values: Sequence[tf.Tensor], is_allowed: bool) -> list[
     return [str(each) for each in found]
 
 
-def find(values: Sequence[tf.Tensor]) -> Iterator[Found]:
-    """Yields those that values depend on, in the order of their creation, and those within functions that are called.
+def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
+    """Yields those that some depend on, in the order of their creation, and those within functions that are called.
 
     Initial values of variables are not among them: what is computed from a variable depends on its handle only.
     """
-    needed, left = set(), [value.op for value in values]
+    needed, left = set(), list(last)
     while left:
         op = left.pop()
         if op.name not in needed:
             needed.add(op.name)
             left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    graph, calls, bodies = values[0].graph, {}, {}
+    graph, calls, bodies = last[0].graph, {}, {}
     for op in graph.get_operations():
         if op.name not in needed:
             continue

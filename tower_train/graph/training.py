@@ -104,7 +104,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             graph=graph, train_op=finite.op, report=report, progress=so_far,
             summary=_summary(config, sections, applied[0], source, finite.op), global_step=counters.global_step,
             ask_to_stop=ask_to_stop, num_towers=len(places),
-            random_numbers=_random_numbers(workload, tower_losses[0], built, config.allow_stateful_random),
+            random_numbers=_random_numbers(workload, source, tower_losses[0], built, config.allow_stateful_random),
             **_about(config, examples, source, applied[0]), **_saved(graph, variables, devices, sections),
         )  # fmt: skip
 
@@ -243,11 +243,13 @@ def _other_means(
 
 
 def _random_numbers(
-    workload: Workload, first_loss: tf.Tensor, built: list[context.Context], allow_stateful: bool
+    workload: Workload, source: stream.Stream, first_loss: tf.Tensor, built: list[context.Context], allow_stateful: bool
 ) -> RandomNumbers:
     """What draws random numbers in the towers, see random_state.check and draws.check_same for what is refused."""
-    values = [first_loss, *(statistic.value for statistic in built[0].statistics)]
-    stateful = random_state.check(workload.name, values, allow_stateful)
+    last = [first_loss.op, *(statistic.value.op for statistic in built[0].statistics)]
+    if not source.state:  # examples in an order of their own draw as they like: their iterator's state is saved
+        last.append(source.initializer)
+    stateful = random_state.check(workload.name, last, allow_stateful)
     by_example = check_same([tower.draws for tower in built])
     return RandomNumbers(by_example, tuple(sorted(built[0].drawn_by_tower)), tuple(stateful))
 

@@ -1,5 +1,6 @@
 """A trained network for use: from raw features, image files or tf.Examples to its outputs, or to classes and scores."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 
@@ -78,7 +79,10 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
     with built.graph.as_default():
         saver = v1.train.Saver(built.restored)
     session = v1.Session(graph=built.graph, config=v1.ConfigProto(device_count={"GPU": 0}))
-    run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
+    with contextlib.ExitStack() as if_failed:
+        if_failed.enter_context(session)
+        run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
+        if_failed.pop_all()
     return built, session
 
 

@@ -69,8 +69,9 @@ def of_all_labels(examples: Examples) -> list[str]:
     Raises:
       DataError: as `warnings`.
     """
-    lines = _about_classes(examples.labels, examples, "all") if examples.class_names else []
-    return [f"*** {examples.name}: {line}" for line in lines] if examples.labels is not None else []
+    if examples.labels is None or not examples.class_names:
+        return []
+    return [f"*** {examples.name}: {line}" for line in _about_classes(examples.labels, examples, "all")]
 
 
 def _about_classes(labels: np.ndarray, examples: Examples, which: str) -> Iterator[str]:

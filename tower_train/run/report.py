@@ -77,14 +77,14 @@ def joining_line(task: Task, first_step: int, last_step: int, device_names: tupl
 def closing_lines(result: Result, last_step: int, path: str | None, evaluation: Evaluation | None) -> list[str]:
     """The last lines of a run: its result, and what to do next. path: the workload's import path in run.json."""
     has_no_gain = result.reason is StopReason.NO_GAIN
-    if result.loss is None:
+    if result.training_secs is None:
         option = "--stop_after_no_gain_epochs" if has_no_gain else "--max_steps or --epochs"
         lines = [f"Step {result.step} was reached before; nothing to do. A greater {option} trains on."]
     else:
         rate = f", {result.examples_per_sec:.1f} examples/sec" if result.examples_per_sec else ""
         lines = [
             f"Stopped by {result.stopped_by} at step {result.step} of {last_step} after {result.seconds:.1f} s: "
-            f"loss {as_loss(result.loss)}{rate}.",
+            f"{'no update' if result.loss is None else f'loss {as_loss(result.loss)}'}{rate}.",
             f"Saved:    {result.checkpoint}",
         ]
     if evaluation and evaluation.step == result.step:

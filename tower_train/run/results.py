@@ -36,7 +36,7 @@ class Result:
     Attributes:
       train_dir: where the run is; empty in a worker that is not the chief.
       step: the last step, over all starts.
-      loss: at that step; None if this start did no step.
+      loss: at the last step that was not skipped; None if there was none.
       examples_per_sec: over this start's steps after its first; None if there were none.
       seconds: this start took, from opening the session to the last save.
       training_secs: of these, from the beginning of this start's first step to the end of its last, less evaluations;
@@ -76,7 +76,7 @@ def write(
     """Writes result.json; returns the failure of the run's steps, or else that result.json cannot be written."""
     try:
         # A start that did no step leaves the result of the one that did.
-        if result.loss is not None or run_dir.read(directory.RESULT).get("step") != result.step:
+        if result.training_secs is not None or run_dir.read(directory.RESULT).get("step") != result.step:
             run_dir.update(directory.RESULT, result.as_dict() | evaluations)
         elif changed := evaluations | ({"stopped_by": result.stopped_by} if failure else {}):
             run_dir.update(directory.RESULT, changed)

@@ -154,10 +154,12 @@ class RunDirectory:
     def is_locked(self) -> bool:
         """Whether a trainer is at work here."""
         try:
-            with contextlib.suppress(FileNotFoundError), files.open_regular(self.path / LOCK, "rb") as lock:
+            with files.open_regular(self.path / LOCK, "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:  # there is none, or none that can be read
+            return False
         return False
 
     def cut_metrics(self, last_step: int) -> None:
