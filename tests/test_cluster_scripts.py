@@ -27,7 +27,7 @@ def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path)
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if ": step 20, loss" in line:
+            if ": step 10, loss" in line:
                 process.send_signal(signal.SIGINT)
         assert process.wait(jobs.WAIT_SECS) == 130, lines
     assert all(re.match(r"\[worker [01]\] ", line) for line in lines)

@@ -14,9 +14,7 @@ COMPILER = shutil.which("g++")
 CASES = {
     "cpu": {},
     "add_n": {"variable_update": "mirrored", "all_reduce": "add_n"},
-    "collective": {"variable_update": "mirrored", "all_reduce": "collective", "dtype": "bfloat16"},
     "nccl": {"variable_update": "mirrored", "all_reduce": "nccl", "optimizer": "adam"},
-    "synchronized": {"model": "resnet20", "sync_batch_norm": True},
 }
 GRADIENT_BYTES = 4 * 1_068_298  # of the tutorial's network, one for each weight
 INPUT_BYTES = 2 * 4 * (24 * 24 * 3 * 4 + 4)  # two towers' images and labels

@@ -36,9 +36,9 @@ def allows(constraint, node):
     [
         ("convnet", dict(variable_update="mirrored", all_reduce="nccl", optimizer="momentum")),
         ("convnet", dict(variable_update="mirrored", all_reduce="add_n", dtype="float64", accumulate_steps=2)),
-        ("convnet", dict(optimizer="adam", dtype="bfloat16", clip_gradients=1.0)),
+        ("convnet", dict(variable_update="mirrored", all_reduce="collective", dtype="bfloat16", clip_gradients=1.0)),
+        ("convnet", dict(optimizer="adam")),
         ("resnet20", dict(sync_batch_norm=True, optimizer="lars")),
-        ("resnet20", dict(variable_update="mirrored", all_reduce="collective", dtype="bfloat16")),
         ("minigooglenet", dict(dtype="bfloat16")),
         ("cifar10_94", dict(dtype="bfloat16", lookahead_every_steps=2)),
     ],

@@ -2,8 +2,7 @@
 
 import dataclasses
 import importlib
-import pathlib
-import pickle
+import json
 import timeit
 
 import numpy as np
@@ -36,7 +35,7 @@ def describe(spec: dict) -> dict:
     rivals = _rivals(spec["workload"], workload)
     examples = workload.examples(_request(spec))
     batch = _one_batch(workload, examples, spec["batch_size"])
-    pathlib.Path(spec["fixed_path"]).write_bytes(pickle.dumps(batch))
+    _save(spec["fixed_path"], batch)
     gpus = [] if spec["device"] == "cpu" else tf.config.list_physical_devices("GPU")
     return {
         "gpus": [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus],
@@ -107,7 +106,7 @@ def fixed_workload(workload: workloads.Workload, path: str, request: workloads.D
 
     A network that begins with values made from examples gets those of the request, before any preprocessing.
     """
-    batch = pickle.loads(pathlib.Path(path).read_bytes())
+    batch = _load(path)
 
     def fetch(indices):
         # As many as are asked for, over and over again, since the look at the data takes more than a step does.
@@ -162,6 +161,26 @@ def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch
         )
         session.run(first.initializer)
         return session.run(first.batches[0])
+
+
+def _save(path: str, batch) -> None:
+    """Writes a nest of arrays as .npz: the arrays, and as JSON the nest of their numbers."""
+    arrays = tf.nest.flatten(batch)
+    numbers = tf.nest.pack_sequence_as(batch, list(range(len(arrays))))
+    with open(path, "wb") as file:
+        np.savez(file, *arrays, nest=json.dumps(numbers))
+
+
+def _load(path: str):
+    """The nest of arrays that `_save` wrote; its lists are tuples."""
+    with np.load(path, allow_pickle=False) as arrays:
+
+        def filled(numbers):
+            if isinstance(numbers, dict):
+                return {key: filled(value) for key, value in numbers.items()}
+            return tuple(map(filled, numbers)) if isinstance(numbers, list) else arrays[f"arr_{numbers}"]
+
+        return filled(json.loads(str(arrays["nest"])))
 
 
 def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | None:

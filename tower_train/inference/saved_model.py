@@ -88,16 +88,16 @@ def _is_number(output: tf.Tensor) -> bool:
 
 def _check(folder: pathlib.Path, options: ExportOptions) -> None:
     """Raises RunError if nothing may be written to a folder."""
-    is_model = (folder / _FILE).exists()
+    is_there, is_model = os.path.exists(folder), os.path.exists(folder / _FILE)  # also by a name that cannot be
     if options.versioned and is_model:
         raise errors.RunError(
             f"{folder} is a SavedModel itself, and no folder of versions. Name another with --export_dir."
         )
-    if options.overwrite and folder.exists() and not is_model:
+    if options.overwrite and is_there and not is_model:
         raise errors.RunError(
             f"{folder} is there already and is no SavedModel, so it stays. Name another with --export_dir."
         )
-    if folder.exists() and not (options.versioned or options.overwrite):
+    if is_there and not (options.versioned or options.overwrite):
         raise errors.RunError(
             f"{folder} is there already. Name another with --export_dir, replace it with --overwrite, or write "
             "numbered versions into a folder with --versioned."
