@@ -80,7 +80,7 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
         saver = v1.train.Saver(built.restored)
     session = v1.Session(graph=built.graph, config=v1.ConfigProto(device_count={"GPU": 0}))
     with contextlib.ExitStack() as if_failed:
-        if_failed.enter_context(session)
+        if_failed.callback(session.close)
         run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
         if_failed.pop_all()
     return built, session

@@ -257,7 +257,7 @@ def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors
         loss=last.loss,
         examples_per_sec=last.steps_per_sec and last.steps_per_sec * start.graph.global_batch,
         seconds=seconds,
-        training_secs=last.training_secs,
+        training_secs=last.training_secs if step > start.first_step else None,
         reason=reason,
         stopped_by=str(failure) if failure else reason.text(start.config.stop_after_no_gain_epochs),
         checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.is_chief else None,
