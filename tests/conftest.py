@@ -1,4 +1,4 @@
-"""What tests of several rooms share. Every test runs on the CPU, also where there are GPUs."""
+"""Things that tests of several rooms share. Every test runs on the CPU, also where there are GPUs."""
 
 import os
 import sys

@@ -40,7 +40,7 @@ MOST_SHOWN = 2000
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a case: its exit status, or minus a signal's number; what it said; whether it had to be killed."""
+    """The outcome of a case: its exit status, or minus a signal's number; what it said; whether it had to be killed."""
 
     status: int
     output: str
@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def fault(self):
-        """What is wrong with it; empty if nothing is."""
+        """Says what is wrong with it; empty if nothing is."""
         if self.is_stuck:
             return "stuck"
         if self.status not in (*DOCUMENTED, TOLD_TO_END):

@@ -109,7 +109,7 @@ def _put_files(folder):
 
 
 def environment_case(draw, folder, run_dir):
-    """What a scheduler might set; the process only looks for its place."""
+    """Variables that a scheduler might set; the process only looks for its place."""
     if draw.random() < 0.5:
         environment = {"TF_CONFIG": _strange_json(draw, {
             "cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": 1}

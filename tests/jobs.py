@@ -180,7 +180,7 @@ def assert_close(variables, expected):
 
 
 def events(folder):
-    """What TensorBoard sees of a folder's event files."""
+    """Reads a folder's event files as TensorBoard does."""
     accumulator = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
     return accumulator.Reload()
 
@@ -191,5 +191,5 @@ def contents(folder):
 
 
 def json_like(value):
-    """What a value is after it was written as JSON and read."""
+    """Returns a value as it is after it was written as JSON and read."""
     return json.loads(json.dumps(value))

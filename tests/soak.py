@@ -75,7 +75,7 @@ def wait(process):
 
 
 class Log:
-    """What towers were trained on, from the log: every batch of the path that leads to the newest state, once."""
+    """Reads what towers were trained on from the log: every batch of the path that leads to the newest state, once."""
 
     def __init__(self, path):
         self._file = open(path, "a+b")
@@ -105,13 +105,13 @@ class Log:
         return max(self._batches, default=0) // GLOBAL_BATCH
 
     def lost(self, steps):
-        """How many of the examples of the first steps were not trained on."""
+        """Counts the examples of the first steps that were not trained on."""
         taken = sum(count for position, count in self._batches.items() if position < steps * GLOBAL_BATCH)
         return steps * GLOBAL_BATCH - taken
 
 
 class Faults:
-    """What goes wrong with the files of a run, between its starts or under it."""
+    """Things that go wrong with the files of a run, between its starts or under it."""
 
     def __init__(self, draw, train_dir, disk):
         self._draw, self._train_dir, self._disk = draw, train_dir, disk
@@ -201,7 +201,7 @@ def let_train(draw, process, began, log, faults):
 
 
 def mismatches(folder, other, steps):
-    """How many variables and metrics of two runs differ in any bit."""
+    """Counts the variables and metrics of two runs that differ in any bit."""
     one, two = jobs.variables(folder, steps), jobs.variables(other, steps)
     differing = [name for name in one.keys() | two.keys() if not np.array_equal(one.get(name), two.get(name))]
     logged = {record["step"]: record for record in jobs.metrics_but_times(other)}

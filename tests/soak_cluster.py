@@ -196,7 +196,7 @@ class Round:
 
 
 def mismatches(train_dir, undisturbed):
-    """How many variables, records of metrics.jsonl and points of curves differ in any bit, are missing or doubled."""
+    """Counts the variables, records of metrics.jsonl and points of curves differ in any bit, are missing or doubled."""
     one, two = jobs.variables(train_dir, STEPS), jobs.variables(undisturbed, STEPS)
     differing = sum(not np.array_equal(one.get(name), two.get(name)) for name in one.keys() | two.keys())
     points = [points_of_curve(folder) for folder in (train_dir, undisturbed)]

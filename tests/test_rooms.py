@@ -41,7 +41,7 @@ def imports(source, module, is_package, known):
 
 
 def place(module):
-    """How far up a module stands, commands and programs above all rooms; None in the vocabulary."""
+    """The height at which a module stands, commands and programs above all rooms; None in the vocabulary."""
     if module == "tower_train":  # the public names, by which the benchmark measures
         return place("tower_train.bench")
     package, *rest = module.split(".")

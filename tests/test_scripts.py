@@ -37,7 +37,7 @@ def make_environment(path):
 
 
 def installs(environment):
-    """What pip was asked for."""
+    """Reads what pip was asked for."""
     calls = list(environment.glob("lib/python*/site-packages/pip/calls.jsonl"))
     return [json.loads(line)[-1] for path in calls for line in path.read_text().splitlines()]
 

@@ -1,4 +1,4 @@
-"""What a user brings: finding a workload, the metrics and the loss that are there already."""
+"""A user's part: finding a workload, the metrics and the loss that are there already."""
 
 import numpy as np
 import pytest

@@ -110,7 +110,7 @@ def _folders(file: str) -> Iterator[str]:
 
 
 def _innermost(file: str, folders: list[str]) -> str | None:
-    """Which of these folders a file is in, by its real name."""
+    """The one of these folders that a file is in, by its real name."""
     around = (folder for parent in _folders(os.path.realpath(file)) for folder in folders if _is_same(parent, folder))
     return next(around, None)
 

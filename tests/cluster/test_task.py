@@ -1,4 +1,4 @@
-"""How a process finds its task among several."""
+"""A process finds its task among several."""
 
 import json
 

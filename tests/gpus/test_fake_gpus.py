@@ -22,7 +22,7 @@ INPUT_BYTES = 2 * 4 * (24 * 24 * 3 * 4 + 4)  # two towers' images and labels
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What on_fake_gpus says of each case."""
+    """Reads what on_fake_gpus says of each case."""
     if not COMPILER:
         pytest.skip("needs g++ to build GPUs")
     plugin = tmp_path_factory.mktemp("plugin") / "fake_gpu.so"

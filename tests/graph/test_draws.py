@@ -41,7 +41,7 @@ def expected(text, positions, count):
 
 
 def numbers(build, first=0, batch=8, key="3 layer", step=0):
-    """What build(TowerDraws) gives at a place of the stream."""
+    """Evaluates build(TowerDraws) at a place of the stream."""
     with tf.Graph().as_default(), v1.Session() as session:
         draws = TowerDraws(key, tf.constant(first, tf.int64), batch, tf.constant(step, tf.int64))
         with context.Context().of_tower(0, draws):

@@ -56,7 +56,7 @@ def gradients(weights, x, y):
 
 class Sgd:
     def move(self, name, weight, gradient):
-        """What the weight moves by at rate 1."""
+        """The weight's move at rate 1."""
         return gradient
 
 

@@ -38,7 +38,7 @@ AHEAD = (*TRAINED, "norm/moving_mean", "norm/moving_variance")
 
 
 class Oracle:
-    """What a step does to all variables, in numpy."""
+    """A step's change of all variables, in numpy."""
 
     def __init__(self, values, max_steps):
         self.fast, self.frozen = {name: values[name] for name in AHEAD}, values["frozen"]

@@ -1,4 +1,4 @@
-"""Where things are: variables and their update on the CPU, tower i on GPU i. Read from a graph; no GPU is needed."""
+"""Places: variables and their update on the CPU, tower i on GPU i. Read from a graph; no GPU is needed."""
 
 import re
 

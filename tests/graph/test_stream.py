@@ -1,4 +1,4 @@
-"""Which example is trained on when depends on the seed and the position, and on nothing else."""
+"""The example that is trained on depends on the seed and the position, and on nothing else."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What TensorBoard shows: one set of curves, whose tags are the same for any number of towers."""
+"""TensorBoard's curves: one set of curves, whose tags are the same for any number of towers."""
 
 import numpy as np
 import pytest

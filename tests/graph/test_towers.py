@@ -249,7 +249,7 @@ class TestViews:
                 np.testing.assert_array_equal(session.run(outputs), np.full([2, 4], expected))
 
     def test_the_mean_over_them_is_in_full_precision(self, graph):
-        """Where the arithmetic is in bfloat16, whose eight bits would lose the second view."""
+        """Also in bfloat16, whose eight bits would lose the second view."""
         built = self.built(lambda x: [(255 / 256, 0 * x + 1), (1 / 256, 0 * x + 1.5)], lambda x, training: x,
                            dtype=tf.bfloat16)  # fmt: skip
         with v1.Session() as session:

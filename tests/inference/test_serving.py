@@ -232,7 +232,7 @@ def test_an_export_that_fails_leaves_nothing_in_the_way(toy_run, tmp_path, monke
 
 
 def scale_of(folder):
-    """What an exported network makes of ones."""
+    """Runs an exported network on ones."""
     served = tf.saved_model.load(str(folder)).signatures["serving_default"]
     return served(features=tf.ones([1, 4]))["logits"].numpy().tolist()
 

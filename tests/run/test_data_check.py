@@ -1,4 +1,4 @@
-"""What is likely to be a mistake in the training examples is told before a new run, and only then."""
+"""A likely mistake in the training examples is told before a new run, and only then."""
 
 import dataclasses
 

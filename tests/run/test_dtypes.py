@@ -17,7 +17,7 @@ UNKNOWN = "since {path} does not tell this processor's instructions"
 
 @pytest.fixture
 def cpuinfo_path(tmp_path, monkeypatch):
-    """Where the processor is described; nothing lies there yet."""
+    """The file that describes the processor; nothing lies there yet."""
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     return host.CPUINFO
 

@@ -186,7 +186,7 @@ class TestClasses:
 
 
 class TestFailuresLater:
-    """What comes after the training costs nothing of it."""
+    """A failure after the training costs nothing of it."""
 
     @pytest.fixture
     def failing(self, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a person reads of a run: log lines in the original's form, true rates, and commands that work."""
+"""A person's view of a run: log lines in the original's form, true rates, and commands that work."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a run may be resumed as, and what it may not."""
+"""A run is resumed as what it was, and as nothing else."""
 
 import dataclasses
 import re

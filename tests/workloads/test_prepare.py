@@ -1,4 +1,4 @@
-"""What evaluation prepares in the input pipeline, an exported network prepares in its graph: to the bit the same."""
+"""An exported network prepares in its graph, to the bit, what evaluation prepares in the input pipeline."""
 
 import numpy as np
 import pytest

@@ -42,7 +42,7 @@ def declared_size(contents: tf.Tensor) -> tf.Tensor:
 
 
 def _part(contents: tf.Tensor, start: int | tf.Tensor, count: int) -> tf.Tensor:
-    """That many bytes of the head of a file's contents, from the start on; zeros beyond its end."""
+    """Returns that many bytes of the head of a file's contents, from the start on; zeros beyond its end."""
     head = tf.strings.join([tf.strings.substr(contents, 0, _HEAD), tf.constant(bytes(_HEAD))])
     return tf.strings.substr(head, start, count)
 

@@ -243,9 +243,10 @@ def _other_means(
 
 
 def _random_numbers(
-    workload: Workload, source: stream.Stream, first_loss: tf.Tensor, built: list[context.Context], allow_stateful: bool
-) -> RandomNumbers:
-    """What draws random numbers in the towers, see random_state.check and draws.check_same for what is refused."""
+    workload: Workload, source: stream.Stream, first_loss: tf.Tensor, built: list[context.Context],
+    allow_stateful: bool,
+) -> RandomNumbers:  # fmt: skip
+    """Names what draws random numbers in the towers; see random_state.check and draws.check_same for what is refused."""
     last = [first_loss.op, *(statistic.value.op for statistic in built[0].statistics)]
     if not source.state:  # examples in an order of their own draw as they like: their iterator's state is saved
         last.append(source.initializer)

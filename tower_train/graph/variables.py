@@ -1,4 +1,4 @@
-"""Where the variables live: one copy on the host for all towers, or one on each tower's device.
+"""The variables: one copy on the host for all towers, or one on each tower's device.
 
 Whoever builds the step need not know which: a value that each copy of the variables has its own of is a list over
 copies, made by `each` or `average` and handed on to the next of them.

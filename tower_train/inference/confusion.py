@@ -14,7 +14,7 @@ _MOST_KEPT = 100
 
 @dataclasses.dataclass(frozen=True)
 class Confused:
-    """How many examples of one class were taken for another."""
+    """The number of examples of one class that were taken for another."""
 
     true: str
     predicted: str
