@@ -80,8 +80,9 @@ class TowerDraws:
     def rows_each(self, shape) -> int | None:
         """Returns the rows_each of `uniform` for a tensor of this shape.
 
-        1 for a row an example, None for a scalar or one row in all,
-        which belong to the step; 0 where rows and examples do not fit."""
+        1 for a row an example, None for a scalar or one row in all, which belong to the step; 0 where rows and examples
+        do not fit.
+        """
         sizes = _sizes(shape)
         if sizes and isinstance(sizes[0], int) and sizes[0] == (self._batch or sizes[0]):
             return 1
