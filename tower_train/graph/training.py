@@ -246,7 +246,7 @@ def _random_numbers(
     workload: Workload, source: stream.Stream, first_loss: tf.Tensor, built: list[context.Context],
     allow_stateful: bool,
 ) -> RandomNumbers:  # fmt: skip
-    """Names what draws random numbers in the towers; see random_state.check and draws.check_same for what is refused."""
+    """Names what draws random numbers in the towers; random_state.check and draws.check_same refuse some."""
     last = [first_loss.op, *(statistic.value.op for statistic in built[0].statistics)]
     if not source.state:  # examples in an order of their own draw as they like: their iterator's state is saved
         last.append(source.initializer)
