@@ -235,7 +235,7 @@ class Membership(SingleProcess):
             time.sleep(self._interval / 2)
         if self._session:
             threading.Thread(target=self._session.close, daemon=True).start()
-        if self._session and not self._freed.wait(_GRACE_SECS):  # before the steps nothing is stuck
+        if not self._freed.wait(_GRACE_SECS):
             self._leave_at_once(self._failure)
 
 
