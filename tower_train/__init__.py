@@ -42,15 +42,19 @@ _HOMES = {
     "EvaluateOptions": "tower_train.config",
     "average_gradients": "tower_train.graph.gradients",
     "classification_metrics": "tower_train.measures",
+    "data": "tower_train.data",
     "estimator": "tower_train.estimator",
     "evaluate_run": "tower_train.inference.saved_evaluation",
+    "initializers": "tower_train.initializers",
     "keras_network": "tower_train.fronts.keras_network",
+    "layers": "tower_train.layers",
     "mean_squared_error": "tower_train.measures",
     "multi_gpu_model": "tower_train.fronts.multi_gpu_model",
     "regression_metrics": "tower_train.measures",
     "softmax_cross_entropy": "tower_train.measures",
     "tower_loss": "tower_train.graph.towers",
     "train": "tower_train.run.train",
+    "workloads": "tower_train.workloads",
 }
 __all__ = ["__version__", *_HOMES]
 

@@ -15,6 +15,10 @@ class DataError(UserError):
     """A data file that is missing, damaged or not what its name says."""
 
 
+class LayoutError(DataError):
+    """Folders that are not laid out as they should be; the text goes on with a tree of those that are expected."""
+
+
 class RunError(UserError):
     """A train_dir that cannot be used, or not by this run."""
 

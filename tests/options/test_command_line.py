@@ -97,6 +97,23 @@ def test_an_errors_kind_is_the_exit_status(capsys, error, status):
     assert capsys.readouterr().err == f"tower_train: error: {error}\n"
 
 
+def test_a_tree_of_folders_stays_a_tree_and_nothing_else_breaks_a_line(capsys):
+    for error, expected in [
+        (
+            errors.LayoutError("a: holds nothing. Expected:\n  a\n  ├── train\x1b"),
+            "a: holds nothing. Expected:\n  a\n  ├── train\\x1b",
+        ),
+        (errors.DataError("a\nb: is damaged."), "a\\nb: is damaged."),
+    ]:
+
+        def main(argv, error=error):
+            raise error
+
+        with pytest.raises(SystemExit):
+            command_line.run(main)
+        assert capsys.readouterr().err == f"tower_train: error: {expected}\n"
+
+
 def test_what_a_command_returns_is_the_exit_status():
     with pytest.raises(SystemExit) as left:
         command_line.run(lambda argv: 143)

@@ -51,11 +51,11 @@ def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
     images = sum(kind_of(entry.name) != "" for entry in entries)
     if not names:
         found = f"holds {images} image{'s' * (images > 1)} and no class folders" if images else "holds no folders"
-        raise errors.DataError(f"{folder}: {found}.{layout(directory)}")
+        raise errors.LayoutError(f"{folder}: {found}.{layout(directory)}")
     only = shown(names[0])
     if any((folder / names[0] / name).is_dir() for name in ("train", *TEST_NAMES)):
         raise errors.DataError(f"{folder}: holds no images, but {only} in it does. Give --data_dir={folder / only}.")
-    raise errors.DataError(f"{folder}: holds one class folder only, {only}.{layout(directory)}")
+    raise errors.LayoutError(f"{folder}: holds one class folder only, {only}.{layout(directory)}")
 
 
 def check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
@@ -75,7 +75,7 @@ def list_images(folder: pathlib.Path, directory: pathlib.Path) -> Listing:
         entries = _entries(folder / class_name)
         found = [entry.name for entry in entries if _is_image(entry)]
         if not found:
-            raise errors.DataError(
+            raise errors.LayoutError(
                 f"{folder / shown(class_name)}: holds no {', '.join(EXTENSIONS)} file. Add images of this class, or "
                 f"remove its folder.{layout(directory)}"
             )

@@ -62,9 +62,10 @@ def _with_enough(listing: Listing, directory: pathlib.Path, validation_fraction:
     lonely = [listing.class_names[i] for i in np.flatnonzero(np.bincount(listing.labels) == 1)]
     layout = class_folders.layout(directory)
     if len(lonely) == len(listing.class_names):
-        raise errors.DataError(f"{listing.root}: each of its {len(lonely)} class folders holds one image only.{layout}")
+        found = f"each of its {len(lonely)} class folders holds one image only"
+        raise errors.LayoutError(f"{listing.root}: {found}.{layout}")
     if lonely and validation_fraction:
-        raise errors.DataError(
+        raise errors.LayoutError(
             f"--validation_fraction={validation_fraction:g}: {listing.root / lonely[0]} holds one image only, which "
             f"cannot be both trained on and tested on.{layout}"
         )

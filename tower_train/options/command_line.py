@@ -110,7 +110,8 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     try:
         status = main(sys.argv)
     except errors.UserError as error:
-        console.notice(f"error: {console.one_line(str(error))}")
+        lines = str(error).split("\n") if isinstance(error, errors.LayoutError) else [str(error)]
+        console.notice("error: " + "\n".join(map(console.one_line, lines)))
         status = error.exit_status
     except KeyboardInterrupt:  # before or after the steps, which have a handler of their own
         console.notice("interrupted")

@@ -91,8 +91,11 @@ def _prepare_chief(start: Start, before: dict) -> Start:
         best.Best(run_dir, config.keep_best, patience, config.global_batch),
     )
     notes += evaluations.try_out(resumed.step, start.last_step, start.graph.variables)
-    if is_checked and evaluations.examples:
-        notes += data_check.of_all_labels(evaluations.examples)
+    tested = evaluations.examples
+    if tested and tested.notice and tested.notice != examples.notice:
+        notes.append(f"*** {tested.notice}")
+    if is_checked and tested:
+        notes += data_check.of_all_labels(tested)
     evaluations.begin(resumed.step, resumed.path)
     run_json = start.run_json | {"drawing": hashlib.sha256(drawing).hexdigest()[:16]}
     is_drawn = resumed.step and before.get("drawing") == run_json["drawing"]
