@@ -320,13 +320,13 @@ def test_the_towers_of_another_worker_drop_what_as_many_towers_of_one_process_wo
     assert np.array_equal(other, third) and not np.array_equal(other, second)
 
 
-@pytest.mark.parametrize("options", [{}, dict(variable_update="mirrored", check_mirrors_every_steps=1)])
-def test_dropout_resumes_exactly(examples, tmp_path, options):
+def test_dropout_resumes_exactly(examples, tmp_path):
     """And copies of the variables stay the same, those of the random numbers' states and constrained ones included."""
     task = workload(examples, small(0.5, constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])))
 
     def run(name, steps):
-        given = dict(train_dir=str(tmp_path / name), max_steps=steps, num_gpus=2, batch_size=4) | options
+        mirrored = dict(variable_update="mirrored", check_mirrors_every_steps=1)
+        given = dict(train_dir=str(tmp_path / name), max_steps=steps, num_gpus=2, batch_size=4) | mirrored
         tower_train.train(task, Config(device="cpu", summary_every_steps=0, **given))
         return jobs.variables(tmp_path / name)
 
