@@ -1,16 +1,19 @@
 """python -m tower_train: a mistake is one line that says what to do, and a workload of one's own trains by its name."""
 
 import functools
+import inspect
 import io
 import os
 import pathlib
 import re
 import shutil
 import signal
+import subprocess
 import sys
 
 import jobs
 import pytest
+import toy_workload
 
 from cifar10 import generated
 from tower_train import Config, EvaluateOptions, __main__, console, errors, evaluate_run, train
@@ -119,6 +122,34 @@ def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):
         command_line.run(interrupted)
     assert left.value.code == 130
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_module_in_the_current_directory_trains_by_its_name_and_is_evaluated_by_the_printed_command(tmp_path):
+    source = inspect.getsource(toy_workload)
+    assert source.count("\n") < 40
+    (tmp_path / "my_workload.py").write_text(source)
+    environment = jobs.environment()  # which does not name tests/
+
+    def run(words, shell=False):
+        return subprocess.run(
+            words, shell=shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=jobs.WAIT_SECS
+        )
+
+    words = ["--workload=my_workload", "--num_gpus=2", "--batch_size=16", "--max_steps=200", "--learning_rate=0.05"]
+    trained = run([sys.executable, "-m", "tower_train", *words])
+    assert (trained.returncode, trained.stderr) == (0, "")
+    [train_dir] = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"toy-\d{8}-\d{6}", train_dir.name)
+    assert f"run:      runs/{train_dir.name}\n" in trained.stdout
+
+    printed = re.search(r"^Evaluate: (.*)$", trained.stdout, re.MULTILINE)[1]
+    evaluated = run(printed, shell=True)
+    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+    lines = evaluated.stdout.splitlines()
+    assert lines[0] == "step 200: 50 examples of toy test, moving averages"
+    precision = float(re.match(r"precision @ 1 = (0\.\d{3}) \(95 % interval 0\.\d{3} to \d\.\d{3}\)$", lines[1])[1])
+    assert precision == jobs.read_json(train_dir, "result.json")["evaluation"]["metrics"]["precision @ 1"]["mean"]
+    assert "steps:    0 to 200 (66.7 epochs)" in trained.stdout
 
 
 def test_drawn_images_are_told_apart_from_cifar10_and_stay_with_the_run(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import functools
 import json
 
 import jobs
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -176,3 +177,14 @@ def test_the_arithmetic_of_cifar10_94_is_that_of_its_plain_layers():
     with tf.Graph().as_default():
         logits = found[0].plain_inference(v1.placeholder(tf.float32, [4, 32, 32, 3]))
         assert flops.training_flops(tf.reduce_sum(logits)) == 4 * 2 * (whitening + 3 * (conv1 + others))
+
+
+def test_keras_learns_cifar10_94_in_bfloat16(losses_of):
+    """Keras tells the mean of the losses so far."""
+    found = rivals.of(cifar10.WORKLOAD.with_options({"model": "cifar10_94"}).options)
+    (rival,) = (rival for rival in found if rival.dtype == "bfloat16" and rival.name.startswith("keras"))
+    try:
+        losses = losses_of(rival.train, steps=20)
+    finally:
+        keras.config.set_dtype_policy("float32")  # of the other tests in this process
+    assert losses[-1] < losses[0] - 0.3

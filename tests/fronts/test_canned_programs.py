@@ -79,6 +79,35 @@ def census_input_fn(data_file, num_epochs, shuffle, batch_size):
     return dataset.map(parse_csv, num_parallel_calls=2).repeat(num_epochs).batch(batch_size)
 
 
+def test_census(tmp_path):
+    wide_columns, deep_columns = build_model_columns()
+    train_file, test_file = census_file(tmp_path / "train", 200, 1), census_file(tmp_path / "test", 100, 2)
+    run_config = tf_estimator.RunConfig(num_gpus=2, tf_random_seed=1).replace(
+        session_config=tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    )
+    model = tf_estimator.DNNLinearCombinedClassifier(
+        model_dir=str(tmp_path / "model"),
+        linear_feature_columns=wide_columns,
+        dnn_feature_columns=deep_columns,
+        dnn_hidden_units=[10, 5],
+        linear_optimizer=tf.compat.v1.train.FtrlOptimizer(0.1, l1_regularization_strength=0.001),
+        dnn_optimizer=lambda: tf.compat.v1.train.AdagradOptimizer(0.05),
+        config=run_config,
+    )
+    for _ in range(2):
+        model.train(input_fn=lambda: census_input_fn(train_file, 6, True, 10))
+        results = model.evaluate(input_fn=lambda: census_input_fn(test_file, 1, False, 10))
+    assert sorted(results) == [
+        "accuracy", "accuracy_baseline", "auc", "auc_precision_recall", "average_loss", "global_step", "label/mean",
+        "loss", "precision", "prediction/mean", "recall",
+    ]  # fmt: skip
+    assert results["auc"] > 0.8 and results["global_step"] == 120
+    feature_spec = tf.feature_column.make_parse_example_spec(wide_columns + deep_columns)
+    example_input_fn = tf_estimator.export.build_parsing_serving_input_receiver_fn(feature_spec)
+    exported = model.export_saved_model(str(tmp_path / "export"), example_input_fn)
+    assert tf.io.gfile.exists(exported + b"/saved_model.pb")
+
+
 def test_boston(tmp_path):
     names = ["crim", "zn", "rm"]
     rng = np.random.default_rng(0)
