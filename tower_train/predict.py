@@ -6,6 +6,7 @@ import numpy as np
 
 from tower_train import console, errors
 from tower_train.config import PredictOptions
+from tower_train.inference import example_files
 from tower_train.options import command_line
 
 USAGE = """
@@ -14,6 +15,7 @@ python -m tower_train.predict --train_dir=DIR [options] FILE ...
 
 A file is an image; or NAME.npy, an array of raw features [examples, ...] as the workload's own are before `prepare`; or
 NAME.npz, several such arrays by the names of an example's features.
+What cannot be predicted on is told in a line, and the files after it are predicted on all the same.
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 
@@ -22,22 +24,30 @@ def main(argv) -> int:
     options, paths = command_line.parse_with_files(argv, PredictOptions, USAGE)
     if not paths:
         raise errors.ConfigError("No file is named. Give images, or .npy files of features, after the options.")
-    from tower_train.inference import example_files
-
     for path in paths:
         example_files.read(path)  # a mistake is told before the network is loaded
     command_line.import_tensorflow()
     from tower_train.inference import serving
 
     built, session = serving.open_run(options)
+    status = 0
     with session:
         for path in paths:
-            for names, feed in example_files.batches(path, example_files.read(path), built.files, built.features):
-                found, remark = _run(path, session, built, feed)
-                for i, name in enumerate(names):
-                    example = {output: values[i] for output, values in found.items()}
-                    console.say(f"{name}: {_shown(example, built.class_names, options.top)}{remark}")
-    return 0
+            try:
+                _predict(path, session, built, options.top)
+            except errors.DataError as error:
+                status = error.exit_status
+                console.notice(console.one_line(f"error: {error}"))
+    return status
+
+
+def _predict(path: str, session, built, top: int) -> None:
+    """Prints a line for each example of a file."""
+    for names, feed in example_files.batches(path, example_files.read(path), built.files, built.features):
+        found, remark = _run(path, session, built, feed)
+        for i, name in enumerate(names):
+            example = {output: values[i] for output, values in found.items()}
+            console.say(f"{name}: {_shown(example, built.class_names, top)}{remark}")
 
 
 def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], str]:

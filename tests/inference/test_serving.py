@@ -303,10 +303,14 @@ def test_predict_takes_arrays_of_raw_images_too(command, run, files, tmp_path):
     assert shown[0] == shown[1] and len(shown[0]) == 15
 
 
-def test_predict_names_a_file_that_is_no_image(command, run, tmp_path):
+def test_predict_names_files_that_are_no_images_and_predicts_on_the_others(command, run, files, tmp_path):
+    names = [str(tmp_path / "text.jpg"), str(files[0][0]), str(tmp_path / "cut.npy")]
     (tmp_path / "text.jpg").write_text("hello")
-    status, _, stderr = command(predict, f"--train_dir={run}", str(tmp_path / "text.jpg"))
-    assert status == 2 and f"{tmp_path}/text.jpg: is no image that can be decoded" in stderr
+    np.save(names[2], np.zeros([2, 3]))
+    status, stdout, stderr = command(predict, f"--train_dir={run}", *names)
+    assert status == 2 and stdout.startswith(f"{names[1]}: ") and stdout.count("\n") == 1
+    first, second = stderr.splitlines()
+    assert f"{names[0]}: is no image that can be decoded" in first and f"{names[2]}: " in second
 
 
 def test_predict_says_of_which_file_libjpeg_remarks_something(command, run, tmp_path):

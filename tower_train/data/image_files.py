@@ -51,10 +51,20 @@ def find(
         return _split_off(everything, split, validation_fraction, group_pattern, seed)
     if split == "test":
         raise errors.ConfigError(
-            f"{directory} holds no images to test on: there is no folder {' or '.join(TEST_NAMES)} beside "
-            "train. --validation_fraction=0.1 sets a tenth of the images aside."
+            f"{directory}: holds no images to test on: {_missing_test(directory, train)}, or train with "
+            "--validation_fraction=0.1, which sets a tenth of the images aside."
         )
     return everything
+
+
+def _missing_test(directory: pathlib.Path, train: pathlib.Path) -> str:
+    """What is missing, and what to do about it."""
+    if train != directory:
+        return f"there is no folder {' or '.join(TEST_NAMES)} beside train. Add one"
+    beside = [name for name in TEST_NAMES if (directory.parent / name).is_dir()]
+    if beside:
+        return f"they are in {directory.parent / beside[0]}, beside it. Give --data_dir={directory.parent}"
+    return "it holds class folders, and not the folders train and test of them. Move them there"
 
 
 def _with_enough(listing: Listing, directory: pathlib.Path, validation_fraction: float) -> Listing:
