@@ -96,6 +96,10 @@ class TestVariables:
         with pytest.raises(GraphError, match="^tower_1 would create the variable 'kernel'.*tf.compat.v1.get_variable"):
             build(inference)
 
+    def test_one_without_a_name_is_said_to_have_none(self, graph):
+        with pytest.raises(GraphError, match="^tower_1 would create a variable without a name, which tower_0 did not"):
+            build(lambda features, training: features @ tf.Variable(tf.ones([4, 4])))
+
     def test_variables_of_the_loss_are_shared_too(self, graph):
         def loss(logits, labels):
             return tf.reduce_mean(logits) * v1.get_variable("temperature", [], initializer=v1.ones_initializer())

@@ -74,7 +74,7 @@ def check(workload: str, needed: Sequence[tf.Operation], is_allowed: bool) -> li
     if found and not is_allowed:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise errors.GraphError(
-            f"workload {workload}: {found[0]}{more} has a random state of its own, with which towers do not train what "
+            f"workload {workload}: {found[0]}{more} would keep random state, with which towers do not train what "
             f"one tower does, nor a resumed run what a whole one does. Use {found[0].instead}, or "
             "--allow_stateful_random to train all the same."
         )

@@ -62,8 +62,9 @@ class Variables:
 
         def create(create, **kwargs):
             if tower:
+                which = f"the variable {kwargs['name']!r}" if kwargs.get("name") else "a variable without a name"
                 raise errors.GraphError(
-                    f"tower_{tower} would create the variable {kwargs.get('name')!r}, which tower_0 did not create. "
+                    f"tower_{tower} would create {which}, which tower_0 did not create. "
                     "Create variables with tf.compat.v1.get_variable under names that are the same in every call of "
                     "inference and loss."
                 )
