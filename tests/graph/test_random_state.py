@@ -54,13 +54,13 @@ def shuffled(x):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda x: tf.nn.dropout(x, 0.5), r"dropout/\S+ \(RandomUniform, test_random_state.py:\d+\) has .* Use "
+        (lambda x: tf.nn.dropout(x, 0.5), r"dropout/\S+ \(RandomUniform, test_random_state.py:\d+\) would keep .* Use "
          r"tower_train.layers.dropout, or --allow_stateful_random"),
         (lambda x: x + tf.random.normal([8, 8], seed=1), r"\(RandomStandardNormal, .* Use tower_train.layers.random_n"),
         (lambda x: tf.cond(x[0, 0] > 0, lambda: tf.nn.dropout(x, 0.5), lambda: x), r"cond \(RandomUniform, test_rand"),
         (lambda x: tf.map_fn(lambda row: row + tf.random.uniform([]), x), r"while \(RandomUniform, test_random_state"),
         (shuffled, r"\(RandomShuffle, test_random_state"),
-        (lambda x: tf.nn.dropout(tf.nn.dropout(x, 0.5), 0.5), r"\) and 1 more would keep random state"),
+        (lambda x: tf.nn.dropout(tf.nn.dropout(x, 0.5), 0.5), r"\) and 1 more would keep a random state"),
         (lambda x: x + tf.cast(tf.random.categorical(x, 1), x.dtype), r"\(Multinomial, .* Use tower_train.layers.ran"),
         (lambda x: tf.nn.fractional_max_pool(x[:, :, None, None], [1, 1.4, 1, 1])[0][:, :, 0, 0], "FractionalMaxPool"),
     ],

@@ -74,8 +74,8 @@ def check(workload: str, needed: Sequence[tf.Operation], is_allowed: bool) -> li
     if found and not is_allowed:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise errors.GraphError(
-            f"workload {workload}: {found[0]}{more} would keep random state, with which towers do not train what "
-            f"one tower does, nor a resumed run what a whole one does. Use {found[0].instead}, or "
+            f"workload {workload}: {found[0]}{more} would keep a random state of its own, with which towers do not "
+            f"train what one tower does, nor a resumed run what a whole one does. Use {found[0].instead}, or "
             "--allow_stateful_random to train all the same."
         )
     return [str(each) for each in found]
