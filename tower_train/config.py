@@ -211,6 +211,13 @@ class Config(DeviceOptions):
         "processor, or every GPU used, has instructions for it, else float32", TRAINING,
         choices=("float32", "float64", "bfloat16", "auto"), resume="same",
     )  # fmt: skip
+    tensor_float_32: bool = option(
+        True, "let GPUs round the factors of float32 products to 10 bits, which is faster", TRAINING, resume="note"
+    )
+    deterministic: bool = option(
+        False, "compute on GPUs too what repeats to the bit, which is slower; refused where an operation cannot", TRAINING,
+        resume="note",
+    )  # fmt: skip
 
     train_dir: str | None = option(
         None, "directory of this run; one that holds a run is resumed (a new runs/WORKLOAD-TIME)", RUN

@@ -147,7 +147,7 @@ def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, *
 def restored(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
     """A custom getter for a network whose values come from a checkpoint: it needs no training examples for them, and an
     exported one no Python."""
-    if isinstance(initializer, initializers.FromExamples):
+    if shape is not None:  # else the initializer is a tensor, which has it
         initializer = v1.zeros_initializer()
     return getter(name, shape, dtype, initializer, *args, **kwargs)
 

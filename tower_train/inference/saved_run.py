@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from tower_train import errors
 from tower_train.config import RunOptions
+from tower_train.graph import kernels
 from tower_train.run_dir import best, checkpoint, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload, load
 
@@ -61,7 +62,8 @@ class SavedRun:
 
 
 def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
-    """Finds a run. Without a workload it is imported by the path in options or in run.json, as workload.load does.
+    """Finds a run, and lets this process compute as that did. Without a workload it is imported by the path in options
+    or in run.json, as workload.load does.
 
     Raises:
       RunError: no run there, a damaged one, or one of another workload.
@@ -99,5 +101,6 @@ def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
         workload.check_dataset(options.dataset)
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
     examples = workload.examples(DataRequest("test", dataset, data_dir, config["seed"]))
+    kernels.choose(config.get("deterministic", False), config.get("tensor_float_32", True))
     decay = 0.0 if options.raw else config["moving_average_decay"]
     return SavedRun(run_dir, workload, examples, config["dtype"], decay, options.best)

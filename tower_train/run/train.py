@@ -15,7 +15,7 @@ from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import find_task
 from tower_train.config import Config
 from tower_train.console import say
-from tower_train.graph import devices, stream
+from tower_train.graph import devices, kernels, stream
 from tower_train.run import (
     bad_batch,
     hooks,
@@ -71,6 +71,7 @@ def train(
     hosts, index = (None, None) if task.is_alone else (",".join(task.hosts), task.index)
     config = dataclasses.replace(config, worker_hosts=hosts, task_index=index)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    kernels.choose(config.deterministic, config.tensor_float_32)
     timeouts = config.worker_timeout_secs, config.start_timeout_secs
     received = signals.Received()
     leave = functools.partial(_leave_at_once, received, if_stuck)
@@ -138,6 +139,7 @@ def run(
                 membership.failures_named(),
                 sessions.open_session(graph, membership, step_hooks.in_order, restore) as session,
                 input_failures.named(graph.data, start.workload.name),
+                kernels.missing_named(),
             ):
                 while start.has_steps and not session.should_stop():
                     session.run(graph.train_op)

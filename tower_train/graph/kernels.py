@@ -1,0 +1,40 @@
+"""Kernels that TensorFlow takes for operations: those that repeat to the bit, those that round to fewer digits."""
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tower_train import errors
+
+
+def choose(deterministic: bool, tensor_float_32: bool) -> None:
+    """Chooses them for all that this process builds and runs from now on.
+
+    Args:
+      deterministic: whether GPUs are to repeat to the bit. It lasts as long as the process does.
+      tensor_float_32: whether GPUs may round the factors of float32 products to 10 bits, which is several times as
+        fast (Ampere and later ones).
+    """
+    tf.config.experimental.enable_tensor_float_32_execution(tensor_float_32)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+@contextlib.contextmanager
+def missing_named() -> Iterator[None]:
+    """Names, within this block, an operation that has no kernel of the chosen kind.
+
+    Raises:
+      GraphError: there is one.
+    """
+    try:
+        yield
+    except tf.errors.UnimplementedError as error:
+        if "determinis" not in error.message.lower():
+            raise
+        which = f"{error.op.name} ({error.op.type})" if error.op is not None else "an operation"
+        raise errors.GraphError(
+            f"--deterministic: {which} has no kernel on its device that repeats to the bit: "
+            f"{error.message.partition(chr(10))[0]} Leave the option out, or use another operation."
+        ) from error
