@@ -140,7 +140,7 @@ def test_a_loss_of_chosen_examples_whose_gradient_is_sparse(float64):
     "added", [variance_of, diversity, ops.max, lambda x: ops.sqrt(ops.sum(x**2)), lambda x: ops.sum(x[0])]
 )
 def test_a_loss_that_parts_do_not_determine_is_refused(added):
-    parallel = tower_train.multi_gpu_model(network(lambda: Adds(added))(), gpus=2)
+    parallel = tower_train.multi_gpu_model(network(lambda: Adds(added, name="adding"))(), gpus=2)
     parallel.compile(**SETTINGS)
     before = parallel.get_weights()
     with pytest.raises(ConfigError, match="^multi_gpu_model: the loss that the layer 'adding' .*output of the model"):
