@@ -114,7 +114,7 @@ def test_regularizers_of_activities_and_of_weights(float64):
     def dense(regularizer):
         return layers.Dense(5, activity_regularizer=regularizer, kernel_regularizer="l2", bias_regularizer="l1")
 
-    regularizers = ["l2", lambda y: ops.mean(ops.abs(y)), lambda y: ops.sum(y) * ops.shape(y)[1]]
+    regularizers = ["l2", lambda y: ops.mean(ops.abs(y)), lambda y: 0.01 * ops.sum(y) * ops.shape(y)[1]]
     assert_same(fit_uneven(3, *(lambda r=r: dense(r) for r in regularizers)), 1e-12)
 
 
