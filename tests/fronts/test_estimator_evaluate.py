@@ -31,8 +31,11 @@ def test_metrics_are_over_all_batches_and_the_loss_is_their_mean(trained):
     assert found["mae"] == pytest.approx(np.abs(errors_of()).mean(), abs=1e-6)
     assert found["loss"] == pytest.approx(np.mean([batch.mean() for batch in by_batch]), abs=1e-6)
     assert found["global_step"] == 6
-    [event] = jobs.events(pathlib.Path(trained.model_dir, "eval_test")).Scalars("mae")
+    shown = jobs.events(pathlib.Path(trained.model_dir, "eval_test"))
+    [event] = shown.Scalars("mae")
     assert (event.step, event.value) == (6, pytest.approx(found["mae"]))
+    [path] = shown.Tensors("checkpoint_path")
+    assert path.tensor_proto.string_val == [f"{trained.model_dir}/model.ckpt-6".encode()]
 
 
 def test_steps_bound_an_evaluation(trained):

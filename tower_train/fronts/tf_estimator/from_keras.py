@@ -1,6 +1,5 @@
 """model_to_estimator: an Estimator that trains a compiled Keras model."""
 
-import contextlib
 import os
 
 import keras
@@ -10,6 +9,7 @@ import tensorflow as tf
 from tower_train import console, errors
 from tower_train.fronts import compat, keras_variables
 from tower_train.fronts.tf_estimator import captured
+from tower_train.fronts.tf_estimator.keras_optimizers import KerasOptimizer, copies_of
 from tower_train.fronts.tf_estimator.keras_structures import (
     arranged_features,
     arranged_labels,
@@ -89,8 +89,7 @@ class _KerasModelFn:
     def __init__(self, model: keras.Model, metric_names: dict[str, str], signatures: dict[str, type]):
         self._model, self._metric_names, self._signatures = model, metric_names, signatures
         self._initial = _values(model) if model.built else None
-        with compat.eager_mode():
-            self._optimizer = keras.optimizers.serialize(model.optimizer)
+        self._optimizer = KerasOptimizer(copies_of(model.optimizer))
 
     def __call__(self, features, labels, mode):
         model, training = self._model, mode == ModeKeys.TRAIN
@@ -118,34 +117,13 @@ class _KerasModelFn:
             now = [(metrics[id(v)], measured.get_current_value(v)) for v in model.metrics_variables]
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=self._metrics(now, names))
         weights = [mine[id(v)] for v in model.trainable_variables]
-        grads, apply = v1.gradients(loss, weights), self._apply(weights)
+        grads = v1.gradients(loss, weights)
         now = [(mine[id(v)], scope.get_current_value(v), value) for v, value in before]
         with tf.control_dependencies([captured.assign((v, new) for v, new, value in now if new is not value)]):
-            train_op = captured.record(zip(grads, weights, strict=True), apply)
+            train_op = self._optimizer.apply_gradients(
+                grads, weights, model.trainable_variables, v1.train.get_global_step()
+            )
         return EstimatorSpec(mode, predictions, loss, train_op)
-
-    def _apply(self, weights: list[tf.Variable]):
-        """Returns the function that applies the towers' mean gradients, by an optimizer like the model's."""
-        if captured.tower():
-            return None  # the first tower's is called for all
-        variables, global_step = self._model.trainable_variables, v1.train.get_global_step()
-        optimizer = keras.optimizers.deserialize(self._optimizer)
-        with _standing_in(weights, variables), tf.variable_creator_scope(_named_under(optimizer.name)):
-            optimizer.build(variables)
-
-        def apply(mean_grads):
-            names = {w.ref(): v for w, v in zip(weights, variables, strict=True)}
-            trained = [names[w.ref()] for _, w in mean_grads]
-
-            def update(*grads):
-                with _standing_in(weights, variables):
-                    optimizer.apply(grads, trained)
-                return global_step.assign_add(1)
-
-            # Within a function TensorFlow keeps the order of Keras' assignments.
-            return tf.function(update, autograph=False)(*[grad for grad, _ in mean_grads])
-
-        return apply
 
     def _export_outputs(self, predictions: dict) -> dict:
         unknown = ", ".join(map(str, self._signatures.keys() - predictions.keys()))
@@ -191,29 +169,6 @@ def _built(model: keras.Model, x) -> dict[int, np.ndarray]:
     with compat.eager_mode():
         model(keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype.name), x))
     return _values(model)
-
-
-def _named_under(scope: str):
-    """Returns a variable creator with plain names: Keras' name scopes get meaningless numbers here."""
-
-    def create_named(create, **kwargs):
-        with v1.name_scope(None):
-            return create(**(kwargs | {"name": f"{scope}/{kwargs['name']}"}))
-
-    return create_named
-
-
-@contextlib.contextmanager
-def _standing_in(mine: list[tf.Variable], variables: list[keras.Variable]):
-    """Within this block the storage of Keras variables is the graph's variables."""
-    before = [v.value for v in variables]
-    try:
-        for v, value in zip(variables, mine, strict=True):
-            compat.set_storage(v, value)
-        yield
-    finally:
-        for v, value in zip(variables, before, strict=True):
-            compat.set_storage(v, value)
 
 
 def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[str] | None = None, under="") -> dict:

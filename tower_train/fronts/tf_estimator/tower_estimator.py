@@ -151,7 +151,7 @@ class Estimator:
             found = sessions.evaluate(path, spec, [inputs.hook, *hooks], steps, values)
         if not found:
             raise errors.DataError("input_fn yielded no batch to evaluate. Look at its files and filters.")
-        eval_events.write(self.eval_dir(name), found)
+        eval_events.write(self.eval_dir(name), found, path)
         return found
 
     def predict(
