@@ -61,6 +61,13 @@ def test_predict_yields_examples_by_keys_and_leaves_the_callers_graph_alone(trai
     assert [batch["twice"].shape for batch in chosen] == [(4,)] * 12 and chosen[0].keys() == {"twice"}
 
 
+def test_predictions_of_tensors_go_on_which_a_line_says(trained, capsys):
+    predictions = trained.predict(lambda: {"x": tf.constant(X[:2])})
+    found = [next(predictions)["y"] for _ in range(5)]
+    np.testing.assert_allclose(found, (errors_of(2) + Y[:2])[[0, 1, 0, 1, 0]], atol=1e-9)
+    assert "input_fn returned tensors, of which predictions never end" in capsys.readouterr().err
+
+
 def test_input_and_keys_that_cannot_be(tmp_path):
     with pytest.raises(errors.DataError, match="input_fn yielded no batch to evaluate"):
         make(tmp_path).evaluate(lambda: input_fn().take(0))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat, keras_variables
-from tower_train.fronts.tf_estimator import captured
+from tower_train.fronts.tf_estimator import captured, eval_metrics
 from tower_train.fronts.tf_estimator.keras_optimizers import KerasOptimizer, copies_of
 from tower_train.fronts.tf_estimator.keras_structures import (
     arranged_features,
@@ -16,14 +16,12 @@ from tower_train.fronts.tf_estimator.keras_structures import (
     by_name,
     without_weights,
 )
-from tower_train.fronts.tf_estimator.receivers import PredictOutput
+from tower_train.fronts.tf_estimator.receivers import SERVING, PredictOutput
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
-_LOCAL = [v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES]
-_SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _BY_NAME, _BY_OBJECT = "saver", "checkpoint"
 
 
@@ -108,7 +106,7 @@ class _KerasModelFn:
             return EstimatorSpec(mode, predictions, export_outputs=self._export_outputs(predictions))
         y = arranged_labels(model, labels, outputs)
         compat.build_losses_and_metrics(model, x, y)
-        metrics = {} if training else _in_graph(model.metrics_variables, {}, _LOCAL, "metrics/")
+        metrics = {} if training else _in_graph(model.metrics_variables, {}, list(eval_metrics.LOCAL), "metrics/")
         sums = [(v, tf.identity(metrics.get(id(v), tf.zeros(v.shape, v.dtype)))) for v in model.metrics_variables]
         with keras.StatelessScope([*before, *sums], collect_losses=True) as measured:
             loss = tf.add_n([model.compute_loss(x, y, outputs, sample_weights, training=training), *scope.losses])
@@ -131,7 +129,7 @@ class _KerasModelFn:
             raise errors.ConfigError(
                 f"export_outputs names {unknown}; the model's outputs are {', '.join(predictions)}."
             )
-        return {_SERVING: PredictOutput(predictions)} | {
+        return {SERVING: PredictOutput(predictions)} | {
             name: make(predictions[name]) for name, make in self._signatures.items()
         }
 
