@@ -1,6 +1,7 @@
 """Keras optimizers in the graph of an Estimator, where they apply the mean of the towers' gradients."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 
 import keras
@@ -13,10 +14,14 @@ v1 = tf.compat.v1
 
 
 def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optimizers.Optimizer]:
-    """Returns a function that makes optimizers like this one, which is left as it is, in the default graph."""
+    """Returns a function that makes optimizers like this one, which is left as it is, in the default graph.
+
+    Keras numbers the names of all optimizers but a program's first: the copies, and so checkpoints, have no number.
+    """
     with compat.eager_mode():
-        config = keras.optimizers.serialize(optimizer)
-    return lambda: keras.optimizers.deserialize(config)
+        found = keras.optimizers.serialize(optimizer)
+    found["config"]["name"] = re.sub(r"_\d+$", "", optimizer.name)
+    return lambda: keras.optimizers.deserialize(found)
 
 
 class KerasOptimizer:

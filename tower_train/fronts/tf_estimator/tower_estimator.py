@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import console, errors
-from tower_train.config import check_folder
 from tower_train.fronts import placement
 from tower_train.fronts.tf_estimator import arguments, eval_events, model_towers, predictions, saved_model, task
 from tower_train.fronts.tf_estimator.model import Model
@@ -238,7 +237,7 @@ class Estimator:
 
     def _export(self, base, receivers: dict, path: str | None, form: saved_model.Form) -> bytes:
         base, path = os.fsdecode(base), path or self.latest_checkpoint() or self._start()
-        check_folder(base, f"export_dir_base={base}")
+        arguments.check_directory(base, "export_dir_base")
         return saved_model.write(base, self._model, self._placed(1)[1], receivers, path, form)
 
     def _placed(self, towers) -> tuple[Devices, Sessions]:
@@ -280,9 +279,12 @@ class Estimator:
         """Returns a variable's value in the newest checkpoint.
 
         Raises:
-          RunError: there is none.
+          RunError: there is none, or no such variable in it.
         """
-        return tf.train.load_variable(self._trained(), name)
+        reader = tf.train.load_checkpoint(path := self._trained())
+        if not reader.has_tensor(name):
+            raise errors.RunError(f"{path} has no variable {name!r}; get_variable_names() lists those it has.")
+        return reader.get_tensor(name)
 
     def eval_dir(self, name: str | None = None) -> str:
         """Returns the directory of the events of `evaluate`."""
