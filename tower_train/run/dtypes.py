@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from tower_train import host
+from tower_train.graph import devices
 
 # As Linux calls them: of x86 (AVX-512 or AMX), and of ARM.
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -55,6 +56,5 @@ def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
 
 
 def about_gpu(gpu) -> tuple[str, tuple[int, int] | None]:
-    """(name, compute capability) of a physical GPU; None if it is not known."""
-    details = tf.config.experimental.get_device_details(gpu)
-    return details.get("device_name", gpu.name), details.get("compute_capability")
+    """(name, compute capability) of a physical GPU; None if the capability is not known."""
+    return devices.name_of(gpu), tf.config.experimental.get_device_details(gpu).get("compute_capability")
