@@ -50,8 +50,8 @@ def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
         if capability is None:
             return "float32", f"since the compute capability of {name} is not known"
         if capability < _LEAST_CAPABILITY:
-            known = ".".join(map(str, capability))
-            return "float32", f"since {name} has no bfloat16 arithmetic (compute capability {known}, below 8.0)"
+            known, least = (".".join(map(str, each)) for each in (capability, _LEAST_CAPABILITY))
+            return "float32", f"since {name} has no bfloat16 arithmetic (compute capability {known}, below {least})"
     return "bfloat16", f"since {gpus[0][0] if len(gpus) == 1 else 'every GPU used'} has arithmetic for it"
 
 

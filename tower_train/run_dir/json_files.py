@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from tower_train import errors
 from tower_train.run_dir import files, schema
+from tower_train.workload_files import RUN_JSON as RUN
 
-RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
+RESULT, BEST, METRICS = "result.json", "best.json", "metrics.jsonl"
 _SCHEMAS = {RUN: schema.RUN, RESULT: schema.RESULT, BEST: schema.BEST}
 _MOST_BYTES = {RUN: 1 << 24, BEST: 1 << 24, RESULT: 1 << 30}  # results of old runs may hold very large matrices
 
