@@ -168,14 +168,19 @@ class RunDirectory:
         Raises:
           RunError: the file cannot be read or written.
         """
-        with _errors_named(self.path / METRICS):
-            try:
-                content = files.read(self.path / METRICS, _MOST_METRICS_BYTES)
-            except FileNotFoundError:
-                return
-            steps = ((line, json_files.step_of(line)) for line in content.split(b"\n"))
-            kept = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
-            if kept != content:
+        path = self.path / METRICS
+        try:
+            content = files.read(path, _MOST_METRICS_BYTES)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise errors.RunError(
+                f"{files.shown(path)} cannot be read ({error.strerror}). Move it away or mend it."
+            ) from None
+        steps = ((line, json_files.step_of(line)) for line in content.split(b"\n"))
+        kept = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
+        if kept != content:
+            with _errors_named(path):
                 self._replace(METRICS, kept)
 
     def _replace(self, name: str, content: bytes) -> None:
