@@ -8,6 +8,7 @@ from tower_train import errors
 from tower_train.console import say
 from tower_train.graph.record import TrainingGraph
 from tower_train.run.hooks import StepHook, TrainingClock
+from tower_train.run.watchdog import Watchdog
 from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
@@ -43,13 +44,17 @@ class ProfileHook(StepHook):
       graph: the graph.
       steps: the first and the last.
       train_dir: where the plugin looks for it.
-      clock: stands still while the profile is written.
+      clock: stands still while the profiler starts, and while the profile is written.
+      watchdog: is told of both.
     """
 
-    def __init__(self, graph: TrainingGraph, steps: tuple[int, ...], train_dir: pathlib.Path, clock: TrainingClock):
+    def __init__(
+        self, graph: TrainingGraph, steps: tuple[int, ...], train_dir: pathlib.Path, clock: TrainingClock,
+        watchdog: Watchdog,
+    ):  # fmt: skip
         super().__init__(graph)
         self._first, self._last = steps
-        self._train_dir, self._clock = train_dir, clock
+        self._train_dir, self._clock, self._watchdog = train_dir, clock, watchdog
         self._began_at = self._mark = None
 
     def after_create_session(self, session, coord):
@@ -76,7 +81,7 @@ class ProfileHook(StepHook):
         if began_at is None:
             return
         try:
-            with self._clock.stopped():
+            with self._clock.stopped(), self._watchdog.doing("a profile to be written"):
                 tf.profiler.experimental.stop()
         except (tf.errors.OpError, OSError) as error:
             self._say_failed(error)
@@ -86,7 +91,7 @@ class ProfileHook(StepHook):
 
     def _begin(self) -> None:
         try:
-            with self._clock.stopped():
+            with self._clock.stopped(), self._watchdog.doing("the profiler to start"):
                 tf.profiler.experimental.start(str(self._train_dir))
         except (tf.errors.OpError, OSError) as error:
             self._say_failed(error)

@@ -225,7 +225,7 @@ class StepHooks:
         if config.summary_every_steps:
             chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
         if config.profile_steps:
-            profiler = profile.ProfileHook(graph, config.profile_steps, path, clock)
+            profiler = profile.ProfileHook(graph, config.profile_steps, path, clock, watchdog)
             chief_hooks.append(stack.enter_context(contextlib.closing(profiler)))
         write = saving.checkpoint_writer(graph, start.run_dir, start.resumed.checkpoints, [metrics, writer])
         saver = saving.CheckpointHook(graph, config.save_every_steps, write, evaluations, received, watchdog, clock)
