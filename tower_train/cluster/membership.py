@@ -24,7 +24,6 @@ from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerSta
 from tower_train.cluster.task import Task
 from tower_train.console import notice
 from tower_train.graph.devices import Devices
-from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
 LeaveAtOnce = Callable[[errors.WorkerError], None]
@@ -148,7 +147,7 @@ class Membership(SingleProcess):
         if is_stale or isinstance(error, _LOST_CONNECTION):
             self._fail(errors.WorkerError(
                 f"The connection to another worker was lost at step {self._status.step} "
-                f"({checkpoint.reason(error)}). {self._detector.next_step}"
+                f"({errors.reason(error)}). {self._detector.next_step}"
             ))  # fmt: skip
 
     def leave(self, stopped_by):

@@ -9,7 +9,6 @@ from tower_train.console import say
 from tower_train.graph.record import TrainingGraph
 from tower_train.run.hooks import StepHook, TrainingClock
 from tower_train.run.watchdog import Watchdog
-from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
 
@@ -105,6 +104,4 @@ class ProfileHook(StepHook):
             mark.__exit__(None, None, None)
 
     def _say_failed(self, error: Exception) -> None:
-        say(
-            f"*** --profile_steps={self._first},{self._last}: no profile ({checkpoint.reason(error)}). The run goes on."
-        )
+        say(f"*** --profile_steps={self._first},{self._last}: no profile ({errors.reason(error)}). The run goes on.")

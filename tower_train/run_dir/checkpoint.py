@@ -175,7 +175,7 @@ def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
     try:
         reader = tf.train.load_checkpoint(path)
     except (tf.errors.OpError, ValueError) as error:
-        raise errors.RunError(f"checkpoint {path} cannot be read: {reason(error)}.") from None
+        raise errors.RunError(f"checkpoint {path} cannot be read: {errors.reason(error)}.") from None
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     found = {}
     for name, variable in variables.items():
@@ -214,16 +214,6 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
         session.run(saver.saver_def.restore_op_name, {saver.saver_def.filename_tensor_name: path})
     except (tf.errors.OpError, ValueError, OSError) as error:
         raise errors.RunError(
-            f"checkpoint {path} cannot be restored: {reason(error)}. Put its files back as they were, or move them "
-            "away so that the one before is used."
+            f"checkpoint {path} cannot be restored: {errors.reason(error)}. Put its files back as they were, or move "
+            "them away so that the one before is used."
         ) from None
-
-
-def reason(error: Exception) -> str:
-    """The one line of an exception that says why it was raised, without the graph that TensorFlow puts around it."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(getattr(error, "message", error)).removeprefix("Graph execution error:")
-    lines = [line for line in text.splitlines() if line.strip()]
-    node = next((i for i, line in enumerate(lines) if line.startswith("Node: ")), -1)  # the reason comes next
-    return (lines[node + 1 :] or lines or [type(error).__name__])[0].strip().rstrip(".")
