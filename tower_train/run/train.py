@@ -78,8 +78,9 @@ def train(
         signals.survived(signals.SAVING),
         join(task, devices.place(config), *timeouts, config.wait_for_workers, leave) as membership,
         run_dir.locked() if task.is_chief else contextlib.nullcontext(),
+        contextlib.ExitStack() as stack,
     ):
-        start = announce(prepare(path, workload, config, run_dir, membership), membership)
+        start = announce(prepare(path, workload, config, run_dir, membership, stack), membership)
         with signals.noted(received):
             try:
                 return conclude(start, *run(start, session_hooks, received, membership), membership)
@@ -213,7 +214,6 @@ class StepHooks:
         start, received = self._start, self._received
         config, graph, path = start.config, start.graph, start.run_dir.path
         bar = stack.enter_context(report.progress_bar(start.first_step, start.last_step))
-        evaluations = stack.enter_context(contextlib.closing(start.evaluations))
         writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
         # TensorBoard then drops what an interrupted start logged of this step and later ones.
         writer.add(start.first_step + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
@@ -228,7 +228,9 @@ class StepHooks:
             profiler = profile.ProfileHook(graph, config.profile_steps, path, clock, watchdog)
             chief_hooks.append(stack.enter_context(contextlib.closing(profiler)))
         write = saving.checkpoint_writer(graph, start.run_dir, start.resumed.checkpoints, [metrics, writer])
-        saver = saving.CheckpointHook(graph, config.save_every_steps, write, evaluations, received, watchdog, clock)
+        saver = saving.CheckpointHook(
+            graph, config.save_every_steps, write, start.evaluations, received, watchdog, clock
+        )
         return [*chief_hooks, saver]
 
 
