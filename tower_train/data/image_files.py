@@ -58,7 +58,7 @@ def find(
 
 
 def _missing_test(directory: pathlib.Path, train: pathlib.Path) -> str:
-    """What is missing, and what to do about it."""
+    """The missing folder and the way out, in words."""
     if train != directory:
         return f"there is no folder {' or '.join(TEST_NAMES)} beside train. Add one"
     beside = [name for name in TEST_NAMES if (directory.parent / name).is_dir()]

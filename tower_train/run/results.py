@@ -9,7 +9,7 @@ from tower_train.run_dir import directory
 
 
 class StopReason(str, enum.Enum):
-    """Why a start of a run ended. SIGINT and SIGTERM have the names of the signals."""
+    """The reason why a start of a run ended. SIGINT and SIGTERM have the names of the signals."""
 
     LAST_STEP = "last step"
     SIGINT = "SIGINT"

@@ -1,4 +1,4 @@
-"""When checkpoints are saved and evaluated, and what becomes of a run that cannot save."""
+"""Checkpoints during training: saving them, evaluating them, and going on where that fails."""
 
 from collections.abc import Callable
 
