@@ -57,7 +57,7 @@ def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], 
     from tower_train.data import remarks
 
     is_image, failure = built.files in feed, None
-    with remarks.of_decoders() if is_image else contextlib.nullcontext(str) as take_remark:
+    with remarks.of_decoders() if is_image else contextlib.nullcontext(lambda: "") as take_remark:
         try:
             outputs = session.run(built.outputs, feed)
         except tf.errors.OpError as error:

@@ -96,6 +96,7 @@ def in_current_directory(module_name: str) -> str | None:
 
 
 def _inside(entry: str) -> str:
+    """The path of a file, which need not exist, in a directory of Python's search path."""
     return os.path.join(entry or os.curdir, "x")
 
 

@@ -25,7 +25,6 @@ from tower_train.cluster.task import Task
 from tower_train.console import notice
 from tower_train.graph.devices import Devices
 
-v1 = tf.compat.v1
 LeaveAtOnce = Callable[[errors.WorkerError], None]
 
 _GRACE_SECS = 5  # for the step under way to end once its session is closed

@@ -10,8 +10,6 @@ from tower_train.graph.record import TrainingGraph
 from tower_train.run.hooks import StepHook, TrainingClock
 from tower_train.run.watchdog import Watchdog
 
-v1 = tf.compat.v1
-
 
 def check(steps: tuple[int, ...] | None, first_step: int, last_step: int) -> list[str]:
     """Lines about steps that this start will not do.

@@ -40,10 +40,10 @@ def existing(train_dir: pathlib.Path) -> list[str]:
     TensorFlow renames the index into place last of all, so a checkpoint with an index is complete.
     """
     try:
-        files = [FILE.fullmatch(name) for name in os.listdir(train_dir)]
+        found = [FILE.fullmatch(name) for name in os.listdir(train_dir)]
     except FileNotFoundError:
         return []
-    names = [file[1] for file in files if file and file[2] == "index"]
+    names = [file[1] for file in found if file and file[2] == "index"]
     return [str(train_dir / name) for name in sorted(names, key=step_of)]
 
 
@@ -61,8 +61,8 @@ def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
     Remove or rename them in this order, and make them in the other, so that an interruption leaves no half of one.
     """
     folder, name = pathlib.Path(path).parent, pathlib.Path(path).name
-    files = [file[0] for file in map(FILE.fullmatch, os.listdir(folder)) if file and file[1] == name]
-    return [folder / file for file in sorted(files, reverse=True)]
+    found = [file[0] for file in map(FILE.fullmatch, os.listdir(folder)) if file and file[1] == name]
+    return [folder / file for file in sorted(found, reverse=True)]
 
 
 def listed_names(train_dir: pathlib.Path) -> list[str]:

@@ -11,7 +11,7 @@ from tower_train.workload_files import RUN_JSON as RUN
 
 RESULT, BEST, METRICS = "result.json", "best.json", "metrics.jsonl"
 _SCHEMAS = {RUN: schema.RUN, RESULT: schema.RESULT, BEST: schema.BEST}
-_MOST_BYTES = {RUN: 1 << 24, BEST: 1 << 24, RESULT: 1 << 30}  # results of old runs may hold very large matrices
+_MOST_BYTES, _MOST_BYTES_OF_RESULT = 1 << 24, 1 << 30  # results of old runs may hold very large matrices
 
 
 def read(path: pathlib.Path) -> dict:
@@ -22,7 +22,8 @@ def read(path: pathlib.Path) -> dict:
     """
     shown = files.shown(path)
     try:
-        content = json.loads(files.read(path, _MOST_BYTES.get(path.name, 1 << 24)).decode())
+        most_bytes = _MOST_BYTES_OF_RESULT if path.name == RESULT else _MOST_BYTES
+        content = json.loads(files.read(path, most_bytes).decode())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
