@@ -82,14 +82,14 @@ class Membership(SingleProcess):
     def session_opened(self, session):
         self._session = session  # closed when a worker is lost, so that a step which waits for it ends
 
-    def agree(self, about, first_step, last_step):
+    def agree(self, about, steps_done, last_step):
         if self.task.is_chief:
-            self._tell(about=about(), steps=(first_step, last_step), step=first_step)
+            self._tell(about=about(), steps=(steps_done, last_step), step=steps_done)
             self._tell(state=WorkerState.TRAINING, members=self._await_others())
         else:
-            first_step, last_step = self._await_chief(json.loads(json.dumps(about())))
-            self._tell(state=WorkerState.TRAINING, step=first_step)
-        return first_step, last_step
+            steps_done, last_step = self._await_chief(json.loads(json.dumps(about())))
+            self._tell(state=WorkerState.TRAINING, step=steps_done)
+        return steps_done, last_step
 
     def _await_others(self) -> tuple[str, ...]:
         """Waits, in the chief, until all others are ready; returns the start_ids of all workers."""

@@ -21,8 +21,8 @@ from tower_train.workload import DataRequest, Examples, Workload
 class Start:
     """One start of a run in one worker, ready to do its steps.
 
-    Its config has the dtype and the workers that were found. Workers that are not the chief know `first_step`, the last
-    step done before, and `has_steps` once the start is announced. Only the chief has `resumed`, the checkpoint to begin
+    Its config has the dtype and the workers that were found. Workers that are not the chief know `steps_done`, how many
+    were done before, and `has_steps` once the start is announced. Only the chief has `resumed`, the checkpoint to begin
     at, `evaluations` of the checkpoints to come, and the `drawing` of the graph if the event files lack it.
     """
 
@@ -34,7 +34,7 @@ class Start:
     run_json: dict
     notes: list[str]
     last_step: int
-    first_step: int = 0
+    steps_done: int = 0
     has_steps: bool = True
     resumed: resume.ResumePoint | None = None
     evaluations: Evaluations | None = None
@@ -106,7 +106,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     run_json = start.run_json | {"drawing": hashlib.sha256(drawing).hexdigest()[:16]}
     is_drawn = resumed.step and before.get("drawing") == run_json["drawing"]
     return dataclasses.replace(
-        start, notes=notes, first_step=resumed.step, resumed=resumed, evaluations=evaluations, run_json=run_json,
+        start, notes=notes, steps_done=resumed.step, resumed=resumed, evaluations=evaluations, run_json=run_json,
         drawing=None if is_drawn else drawing,
     )  # fmt: skip
 

@@ -11,12 +11,12 @@ from tower_train.run.hooks import StepHook, TrainingClock
 from tower_train.run.watchdog import Watchdog
 
 
-def check(steps: tuple[int, ...] | None, first_step: int, last_step: int) -> list[str]:
+def check(steps: tuple[int, ...] | None, steps_done: int, last_step: int) -> list[str]:
     """Lines about steps that this start will not do.
 
     Args:
       steps: the first and the last to profile, or None.
-      first_step: the last one done before.
+      steps_done: how many were done before.
       last_step: of the run.
 
     Raises:
@@ -27,7 +27,7 @@ def check(steps: tuple[int, ...] | None, first_step: int, last_step: int) -> lis
             f"--profile_steps={steps[0]},{steps[1]}: the run ends at step {last_step}. Choose earlier steps, or train "
             "longer."
         )
-    if steps and steps[1] <= first_step:
+    if steps and steps[1] <= steps_done:
         return [f"*** --profile_steps={steps[0]},{steps[1]}: those steps were done before. Nothing is profiled."]
     return []
 
