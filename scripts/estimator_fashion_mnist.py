@@ -4,11 +4,13 @@ import argparse
 import os
 import time
 
+from tower_train.options import command_line
+
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--num_gpus", type=int, default=2, help="(%(default)s)")
+parser.add_argument("--num_gpus", type=command_line.count, default=2, help="(%(default)s)")
 parser.add_argument("--data_dir", help="where the four .gz files are; without it, images are random noise")
-parser.add_argument("--batch_size", type=int, default=512, help="examples per GPU (%(default)s)")
-parser.add_argument("--epochs", type=int, help="(5; without GPUs 1)")
+parser.add_argument("--batch_size", type=command_line.count, default=512, help="examples per GPU (%(default)s)")
+parser.add_argument("--epochs", type=command_line.count, help="(5; without GPUs 1)")
 options = parser.parse_args()
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -49,15 +51,21 @@ def input_fn(images, labels, epochs, batch_size):
     return dataset.shuffle(5000).repeat(epochs).batch(batch_size).prefetch(2)
 
 
-inputs, layers = keras.Input(shape=(28, 28, 1)), keras.layers
-conv, pool = {"kernel_size": 3, "activation": "relu"}, layers.MaxPooling2D(2)
-x = layers.Conv2D(64, **conv)(pool(layers.Conv2D(64, **conv)(pool(layers.Conv2D(32, **conv)(inputs)))))
-x = layers.Dense(64, activation="relu")(layers.Flatten()(x))
-model = keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
-model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(0.001), metrics=["accuracy"])
-estimator = tf_estimator.model_to_estimator(model, config=tf_estimator.RunConfig(num_gpus=NUM_GPUS))
-history = TimeHistory()
-estimator.train(lambda: input_fn(*load("train", 6000), EPOCHS, BATCH_SIZE), hooks=[history])
-print(f"total time with {DEVICES}: {sum(history.times):.1f} s")
-print(f"{BATCH_SIZE * NUM_GPUS / np.mean(history.times):.0f} images/second with {DEVICES}")
-print(estimator.evaluate(lambda: input_fn(*load("t10k", 1000), 1, BATCH_SIZE)))
+def main(_):
+    inputs, layers = keras.Input(shape=(28, 28, 1)), keras.layers
+    conv, pool = {"kernel_size": 3, "activation": "relu"}, layers.MaxPooling2D(2)
+    x = layers.Conv2D(64, **conv)(pool(layers.Conv2D(64, **conv)(pool(layers.Conv2D(32, **conv)(inputs)))))
+    x = layers.Dense(64, activation="relu")(layers.Flatten()(x))
+    model = keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
+    model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(0.001), metrics=["accuracy"])
+    estimator = tf_estimator.model_to_estimator(model, config=tf_estimator.RunConfig(num_gpus=NUM_GPUS))
+    history = TimeHistory()
+    estimator.train(lambda: input_fn(*load("train", 6000), EPOCHS, BATCH_SIZE), hooks=[history])
+    print(f"total time with {DEVICES}: {sum(history.times):.1f} s")
+    print(f"{BATCH_SIZE * NUM_GPUS / np.mean(history.times):.0f} images/second with {DEVICES}")
+    print(estimator.evaluate(lambda: input_fn(*load("t10k", 1000), 1, BATCH_SIZE)))
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main)  # mistakes end in one line

@@ -8,16 +8,20 @@ Without GPUs it shows the same on two towers, few small images and one epoch.
 import argparse
 import os
 
+from tower_train.options import command_line
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--gpus", type=int, help="how many GPUs (all)")
+parser.add_argument("--gpus", type=command_line.count, help="how many GPUs (all)")
 parser.add_argument("--model", choices=["Xception", "VGG19"], default="Xception")
-parser.add_argument("--samples", type=int, help="number of images (1000; without GPUs 16)")
-parser.add_argument("--size", type=int, help="height and width of images (224; without GPUs 71)")
-parser.add_argument("--classes", type=int, help="(1000; without GPUs 10)")
-parser.add_argument("--epochs", type=int, help="(20; without GPUs 1)")
-parser.add_argument("--batch_size", type=int, help="examples per GPU (32; without GPUs 4)")
+parser.add_argument("--samples", type=command_line.count, help="number of images (1000; without GPUs 16)")
+parser.add_argument("--size", type=command_line.count, help="height and width of images (224; without GPUs 71)")
+parser.add_argument("--classes", type=command_line.count, help="(1000; without GPUs 10)")
+parser.add_argument("--epochs", type=command_line.count, help="(20; without GPUs 1)")
+parser.add_argument("--batch_size", type=command_line.count, help="examples per GPU (32; without GPUs 4)")
 parser.add_argument("--save", default="my_model.keras", help="where the model is saved (%(default)s)")
-parser.parse_args()  # --help and mistakes are answered before TensorFlow starts
+options = parser.parse_args()  # --help and mistakes are answered before TensorFlow starts
+if not options.save.endswith((".keras", ".h5")) or not os.path.isdir(os.path.dirname(options.save) or "."):
+    parser.error(f"--save={options.save}: it must be a file *.keras or *.h5, in a folder that is there")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras  # noqa: E402
@@ -25,6 +29,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import tower_train  # noqa: E402
+from tower_train import errors  # noqa: E402
 
 HERE = len(tf.config.list_physical_devices("GPU"))
 if HERE:
@@ -34,22 +39,31 @@ else:
 parser.set_defaults(**sizes)
 options = parser.parse_args()
 
-# The weights live on the CPU, so that each GPU gets them from there.
-with tf.device("/cpu:0"):
-    model = getattr(keras.applications, options.model)(
-        weights=None, input_shape=(options.size, options.size, 3), classes=options.classes
-    )
 
-# With one GPU the model itself is trained.
-parallel_model = tower_train.multi_gpu_model(model, gpus=options.gpus) if options.gpus > 1 else model
-parallel_model.compile(loss="categorical_crossentropy", optimizer="rmsprop")
+def main(_):
+    # The weights live on the CPU, so that each GPU gets them from there.
+    shape = (options.size, options.size, 3)
+    try:
+        with tf.device("/cpu:0"):
+            model = getattr(keras.applications, options.model)(weights=None, input_shape=shape, classes=options.classes)
+    except ValueError as error:
+        raise errors.ConfigError(f"--size={options.size}: Keras says: {error}") from None
 
-x = np.random.random((options.samples, options.size, options.size, 3)).astype("float32")
-y = np.random.random((options.samples, options.classes)).astype("float32")
+    # With one GPU the model itself is trained.
+    parallel_model = tower_train.multi_gpu_model(model, gpus=options.gpus) if options.gpus > 1 else model
+    parallel_model.compile(loss="categorical_crossentropy", optimizer="rmsprop")
 
-# batch_size is the global batch: each GPU gets its part of it.
-parallel_model.fit(x, y, epochs=options.epochs, batch_size=options.batch_size * options.gpus)
+    x = np.random.random((options.samples, options.size, options.size, 3)).astype("float32")
+    y = np.random.random((options.samples, options.classes)).astype("float32")
 
-# The model that was given holds the trained weights, and is what to save.
-model.save(options.save)
-print(f"Saved {options.save}. To use it: keras.models.load_model({options.save!r})")
+    # batch_size is the global batch: each GPU gets its part of it.
+    parallel_model.fit(x, y, epochs=options.epochs, batch_size=options.batch_size * options.gpus)
+
+    # The model that was given holds the trained weights, and is what to save.
+    model.save(options.save)
+    print(f"Saved {options.save}. To use it: keras.models.load_model({options.save!r})")
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main)  # mistakes end in one line

@@ -1,6 +1,7 @@
 """Python processes for tests, forked from a server that has imported TensorFlow, which takes three seconds."""
 
 import functools
+import gc
 import multiprocessing
 import os
 import runpy
@@ -63,6 +64,8 @@ def _run(module, words, environment, stdout, stderr, cwd):
         os.dup2(file, stream.fileno())
         os.close(file)
     sys.stdout.reconfigure(line_buffering=False)
+    gc.freeze()  # as conftest.py does, and as seldom
+    gc.set_threshold(400_000)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)

@@ -35,6 +35,7 @@ LIMIT_SECS, LEAVING_SECS = 40, 30
 MOST_BYTES = 8 * 2**30  # of a case's memory
 DOCUMENTED = {0, 2, 3, 4, 5, 138}
 TOLD_TO_END = 143
+STACKS_SIGNAL = signal.SIGUSR2
 MOST_SHOWN = 2000
 
 
@@ -74,6 +75,9 @@ def run(case, folder):
             os.kill(process, signal.SIGTERM)  # it may train for ever, and rightly so
             status = _wait(process, LEAVING_SECS)
             is_stuck = status != TOLD_TO_END
+        if status is None:
+            os.kill(process, STACKS_SIGNAL)
+            time.sleep(1)
     finally:
         if status is None:
             os.kill(process, signal.SIGKILL)
@@ -107,7 +111,7 @@ def _become(case, folder, output):
         os.environ.update(case.environment)
         sys.argv[:] = ["tower_train", *case.words]
         faulthandler.disable()
-        faulthandler.dump_traceback_later(LIMIT_SECS - 5)
+        faulthandler.register(STACKS_SIGNAL)
         command_line.run(case.main)
     except SystemExit as left:
         status = left.code

@@ -29,6 +29,32 @@ def test_help_and_mistakes_are_answered_without_tensorflow(name):
     assert not re.search(r"oneDNN|cuda|TensorFlow", mistaken.stderr)
 
 
+@pytest.mark.parametrize(
+    "name, word",
+    [("keras_multi_gpu", "--gpus=0"), ("keras_multi_gpu", "--save=model"), ("estimator_fashion_mnist", "--num_gpus=-1"),
+     ("estimator_retinal_oct", "--batch_size=many"), ("choose_gpus", "--gpus=first")],
+)  # fmt: skip
+def test_a_bad_value_is_named_without_tensorflow(name, word):
+    mistaken = run(name, word)
+    option, value = word.split("=")
+    assert mistaken.returncode == 2 and mistaken.stderr.startswith("usage: ")
+    assert option in mistaken.stderr.splitlines()[-1] and value in mistaken.stderr.splitlines()[-1]
+    assert not re.search(r"oneDNN|cuda|TensorFlow|Traceback", mistaken.stderr)
+
+
+@pytest.mark.parametrize(
+    "name, words, said",
+    [("keras_multi_gpu", ["--size=8"], "--size=8: .*at least 71"),
+     ("estimator_fashion_mnist", ["--data_dir=/missing"], "/missing/train-images-idx3-ubyte.gz"),
+     ("estimator_retinal_oct", ["--data_dir=/missing"], "/missing/train"),
+     ("choose_gpus", ["--gpus=0,0"], "names a GPU twice")],
+)  # fmt: skip
+def test_what_cannot_be_trained_with_is_one_line(name, words, said):
+    done = jobs.command(f"scripts.{name}", *words)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert re.search(said, done.stderr.splitlines()[-1]), done.stderr
+
+
 def test_keras_on_several_towers_saves_the_plain_model(tmp_path):
     words = ["--model=VGG19", "--size=32", "--samples=8", "--save=vgg.keras"]
     done = jobs.command("scripts.keras_multi_gpu", *words, cwd=tmp_path)
@@ -64,6 +90,7 @@ def test_retinal_images_from_folders_have_pixels_from_0_to_1(tmp_path, monkeypat
     monkeypatch.setattr(sys, "argv", ["script", f"--data_dir={tmp_path}", "--size=32", "--batch_size=8"])
     monkeypatch.setattr(tf.compat.v1.logging, "set_verbosity", lambda _: None)
     script = runpy.run_path(jobs.ROOT / "scripts" / "estimator_retinal_oct.py")
+    assert script["main"]([]) == 0
     assert timed(capsys.readouterr().out) == 2  # 32 images, 2 towers of 8
-    images, labels = next(iter(script["input_fn"](script["test"], script["LABELS"], num_epochs=1)))
+    images, labels = next(iter(script["input_fn"](f"{tmp_path}/test/*/*.jpeg", script["LABELS"], num_epochs=1)))
     np.testing.assert_allclose(images[:, 16, 16, 0], np.array(list(pixels.values()))[labels.numpy().argmax(1)] / 255)

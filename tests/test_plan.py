@@ -3,7 +3,7 @@
 import jobs
 import pytest
 
-from tower_train import plan
+from tower_train import errors, plan
 
 OPTIONS = plan.PlanOptions(
     params=1e6, flops=1e9, batch_size=100, towers=4, tower_flops=1e12, link=1e9, host_memory=1e10, bandwidth=1e8,
@@ -37,6 +37,14 @@ def test_the_command_tabulates_up_to_1024_towers_and_names_the_better_mode():
     assert [(int(row[0]), int(row[1])) for row in rows] == [(2**i, max(1, 2**i // 8)) for i in range(11)]
     assert {row[-1] for row in rows} == {"mirrored"}
     assert "Computed, not measured" in process.stdout
+
+
+def test_the_least_and_the_most_that_may_be_asked_are_tabulated():
+    extremes = dict(flops=1, tower_flops=1.7e308, params=1, link=1, host_memory=1, bandwidth=1)
+    for options in (extremes, dict(flops=1.7e308, params=1.7e308), {"latency": 1.7e308}):
+        assert len(plan.table(plan.PlanOptions(**options))) == 12
+    with pytest.raises(errors.ConfigError, match="--flops=1e-320: it must be a number at least 1"):
+        plan.PlanOptions(flops=1e-320)
 
 
 def test_half_the_bytes_in_bfloat16():

@@ -15,7 +15,7 @@ def _leave_run_out():
     Nothing is imported up to here that Python has not loaded already.
     """
     here = folder = os.path.realpath(os.curdir)
-    while not os.path.lexists(os.path.join(folder, "run.json")):
+    while not os.path.lexists(os.path.join(folder, "run.json")):  # workload_files.RUN_JSON
         if folder == os.path.dirname(folder):
             return
         folder = os.path.dirname(folder)

@@ -333,7 +333,9 @@ class EvaluateOptions(RunOptions, DeviceOptions):
     watch_secs: float = option(
         5.0, "seconds between looks for a new checkpoint with --watch", RUN, above=0, needs=("watch",)
     )
-    batch_size: int = option(256, "examples per tower and step; the result does not depend on it", RUN, minimum=1)
+    batch_size: int = option(
+        256, "examples per tower and step; the result does not depend on it", RUN, minimum=1, maximum=2**24
+    )
 
     def check(self):
         super().check()

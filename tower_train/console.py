@@ -35,12 +35,9 @@ def _print(stream: TextIO, lines) -> None:
             print(text, file=stream, flush=True)
 
 
-def one_line(text: str) -> str:
-    """A text with control characters, line ends among them, as escapes such as \\n."""
-    return "".join(
-        each if each.isprintable() or "\udc80" <= each <= "\udcff" else each.encode("unicode_escape").decode()
-        for each in text
-    )
+def one_line(text: str | os.PathLike) -> str:
+    """A text or a path in printable characters: others, such as line ends and bytes that are no text, as escapes."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in os.fspath(text))
 
 
 @contextlib.contextmanager

@@ -57,3 +57,13 @@ class NonFiniteError(UserError):
     """A loss or a gradient that is NaN or infinite; the variables were not touched."""
 
     exit_status = 3
+
+
+def reason(error: Exception) -> str:
+    """The one line of an exception that says why it was raised, without the graph that TensorFlow puts around it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(getattr(error, "message", error)).removeprefix("Graph execution error:")
+    lines = [line for line in text.splitlines() if line.strip()]
+    node = next((i for i, line in enumerate(lines) if line.startswith("Node: ")), -1)  # the reason comes next
+    return (lines[node + 1 :] or lines or [type(error).__name__])[0].strip().rstrip(".")

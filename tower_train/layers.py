@@ -9,13 +9,14 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import context
 from tower_train.graph.context import Learning, Statistic
+from tower_train.random_layers import dropout, random_normal, random_uniform  # noqa: F401
 
 v1 = tf.compat.v1
 
@@ -243,85 +244,6 @@ def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
         final_op="Div",
         subdiv_offsets=[0],
     )
-
-
-def dropout(
-    inputs: tf.Tensor,
-    rate: float,
-    training: bool,
-    noise_shape: Sequence[int | tf.Tensor | None] | None = None,
-    rows_per_example: int = 1,
-    name: str = "dropout",
-) -> tf.Tensor:
-    """Sets a share `rate` of the inputs to 0 and divides the others by 1 - rate (Srivastava et al. 2014, section 10).
-
-    What is dropped is a function of the run's seed, the variable scope and the name, which call of them this is, and
-    the example's position in the stream: N towers, accumulated batches and resumed runs drop the same. A call within a
-    tf.while_loop drops the same in all its iterations.
-
-    Args:
-      inputs: floating point [batch, ...].
-      rate: 0 <= rate < 1.
-      training: False returns the inputs.
-      noise_shape: of the draws, which are broadcast to the inputs; None there is the inputs' size, as the first must
-        be. [None, 1, 1, None] drops whole channels of images.
-      rows_per_example: above 1, inputs are [batch * rows_per_example, ...], and as many consecutive rows are one
-        example's.
-      name: tells this layer's numbers from those of others in the variable scope.
-
-    Returns:
-      A tensor of the shape and dtype of inputs.
-
-    Raises:
-      GraphError: a rate out of bounds, rows that are not the examples' of the tower, or no tower of a workload.
-    """
-    if not 0 <= rate < 1:
-        raise errors.GraphError(f"layers.dropout(rate={rate}): the rate must be at least 0 and below 1.")
-    if not training or rate == 0:
-        return inputs
-    return _draws("dropout").dropout(_layer(name), inputs, rate, noise_shape, rows_per_example)
-
-
-def random_uniform(
-    shape, minval=0.0, maxval=1.0, dtype: tf.DType = tf.float32, rows_per_example: int = 1, name: str = "random_uniform"
-) -> tf.Tensor:
-    """Draws numbers uniform in [minval, maxval), which belong to examples as those of `dropout` do.
-
-    In evaluation they are a function of the example's index, in an exported network of its row, and of no seed.
-
-    Args:
-      shape: [batch, ...], such as tf.shape(inputs).
-      minval, maxval: numbers, or tensors that are broadcast to the shape.
-      dtype: floating point.
-      rows_per_example, name: as for `dropout`.
-
-    Raises:
-      GraphError: as `dropout`.
-    """
-    numbers = _draws("random_uniform").uniform(_layer(name), shape, dtype, rows_per_example)
-    return minval + (maxval - minval) * numbers
-
-
-def random_normal(
-    shape, mean=0.0, stddev=1.0, dtype: tf.DType = tf.float32, rows_per_example: int = 1, name: str = "random_normal"
-) -> tf.Tensor:
-    """Draws numbers of the normal distribution with this mean and standard deviation; otherwise as `random_uniform`."""
-    return mean + stddev * _draws("random_normal").normal(_layer(name), shape, dtype, rows_per_example)
-
-
-def _draws(function: str):
-    draws = context.current().draws
-    if draws is None:
-        raise errors.GraphError(
-            f"layers.{function} draws by an example's position in the stream of a workload, and there is none here. "
-            "Call it in a workload's inference or loss; in a model_fn use TensorFlow's own."
-        )
-    return draws
-
-
-def _layer(name: str) -> str:
-    scope = v1.get_variable_scope().name
-    return f"{scope}/{name}" if scope else name
 
 
 def weights(

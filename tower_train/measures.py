@@ -22,7 +22,7 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
     Raises:
       GraphError: other shapes, or labels that are no integers.
     """
-    labels = _classes("classification_metrics", logits, labels)
+    labels = _checked_classes("classification_metrics", logits, labels)
     right = tf.gather(logits, labels, batch_dims=1)[:, tf.newaxis]
     # Not tf.math.in_top_k: it counts a tie as a hit, and so a network that gives every class the same as perfect.
     # Nor the classes that are not below: TensorFlow turns `not <` into `>=`, which is false where a logit is NaN.
@@ -40,7 +40,7 @@ def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing:
     Raises:
       GraphError: other shapes, or labels that are no integers.
     """
-    labels = _classes("softmax_cross_entropy", logits, labels)
+    labels = _checked_classes("softmax_cross_entropy", logits, labels)
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     if label_smoothing:
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
@@ -81,8 +81,8 @@ def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Te
     }
 
 
-def _classes(name: str, logits, labels) -> tf.Tensor:
-    """Labels of any integer type as those that TensorFlow takes for classes."""
+def _checked_classes(name: str, logits, labels) -> tf.Tensor:
+    """Integer labels in a type that TensorFlow takes for classes; GraphError if they, or the logits, are no such."""
     are_tensors = tf.is_tensor(logits) and tf.is_tensor(labels)
     if not are_tensors or not labels.dtype.is_integer or not labels.shape.is_compatible_with(logits.shape[:-1]):
         raise errors.GraphError(
@@ -94,7 +94,10 @@ def _classes(name: str, logits, labels) -> tf.Tensor:
 
 
 def _differences(name: str, outputs, labels) -> tf.Tensor:
-    """outputs - labels, [batch, ...]. Not by broadcasting, which makes [batch, batch] of [batch, 1] and [batch]."""
+    """outputs - labels, [batch, ...]; GraphError if their shapes differ.
+
+    Not by broadcasting, which makes [batch, batch] of [batch, 1] and [batch].
+    """
     if tf.is_tensor(outputs) and tf.is_tensor(labels) and outputs.dtype.is_floating and labels.dtype != tf.string:
         own, wanted = (tf.squeeze(t, -1) if t.shape.rank == 2 and t.shape[1] == 1 else t for t in (outputs, labels))
         if own.shape.rank and own.shape.is_compatible_with(wanted.shape) and own.shape.rank == wanted.shape.rank:

@@ -18,20 +18,22 @@ _GRADIENT_BYTES = {"same": 4, "bfloat16": 2}
 class PlanOptions(Options):
     """Options of `python -m tower_train.plan`."""
 
-    params: float = option(1.068298e6, "trained weights of the network", TRAINING, above=0)
+    params: float = option(1.068298e6, "trained weights of the network", TRAINING, minimum=1)
     flops: float = option(
-        105e6, "floating-point operations of a training example, forwards and backwards", TRAINING, above=0
+        105e6, "floating-point operations of a training example, forwards and backwards", TRAINING, minimum=1
     )
     batch_size: int = option(128, "examples per tower and step", TRAINING, minimum=1)
     towers: int = option(8, "towers that one machine holds", TOWERS, minimum=1)
-    tower_flops: float = option(50e12, "operations a second that a tower reaches on this network", TOWERS, above=0)
-    link: float = option(16e9, "bytes a second between a tower's device and the CPU or another device", TOWERS, above=0)
-    host_memory: float = option(50e9, "bytes a second that a machine's CPU reads from its memory", TOWERS, above=0)
+    tower_flops: float = option(50e12, "operations a second that a tower reaches on this network", TOWERS, minimum=1)
+    link: float = option(
+        16e9, "bytes a second between a tower's device and the CPU or another device", TOWERS, minimum=1
+    )
+    host_memory: float = option(50e9, "bytes a second that a machine's CPU reads from its memory", TOWERS, minimum=1)
     all_reduce_dtype: str = option(
         "same", "what gradients are sent in: same (float32), or bfloat16", TOWERS, choices=tuple(_GRADIENT_BYTES)
     )
     workers: int = option(128, "machines, at most", MACHINES, minimum=1)
-    bandwidth: float = option(3e9, "bytes a second that a machine sends to another", MACHINES, above=0)
+    bandwidth: float = option(3e9, "bytes a second that a machine sends to another", MACHINES, minimum=1)
     latency: float = option(50e-6, "seconds until the first byte of a message is there", MACHINES, minimum=0)
 
 

@@ -55,10 +55,9 @@ def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], 
     import tensorflow as tf
 
     from tower_train.data import remarks
-    from tower_train.run_dir import checkpoint
 
     is_image, failure = built.files in feed, None
-    with remarks.of_decoders() if is_image else contextlib.nullcontext(str) as take_remark:
+    with remarks.of_decoders() if is_image else contextlib.nullcontext(lambda: "") as take_remark:
         try:
             outputs = session.run(built.outputs, feed)
         except tf.errors.OpError as error:
@@ -67,7 +66,7 @@ def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], 
     if isinstance(failure, tf.errors.InvalidArgumentError) and is_image:
         raise errors.DataError(f"{path}: is no image that can be decoded{f' ({remark})' if remark else ''}.")
     if failure:
-        raise errors.DataError(f"{path}: the network fails on it: {checkpoint.reason(failure)}.")
+        raise errors.DataError(f"{path}: the network fails on it: {errors.reason(failure)}.")
     return outputs, f" *** The file is damaged: {remark}." if remark else ""
 
 

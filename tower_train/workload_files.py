@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 _PACKAGE = pathlib.Path(__file__).parent
 _OURS = (_PACKAGE, _PACKAGE.parent / "cifar10")
-_RUN_JSON = "run.json"
+RUN_JSON = "run.json"  # makes a directory a run; tower_train/__init__.py, which may import nothing, has it too
 
 
 def find(module_name: str) -> list[str | None]:
@@ -75,7 +75,7 @@ def run_of(file: str, train_dir: str | None) -> str | None:
                 break
             if train_dir and _is_same(folder, train_dir):
                 return os.path.abspath(train_dir)
-            if os.path.exists(os.path.join(folder, _RUN_JSON)):
+            if os.path.exists(os.path.join(folder, RUN_JSON)):
                 return folder
     return None
 
@@ -96,6 +96,7 @@ def in_current_directory(module_name: str) -> str | None:
 
 
 def _inside(entry: str) -> str:
+    """The path of a file, which need not exist, in a directory of Python's search path."""
     return os.path.join(entry or os.curdir, "x")
 
 

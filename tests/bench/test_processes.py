@@ -115,7 +115,7 @@ def wait_for_the_end_of(process):
 
 
 def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tmp_path, monkeypatch):
-    """When one of them is killed, the first ends and says so, and with it all others."""
+    """The first ends once one of them is killed, and says so; with it end all others."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
     with start("three", tmp_path, num_processes=3) as worker:
         worker.wait_for("first_step")

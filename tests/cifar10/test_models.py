@@ -37,7 +37,8 @@ def test_networks_have_the_published_size(name):
         assert len(layers) == int(name.removeprefix("resnet"))
 
 
-def test_two_synchronized_towers_match_one_tower(cifar10_dir, name="resnet20"):
+@pytest.mark.parametrize("name", ["resnet20", "minigooglenet"])
+def test_two_synchronized_towers_match_one_tower(cifar10_dir, name):
     examples = model(name).examples(DataRequest("train", "cifar10", str(cifar10_dir)))
     options = dict(dtype="float64", sync_batch_norm=True, learning_rate=0.01, steps=1, moving_average_decay=0.0)
     one = trainings.train(model(name), examples, num_gpus=1, batch_size=2, **options)

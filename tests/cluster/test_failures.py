@@ -1,4 +1,4 @@
-"""Who is missing, decided from the workers' statuses alone."""
+"""The decision who is missing, from the workers' statuses alone."""
 
 import pytest
 

@@ -94,9 +94,8 @@ def test_census(tmp_path):
         dnn_optimizer=lambda: tf.compat.v1.train.AdagradOptimizer(0.05),
         config=run_config,
     )
-    for _ in range(2):
-        model.train(input_fn=lambda: census_input_fn(train_file, 6, True, 10))
-        results = model.evaluate(input_fn=lambda: census_input_fn(test_file, 1, False, 10))
+    model.train(input_fn=lambda: census_input_fn(train_file, 12, True, 10))
+    results = model.evaluate(input_fn=lambda: census_input_fn(test_file, 1, False, 10))
     assert sorted(results) == [
         "accuracy", "accuracy_baseline", "auc", "auc_precision_recall", "average_loss", "global_step", "label/mean",
         "loss", "precision", "prediction/mean", "recall",

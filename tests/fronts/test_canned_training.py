@@ -1,6 +1,7 @@
 """Canned estimators train what numpy trains on the joined batches of all towers."""
 
 import jobs
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -98,6 +99,29 @@ class TestLinear:
         estimator.train(input_fn(CLASS3), steps=STEPS)
         expected, _ = trained(softmax, CLASS3, 3, towers, mean=True)
         assert_linear(estimator, expected)
+
+
+@pytest.mark.parametrize("towers, is_function", [(1, True), (2, False)])
+def test_keras_optimizers(tmp_path, towers, is_function):
+    makers = [lambda: keras.optimizers.SGD(RATE), lambda: keras.optimizers.SGD(RATE, momentum=0.5)]
+    plain, with_momentum = makers if is_function else [make() for make in makers]
+    estimator = tf_estimator.LinearRegressor([number, kind], tmp_path, optimizer=with_momentum, config=config(towers))
+    estimator.train(input_fn(TARGET), steps=2).train(input_fn(TARGET), steps=3)
+    inputs, weights, speed = np.c_[DENSE, np.ones(COUNT)], np.zeros([5, 1]), np.zeros([5, 1])
+    for rows in batches(2, towers) + batches(3, towers):  # the second call goes on, with its input from the start
+        grad = squared(inputs[rows] @ weights, TARGET[rows, np.newaxis])[1]
+        speed = 0.5 * speed - RATE * inputs[rows].T @ grad
+        weights = weights + speed
+    parts = {"kind/weights": weights[:3], "number/weights": weights[3:4], "bias_weights": weights[4]}
+    assert_linear(estimator, parts)
+    assert estimator.get_variable_value("global_step") == 5
+
+    both = tf_estimator.DNNLinearCombinedRegressor(
+        tmp_path / "both", [kind], with_momentum, [number], plain, [3], config=config(towers)
+    )
+    both.train(input_fn(TARGET), steps=2)
+    assert both.get_variable_value("global_step") == 2
+    assert sum("momentum" in name for name in both.get_variable_names()) == 2  # of the kinds' weights and the bias
 
 
 DNN = ["hiddenlayer_0/kernel", "hiddenlayer_0/bias", "logits/kernel", "logits/bias"]

@@ -233,7 +233,7 @@ def test_parsing_specs_hold_columns_label_and_weight():
         ({"weight_column": 3}, "weight_column=3; it must be a feature's name"),
         ({"loss_reduction": "none"}, "loss_reduction='none'; it must be one of .*'weighted_sum_over_batch_size'"),
         ({"optimizer": "adam"}, "optimizer='adam'; it must be one of Adagrad, Adam, Ftrl, RMSProp, SGD"),
-        ({"optimizer": tf.keras.optimizers.SGD()}, "optimizer=<keras.*an optimizer of tf.compat.v1.train"),
+        ({"optimizer": 0.01}, "optimizer=0.01; .* an optimizer of tf.compat.v1.train or of Keras"),
         ({"hidden_units": []}, r"hidden_units=\[\]; it must be a list of each layer's units"),
         ({"hidden_units": 10}, "hidden_units=10; it must be a list"),
         ({"dropout": 1.0}, "dropout=1.0; it must be from 0 to below 1"),

@@ -133,3 +133,5 @@ def test_model_dirs_that_cannot_be(tmp_path):
         raises("local or mounted", lambda remote=remote: tf_estimator.RunConfig(model_dir=remote))
     trained = make(tmp_path / "trained").train(input_fn, steps=1)
     raises("export_dir_base=gs://a: it must be a local", lambda: trained.export_saved_model("gs://a", lambda: None))
+    raises("export_dir_base=.*file is a file", lambda: trained.export_saved_model(file, lambda: None))
+    raises("model.ckpt-1 has no variable 'biased'", lambda: trained.get_variable_value("biased"), errors.RunError)

@@ -31,8 +31,11 @@ def test_metrics_are_over_all_batches_and_the_loss_is_their_mean(trained):
     assert found["mae"] == pytest.approx(np.abs(errors_of()).mean(), abs=1e-6)
     assert found["loss"] == pytest.approx(np.mean([batch.mean() for batch in by_batch]), abs=1e-6)
     assert found["global_step"] == 6
-    [event] = jobs.events(pathlib.Path(trained.model_dir, "eval_test")).Scalars("mae")
+    shown = jobs.events(pathlib.Path(trained.model_dir, "eval_test"))
+    [event] = shown.Scalars("mae")
     assert (event.step, event.value) == (6, pytest.approx(found["mae"]))
+    [path] = shown.Tensors("checkpoint_path")
+    assert path.tensor_proto.string_val == [f"{trained.model_dir}/model.ckpt-6".encode()]
 
 
 def test_steps_bound_an_evaluation(trained):
@@ -56,6 +59,13 @@ def test_predict_yields_examples_by_keys_and_leaves_the_callers_graph_alone(trai
     np.testing.assert_allclose([p["y"] for p in [first, *rest]], errors_of() + Y, atol=1e-9)
     chosen = list(trained.predict(input_fn, predict_keys=["twice"], yield_single_examples=False))
     assert [batch["twice"].shape for batch in chosen] == [(4,)] * 12 and chosen[0].keys() == {"twice"}
+
+
+def test_predictions_of_tensors_go_on_which_a_line_says(trained, capsys):
+    predictions = trained.predict(lambda: {"x": tf.constant(X[:2])})
+    found = [next(predictions)["y"] for _ in range(5)]
+    np.testing.assert_allclose(found, (errors_of(2) + Y[:2])[[0, 1, 0, 1, 0]], atol=1e-9)
+    assert "input_fn returned tensors, of which predictions never end" in capsys.readouterr().err
 
 
 def test_input_and_keys_that_cannot_be(tmp_path):

@@ -12,7 +12,7 @@ import trainings
 import tower_train
 from tower_train import errors
 from tower_train.config import Config
-from tower_train.graph import context, devices, training
+from tower_train.graph import context
 
 v1 = tf.compat.v1
 SIZE, CLASSES = 6, 3
@@ -47,9 +47,23 @@ def workload(examples, make, freeze_until=None):
     return tower_train.Workload("keras", lambda request: examples, tower_train.keras_network(make, freeze_until))
 
 
+OPTIONS = dict(dtype="float64", learning_rate=0.05, optimizer="momentum", batch_size=8, moving_average_decay=0.9)
+
+
 def train(examples, make, steps, freeze_until=None, **options):
-    defaults = dict(dtype="float64", learning_rate=0.05, optimizer="momentum", batch_size=8, moving_average_decay=0.9)
-    return trainings.train(workload(examples, make, freeze_until), examples, steps, **(defaults | options))
+    return trainings.train(workload(examples, make, freeze_until), examples, steps, **(OPTIONS | options))
+
+
+def opened(examples, make, freeze_until=None, **options):
+    return trainings.opened(workload(examples, make, freeze_until), examples, **(OPTIONS | options))
+
+
+def before_and_after(session, built, steps):
+    """{variable's name: value} before some steps and after them, and their losses."""
+    variables = {variable.op.name: variable for variable in built.variables}
+    start = session.run(variables)
+    losses = [float(session.run(built.report).loss) for _ in range(steps)]
+    return start, session.run(variables), losses
 
 
 def test_towers_match_one_tower(examples):
@@ -79,8 +93,8 @@ def test_towers_match_one_tower_in_a_network_of_keras_applications(examples):
 
 def test_a_step_is_the_one_that_keras_does(examples, float64):
     """Loss, gradients, weight decay, moving statistics: from Keras' own layers, losses and optimizer, run eagerly."""
-    start = train(examples, small(), 0, batch_size=24, moving_average_decay=0.0)[1]
-    [loss], ended = train(examples, small(), 1, batch_size=24, moving_average_decay=0.0)
+    with opened(examples, small(), batch_size=24, moving_average_decay=0.0) as (built, session):
+        start, ended, [loss] = before_and_after(session, built, 1)
     model = keras.models.clone_model(small()())
     layers = [layer for layer in model.layers if layer.weights]
     ours = ["conv2d", "batch_normalization", "conv2d_1", "batch_normalization_1", "dense"]
@@ -136,16 +150,13 @@ def test_a_model_made_elsewhere_begins_with_its_values(examples):
 
 @pytest.mark.parametrize("freeze_until", ["re_lu", "batch_normalization_1"])
 def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples, freeze_until):
-    def make(network):
-        def made():
-            model = network()
-            model.get_layer("batch_normalization").moving_mean.assign([1.0, 2, 3, 4])
-            return model
+    def make():
+        model = small()()
+        model.get_layer("batch_normalization").moving_mean.assign([1.0, 2, 3, 4])
+        return model
 
-        return made
-
-    start = train(examples, make(small()), 0, freeze_until)[1]
-    ended = train(examples, make(small()), 5, freeze_until, num_gpus=2)[1]
+    with opened(examples, make, freeze_until, num_gpus=2, dtype="float32", learning_rate=0.1) as (built, session):
+        start, ended, _ = before_and_after(session, built, 5)
     frozen = {"conv2d", "batch_normalization"}
     trained = {"conv2d_1", "batch_normalization_1", "dense"}
     if freeze_until == "batch_normalization_1":
@@ -159,9 +170,6 @@ def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples, freeze_until)
             assert not np.array_equal(ended[name], start[name]), name
     assert np.array_equal(ended["batch_normalization/moving_mean"], [1, 2, 3, 4])
 
-    config = Config(device="cpu", num_gpus=2, batch_size=4)
-    placed = devices.place(config)
-    built = training.training_graph(workload(examples, small(), freeze_until), examples, config, placed)
     # What a step computes of the graph: TensorFlow adds ops to it that it never runs.
     needed = v1.graph_util.extract_sub_graph(built.graph.as_graph_def(), [built.train_op.name]).node
     gradients = [node.op for node in needed if "/gradients/" in node.name]
@@ -174,8 +182,9 @@ def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples, freeze_until)
 
 def test_frozen_batch_normalisation_uses_its_moving_statistics(examples):
     """With everything but the last layer frozen, training sees what evaluation sees."""
-    [loss], _ = train(examples, small(), 1, "re_lu_1", batch_size=24)
-    start = train(examples, small(), 0, "re_lu_1")[1]
+    with opened(examples, small(), "re_lu_1", batch_size=24) as (built, session):
+        start, ended, [loss] = before_and_after(session, built, 1)
+    assert [ended[name].tobytes() == start[name].tobytes() for name in start if name.startswith("batch")] == [True] * 7
     network = tower_train.keras_network(small())
     images, labels = all_of(examples)
     with tf.Graph().as_default(), v1.Session() as session:
@@ -216,14 +225,14 @@ def drawing(*layers):
 
 
 def masks_of(build, steps=1, **options):
-    """float64 [global batch, SIZE, SIZE, 2] of each step: what a network without weights makes of ones."""
+    """float64 [outputs, global batch, SIZE, SIZE, 2] of each step: what a network without weights makes of ones."""
     ones = tower_train.Examples.from_arrays("ones", np.ones([24, SIZE, SIZE, 2], np.float32), np.zeros(24, int), ["a"])
     network = tower_train.keras_network(build)
     seen = []
 
     def inference(features, training):
         v1.get_variable("weight", [], features.dtype)
-        seen.append(network(features, training))
+        seen.append(tf.stack(tf.nest.flatten(network(features, training))))
         return seen[-1]
 
     def loss(outputs, labels):
@@ -232,15 +241,15 @@ def masks_of(build, steps=1, **options):
     with trainings.opened(tower_train.Workload("ones", None, inference, loss), ones, dtype="float64", **options) as (
         built, session,
     ):  # fmt: skip
-        return [np.concatenate(session.run([seen, built.report])[0]) for _ in range(steps)]
+        return np.array([np.concatenate(session.run([seen, built.report])[0], axis=1) for _ in range(steps)])
 
 
-def alone(layer):
-    """A model of one layer."""
+def each_alone(*layers):
+    """A model whose outputs are those of each layer."""
 
     def make():
         inputs = keras.Input([SIZE, SIZE, 2])
-        return keras.Model(inputs, layer()(inputs))
+        return keras.Model(inputs, [layer()(inputs) for layer in layers])
 
     return make
 
@@ -257,20 +266,21 @@ EACH = {
 }
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_each_example_has_numbers_of_its_own_that_no_cut_changes(name):
-    one = masks_of(alone(EACH[name]), steps=2, batch_size=8)
-    two = masks_of(alone(EACH[name]), steps=2, batch_size=4, num_gpus=2)
-    np.testing.assert_array_equal(two, one)
-    least = {"depth": 2, "spatial": 3, "unseeded": 3}.get(name, 14)  # of 16: those draw few numbers, some alike
-    assert len({mask.tobytes() for mask in np.concatenate(one)}) >= least
+def test_each_example_has_numbers_of_its_own_that_no_cut_changes():
+    one, two = (
+        masks_of(each_alone(*EACH.values()), steps=2, batch_size=8 // towers, num_gpus=towers) for towers in (1, 2)
+    )
+    for i, name in enumerate(EACH):
+        np.testing.assert_array_equal(two[:, i], one[:, i], err_msg=name)
+        least = {"depth": 2, "spatial": 3, "unseeded": 3}.get(name, 14)  # of 16: those draw few numbers, some alike
+        assert len({mask.tobytes() for mask in np.concatenate(one[:, i])}) >= least, name
 
 
 def test_a_draw_of_no_example_is_one_for_all_towers():
     """As of a layer that drops the same of all examples."""
-    make = alone(lambda: keras.layers.Dropout(0.5, noise_shape=(1, None, None, None)))
-    one = masks_of(make, steps=2, batch_size=8)
-    np.testing.assert_array_equal(masks_of(make, steps=2, batch_size=4, num_gpus=2), one)
+    make = each_alone(lambda: keras.layers.Dropout(0.5, noise_shape=(1, None, None, None)))
+    [one] = masks_of(make, steps=2, batch_size=8).swapaxes(0, 1)
+    np.testing.assert_array_equal(masks_of(make, steps=2, batch_size=4, num_gpus=2)[:, 0], one)
     assert (one[0] == one[0][:1]).all() and (one[0][0] != one[1][0]).any()
 
 

@@ -90,6 +90,14 @@ def test_moving_averages_of_one_tower_and_metrics_are_keras_own(tmp_path):
     np.testing.assert_allclose(predictions, model.predict(X, verbose=0), atol=1e-5)
 
 
+def test_later_optimizers_of_a_program_go_on_from_checkpoints_of_its_first_one(tmp_path):
+    for _ in range(2):  # Keras numbers the optimizers of a program
+        model = keras.Sequential([keras.Input([5, 5, 1]), layers.Flatten(), layers.Dense(3, name="only")], name="named")
+        estimator = make(compiled(model, keras.optimizers.Adam()), tmp_path, 1)
+        estimator.train(lambda: input_fn(4), steps=2)
+    assert estimator.get_variable_value("adam/iteration") == estimator.get_variable_value("global_step") == 4
+
+
 def test_towers_draw_different_dropout_masks_and_a_step_moves_seeds_once(tmp_path):
     inputs = keras.Input([200])
     model = keras.Model(inputs, layers.Dropout(0.5, seed=1)(inputs) * layers.Dense(1, use_bias=False)(inputs))

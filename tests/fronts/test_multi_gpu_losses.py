@@ -15,8 +15,8 @@ layers, ops = keras.layers, keras.ops
 class Adds(layers.Layer):
     """Adds function(inputs) to the loss."""
 
-    def __init__(self, function):
-        super().__init__(name="adding")
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
         self.function = function
 
     def call(self, inputs):
@@ -27,9 +27,9 @@ class Adds(layers.Layer):
 class Measures(layers.Layer):
     """Updates a metric with function(inputs)."""
 
-    def __init__(self, function):
+    def __init__(self, function, name="measured"):
         super().__init__()
-        self.function, self.measured = function, keras.metrics.Mean(name="measured")
+        self.function, self.measured = function, keras.metrics.Mean(name=name)
 
     def call(self, inputs):
         self.measured.update_state(self.function(inputs))
@@ -91,9 +91,14 @@ def fit_uneven(gpus, *middle, **kwargs):
     return fit_both(network(*middle), gpus, SETTINGS, x, y, batch_size=4, epochs=4, **validation, **kwargs)
 
 
-@pytest.mark.parametrize(("added", "gpus"), [*((name, 3) for name in ADDED), ("both", 2)])
+@pytest.mark.parametrize(
+    ("added", "gpus"),
+    [(["sum with signs", "vector, which Keras sums", "column, which Keras sums"], 3),
+     (["mean over the size", "constant", "zero"], 3), (["both"], 3), (["both"], 2), (["zero"], 3)],
+)  # fmt: skip
 def test_an_added_loss_is_that_of_the_whole_batch(float64, added, gpus):
-    assert_same(fit_uneven(gpus, lambda: Adds(ADDED[added])), 1e-12)
+    """Each layer's by itself."""
+    assert_same(fit_uneven(gpus, *(lambda name=name: Adds(ADDED[name]) for name in added)), 1e-12)
 
 
 def test_the_numbers_of_the_issue(float64):
@@ -105,12 +110,12 @@ def test_the_numbers_of_the_issue(float64):
         assert parallel.evaluate(np.ones([8, 3]), np.ones([8, 3]), verbose=0) == pytest.approx(24)
 
 
-@pytest.mark.parametrize("regularizer", ["l2", lambda y: ops.mean(ops.abs(y)), lambda y: ops.sum(y) * ops.shape(y)[1]])
-def test_regularizers_of_activities_and_of_weights(float64, regularizer):
-    def dense():
+def test_regularizers_of_activities_and_of_weights(float64):
+    def dense(regularizer):
         return layers.Dense(5, activity_regularizer=regularizer, kernel_regularizer="l2", bias_regularizer="l1")
 
-    assert_same(fit_uneven(3, dense), 1e-12)
+    regularizers = ["l2", lambda y: ops.mean(ops.abs(y)), lambda y: 0.01 * ops.sum(y) * ops.shape(y)[1]]
+    assert_same(fit_uneven(3, *(lambda r=r: dense(r) for r in regularizers)), 1e-12)
 
 
 def test_a_weight_that_only_its_regularizer_changes(float64):
@@ -135,7 +140,7 @@ def test_a_loss_of_chosen_examples_whose_gradient_is_sparse(float64):
     "added", [variance_of, diversity, ops.max, lambda x: ops.sqrt(ops.sum(x**2)), lambda x: ops.sum(x[0])]
 )
 def test_a_loss_that_parts_do_not_determine_is_refused(added):
-    parallel = tower_train.multi_gpu_model(network(lambda: Adds(added))(), gpus=2)
+    parallel = tower_train.multi_gpu_model(network(lambda: Adds(added, name="adding"))(), gpus=2)
     parallel.compile(**SETTINGS)
     before = parallel.get_weights()
     with pytest.raises(ConfigError, match="^multi_gpu_model: the loss that the layer 'adding' .*output of the model"):
@@ -223,11 +228,11 @@ def test_a_model_that_fails_on_made_up_examples_is_told_why():
         parallel.fit(np.full([4, 4], -3.0), np.ones([4, 4]), verbose=0)
 
 
-@pytest.mark.parametrize("measured", [ops.sum, ops.mean, lambda x: ops.sum(x**2, axis=-1), lambda x: 3.0])
-def test_a_metric_that_a_layer_updates_is_that_of_the_whole_batch(float64, measured):
-    trained = fit_uneven(3, lambda: Measures(measured))
+def test_a_metric_that_a_layer_updates_is_that_of_the_whole_batch(float64):
+    measured = {"sum": ops.sum, "mean": ops.mean, "vector": lambda x: ops.sum(x**2, axis=-1), "constant": lambda x: 3.0}
+    trained = fit_uneven(3, *(lambda name=name: Measures(measured[name], name) for name in measured))
     assert_same(trained, 1e-12)
-    assert {"measured", "val_measured"} <= trained[1][1].history.keys()
+    assert {*measured, *(f"val_{name}" for name in measured)} <= trained[1][1].history.keys()
 
 
 def test_a_metric_of_the_models_own(float64):

@@ -17,7 +17,7 @@ from tower_train.workload import DataRequest, Workload
 
 v1 = tf.compat.v1
 
-STEPS = 50
+STEPS = 20
 TRAIN = dict(dtype="float64", learning_rate=0.05, moving_average_decay=0.9, batch_size=4)
 
 
@@ -25,9 +25,9 @@ def make():
     return norm_workload.WORKLOAD, norm_workload.load(None)
 
 
-CLIPPING, SYNC, LARS = "four, accumulating and clipping", "three, synchronised", "lars"
+CLIPPING, SYNC, LARS = "two, accumulating and clipping", "three, synchronised", "lars"
 CASES = {
-    CLIPPING: dict(num_gpus=4, accumulate_steps=2, clip_gradients=0.1, optimizer="momentum"),
+    CLIPPING: dict(num_gpus=2, accumulate_steps=2, clip_gradients=0.1, optimizer="momentum"),
     SYNC: dict(num_gpus=3, sync_batch_norm=True, optimizer="adam", learning_rate=0.01),
     LARS: dict(num_gpus=2, optimizer="lars", learning_rate=1.0),
 }

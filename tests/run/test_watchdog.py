@@ -63,11 +63,19 @@ def test_a_step_that_does_not_end_is_reported_with_what_it_waits_for(changes, wa
     assert "*** Going on, after " in output
 
 
-def test_a_save_that_does_not_end_is_reported(tmp_path, monkeypatch, capsys):
-    save = checkpoint.Checkpoints.save
-    monkeypatch.setattr(checkpoint.Checkpoints, "save", lambda *args: time.sleep(SECONDS) or save(*args))
-    jobs.train_toy(tmp_path, **STALL)
-    assert "s: waiting for a save.\n" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("owner", "name", "what"),
+    [
+        (checkpoint.Checkpoints, "save", "a save"),
+        (tf.profiler.experimental, "start", "the profiler to start"),
+        (tf.profiler.experimental, "stop", "a profile to be written"),
+    ],
+)
+def test_what_does_not_end_beside_the_steps_is_reported(owner, name, what, tmp_path, monkeypatch, capsys):
+    function = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args: time.sleep(SECONDS) or function(*args))
+    jobs.train_toy(tmp_path, profile_steps=(2, 3), **STALL)
+    assert f"s: waiting for {what}.\n" in capsys.readouterr().out
 
 
 def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_the_same(tmp_path):

@@ -90,6 +90,14 @@ def test_a_train_dir_that_tensorflow_takes_for_a_pattern_is_an_error(name, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("name", "named"), [("a\n*", "a\\n*"), ("\udcff", "\\udcff")])
+def test_a_train_dir_of_characters_that_cannot_be_printed_is_named_in_one_line(name, named, tmp_path):
+    with pytest.raises(errors.RunError) as refusal, directory.RunDirectory(tmp_path / name).locked():
+        pass
+    assert str(refusal.value).startswith(f"--train_dir={tmp_path}/{named}: TensorFlow takes ")
+    assert str(refusal.value).isprintable()
+
+
 def _line(step):
     return json.dumps({"step": step, "loss": 0.5})
 

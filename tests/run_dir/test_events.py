@@ -1,6 +1,7 @@
 """The curves that TensorBoard draws are those of the run: its tags, steps and values, and no tower's."""
 
 import dataclasses
+import os
 import shutil
 import time
 
@@ -134,6 +135,15 @@ def test_the_options_are_shown_under_hparams(cifar10_run, cifar10_curves):
     assert values["model"] == "convnet" and values["global_batch"] == 16
     assert not {"train_dir", "log_every_steps", "lr_points", "gpus"} & values.keys()
     assert 0 <= time.time() - info.start_time_secs < 10**5
+
+
+def test_an_option_may_be_a_path_that_is_no_text(tmp_path):
+    writer = events.EventWriter(tmp_path)
+    events.add_options(writer, {"data_dir": os.fsdecode(b"a/\xff")}, 0)
+    writer.close()
+    content = jobs.events(tmp_path).SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    info = metadata.parse_session_start_info_plugin_data(content)
+    assert info.hparams["data_dir"].string_value == r"a/\udcff"
 
 
 def test_the_graph_is_written_once_and_again_when_it_changes(tmp_path):

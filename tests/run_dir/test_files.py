@@ -189,7 +189,9 @@ def test_a_file_beyond_all_bounds_is_not_read(name, run):
     run_dir = directory.RunDirectory(run)
     read = run_dir.cut_metrics if name == "metrics.jsonl" else run_dir.read
     message = refusal(read, 40 if name == "metrics.jsonl" else name)
-    assert re.fullmatch(rf"{run / name} cannot be \w+ \(it is longer than \d+ MiB\)\. .*", message)
+    assert re.fullmatch(
+        rf"{run / name} cannot be read \(it is longer than \d+ MiB\)\. Move it away or mend it\.", message
+    )
 
 
 def test_the_dense_matrix_of_an_old_result_is_read(run):

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tower_train
 from tower_train import workload as workloads
 from tower_train.bench import flops, systems
-from tower_train.graph import gradients, stream
+from tower_train.graph import devices, gradients, stream
 
 v1 = tf.compat.v1
 
@@ -38,7 +38,7 @@ def describe(spec: dict) -> dict:
     _save(spec["fixed_path"], batch)
     gpus = [] if spec["device"] == "cpu" else tf.config.list_physical_devices("GPU")
     return {
-        "gpus": [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus],
+        "gpus": [devices.name_of(gpu) for gpu in gpus],
         "data": examples.name,
         "dataset": examples.dataset,
         "notice": examples.notice,

@@ -24,9 +24,7 @@ from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerSta
 from tower_train.cluster.task import Task
 from tower_train.console import notice
 from tower_train.graph.devices import Devices
-from tower_train.run_dir import checkpoint
 
-v1 = tf.compat.v1
 LeaveAtOnce = Callable[[errors.WorkerError], None]
 
 _GRACE_SECS = 5  # for the step under way to end once its session is closed
@@ -84,14 +82,14 @@ class Membership(SingleProcess):
     def session_opened(self, session):
         self._session = session  # closed when a worker is lost, so that a step which waits for it ends
 
-    def agree(self, about, first_step, last_step):
+    def agree(self, about, steps_done, last_step):
         if self.task.is_chief:
-            self._tell(about=about(), steps=(first_step, last_step), step=first_step)
+            self._tell(about=about(), steps=(steps_done, last_step), step=steps_done)
             self._tell(state=WorkerState.TRAINING, members=self._await_others())
         else:
-            first_step, last_step = self._await_chief(json.loads(json.dumps(about())))
-            self._tell(state=WorkerState.TRAINING, step=first_step)
-        return first_step, last_step
+            steps_done, last_step = self._await_chief(json.loads(json.dumps(about())))
+            self._tell(state=WorkerState.TRAINING, step=steps_done)
+        return steps_done, last_step
 
     def _await_others(self) -> tuple[str, ...]:
         """Waits, in the chief, until all others are ready; returns the start_ids of all workers."""
@@ -148,7 +146,7 @@ class Membership(SingleProcess):
         if is_stale or isinstance(error, _LOST_CONNECTION):
             self._fail(errors.WorkerError(
                 f"The connection to another worker was lost at step {self._status.step} "
-                f"({checkpoint.reason(error)}). {self._detector.next_step}"
+                f"({errors.reason(error)}). {self._detector.next_step}"
             ))  # fmt: skip
 
     def leave(self, stopped_by):

@@ -34,18 +34,18 @@ class SingleProcess(v1.train.SessionRunHook):
     def session_opened(self, session: v1.Session) -> None:
         """Called with the session as soon as it is open."""
 
-    def agree(self, about: Callable[[], Mapping], first_step: int, last_step: int) -> tuple[int, int]:
-        """Waits until all workers are ready to train the same, and returns the chief's first_step and last_step.
+    def agree(self, about: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
+        """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.
 
         Args:
           about: gives what must be the same in all workers, by name.
-          first_step, last_step: this worker's, of which the chief's count.
+          steps_done, last_step: how many were done before, and the last; of the workers' the chief's count.
 
         Raises:
           ConfigError: this worker, or another, is not about the same as the chief.
           WorkerError: a worker is missing.
         """
-        return first_step, last_step
+        return steps_done, last_step
 
     def failures_named(self) -> contextlib.AbstractContextManager[None]:
         """Converts TensorFlow's error into a WorkerError that names the missing worker.

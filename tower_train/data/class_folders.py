@@ -44,6 +44,7 @@ def _is_folder(entry: os.DirEntry) -> bool:
 
 
 def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
+    """The names of a split's class folders, sorted; raises DataError if there are fewer than two."""
     entries = _entries(folder)
     names = [entry.name for entry in entries if entry.name[0] != "." and _is_folder(entry)]
     if len(names) > 1:
@@ -59,6 +60,7 @@ def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
 
 
 def check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
+    """Raises DataError for a class that has a folder in one of these splits' folders only."""
     train_classes, test_classes = (_class_folders(folder, train.parent) for folder in (train, test))
     for name in sorted(set(train_classes) ^ set(test_classes)):
         there, missing = (train, test) if name in train_classes else (test, train)
@@ -67,8 +69,17 @@ def check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
         )
 
 
-def list_images(folder: pathlib.Path, directory: pathlib.Path) -> Listing:
-    """Lists a split's folder in the directory."""
+def list_images(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listing:
+    """Lists the images of a split.
+
+    Args:
+      folder: the split's, which holds the class folders.
+      directory: the folder of all splits, for messages.
+      split: its name.
+
+    Raises:
+      DataError: folders that are not laid out as they should be, or cannot be read.
+    """
     classes = _class_folders(folder, directory)
     names, labels, unusable, others = [], [], {}, collections.Counter()
     for label, class_name in enumerate(classes):
@@ -89,7 +100,7 @@ def list_images(folder: pathlib.Path, directory: pathlib.Path) -> Listing:
             else:
                 others[_what_else(entry)] += 1
     labels, shown_classes = np.array(labels, np.int32), tuple(map(shown, classes))
-    return Listing(folder, tuple(names), labels, shown_classes, notice=_about(folder, others), unusable=unusable)
+    return Listing(folder, tuple(names), labels, shown_classes, split, _about(folder, others), unusable)
 
 
 def _is_image(entry: os.DirEntry) -> bool:

@@ -67,8 +67,10 @@ def check(listing: Listing, size: int, channels: int, pixels: np.ndarray | None 
                 pending += np.array_split(indices, min(_PARTS, len(indices)))
                 continue
             told |= dict.fromkeys(indices.tolist() if remark else bad, remark)
-        for index in sorted(told):
-            checked.bad[index] = _what_is_wrong(paths[index], kinds[index], told[index])
+    if told:
+        with _headers() as header:
+            for index in sorted(told):
+                checked.bad[index] = _what_is_wrong(paths[index], kinds[index], told[index], header)
     return checked
 
 
@@ -95,7 +97,7 @@ def _decoder(size: int, channels: int, resized: bool) -> Iterator[Callable]:
                 yield functools.partial(pool.map, load_if_possible)
 
 
-def _what_is_wrong(path: bytes, kind: bytes, remark: str) -> str:
+def _what_is_wrong(path: bytes, kind: bytes, remark: str, header: Callable) -> str:
     try:
         with open(path, "rb") as file:
             contents = file.read()
@@ -108,7 +110,7 @@ def _what_is_wrong(path: bytes, kind: bytes, remark: str) -> str:
         return f"is a {others[0]} image by its content" if others else f"is no {_any_kind()} image"
     if remark:
         return f"is damaged or cut off ({remark})"
-    height, width, is_plain_bmp = _about(contents)
+    height, width, is_plain_bmp = header(contents)
     if height * width > decoding.MAX_PIXELS:
         return f"declares {width} x {height} pixels, more than {decoding.MAX_PIXELS:,}"
     if kind == decoding.MAGIC["BMP"] and not is_plain_bmp:
@@ -123,11 +125,20 @@ def _any_kind() -> str:
     return f"{', '.join(others)} or {last}"
 
 
-def _about(contents: bytes) -> tuple[int, int, bool]:
-    """The declared height and width, and whether a BMP is plain; zeros where that cannot be told."""
+@contextlib.contextmanager
+def _headers() -> Iterator[Callable[[bytes], tuple[int, int, bool]]]:
+    """Yields a function from a file's contents to the declared height and width, and whether a BMP is plain; zeros if
+    that cannot be told."""
     with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
-        text = tf.constant(contents)
-        try:
-            return *session.run(decoding.declared_size(text)).tolist(), session.run(decoding.is_plain_bmp(text))
-        except tf.errors.OpError:
-            return 0, 0, False
+        contents = v1.placeholder(tf.string, [])
+        about = [decoding.declared_size(contents), decoding.is_plain_bmp(contents)]
+        read = session.make_callable(about, feed_list=[contents])
+
+        def header(contents):
+            try:
+                (height, width), is_plain = read(contents)
+            except tf.errors.OpError:
+                return 0, 0, False
+            return int(height), int(width), bool(is_plain)
+
+        yield header

@@ -44,9 +44,8 @@ def find(
             )
         class_folders.check_same_classes(train, tests[0])
         if split == "test":
-            return dataclasses.replace(class_folders.list_images(tests[0], directory), split=tests[0].name)
-        return _with_enough(class_folders.list_images(train, directory), directory, validation_fraction)
-    everything = _with_enough(class_folders.list_images(train, directory), directory, validation_fraction)
+            return class_folders.list_images(tests[0], directory, tests[0].name)
+    everything = _with_enough(class_folders.list_images(train, directory, "train"), directory, validation_fraction)
     if validation_fraction:
         return _split_off(everything, split, validation_fraction, group_pattern, seed)
     if split == "test":
@@ -58,7 +57,7 @@ def find(
 
 
 def _missing_test(directory: pathlib.Path, train: pathlib.Path) -> str:
-    """What is missing, and what to do about it."""
+    """The missing folder and the way out, in words."""
     if train != directory:
         return f"there is no folder {' or '.join(TEST_NAMES)} beside train. Add one"
     beside = [name for name in TEST_NAMES if (directory.parent / name).is_dir()]
@@ -80,7 +79,7 @@ def _with_enough(listing: Listing, directory: pathlib.Path, validation_fraction:
             f"cannot be both trained on and tested on.{layout}"
         )
     alone = f"Only one image to train on of class {', '.join(lonely)}." if lonely else ""
-    return dataclasses.replace(listing, notice=" ".join(filter(None, [listing.notice, alone])), split="train")
+    return dataclasses.replace(listing, notice=" ".join(filter(None, [listing.notice, alone])))
 
 
 def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str, seed: int) -> Listing:

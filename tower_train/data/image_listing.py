@@ -58,5 +58,5 @@ def fingerprint(listing: Listing, modified: bool = False) -> str:
 
 
 def shown(name: str) -> str:
-    """Returns a file's name for a message, also if it is not valid in the file system's encoding."""
+    """Returns a file's name as text, for messages and as a class's name: bytes that are no text become U+FFFD."""
     return os.fsencode(name).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The private names of Keras and TensorFlow that the package depends on, and what it replaces in them for a while.
+"""The private names of Keras and TensorFlow that the fronts depend on, and what they replace in them for a while.
 
 Every such name stands here, behind a small function or constant. tests/fronts/test_compat.py fails when one goes away
 or changes its meaning; setup.py bounds the versions with which it passes.

@@ -125,8 +125,8 @@ class _Trial:
         examples = keras.tree.map_structure(lambda leaf: leaf if leaf is None else _examples(leaf, rng), x)
         two_sets = [_changed(model.variables, rng, strength) for _ in range(2)]
         results = [
-            [_results(model, variables, _rows(examples, rows), training, copies) for copies in two_sets]
-            for rows in (*_PARTS, _ALL)
+            [_results(model, variables, rows(examples, part), training, copies) for copies in two_sets]
+            for part in (*_PARTS, _ALL)
         ]
         [first, *others] = [result for row in results for result in row]
         if any(result[0] != first[0] or result[2].keys() != first[2].keys() for result in others):
@@ -150,7 +150,7 @@ class _Trial:
         series = series.astype(np.float64)
         series = np.stack([*np.moveaxis(series, 1, 0), series[:, 1] - series[:, 0]])  # as a constant hides the rest
         for power in _POWERS:
-            shares = [(rows.stop - rows.start) / (_ALL.stop - _ALL.start) for rows in _PARTS]
+            shares = [(part.stop - part.start) / (_ALL.stop - _ALL.start) for part in _PARTS]
             expected = sum(share ** (1 - power) * series[:, i] for i, share in enumerate(shares))
             bounds = [_TOLERANCE * np.abs(s).max() + 20 * eps * np.abs(series).max() for s in series]
             if all(np.abs(e - s[-1]).max() <= b for e, s, b in zip(expected, series, bounds, strict=True)):
@@ -204,5 +204,6 @@ def _changed(variables, rng: np.random.Generator, strength: float) -> list[tuple
     return copies
 
 
-def _rows(x, rows: slice):
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], x)
+def rows(x, part: slice):
+    """Returns some examples of a batch; x is a tensor [batch, ...] or a structure of them."""
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[part], x)

@@ -63,7 +63,8 @@ def run(model: keras.Model, x, devices: Sequence[str], training: bool) -> list[R
     for i, device in enumerate(devices):
         size = (batch + len(devices) - 1 - i) // len(devices)
         with tf.device(HOST):
-            own = _rows(x, tf.minimum(begin, batch - 1), tf.maximum(size, 1)) if len(devices) > 1 else x
+            first = tf.minimum(begin, batch - 1)
+            own = growth.rows(x, slice(first, first + tf.maximum(size, 1))) if len(devices) > 1 else x
             share = tf.cast(size / batch, keras.config.floatx())
         with tf.device(device), tf.name_scope(f"tower_{i}"):
             replicas.append(Replica(device, share, *_forward(model, own, i, training, size)))
@@ -175,10 +176,6 @@ def _forward(model: keras.Model, x, index: int, training: bool, size: tf.Tensor)
 
 def _floating(loss: tf.Tensor) -> tf.Tensor:
     return loss if loss.dtype.is_floating else tf.cast(loss, keras.config.floatx())
-
-
-def _rows(x, begin: tf.Tensor, size: tf.Tensor):
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[begin : begin + size], x)
 
 
 def _first_rows(y: tf.Tensor, size: tf.Tensor) -> tf.Tensor:

@@ -19,10 +19,15 @@ def key_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def philox(key: str, counter: tf.Tensor) -> dict:
-    """The arguments that make a stateless op give the numbers of this key from this step (int64 scalar) on."""
+def philox(name: str, counter: tf.Tensor) -> dict:
+    """The arguments that make a stateless op give the numbers of a name from this value of the counter on.
+
+    Args:
+      name: tells these numbers from others.
+      counter: int64 scalar, in steps of OUTPUTS numbers of 32 bits.
+    """
     return {
-        "key": tf.constant([key_of(key)], tf.uint64),
+        "key": tf.constant([key_of(name)], tf.uint64),
         "counter": tf.cast(tf.stack([counter, 0]), tf.uint64),
         "alg": _PHILOX,
     }

@@ -50,12 +50,12 @@ class Found(NamedTuple):
         return "tower_train.layers.random_normal" if "Normal" in self.type else "tower_train.layers.random_uniform"
 
 
-def check(workload: str, needed: Sequence[tf.Operation], is_allowed: bool) -> list[str]:
-    """Looks for such operations among those that a tower and its input are computed by.
+def check(workload: str, last: Sequence[tf.Operation], is_allowed: bool) -> list[str]:
+    """Looks for operations with a random state of their own, by which a tower or its input is computed.
 
     Args:
       workload: its name.
-      needed: the last ones.
+      last: the operations that the tower and its input end with.
       is_allowed: --allow_stateful_random.
 
     Returns:
@@ -65,7 +65,7 @@ def check(workload: str, needed: Sequence[tf.Operation], is_allowed: bool) -> li
       GraphError: there is one, and it is not allowed.
       ConfigError: there is none, but it is allowed.
     """
-    found = list(find(needed))
+    found = list(find(last))
     if is_allowed and not found:
         raise errors.ConfigError(
             f"--allow_stateful_random: workload {workload} has no operation with a random state of its own. Leave the "
@@ -82,9 +82,10 @@ def check(workload: str, needed: Sequence[tf.Operation], is_allowed: bool) -> li
 
 
 def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
-    """Yields those that some depend on, in the order of their creation, and those within functions that are called.
+    """Yields the operations with a random state that the last ones depend on, in the order of their creation.
 
-    Initial values of variables are not among them: what is computed from a variable depends on its handle only.
+    One that calls functions is yielded for each such type in them. Initial values of variables are not among these
+    operations: what is computed from a variable depends on its handle only.
     """
     needed, left = set(), list(last)
     while left:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-MOST_CLASSES = 200  # of which a whole matrix is made
+_MOST_CLASSES = 200  # of which a whole matrix is made
 _MOST_COUNTED = 1 << 18  # pairs of classes that are counted at the same time
 _MOST_KEPT = 100
 
@@ -24,7 +24,7 @@ class Confused:
 class Confusions:
     """Counts pairs of a true and a predicted class, in little memory however many classes there are.
 
-    Of more than MOST_CLASSES classes it counts mistakes only. Where these are of more than a quarter of a million
+    Of more than 200 classes it counts mistakes only. Where these are of more than a quarter of a million
     different pairs, it forgets the rarest on the way, and counts may come out too small.
     """
 
@@ -34,7 +34,7 @@ class Confusions:
     def add(self, labels: np.ndarray, predictions: np.ndarray) -> None:
         """Counts examples, by their classes, int64 [n] each."""
         labels, predictions = labels.ravel(), predictions.ravel()
-        if len(self._names) > MOST_CLASSES:
+        if len(self._names) > _MOST_CLASSES:
             wrong = labels != predictions
             labels, predictions = labels[wrong], predictions[wrong]
         self._pairs.update(zip(labels.tolist(), predictions.tolist(), strict=True))
@@ -44,7 +44,7 @@ class Confusions:
     def matrix(self) -> list[list[int]] | None:
         """Counts by [true class][predicted class]; None if classes are none, too many or without names."""
         classes = len(self._names)
-        if not 0 < classes <= MOST_CLASSES or not all(0 <= i < classes and 0 <= j < classes for i, j in self._pairs):
+        if not 0 < classes <= _MOST_CLASSES or not all(0 <= i < classes and 0 <= j < classes for i, j in self._pairs):
             return None
         return [[self._pairs[i, j] for j in range(classes)] for i in range(classes)]
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tower_train import errors, locks
 from tower_train.config import ExportOptions
 from tower_train.inference import serving
-from tower_train.run_dir import checkpoint
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
@@ -49,7 +48,7 @@ def export(
                 finally:
                     shutil.rmtree(temporary, ignore_errors=True)
         except (OSError, UnicodeEncodeError, tf.errors.OpError) as error:
-            reason = checkpoint.reason(error)
+            reason = errors.reason(error)
             raise errors.RunError(f"{folder} cannot be written ({reason}). Name another with --export_dir.") from None
     return target, list(found)
 

@@ -1,5 +1,6 @@
 """Command lines: options read into records, errors as one line and an exit status. No TensorFlow here."""
 
+import argparse
 import dataclasses
 import difflib
 import os
@@ -103,6 +104,13 @@ def help_text(fields: dict[str, dataclasses.Field], usage: str) -> str:
     lines += ["", "Also: --flagfile=FILE reads options from a file, one a line; a switch is turned off with --noNAME.",
               "Defaults stand in [brackets], or in (parentheses) if they follow from something else."]  # fmt: skip
     return "\n".join(lines)
+
+
+def count(text: str) -> int:
+    """A type for argparse: a whole number above 0."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def run(main: Callable[[Sequence[str]], int]) -> None:

@@ -7,8 +7,8 @@ import zipfile
 import numpy as np
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.graph import stream
-from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -32,7 +32,7 @@ def write(
         os.replace(temporary, path)
     except (OSError, tf.errors.OpError, zipfile.BadZipFile) as error:
         temporary.unlink(missing_ok=True)
-        return f"{path}, which failed ({checkpoint.reason(error)})"
+        return f"{path}, which failed ({errors.reason(error)})"
     return str(path)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from tower_train import host
+from tower_train.graph import devices
 
 # As Linux calls them: of x86 (AVX-512 or AMX), and of ARM.
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -49,12 +50,11 @@ def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
         if capability is None:
             return "float32", f"since the compute capability of {name} is not known"
         if capability < _LEAST_CAPABILITY:
-            known = ".".join(map(str, capability))
-            return "float32", f"since {name} has no bfloat16 arithmetic (compute capability {known}, below 8.0)"
+            known, least = (".".join(map(str, each)) for each in (capability, _LEAST_CAPABILITY))
+            return "float32", f"since {name} has no bfloat16 arithmetic (compute capability {known}, below {least})"
     return "bfloat16", f"since {gpus[0][0] if len(gpus) == 1 else 'every GPU used'} has arithmetic for it"
 
 
 def about_gpu(gpu) -> tuple[str, tuple[int, int] | None]:
-    """(name, compute capability) of a physical GPU; None if it is not known."""
-    details = tf.config.experimental.get_device_details(gpu)
-    return details.get("device_name", gpu.name), details.get("compute_capability")
+    """(name, compute capability) of a physical GPU; None if the capability is not known."""
+    return devices.name_of(gpu), tf.config.experimental.get_device_details(gpu).get("compute_capability")

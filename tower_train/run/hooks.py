@@ -35,7 +35,7 @@ class StepHook(v1.train.SessionRunHook):
 
 
 class TrainingClock:
-    """Seconds of training: stands still during evaluations, whose time says nothing about examples/sec."""
+    """Seconds of training: stands still during evaluations and the like, whose time says nothing about examples/sec."""
 
     def __init__(self):
         self._excluded = 0.0

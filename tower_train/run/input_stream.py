@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph.record import TrainingGraph
-from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples
 
 v1 = tf.compat.v1
@@ -39,14 +38,14 @@ class StateHook(v1.train.SessionRunHook):
             session.run(self._state.resume)
         except tf.errors.OpError as error:
             raise errors.RunError(
-                f"{self._name}: its dataset cannot be put where the checkpoint says ({checkpoint.reason(error)}). Make "
+                f"{self._name}: its dataset cannot be put where the checkpoint says ({errors.reason(error)}). Make "
                 "it by the same steps as when the run began, or give another --train_dir."
             ) from None
         try:
             session.run(self._state.note)
         except tf.errors.OpError as error:
             raise errors.DataError(
-                f"{self._name}: its dataset cannot be saved in a checkpoint ({checkpoint.reason(error)}), so no run on "
+                f"{self._name}: its dataset cannot be saved in a checkpoint ({errors.reason(error)}), so no run on "
                 "it could be resumed. tf.data saves neither Python generators and functions nor stateful operations: "
                 "use tf.random.stateless_* and the like, or data that is fetched by index."
             ) from None

@@ -1,5 +1,6 @@
 """Preparing a start of a run: examples, graph and, in the chief, the checkpoint to begin at."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -20,8 +21,8 @@ from tower_train.workload import DataRequest, Examples, Workload
 class Start:
     """One start of a run in one worker, ready to do its steps.
 
-    Its config has the dtype and the workers that were found. Workers that are not the chief know `first_step`, the last
-    step done before, and `has_steps` once the start is announced. Only the chief has `resumed`, the checkpoint to begin
+    Its config has the dtype and the workers that were found. Workers that are not the chief know `steps_done`, how many
+    were done before, and `has_steps` once the start is announced. Only the chief has `resumed`, the checkpoint to begin
     at, `evaluations` of the checkpoints to come, and the `drawing` of the graph if the event files lack it.
     """
 
@@ -33,7 +34,7 @@ class Start:
     run_json: dict
     notes: list[str]
     last_step: int
-    first_step: int = 0
+    steps_done: int = 0
     has_steps: bool = True
     resumed: resume.ResumePoint | None = None
     evaluations: Evaluations | None = None
@@ -45,9 +46,13 @@ class Start:
 
 
 def prepare(
-    path: str | None, workload: Workload, config: Config, run_dir: directory.RunDirectory, membership: SingleProcess
-) -> Start:
-    """Loads the examples, builds the graph and, in the chief, finds the checkpoint to begin at."""
+    path: str | None, workload: Workload, config: Config, run_dir: directory.RunDirectory, membership: SingleProcess,
+    stack: contextlib.ExitStack,
+) -> Start:  # fmt: skip
+    """Loads the examples, builds the graph and, in the chief, finds the checkpoint to begin at.
+
+    What the start has open, the sessions of its evaluations, is closed with the stack.
+    """
     before = run_dir.read(directory.RUN)
     dtype, notes = dtypes.resolve(
         config.dtype, before.get("config", {}).get("dtype"), config.device, config.gpus or range(config.num_towers)
@@ -67,10 +72,10 @@ def prepare(
     notes += report.random_notes(graph.random_numbers)
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
-    return _prepare_chief(start, before) if membership.task.is_chief else start
+    return _prepare_chief(start, before, stack) if membership.task.is_chief else start
 
 
-def _prepare_chief(start: Start, before: dict) -> Start:
+def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
     """Adds what only the chief has. before: run.json of the last start."""
     config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
     drawing = start.graph.drawing()  # before it holds what restores a checkpoint
@@ -90,6 +95,7 @@ def _prepare_chief(start: Start, before: dict) -> Start:
         functools.partial(_evaluators, start),
         best.Best(run_dir, config.keep_best, patience, config.global_batch),
     )
+    stack.callback(evaluations.close)
     notes += evaluations.try_out(resumed.step, start.last_step, start.graph.variables)
     tested = evaluations.examples
     if tested and tested.notice and tested.notice != examples.notice:
@@ -100,7 +106,7 @@ def _prepare_chief(start: Start, before: dict) -> Start:
     run_json = start.run_json | {"drawing": hashlib.sha256(drawing).hexdigest()[:16]}
     is_drawn = resumed.step and before.get("drawing") == run_json["drawing"]
     return dataclasses.replace(
-        start, notes=notes, first_step=resumed.step, resumed=resumed, evaluations=evaluations, run_json=run_json,
+        start, notes=notes, steps_done=resumed.step, resumed=resumed, evaluations=evaluations, run_json=run_json,
         drawing=None if is_drawn else drawing,
     )  # fmt: skip
 

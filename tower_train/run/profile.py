@@ -8,17 +8,15 @@ from tower_train import errors
 from tower_train.console import say
 from tower_train.graph.record import TrainingGraph
 from tower_train.run.hooks import StepHook, TrainingClock
-from tower_train.run_dir import checkpoint
-
-v1 = tf.compat.v1
+from tower_train.run.watchdog import Watchdog
 
 
-def check(steps: tuple[int, ...] | None, first_step: int, last_step: int) -> list[str]:
+def check(steps: tuple[int, ...] | None, steps_done: int, last_step: int) -> list[str]:
     """Lines about steps that this start will not do.
 
     Args:
       steps: the first and the last to profile, or None.
-      first_step: the last one done before.
+      steps_done: how many were done before.
       last_step: of the run.
 
     Raises:
@@ -29,7 +27,7 @@ def check(steps: tuple[int, ...] | None, first_step: int, last_step: int) -> lis
             f"--profile_steps={steps[0]},{steps[1]}: the run ends at step {last_step}. Choose earlier steps, or train "
             "longer."
         )
-    if steps and steps[1] <= first_step:
+    if steps and steps[1] <= steps_done:
         return [f"*** --profile_steps={steps[0]},{steps[1]}: those steps were done before. Nothing is profiled."]
     return []
 
@@ -43,13 +41,17 @@ class ProfileHook(StepHook):
       graph: the graph.
       steps: the first and the last.
       train_dir: where the plugin looks for it.
-      clock: stands still while the profile is written.
+      clock: stands still while the profiler starts, and while the profile is written.
+      watchdog: is told of both.
     """
 
-    def __init__(self, graph: TrainingGraph, steps: tuple[int, ...], train_dir: pathlib.Path, clock: TrainingClock):
+    def __init__(
+        self, graph: TrainingGraph, steps: tuple[int, ...], train_dir: pathlib.Path, clock: TrainingClock,
+        watchdog: Watchdog,
+    ):  # fmt: skip
         super().__init__(graph)
         self._first, self._last = steps
-        self._train_dir, self._clock = train_dir, clock
+        self._train_dir, self._clock, self._watchdog = train_dir, clock, watchdog
         self._began_at = self._mark = None
 
     def after_create_session(self, session, coord):
@@ -76,7 +78,7 @@ class ProfileHook(StepHook):
         if began_at is None:
             return
         try:
-            with self._clock.stopped():
+            with self._clock.stopped(), self._watchdog.doing("a profile to be written"):
                 tf.profiler.experimental.stop()
         except (tf.errors.OpError, OSError) as error:
             self._say_failed(error)
@@ -86,7 +88,7 @@ class ProfileHook(StepHook):
 
     def _begin(self) -> None:
         try:
-            with self._clock.stopped():
+            with self._clock.stopped(), self._watchdog.doing("the profiler to start"):
                 tf.profiler.experimental.start(str(self._train_dir))
         except (tf.errors.OpError, OSError) as error:
             self._say_failed(error)
@@ -100,6 +102,4 @@ class ProfileHook(StepHook):
             mark.__exit__(None, None, None)
 
     def _say_failed(self, error: Exception) -> None:
-        say(
-            f"*** --profile_steps={self._first},{self._last}: no profile ({checkpoint.reason(error)}). The run goes on."
-        )
+        say(f"*** --profile_steps={self._first},{self._last}: no profile ({errors.reason(error)}). The run goes on.")

@@ -17,7 +17,7 @@ from tower_train.run import program
 from tower_train.run.results import Result, StopReason
 
 
-def progress_bar(first_step: int, last_step: int) -> ProgressBar:
+def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
     """The bar of a run; its field `rates` is what the last log line says."""
     return ProgressBar(
         lambda progress: (
@@ -27,11 +27,11 @@ def progress_bar(first_step: int, last_step: int) -> ProgressBar:
             progress.TimeRemainingColumn(),
             progress.TextColumn("left"),
         ),
-        total=last_step, completed=first_step, rates="",
+        total=last_step, completed=steps_done, rates="",
     )  # fmt: skip
 
 
-def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: int) -> list[str]:
+def opening_lines(run_json: dict, train_dir: str, steps_done: int, last_step: int) -> list[str]:
     """The first lines of a run, from the content of run.json."""
     data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
     batch, towers = run_json["global_batch"], len(devices)
@@ -45,8 +45,8 @@ def opening_lines(run_json: dict, train_dir: str, first_step: int, last_step: in
         + (f" on each of {workers} workers)" if workers > 1 else ")"),
         f"network:  {run_json['num_parameters']:,} parameters, {config['dtype']}; {config['optimizer']}, "
         f"learning rate {config['learning_rate']:g}",
-        f"steps:    {first_step} to {last_step} ({last_step * batch / data['num_examples']:.1f} epochs)",
-        f"run:      {train_dir}" + (f" (resumed at step {first_step})" if first_step else ""),
+        f"steps:    {steps_done} to {last_step} ({last_step * batch / data['num_examples']:.1f} epochs)",
+        f"run:      {train_dir}" + (f" (resumed at step {steps_done})" if steps_done else ""),
     ]
     if data["notice"]:
         lines += ["*" * 100, f"*** {data['notice']}", "*" * 100]
@@ -66,10 +66,10 @@ def random_notes(drawn: RandomNumbers) -> list[str]:
     return notes
 
 
-def joining_line(task: Task, first_step: int, last_step: int, device_names: tuple[str, ...]) -> str:
+def joining_line(task: Task, steps_done: int, last_step: int, device_names: tuple[str, ...]) -> str:
     """The first line of a worker that is not the chief."""
     return (
-        f"{task.name(task.index)} of {len(task.hosts)} trains along with {task.name(0)}, steps {first_step} to "
+        f"{task.name(task.index)} of {len(task.hosts)} trains along with {task.name(0)}, steps {steps_done} to "
         f"{last_step}, on {', '.join(device_names)}"
     )
 

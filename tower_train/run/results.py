@@ -5,11 +5,11 @@ import enum
 import signal
 
 from tower_train import errors
-from tower_train.run_dir import checkpoint, directory
+from tower_train.run_dir import directory
 
 
 class StopReason(str, enum.Enum):
-    """Why a start of a run ended. SIGINT and SIGTERM have the names of the signals."""
+    """The reason why a start of a run ended. SIGINT and SIGTERM have the names of the signals."""
 
     LAST_STEP = "last step"
     SIGINT = "SIGINT"
@@ -88,7 +88,7 @@ def write(
 def evaluation_error(step: int, cause: Exception) -> errors.EvaluationError:
     """The error of a run that trained to its end and could not be evaluated there."""
     error = errors.EvaluationError(
-        f"training ended at step {step} and is saved, but the last evaluation failed: {checkpoint.reason(cause)}. Mend "
+        f"training ended at step {step} and is saved, but the last evaluation failed: {errors.reason(cause)}. Mend "
         "that, then evaluate it with `python -m tower_train.evaluate`."
     )
     error.__cause__ = cause

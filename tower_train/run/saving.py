@@ -1,9 +1,10 @@
-"""When checkpoints are saved and evaluated, and what becomes of a run that cannot save."""
+"""Checkpoints during training: saving them, evaluating them, and going on where that fails."""
 
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.console import say
 from tower_train.graph.record import TrainingGraph
 from tower_train.run import hooks, nonfinite
@@ -87,7 +88,7 @@ class CheckpointHook(hooks.StepHook):
                 say(*self._evaluations.evaluate(path))
         except Exception as error:  # whatever the workload's code raises: the training has not failed
             self.evaluation_error = error
-            say(f"*** The evaluation of {path} failed: {checkpoint.reason(error)}. It is saved; the run goes on.")
+            say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
 
     def _save(self, session, step: int) -> str | None:
         """Returns the checkpoint's path; None if it could not be saved."""
@@ -96,7 +97,7 @@ class CheckpointHook(hooks.StepHook):
                 path = self._write(session, step)
         except (tf.errors.OpError, OSError) as error:
             self.failures += 1
-            self.error = f"the checkpoint of step {step} could not be saved ({checkpoint.reason(error)})"
+            self.error = f"the checkpoint of step {step} could not be saved ({errors.reason(error)})"
             say(
                 f"*** Failed save number {self.failures}: {self.error}. Those from before stay; the run goes on and "
                 "tries again at the next save."

@@ -79,8 +79,9 @@ def train(
         signals.survived(signals.SAVING),
         join(task, devices.place(config), *timeouts, config.wait_for_workers, leave) as membership,
         run_dir.locked() if task.is_chief else contextlib.nullcontext(),
+        contextlib.ExitStack() as stack,
     ):
-        start = announce(prepare(path, workload, config, run_dir, membership), membership)
+        start = announce(prepare(path, workload, config, run_dir, membership, stack), membership)
         with signals.noted(received):
             try:
                 return conclude(start, *run(start, session_hooks, received, membership), membership)
@@ -106,20 +107,20 @@ def _status(error: errors.WorkerError, received: signals.Received) -> int:
 def announce(start: Start, membership: SingleProcess) -> Start:
     """Agrees on the steps with the other workers and says what is about to happen."""
     is_over = start.is_chief and start.evaluations.best.is_over
-    first_step, end = membership.agree(
+    steps_done, end = membership.agree(
         lambda: manifest.same_everywhere(start.run_json, start.workload),
-        start.first_step,
-        start.first_step if is_over else start.last_step,
+        start.steps_done,
+        start.steps_done if is_over else start.last_step,
     )
     if start.is_chief:
         recovery.remove_leftovers(start.run_dir.path)
-        start.run_dir.cut_metrics(first_step)
+        start.run_dir.cut_metrics(steps_done)
         start.run_dir.write(directory.RUN, start.run_json)
-        lines = report.opening_lines(start.run_json, str(start.run_dir.path), first_step, start.last_step)
+        lines = report.opening_lines(start.run_json, str(start.run_dir.path), steps_done, start.last_step)
     else:
-        lines = [report.joining_line(membership.task, first_step, end, membership.devices.names)]
+        lines = [report.joining_line(membership.task, steps_done, end, membership.devices.names)]
     say(*lines, *start.notes)
-    return dataclasses.replace(start, first_step=first_step, has_steps=first_step < end)
+    return dataclasses.replace(start, steps_done=steps_done, has_steps=steps_done < end)
 
 
 def run(
@@ -214,23 +215,24 @@ class StepHooks:
         """The log lines, the summaries and, last, the checkpoints."""
         start, received = self._start, self._received
         config, graph, path = start.config, start.graph, start.run_dir.path
-        bar = stack.enter_context(report.progress_bar(start.first_step, start.last_step))
-        evaluations = stack.enter_context(contextlib.closing(start.evaluations))
+        bar = stack.enter_context(report.progress_bar(start.steps_done, start.last_step))
         writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
         # TensorBoard then drops what an interrupted start logged of this step and later ones.
-        writer.add(start.first_step + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
+        writer.add(start.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
         if start.drawing:
-            writer.add(start.first_step, graph_def=start.drawing)
-        events.add_options(writer, manifest.hyperparameters(start.run_json), start.first_step)
+            writer.add(start.steps_done, graph_def=start.drawing)
+        events.add_options(writer, manifest.hyperparameters(start.run_json), start.steps_done)
         metrics = MetricsFile(path / directory.METRICS)
         chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
         if config.summary_every_steps:
             chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
         if config.profile_steps:
-            profiler = profile.ProfileHook(graph, config.profile_steps, path, clock)
+            profiler = profile.ProfileHook(graph, config.profile_steps, path, clock, watchdog)
             chief_hooks.append(stack.enter_context(contextlib.closing(profiler)))
         write = saving.checkpoint_writer(graph, start.run_dir, start.resumed.checkpoints, [metrics, writer])
-        saver = saving.CheckpointHook(graph, config.save_every_steps, write, evaluations, received, watchdog, clock)
+        saver = saving.CheckpointHook(
+            graph, config.save_every_steps, write, start.evaluations, received, watchdog, clock
+        )
         return [*chief_hooks, saver]
 
 
@@ -245,7 +247,7 @@ def _dump(start: Start) -> Callable[[int, int], str] | None:
 
 def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors.UserError | None) -> Result:
     last, saver = step_hooks.last_values, step_hooks.saver
-    step = last.step or start.first_step
+    step = last.step or start.steps_done
     if failure:
         reason = StopReason.ERROR
     elif step >= start.last_step:
@@ -259,7 +261,7 @@ def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors
         loss=last.loss,
         examples_per_sec=last.steps_per_sec and last.steps_per_sec * start.graph.global_batch,
         seconds=seconds,
-        training_secs=last.training_secs if step > start.first_step else None,
+        training_secs=last.training_secs if step > start.steps_done else None,
         reason=reason,
         stopped_by=str(failure) if failure else reason.text(start.config.stop_after_no_gain_epochs),
         checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.is_chief else None,

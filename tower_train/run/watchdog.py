@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.console import say
 from tower_train.graph import progress
-from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
 _ASK_SECS = 5  # for the session to tell how far it is; it may be stuck altogether
@@ -83,7 +83,7 @@ class Watchdog(v1.train.SessionRunHook):
             options = v1.RunOptions(timeout_in_ms=_ASK_SECS * 1000)
             counts = self._session.run(dict(self._counts), options=options)
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
-            return f"a step whose session does not answer ({checkpoint.reason(error)})"
+            return f"a step whose session does not answer ({errors.reason(error)})"
         behind = [name for name, count in counts.items() if count < self._started]
         if progress.INPUT in behind:
             return "the input: the examples of this step have not come"

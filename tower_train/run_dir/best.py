@@ -98,7 +98,7 @@ class Best:
             if is_best and self._keep:
                 _remove_others(os.path.basename(path), folder)
         except (OSError, errors.RunError) as error:
-            return [f"*** The best checkpoint cannot be kept ({checkpoint.reason(error)}). The run goes on."]
+            return [f"*** The best checkpoint cannot be kept ({errors.reason(error)}). The run goes on."]
         if not is_best:
             return [f"best so far: {name} = {metrics.as_text(best['value'])} at step {best['step']}"]
         return [f"best so far, kept in {folder}" if self._keep else "best so far"]

@@ -40,10 +40,10 @@ def existing(train_dir: pathlib.Path) -> list[str]:
     TensorFlow renames the index into place last of all, so a checkpoint with an index is complete.
     """
     try:
-        files = [FILE.fullmatch(name) for name in os.listdir(train_dir)]
+        found = [FILE.fullmatch(name) for name in os.listdir(train_dir)]
     except FileNotFoundError:
         return []
-    names = [file[1] for file in files if file and file[2] == "index"]
+    names = [file[1] for file in found if file and file[2] == "index"]
     return [str(train_dir / name) for name in sorted(names, key=step_of)]
 
 
@@ -61,8 +61,8 @@ def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
     Remove or rename them in this order, and make them in the other, so that an interruption leaves no half of one.
     """
     folder, name = pathlib.Path(path).parent, pathlib.Path(path).name
-    files = [file[0] for file in map(FILE.fullmatch, os.listdir(folder)) if file and file[1] == name]
-    return [folder / file for file in sorted(files, reverse=True)]
+    found = [file[0] for file in map(FILE.fullmatch, os.listdir(folder)) if file and file[1] == name]
+    return [folder / file for file in sorted(found, reverse=True)]
 
 
 def listed_names(train_dir: pathlib.Path) -> list[str]:
@@ -175,7 +175,7 @@ def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
     try:
         reader = tf.train.load_checkpoint(path)
     except (tf.errors.OpError, ValueError) as error:
-        raise errors.RunError(f"checkpoint {path} cannot be read: {reason(error)}.") from None
+        raise errors.RunError(f"checkpoint {path} cannot be read: {errors.reason(error)}.") from None
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     found = {}
     for name, variable in variables.items():
@@ -214,16 +214,6 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
         session.run(saver.saver_def.restore_op_name, {saver.saver_def.filename_tensor_name: path})
     except (tf.errors.OpError, ValueError, OSError) as error:
         raise errors.RunError(
-            f"checkpoint {path} cannot be restored: {reason(error)}. Put its files back as they were, or move them "
-            "away so that the one before is used."
+            f"checkpoint {path} cannot be restored: {errors.reason(error)}. Put its files back as they were, or move "
+            "them away so that the one before is used."
         ) from None
-
-
-def reason(error: Exception) -> str:
-    """The one line of an exception that says why it was raised, without the graph that TensorFlow puts around it."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(getattr(error, "message", error)).removeprefix("Graph execution error:")
-    lines = [line for line in text.splitlines() if line.strip()]
-    node = next((i for i, line in enumerate(lines) if line.startswith("Node: ")), -1)  # the reason comes next
-    return (lines[node + 1 :] or lines or [type(error).__name__])[0].strip().rstrip(".")

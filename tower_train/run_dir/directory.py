@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 from tower_train import errors, locks
+from tower_train.console import one_line
 from tower_train.run_dir import files, json_files
 from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 
@@ -46,7 +47,7 @@ class RunDirectory:
                 self._take_lock()
             except OSError as error:
                 raise errors.RunError(
-                    f"--train_dir={files.shown(self.path)} cannot be written to ({error.strerror}). Give a directory "
+                    f"--train_dir={one_line(self.path)} cannot be written to ({error.strerror}). Give a directory "
                     "that can."
                 ) from None
             stack.callback(lambda: self._lock.close())
@@ -89,9 +90,9 @@ class RunDirectory:
         """A line if other users may change the files that a run trusts: its checkpoints and run.json."""
         status = os.stat(self.path)
         if status.st_mode & stat.S_IWOTH:
-            return [f"*** --train_dir={files.shown(self.path)} can be written to by every user of this machine."]
+            return [f"*** --train_dir={one_line(self.path)} can be written to by every user of this machine."]
         if status.st_uid not in (os.getuid(), 0):
-            return [f"*** --train_dir={files.shown(self.path)} belongs to another user (number {status.st_uid})."]
+            return [f"*** --train_dir={one_line(self.path)} belongs to another user (number {status.st_uid})."]
         return []
 
     def _take_lock(self) -> None:
@@ -107,7 +108,7 @@ class RunDirectory:
                 holder = number.decode() if number.isdigit() else "unknown"
                 lock.close()
                 raise errors.RunError(
-                    f"--train_dir={files.shown(self.path)} is in use by another trainer (process {holder}). "
+                    f"--train_dir={one_line(self.path)} is in use by another trainer (process {holder}). "
                     "Wait for it, stop it, or give another directory."
                 ) from None
             except OSError:
@@ -168,14 +169,19 @@ class RunDirectory:
         Raises:
           RunError: the file cannot be read or written.
         """
-        with _errors_named(self.path / METRICS):
-            try:
-                content = files.read(self.path / METRICS, _MOST_METRICS_BYTES)
-            except FileNotFoundError:
-                return
-            steps = ((line, json_files.step_of(line)) for line in content.split(b"\n"))
-            kept = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
-            if kept != content:
+        path = self.path / METRICS
+        try:
+            content = files.read(path, _MOST_METRICS_BYTES)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise errors.RunError(
+                f"{one_line(path)} cannot be read ({error.strerror}). Move it away or mend it."
+            ) from None
+        steps = ((line, json_files.step_of(line)) for line in content.split(b"\n"))
+        kept = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
+        if kept != content:
+            with _errors_named(path):
                 self._replace(METRICS, kept)
 
     def _replace(self, name: str, content: bytes) -> None:
@@ -197,18 +203,18 @@ def _check_path(path: pathlib.Path) -> None:
     """Raises RunError for a path that TensorFlow cannot read checkpoints from."""
     if set("*?[\\") & set(str(path)):
         raise errors.RunError(
-            f"--train_dir={files.shown(path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern. "
+            f"--train_dir={one_line(path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern. "
             "Give a directory without them."
         )
     if "\0" in str(path):
         raise errors.RunError(
-            f"--train_dir={files.shown(path)} cannot be written to (no path holds a zero byte). Mend it."
+            f"--train_dir={one_line(path)} cannot be written to (no path holds a zero byte). Mend it."
         )
     try:
         str(path).encode()
     except UnicodeEncodeError:
         raise errors.RunError(
-            f"--train_dir={files.shown(path)}: TensorFlow takes paths in UTF-8 only. Give a directory of such a name."
+            f"--train_dir={one_line(path)}: TensorFlow takes paths in UTF-8 only. Give a directory of such a name."
         ) from None
 
 
@@ -228,7 +234,7 @@ def _errors_named(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise errors.RunError(
-            f"{files.shown(path)} cannot be written ({error.strerror}). Make room, or give another directory."
+            f"{one_line(path)} cannot be written ({error.strerror}). Make room, or give another directory."
         ) from None
 
 

@@ -100,8 +100,8 @@ def add_options(writer: EventWriter, options: Mapping[str, bool | float | str], 
     here since TensorBoard need not be installed where a run trains: in field 3 a SessionStartInfo with the options in
     field 1, encoded as those of a Struct are, and the time in field 5.
     """
-    values = struct_pb2.Struct()
-    values.update(options)
+    values = struct_pb2.Struct()  # whose texts are UTF-8, which a path need not be
+    values.update({name: _utf8(value) if isinstance(value, str) else value for name, value in options.items()})
     info = values.SerializeToString() + b"\x29" + struct.pack("<d", time.time())
     plugin = v1.SummaryMetadata.PluginData(plugin_name="hparams", content=b"\x1a" + _length(info) + info)
     value = v1.Summary.Value(
@@ -109,6 +109,10 @@ def add_options(writer: EventWriter, options: Mapping[str, bool | float | str], 
         tensor=tf.make_tensor_proto(0.0, tf.float32, [1]),
     )  # fmt: skip
     writer.add(step, summary=v1.Summary(value=[value]))
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _length(message: bytes) -> bytes:

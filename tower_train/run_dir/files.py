@@ -7,6 +7,7 @@ import stat
 from typing import IO
 
 from tower_train import errors
+from tower_train.console import one_line
 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
           stat.S_IFBLK: "a device"}  # fmt: skip
@@ -51,7 +52,7 @@ def refuse_others(path: pathlib.Path) -> None:
         check_regular(path)
     except (OSError, ValueError) as error:  # what cannot even be looked at is told where it is needed
         if getattr(error, "errno", None) == errno.EINVAL:
-            raise errors.RunError(f"{shown(path)} cannot be of a run ({error.strerror}). Move it away.") from None
+            raise errors.RunError(f"{one_line(path)} cannot be of a run ({error.strerror}). Move it away.") from None
 
 
 def _check(status: os.stat_result, path: str | os.PathLike) -> None:
@@ -70,9 +71,3 @@ def read(path: pathlib.Path, most_bytes: int) -> bytes:
         if os.fstat(file.fileno()).st_size <= most_bytes and len(content := file.read(most_bytes + 1)) <= most_bytes:
             return content
     raise OSError(errno.EFBIG, f"it is longer than {most_bytes >> 20} MiB", os.fspath(path))
-
-
-def shown(path: pathlib.Path) -> str:
-    """A path in one printable line, whatever bytes it holds."""
-    text = str(path)
-    return text if text.isprintable() else ascii(text)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.run_dir import checkpoint
 
 # Of tf.nn.sparse_softmax_cross_entropy_with_logits, and of tf.gather as in classification_metrics.
 _LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
@@ -50,7 +49,7 @@ def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
 def _why(error: tf.errors.OpError) -> str:
     """The reason of an operation or an input function, without the transformations that it was passed through."""
     roots = re.findall(r"^ *\(0\) [A-Z_]+: *(.*)$", error.message, re.MULTILINE)
-    reason = roots[0] if roots else checkpoint.reason(error)
+    reason = roots[0] if roots else errors.reason(error)
     reason = re.sub(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: ", "", reason)
     reason = re.sub(r"  Label values:.*", "", reason)
     reason = re.sub(r"^\w+Error: ", "", reason).rstrip(".")  # of a Python function

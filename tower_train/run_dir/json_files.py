@@ -6,11 +6,13 @@ import pathlib
 from collections.abc import Iterator
 
 from tower_train import errors
+from tower_train.console import one_line
 from tower_train.run_dir import files, schema
+from tower_train.workload_files import RUN_JSON as RUN
 
-RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
+RESULT, BEST, METRICS = "result.json", "best.json", "metrics.jsonl"
 _SCHEMAS = {RUN: schema.RUN, RESULT: schema.RESULT, BEST: schema.BEST}
-_MOST_BYTES = {RUN: 1 << 24, BEST: 1 << 24, RESULT: 1 << 30}  # results of old runs may hold very large matrices
+_MOST_BYTES, _MOST_BYTES_OF_RESULT = 1 << 24, 1 << 30  # results of old runs may hold very large matrices
 
 
 def read(path: pathlib.Path) -> dict:
@@ -19,17 +21,18 @@ def read(path: pathlib.Path) -> dict:
     Raises:
       RunError: the file is not JSON, or a field of it has a value that it cannot have.
     """
-    shown = files.shown(path)
+    where = one_line(path)
     try:
-        content = json.loads(files.read(path, _MOST_BYTES.get(path.name, 1 << 24)).decode())
+        most_bytes = _MOST_BYTES_OF_RESULT if path.name == RESULT else _MOST_BYTES
+        content = json.loads(files.read(path, most_bytes).decode())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise errors.RunError(f"{shown} cannot be read ({reason}). Move it away or mend it.") from None
+        raise errors.RunError(f"{where} cannot be read ({reason}). Move it away or mend it.") from None
     if not isinstance(content, dict):
-        raise errors.RunError(f"{shown} holds no JSON object. Move it away or mend it.")
-    with _mismatch_named(f"{shown} cannot be used", "Move it away or mend it."):
+        raise errors.RunError(f"{where} holds no JSON object. Move it away or mend it.")
+    with _mismatch_named(f"{where} cannot be used", "Move it away or mend it."):
         _check(path, content)
     return content
 
@@ -40,7 +43,7 @@ def encoded(path: pathlib.Path, content: dict) -> bytes:
     Raises:
       RunError: a field cannot have its value.
     """
-    with _mismatch_named(f"{files.shown(path)} cannot be written", "Mend the workload."):
+    with _mismatch_named(f"{one_line(path)} cannot be written", "Mend the workload."):
         _check(path, content)
     return json.dumps(content, indent=2).encode() + b"\n"
 

@@ -8,8 +8,8 @@ import pathlib
 
 import tensorflow as tf
 
-from tower_train import console
-from tower_train.run_dir import checkpoint, files, schema
+from tower_train import console, errors
+from tower_train.run_dir import files, schema
 
 
 def as_text(value: float) -> str:
@@ -42,7 +42,7 @@ class RecordWriter:
         except (OSError, tf.errors.OpError) as error:
             self._failures += 1
             if self._failures == 1:
-                reason = checkpoint.reason(error)
+                reason = errors.reason(error)
                 console.say(f"*** {self._name} cannot be written ({reason}). Its records wait in memory until it can.")
             return
         self._waiting.clear()

@@ -65,7 +65,7 @@ def damage(path: str) -> str | None:
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except Exception as error:  # the reader raises what its C++ makes of damage: OpError, IndexError, MemoryError ...
-        return checkpoint.reason(error)
+        return errors.reason(error)
     return None
 
 

@@ -138,7 +138,7 @@ def _value_of(field: dataclasses.Field) -> Kind:
 
 # The options that a start compares with those of the start before; and those that evaluation needs.
 _OPTIONS = {field.name: _value_of(field) for field in dataclasses.fields(Config) if field.metadata["resume"] != "free"}
-_DTYPES = ("float32", "float64", "bfloat16")  # a run has resolved `auto`
+_DTYPES = [name for name in Config.__dataclass_fields__["dtype"].metadata["choices"] if name != "auto"]  # once resolved
 _NEEDED = {name: _OPTIONS.pop(name) for name in ("seed", "moving_average_decay", "dtype")}
 _NEEDED["dtype"] = Kind(f"one of {', '.join(_DTYPES)}", lambda value: value in _DTYPES)
 _NEEDED |= {"workload": OrNull(TEXT), "data_dir": OrNull(TEXT)}

@@ -7,6 +7,7 @@ import tempfile
 import tensorflow as tf
 
 from tower_train import console, errors
+from tower_train.config import check_folder
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 
 v1 = tf.compat.v1
@@ -28,9 +29,15 @@ def config_with_model_dir(config: RunConfig | None, model_dir) -> RunConfig:
     if not model_dir:
         model_dir = tempfile.mkdtemp()
         console.notice(f"No model_dir was given; using the temporary {model_dir}.")
-    if os.path.isfile(model_dir):
-        raise errors.ConfigError(f"model_dir={model_dir} is a file; it must be a directory, or not be there yet.")
+    check_directory(model_dir, "model_dir")
     return config.replace(model_dir=model_dir) if config.model_dir != model_dir else config
+
+
+def check_directory(path: str, name: str) -> None:
+    """Raises ConfigError if a path is a file, or in no file system."""
+    check_folder(path, f"{name}={path}")
+    if os.path.isfile(path):
+        raise errors.ConfigError(f"{name}={path} is a file; it must be a directory, or not be there yet.")
 
 
 def check_input_fn(input_fn) -> None:

@@ -11,8 +11,8 @@ Args:
   label_dimension: numbers that a regressor predicts for each example.
   weight_column: name of the feature that weighs the loss of each example, or its numeric_column.
   label_vocabulary: over classes, their names, if labels are strings.
-  optimizer: Adagrad, Adam, Ftrl, RMSProp or SGD, with the learning rate of 1.15; a tf.compat.v1.train optimizer; or a
-    function that returns one.
+  optimizer: Adagrad, Adam, Ftrl, RMSProp or SGD, with the learning rate of 1.15; an optimizer of tf.compat.v1.train or
+    of Keras; or a function that returns one.
   activation_fn: of each layer of a DNN.
   dropout: share of a layer's outputs that is dropped in training. Towers draw their own.
   batch_norm: whether to normalise the outputs of each layer, by the batch of each tower.

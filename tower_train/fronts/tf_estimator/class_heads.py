@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts.tf_estimator.feature_columns import weight_of, without_deprecations
-from tower_train.fronts.tf_estimator.heads import SERVING, Head
-from tower_train.fronts.tf_estimator.receivers import ClassificationOutput, RegressionOutput
+from tower_train.fronts.tf_estimator.heads import Head
+from tower_train.fronts.tf_estimator.receivers import SERVING, ClassificationOutput, RegressionOutput
 
 v1 = tf.compat.v1
 metrics = v1.metrics

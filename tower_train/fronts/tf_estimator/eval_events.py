@@ -12,16 +12,21 @@ from tower_train.run_dir import events
 
 v1 = tf.compat.v1
 FILES = "*.tfevents.*"
+_TEXT = v1.SummaryMetadata(plugin_data=v1.SummaryMetadata.PluginData(plugin_name="text"))
 
 
-def write(folder: str, values: dict) -> None:
+def write(folder: str, values: dict, checkpoint_path: str | None) -> None:
     """Writes the values of metrics: numbers as curves, arrays as tensors, and serialized summaries, such as images.
 
     Args:
       folder: of the event files.
       values: {metric: value}, among them 'global_step'; a tuple has no event.
+      checkpoint_path: of the evaluated checkpoint, which is written as a text; None if there is none.
     """
     points = []
+    if checkpoint_path:
+        path = tf.make_tensor_proto(checkpoint_path, tf.string)
+        points.append(v1.Summary.Value(tag="checkpoint_path", metadata=_TEXT, tensor=path))
     for name, value in values.items():
         if name != "global_step":
             points.extend(_points(name, value))

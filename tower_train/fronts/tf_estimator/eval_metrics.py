@@ -7,7 +7,7 @@ from tower_train import errors
 from tower_train.fronts.tf_estimator import captured
 
 v1 = tf.compat.v1
-_LOCAL = (v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES)
+LOCAL = (v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES)
 _OWN = {"global_step": "the step of the checkpoint", "loss": "the mean of the losses"}  # what each evaluation gives
 
 
@@ -62,7 +62,7 @@ def _make_local(metric: keras.Metric) -> None:
     for key in (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.TRAINABLE_VARIABLES):
         collection = graph.get_collection_ref(key)
         collection[:] = [variable for variable in collection if id(variable) not in mine]
-    for key in _LOCAL:
+    for key in LOCAL:
         there = {id(variable) for variable in graph.get_collection(key)}
         graph.get_collection_ref(key).extend(v for i, v in mine.items() if i not in there)
 

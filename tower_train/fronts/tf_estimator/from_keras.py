@@ -1,6 +1,5 @@
 """model_to_estimator: an Estimator that trains a compiled Keras model."""
 
-import contextlib
 import os
 
 import keras
@@ -9,21 +8,20 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat, keras_variables
-from tower_train.fronts.tf_estimator import captured
+from tower_train.fronts.tf_estimator import captured, eval_metrics
+from tower_train.fronts.tf_estimator.keras_optimizers import KerasOptimizer, copies_of
 from tower_train.fronts.tf_estimator.keras_structures import (
     arranged_features,
     arranged_labels,
     by_name,
     without_weights,
 )
-from tower_train.fronts.tf_estimator.receivers import PredictOutput
+from tower_train.fronts.tf_estimator.receivers import SERVING, PredictOutput
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
-_LOCAL = [v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES]
-_SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _BY_NAME, _BY_OBJECT = "saver", "checkpoint"
 
 
@@ -89,8 +87,7 @@ class _KerasModelFn:
     def __init__(self, model: keras.Model, metric_names: dict[str, str], signatures: dict[str, type]):
         self._model, self._metric_names, self._signatures = model, metric_names, signatures
         self._initial = _values(model) if model.built else None
-        with compat.eager_mode():
-            self._optimizer = keras.optimizers.serialize(model.optimizer)
+        self._optimizer = KerasOptimizer(copies_of(model.optimizer))
 
     def __call__(self, features, labels, mode):
         model, training = self._model, mode == ModeKeys.TRAIN
@@ -109,7 +106,7 @@ class _KerasModelFn:
             return EstimatorSpec(mode, predictions, export_outputs=self._export_outputs(predictions))
         y = arranged_labels(model, labels, outputs)
         compat.build_losses_and_metrics(model, x, y)
-        metrics = {} if training else _in_graph(model.metrics_variables, {}, _LOCAL, "metrics/")
+        metrics = {} if training else _in_graph(model.metrics_variables, {}, list(eval_metrics.LOCAL), "metrics/")
         sums = [(v, tf.identity(metrics.get(id(v), tf.zeros(v.shape, v.dtype)))) for v in model.metrics_variables]
         with keras.StatelessScope([*before, *sums], collect_losses=True) as measured:
             loss = tf.add_n([model.compute_loss(x, y, outputs, sample_weights, training=training), *scope.losses])
@@ -118,34 +115,13 @@ class _KerasModelFn:
             now = [(metrics[id(v)], measured.get_current_value(v)) for v in model.metrics_variables]
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=self._metrics(now, names))
         weights = [mine[id(v)] for v in model.trainable_variables]
-        grads, apply = v1.gradients(loss, weights), self._apply(weights)
+        grads = v1.gradients(loss, weights)
         now = [(mine[id(v)], scope.get_current_value(v), value) for v, value in before]
         with tf.control_dependencies([captured.assign((v, new) for v, new, value in now if new is not value)]):
-            train_op = captured.record(zip(grads, weights, strict=True), apply)
+            train_op = self._optimizer.apply_gradients(
+                grads, weights, model.trainable_variables, v1.train.get_global_step()
+            )
         return EstimatorSpec(mode, predictions, loss, train_op)
-
-    def _apply(self, weights: list[tf.Variable]):
-        """Returns the function that applies the towers' mean gradients, by an optimizer like the model's."""
-        if captured.tower():
-            return None  # the first tower's is called for all
-        variables, global_step = self._model.trainable_variables, v1.train.get_global_step()
-        optimizer = keras.optimizers.deserialize(self._optimizer)
-        with _standing_in(weights, variables), tf.variable_creator_scope(_named_under(optimizer.name)):
-            optimizer.build(variables)
-
-        def apply(mean_grads):
-            names = {w.ref(): v for w, v in zip(weights, variables, strict=True)}
-            trained = [names[w.ref()] for _, w in mean_grads]
-
-            def update(*grads):
-                with _standing_in(weights, variables):
-                    optimizer.apply(grads, trained)
-                return global_step.assign_add(1)
-
-            # Within a function TensorFlow keeps the order of Keras' assignments.
-            return tf.function(update, autograph=False)(*[grad for grad, _ in mean_grads])
-
-        return apply
 
     def _export_outputs(self, predictions: dict) -> dict:
         unknown = ", ".join(map(str, self._signatures.keys() - predictions.keys()))
@@ -153,7 +129,7 @@ class _KerasModelFn:
             raise errors.ConfigError(
                 f"export_outputs names {unknown}; the model's outputs are {', '.join(predictions)}."
             )
-        return {_SERVING: PredictOutput(predictions)} | {
+        return {SERVING: PredictOutput(predictions)} | {
             name: make(predictions[name]) for name, make in self._signatures.items()
         }
 
@@ -191,29 +167,6 @@ def _built(model: keras.Model, x) -> dict[int, np.ndarray]:
     with compat.eager_mode():
         model(keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype.name), x))
     return _values(model)
-
-
-def _named_under(scope: str):
-    """Returns a variable creator with plain names: Keras' name scopes get meaningless numbers here."""
-
-    def create_named(create, **kwargs):
-        with v1.name_scope(None):
-            return create(**(kwargs | {"name": f"{scope}/{kwargs['name']}"}))
-
-    return create_named
-
-
-@contextlib.contextmanager
-def _standing_in(mine: list[tf.Variable], variables: list[keras.Variable]):
-    """Within this block the storage of Keras variables is the graph's variables."""
-    before = [v.value for v in variables]
-    try:
-        for v, value in zip(variables, mine, strict=True):
-            compat.set_storage(v, value)
-        yield
-    finally:
-        for v, value in zip(variables, before, strict=True):
-            compat.set_storage(v, value)
 
 
 def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[str] | None = None, under="") -> dict:

@@ -9,12 +9,11 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts.tf_estimator import feature_columns
-from tower_train.fronts.tf_estimator.receivers import PredictOutput, RegressionOutput
+from tower_train.fronts.tf_estimator.receivers import SERVING, PredictOutput, RegressionOutput
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 
 v1 = tf.compat.v1
 metrics, Reduction = v1.metrics, v1.losses.Reduction
-SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

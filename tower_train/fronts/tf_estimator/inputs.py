@@ -71,6 +71,11 @@ class Inputs:
         self._taken = tf.nest.flatten(element, expand_composites=True)
         return self._split(element)
 
+    @property
+    def are_endless(self) -> bool:
+        """Whether the batches are tensors that no queue ends."""
+        return self._tensors is not None and not v1.get_collection(v1.GraphKeys.QUEUE_RUNNERS)
+
     def _split(self, element):
         if not isinstance(element, (tuple, list)):
             return element, None

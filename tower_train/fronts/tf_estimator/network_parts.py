@@ -15,6 +15,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts.tf_estimator import feature_columns
 from tower_train.fronts.tf_estimator.heads import Head
+from tower_train.fronts.tf_estimator.keras_optimizers import KerasOptimizer, copies_of
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 
@@ -34,7 +35,7 @@ class Part:
     """A part of a network.
 
     Attributes:
-      optimizer: a name of 1.15's, a tf.compat.v1.train optimizer, or a function that returns one.
+      optimizer: a name of 1.15's, an optimizer of tf.compat.v1.train or of Keras, or a function that returns one.
       rate: the learning rate of an optimizer that is given by its name.
     """
 
@@ -51,18 +52,20 @@ class Part:
         """Returns [batch, units]."""
         raise NotImplementedError
 
-    def make_optimizer(self) -> v1.train.Optimizer:
+    def make_optimizer(self) -> v1.train.Optimizer | KerasOptimizer:
         """Returns the optimizer; raises ConfigError if it is none."""
         optimizer = self.optimizer
         if isinstance(optimizer, str) and optimizer in _OPTIMIZERS:
             return _OPTIMIZERS[optimizer](self.rate)
-        optimizer = optimizer() if callable(optimizer) else optimizer
-        if not isinstance(optimizer, v1.train.Optimizer):
+        made = optimizer() if callable(optimizer) else optimizer
+        if isinstance(made, keras.optimizers.Optimizer):
+            return KerasOptimizer((lambda: made) if callable(optimizer) else copies_of(made))
+        if not isinstance(made, v1.train.Optimizer):
             raise errors.ConfigError(
-                f"optimizer={optimizer!r}; it must be one of {', '.join(_OPTIMIZERS)}, an optimizer of "
-                "tf.compat.v1.train, such as AdamOptimizer(0.001), or a function that returns one."
+                f"optimizer={made!r}; it must be one of {', '.join(_OPTIMIZERS)}, an optimizer of "
+                "tf.compat.v1.train or of Keras, such as AdamOptimizer(0.001), or a function that returns one."
             )
-        return optimizer
+        return made
 
 
 @dataclasses.dataclass(frozen=True)

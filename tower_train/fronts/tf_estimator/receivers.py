@@ -15,6 +15,7 @@ PredictOutput = compat.PredictOutput
 ClassificationOutput = compat.ClassificationOutput
 RegressionOutput = compat.RegressionOutput
 EvalOutput = compat.EvalOutput
+SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 _FEATURE, _LABEL, _RECEIVER = "feature", "label", "input"  # names of tensors that have none
 _TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)

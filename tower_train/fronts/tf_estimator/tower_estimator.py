@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import console, errors
-from tower_train.config import check_folder
 from tower_train.fronts import placement
 from tower_train.fronts.tf_estimator import arguments, eval_events, model_towers, predictions, saved_model, task
 from tower_train.fronts.tf_estimator.model import Model
@@ -17,6 +16,7 @@ from tower_train.fronts.tf_estimator.model_fn import check_model_fn
 from tower_train.fronts.tf_estimator.monitored_sessions import Sessions
 from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings, warm_start_settings
 from tower_train.fronts.tf_estimator.spec import ModeKeys
+from tower_train.graph.devices import Devices
 from tower_train.run import nonfinite
 from tower_train.run_dir import checkpoint
 
@@ -103,13 +103,12 @@ class Estimator:
             return self
         if steps or max_steps:
             hooks.append(v1.train.StopAtStepHook(steps, max_steps))
-        placed = placement.place(config.towers, "num_gpus", in_session=True)
+        placed, sessions = self._placed(config.towers)
         with self._model.graph():
             specs, captures, inputs = self._model.build(ModeKeys.TRAIN, input_fn, placed.towers)
             step = model_towers.train_step(specs, captures)
             v1.summary.scalar("loss", step.loss)
             guard = nonfinite.NonFiniteGuard(step) if step.report else v1.train.NanTensorHook(step.loss)
-            sessions = Sessions(config, placed, self._warm_start)
             done = sessions.train(step, specs[0], newest, [inputs.hook, *hooks, guard], listeners)
         if not done:
             raise errors.DataError(
@@ -144,14 +143,13 @@ class Estimator:
     def _evaluate(self, input_fn, steps, hooks, path: str | None, name: str | None, values=None) -> dict:
         arguments.check_steps(steps)
         arguments.check_input_fn(input_fn)
-        hooks, placed = arguments.checked_hooks(hooks), placement.place(1, "num_gpus", in_session=True)
+        hooks, (placed, sessions) = arguments.checked_hooks(hooks), self._placed(1)
         with self._model.graph():
             [spec], _, inputs = self._model.build(ModeKeys.EVAL, input_fn, placed.towers)
-            sessions = Sessions(self.config, placed, self._warm_start)
             found = sessions.evaluate(path, spec, [inputs.hook, *hooks], steps, values)
         if not found:
             raise errors.DataError("input_fn yielded no batch to evaluate. Look at its files and filters.")
-        eval_events.write(self.eval_dir(name), found)
+        eval_events.write(self.eval_dir(name), found, path)
         return found
 
     def predict(
@@ -171,11 +169,15 @@ class Estimator:
         """
         arguments.check_input_fn(input_fn)
         hooks, path = arguments.checked_hooks(hooks), checkpoint_path or self.latest_checkpoint()
-        placed = placement.place(1, "num_gpus", in_session=True)
+        placed, sessions = self._placed(1)
         with self._model.graph():
             [spec], _, inputs = self._model.build(ModeKeys.PREDICT, input_fn, placed.towers)
+            if inputs.are_endless:
+                console.notice(
+                    "input_fn returned tensors, of which predictions never end. Take as many as you need, or return a "
+                    "tf.data.Dataset."
+                )
             fetched = predictions.chosen(spec.predictions, predict_keys)
-            sessions = Sessions(self.config, placed, self._warm_start)
             session = sessions.open(path, spec, [inputs.hook, *hooks, *spec.prediction_hooks])
         try:
             while not session.should_stop():
@@ -235,9 +237,13 @@ class Estimator:
 
     def _export(self, base, receivers: dict, path: str | None, form: saved_model.Form) -> bytes:
         base, path = os.fsdecode(base), path or self.latest_checkpoint() or self._start()
-        check_folder(base, f"export_dir_base={base}")
-        sessions = Sessions(self.config, placement.place(1, "num_gpus", in_session=True), self._warm_start)
-        return saved_model.write(base, self._model, sessions, receivers, path, form)
+        arguments.check_directory(base, "export_dir_base")
+        return saved_model.write(base, self._model, self._placed(1)[1], receivers, path, form)
+
+    def _placed(self, towers) -> tuple[Devices, Sessions]:
+        """Returns the devices of towers, and sessions on them."""
+        placed = placement.place(towers, "num_gpus", in_session=True)
+        return placed, Sessions(self.config, placed, self._warm_start)
 
     def _start(self) -> str | None:
         """Returns the checkpoint that training would start from; None if it would start from values.
@@ -273,9 +279,12 @@ class Estimator:
         """Returns a variable's value in the newest checkpoint.
 
         Raises:
-          RunError: there is none.
+          RunError: there is none, or no such variable in it.
         """
-        return tf.train.load_variable(self._trained(), name)
+        reader = tf.train.load_checkpoint(path := self._trained())
+        if not reader.has_tensor(name):
+            raise errors.RunError(f"{path} has no variable {name!r}; get_variable_names() lists those it has.")
+        return reader.get_tensor(name)
 
     def eval_dir(self, name: str | None = None) -> str:
         """Returns the directory of the events of `evaluate`."""

@@ -1,0 +1,102 @@
+"""Keras optimizers in the graph of an Estimator, where they apply the mean of the towers' gradients."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+
+import keras
+import tensorflow as tf
+
+from tower_train.fronts import compat
+from tower_train.fronts.tf_estimator import captured
+
+v1 = tf.compat.v1
+
+
+def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optimizers.Optimizer]:
+    """Returns a function that makes optimizers like this one, which is left as it is, in the default graph.
+
+    Keras numbers the names of all optimizers but a program's first: the copies, and so checkpoints, have no number.
+    """
+    with compat.eager_mode():
+        found = keras.optimizers.serialize(optimizer)
+    found["config"]["name"] = re.sub(r"_\d+$", "", optimizer.name)
+    return lambda: keras.optimizers.deserialize(found)
+
+
+class KerasOptimizer:
+    """A Keras optimizer by the interface of tf.compat.v1.train's: it trains variables of the default graph.
+
+    Args:
+      make: returns the Keras optimizer, of the default graph; called once a training graph.
+    """
+
+    def __init__(self, make: Callable[[], keras.optimizers.Optimizer]):
+        self._make = make
+
+    def minimize(self, loss: tf.Tensor, global_step=None, var_list: list[tf.Variable] | None = None) -> tf.Operation:
+        """Returns the op that does a step, within a call of a model_fn."""
+        weights = var_list or v1.trainable_variables()
+        return self.apply_gradients(v1.gradients(loss, weights), weights, list(map(_stored_in, weights)), global_step)
+
+    def apply_gradients(self, grads, weights, variables: list[keras.Variable], global_step) -> tf.Operation:
+        """Returns the op that applies gradients.
+
+        Args:
+          grads: over weights, this tower's gradients, or None.
+          weights: the graph's variables.
+          variables: over weights, the Keras variables that they stand for.
+          global_step: the counter of steps to increment; None for none.
+        """
+        return captured.record(zip(grads, weights, strict=True), self._apply(weights, variables, global_step))
+
+    def _apply(self, weights, variables, global_step) -> Callable[[list], tf.Operation] | None:
+        if captured.tower():
+            return None  # the first tower's is called for all
+        with tf.control_dependencies(None):  # initial values wait for nothing
+            optimizer = self._make()
+            with _standing_in(weights, variables), tf.variable_creator_scope(_named_under(optimizer.name)):
+                optimizer.build(variables)
+
+        def apply(mean_grads):
+            names = {w.ref(): v for w, v in zip(weights, variables, strict=True)}
+            trained = [names[w.ref()] for _, w in mean_grads]
+
+            def update(*grads):
+                with _standing_in(weights, variables):
+                    optimizer.apply(grads, trained)
+                return tf.constant(0) if global_step is None else global_step.assign_add(1)
+
+            # Within a function TensorFlow keeps the order of Keras' assignments.
+            return tf.function(update, autograph=False)(*[grad for grad, _ in mean_grads])
+
+        return apply
+
+
+def _stored_in(weight: tf.Variable) -> keras.Variable:
+    """Returns a Keras variable whose storage is this one of the graph."""
+    with tf.variable_creator_scope(lambda create, **kwargs: weight):
+        return keras.Variable("zeros", weight.shape, weight.dtype.name, name=weight.op.name.replace("/", "_"))
+
+
+def _named_under(scope: str) -> Callable:
+    """Returns a variable creator with plain names: Keras' name scopes get meaningless numbers here."""
+
+    def create_named(create, **kwargs):
+        with v1.name_scope(None):
+            return create(**(kwargs | {"name": f"{scope}/{kwargs['name']}"}))
+
+    return create_named
+
+
+@contextlib.contextmanager
+def _standing_in(weights: list[tf.Variable], variables: list[keras.Variable]) -> Iterator[None]:
+    """Within this block the storage of Keras variables is the graph's variables."""
+    before = [v.value for v in variables]
+    try:
+        for v, weight in zip(variables, weights, strict=True):
+            compat.set_storage(v, weight)
+        yield
+    finally:
+        for v, value in zip(variables, before, strict=True):
+            compat.set_storage(v, value)
