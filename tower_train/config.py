@@ -215,7 +215,7 @@ class Config(DeviceOptions):
         True, "let GPUs round the factors of float32 products to 10 bits, which is faster", TRAINING, resume="note"
     )
     deterministic: bool = option(
-        False, "compute on GPUs too what repeats to the bit, which is slower; refused where an operation cannot", TRAINING,
+        False, "let GPUs compute what repeats to the bit, which is slower; refused where an operation cannot", TRAINING,
         resume="note",
     )  # fmt: skip
 

@@ -68,12 +68,18 @@ def test_gradients_sent_in_bfloat16_are_those_of_the_cpu_mode_to_its_eight_bits(
     np.testing.assert_allclose(sent["norm/moving_mean"], ended["norm/moving_mean"], rtol=1e-12)
 
 
-def nodes(**options):
-    """All nodes of the training graph for two GPUs, which need not be there."""
+def graph_for_gpus(num_workers=1, **options):
+    """The training graph for two GPUs, which need not be there."""
     config = Config(num_gpus=2, batch_size=2, optimizer="momentum", variable_update="mirrored", **options)
     workload, examples = make()
     placed = devices.place(config, gpus_here=["one", "another"])
-    definition = training.training_graph(workload, examples, config, placed).graph.as_graph_def()
+    placed = dataclasses.replace(placed, num_workers=num_workers)
+    return training.training_graph(workload, examples, config, placed).graph
+
+
+def nodes(**options):
+    """All nodes of that graph."""
+    definition = graph_for_gpus(**options).as_graph_def()
     return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
 
 
@@ -93,6 +99,32 @@ def test_small_tensors_are_sent_together(kind):
     assert len({node.attr["instance_key"].i for node in reductions}) == 2
 
 
+def ancestors(op):
+    """The names of all operations that one waits for."""
+    found, left = set(), [op]
+    while left:
+        op = left.pop()
+        before = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+        left += [each for each in before if each.name not in found]
+        found |= {each.name for each in before}
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_nccl_begins_its_messages_in_one_order_on_all_devices(num_workers):
+    """Two that wait for each other on two devices would wait for ever."""
+    graph = graph_for_gpus(num_workers, all_reduce="nccl")
+    found = [op for op in graph.get_operations() if op.type == "CollectiveReduce"]
+    by_instance = {}
+    for op in found:
+        by_instance.setdefault(op.get_attr("instance_key"), []).append(op)
+    groups = [by_instance[instance] for instance in sorted(by_instance)]
+    assert len(groups) >= 2 and {len(group) for group in groups} == {2 // num_workers}
+    for earlier, later in zip(groups, groups[1:], strict=False):
+        for op in later:
+            assert {each.name for each in earlier} <= ancestors(op)
+
+
 @pytest.mark.parametrize("update", ["cpu", "mirrored"])
 def test_the_ring_between_workers_carries_each_gradient_once_however_many_towers_they_have(update, cifar10_dir):
     """Besides, the loss and whether to stop. A ring of W sends 2 (W - 1)/W of what it carries."""
@@ -109,6 +141,11 @@ def test_the_ring_between_workers_carries_each_gradient_once_however_many_towers
 def test_nccl_without_gpus_is_refused():
     with pytest.raises(errors.ConfigError, match=r"--all_reduce=nccl is for GPUs, but .* /cpu:0, /cpu:1\. Use"):
         trainings.train(*make(), 1, variable_update="mirrored", all_reduce="nccl", num_gpus=2)
+
+
+def test_nccl_in_bfloat16_is_refused():
+    with pytest.raises(errors.ConfigError, match="--all_reduce_dtype=bfloat16: TensorFlow's NCCL does not send it"):
+        graph_for_gpus(all_reduce="nccl", all_reduce_dtype="bfloat16")
 
 
 def test_checking_the_only_copy_is_refused():

@@ -39,15 +39,21 @@ class AllReduce:
           num_workers: each with as many devices.
 
         Raises:
-          ConfigError: nccl without GPUs.
+          ConfigError: nccl without GPUs, or in bfloat16.
         """
         if kind == "nccl" and not all("gpu" in device for device in devices):
             raise errors.ConfigError(
                 f"--all_reduce=nccl is for GPUs, but the variables live on {', '.join(devices)}. "
                 "Use --all_reduce=collective."
             )
+        if kind == "nccl" and dtype == tf.bfloat16:
+            raise errors.ConfigError(
+                "--all_reduce_dtype=bfloat16: TensorFlow's NCCL does not send it. Leave the option out, or use "
+                "--all_reduce=collective."
+            )
         self._devices, self._kind, self._dtype, self._num_workers = devices, kind, dtype, num_workers
         self.operations: list[tf.Operation] = []
+        self._last_of_nccl: list[tf.Operation] = []
 
     def mean(self, values: Sequence[Sequence[Gradient]], exactly: bool = False) -> list[list[Gradient]]:
         """The means.
@@ -92,21 +98,32 @@ class AllReduce:
                 mean = tf.add_n(buffers) / count if count > 1 else buffers[0]
                 if self._num_workers > 1:
                     instance, group = len(self.operations), _FIRST_DEVICES + turn
-                    mean = self._collective_mean(mean, instance, self._num_workers, group)
+                    [mean] = self._collective_means([mean], [self._devices[turn]], instance, self._num_workers, group)
             self.operations.append(mean.op)
             return self._on_each(tf.identity, [mean] * count)
-        # Those of one instance belong together; NCCL needs them to begin in the same order on all devices.
-        instance = len(self.operations)
-        with tf.control_dependencies(self.operations[-count:] if self._kind == "nccl" else []):
-            means = self._on_each(lambda buffer: self._collective_mean(buffer, instance, count, _DEVICES), buffers)
+        instance = len(self.operations)  # those of one instance belong together
+        means = self._collective_means(buffers, self._devices, instance, count, _DEVICES)
         self.operations += [mean.op for mean in means]
         return means
 
-    def _collective_mean(self, buffer: tf.Tensor, instance: int, size: int, group: int) -> tf.Tensor:
-        return tf.raw_ops.CollectiveReduce(
-            input=buffer, group_size=size, group_key=group, instance_key=instance, merge_op="Add", final_op="Div",
-            subdiv_offsets=[0], communication_hint="nccl" if self._kind == "nccl" else "ring",
-        )  # fmt: skip
+    def _collective_means(
+        self, buffers: list[tf.Tensor], devices: Sequence[str], instance: int, size: int, group: int
+    ) -> list[tf.Tensor]:
+        """The means of one message, on these devices.
+
+        NCCL's operations wait for those of the message before: they must begin in the same order on all devices, or
+        wait for each other for ever.
+        """
+        means = []
+        for device, buffer in zip(devices, buffers, strict=True):
+            with tf.device(device), tf.control_dependencies(self._last_of_nccl):
+                means.append(tf.raw_ops.CollectiveReduce(
+                    input=buffer, group_size=size, group_key=group, instance_key=instance, merge_op="Add",
+                    final_op="Div", subdiv_offsets=[0], communication_hint="nccl" if self._kind == "nccl" else "ring",
+                ))  # fmt: skip
+        if self._kind == "nccl":
+            self._last_of_nccl = [mean.op for mean in means]
+        return means
 
     def _sparse(self, message: list[list[tf.IndexedSlices]], exactly: bool) -> list[list[tf.IndexedSlices]]:
         """All rows of all devices, in the order of the workers and of their devices."""

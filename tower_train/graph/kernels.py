@@ -35,6 +35,6 @@ def missing_named() -> Iterator[None]:
             raise
         which = f"{error.op.name} ({error.op.type})" if error.op is not None else "an operation"
         raise errors.GraphError(
-            f"--deterministic: {which} has no kernel on its device that repeats to the bit: "
-            f"{error.message.partition(chr(10))[0]} Leave the option out, or use another operation."
+            f"--deterministic: {which} has no kernel on its device that repeats to the bit ({errors.reason(error)}). "
+            "Leave the option out, or use another operation."
         ) from error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tower_train import errors, initializers
+from tower_train import errors
 from tower_train.graph.variables import Variables
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Examples, Tensors, Workload

@@ -1,0 +1,64 @@
+"""--deterministic and --tensor_float_32: what TensorFlow is told, and that it trains, evaluates and exports with it."""
+
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.config import EvaluateOptions
+from tower_train.graph import kernels
+from tower_train.inference import saved_run
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture
+def is_tensor_float_32():
+    yield tf.config.experimental.tensor_float_32_execution_enabled
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+
+
+def test_products_are_rounded_as_the_run_says_also_where_it_is_evaluated(is_tensor_float_32, tmp_path):
+    jobs.train_toy(tmp_path, max_steps=1, tensor_float_32=False)
+    assert not is_tensor_float_32()
+    jobs.train_toy(tmp_path / "another", max_steps=1)
+    assert is_tensor_float_32()
+    saved_run.read(EvaluateOptions(train_dir=str(tmp_path)))
+    assert not is_tensor_float_32()
+
+
+def test_a_deterministic_run_repeats_resumes_and_is_evaluated(cifar10_dir, tmp_path):
+    words = jobs.flags(
+        model="cifar10_94", num_gpus=2, batch_size=4, data_dir=cifar10_dir, check_data=False, max_steps=2,
+        save_every_steps=1, eval_at_end=True, deterministic=True, summary_every_steps=0,
+    )  # fmt: skip
+    for name in ("one", "two"):
+        process = jobs.command("tower_train", *words, f"--train_dir={tmp_path / name}")
+        assert process.returncode == 0, process.stderr
+        assert "precision @ 1 = " in process.stdout
+    assert jobs.read_json(tmp_path / "one", "run.json")["config"]["deterministic"] is True
+    one, two = (jobs.variables(tmp_path / name, 2) for name in ("one", "two"))
+    assert one.keys() == two.keys() and all(np.array_equal(one[name], two[name]) for name in one)
+    # In a process that is deterministic by what the run says.
+    process = jobs.command("tower_train.export", f"--train_dir={tmp_path / 'one'}")
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("Determinism is not yet supported in GPU implementation of Bincount.", errors.GraphError, "^--deterministic: "
+         r"tower_0/counts \(PyFunc\) has no kernel on its device .* \(.* Bincount\)\. Leave the"),
+        ("No such thing.", tf.errors.UnimplementedError, "No such thing"),
+    ],
+    ids=["a kernel", "something else"],
+)  # fmt: skip
+def test_an_operation_without_such_a_kernel_is_named(text, error, message):
+    def fail():
+        raise NotImplementedError(text)
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        counts = v1.py_func(fail, [], tf.float32, name="tower_0/counts")
+        with pytest.raises(error, match=message), kernels.missing_named():
+            session.run(counts)
