@@ -202,12 +202,16 @@ def test_a_checkpoint_that_the_trainer_replaces_meanwhile_gives_way_to_the_newer
     assert restored == [6, 12]
 
 
-def test_a_damaged_checkpoint_is_an_error(run, tmp_path):
+@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize("suffix", ["data-00000-of-00001", "index"])
+def test_a_damaged_checkpoint_is_an_error(suffix, watch, run, tmp_path):
+    """An empty file, or a link to itself, which is listed and does not exist."""
     shutil.copytree(run, tmp_path / "run")
-    for file in (tmp_path / "run").glob("model.ckpt-12.data*"):
-        file.write_bytes(b"")
+    file = tmp_path / "run" / f"model.ckpt-12.{suffix}"
+    file.unlink()
+    file.symlink_to(file) if suffix == "index" else file.touch()
     with pytest.raises(errors.RunError, match="model.ckpt-12 cannot be restored"):
-        evaluate(tmp_path / "run")
+        evaluate(tmp_path / "run", watch=watch)
 
 
 @pytest.mark.parametrize("watch", [False, True])

@@ -52,13 +52,15 @@ class SavedRun:
         Raises:
           RunError: there is none, or function raises one.
         """
+        failed = None
         while True:
             path = self.checkpoint()
             try:
                 return function(path)
             except errors.RunError:
-                if os.path.exists(f"{path}.index"):
+                if path == failed or os.path.exists(f"{path}.index"):
                     raise
+                failed = path
 
 
 def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
