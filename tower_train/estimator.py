@@ -22,7 +22,7 @@ from tower_train.fronts.tf_estimator.experimental import add_metrics
 from tower_train.fronts.tf_estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from tower_train.fronts.tf_estimator.feature_columns import classifier_parse_example_spec, regressor_parse_example_spec
 from tower_train.fronts.tf_estimator.from_keras import model_to_estimator
-from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings
+from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings, get_default_session_config
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 from tower_train.fronts.tf_estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
@@ -54,6 +54,6 @@ __all__ = [
     "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "RunConfig", "SecondOrStepTimer",
     "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues", "StepCounterHook",
     "StopAtStepHook", "SummarySaverHook", "TrainSpec", "VocabInfo", "WarmStartSettings", "add_metrics",
-    "classifier_parse_example_spec", "experimental", "export", "inputs", "model_to_estimator",
-    "regressor_parse_example_spec", "train_and_evaluate",
+    "classifier_parse_example_spec", "experimental", "export", "get_default_session_config", "inputs",
+    "model_to_estimator", "regressor_parse_example_spec", "train_and_evaluate",
 ]  # fmt: skip

@@ -148,3 +148,18 @@ def test_settings_that_cannot_be():
     ]:
         with pytest.raises(errors.ConfigError, match=match):
             RunConfig(**kwargs)
+
+
+def test_subclasses_read_what_they_read_of_tensorflow_1_15s(tmp_path):
+    class Mine(tf_estimator.Estimator):
+        def about(self):
+            return self._model_dir, self._config.model_dir, self._session_config, self._params
+
+    given = tf.compat.v1.ConfigProto(log_device_placement=True)
+    for config, expected in (
+        (None, tf_estimator.get_default_session_config()),
+        (tf_estimator.RunConfig(session_config=given), given),
+    ):
+        estimator = Mine(lambda features, labels, mode, params: None, str(tmp_path), config, {"rate": 0.5})
+        assert estimator.about() == (str(tmp_path), str(tmp_path), expected, {"rate": 0.5})
+        assert estimator.config.session_config == expected and expected is not None

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.config import check_folder
-from tower_train.fronts.tf_estimator.run_config import RunConfig
+from tower_train.fronts.tf_estimator.run_config import RunConfig, get_default_session_config
 
 v1 = tf.compat.v1
 
 
 def config_with_model_dir(config: RunConfig | None, model_dir) -> RunConfig:
-    """Returns the config with the model_dir, or a new temporary one if neither names it.
+    """Returns the config with the model_dir, or a new temporary one if neither names it, and with a session_config.
 
     Raises:
       ConfigError: config is no RunConfig or names another model_dir, or model_dir is no local directory.
@@ -30,7 +30,7 @@ def config_with_model_dir(config: RunConfig | None, model_dir) -> RunConfig:
         model_dir = tempfile.mkdtemp()
         console.notice(f"No model_dir was given; using the temporary {model_dir}.")
     check_directory(model_dir, "model_dir")
-    return config.replace(model_dir=model_dir) if config.model_dir != model_dir else config
+    return config.replace(model_dir=model_dir, session_config=config.session_config or get_default_session_config())
 
 
 def check_directory(path: str, name: str) -> None:

@@ -53,6 +53,11 @@ def warm_start_settings(given) -> WarmStartSettings | None:
     return settings._replace(ckpt_to_initialize_from=path)
 
 
+def get_default_session_config() -> tf.compat.v1.ConfigProto:
+    """The session_config of an Estimator whose RunConfig names none."""
+    return tf.compat.v1.ConfigProto(allow_soft_placement=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Settings:
     model_dir: str | None = None

@@ -57,6 +57,12 @@ class Estimator:
     def config(self) -> RunConfig:
         return self._model.config
 
+    # What subclasses of TensorFlow 1.15's Estimator read.
+    _model_dir = property(lambda self: self.model_dir)
+    _config = property(lambda self: self.config)
+    _session_config = property(lambda self: self.config.session_config)
+    _params = property(lambda self: self.params)
+
     @property
     def params(self) -> dict:
         """A copy."""
