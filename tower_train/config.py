@@ -207,9 +207,10 @@ class Config(DeviceOptions):
         "are not one with it, nor is a resumed run a whole one", TRAINING, resume="note",
     )  # fmt: skip
     dtype: str = option(
-        "float32", "arithmetic in float32, float64, or bfloat16 on float32 variables; auto: bfloat16 if the "
-        "processor, or every GPU used, has instructions for it, else float32", TRAINING,
-        choices=("float32", "float64", "bfloat16", "auto"), resume="same",
+        "float32", "arithmetic in float32, float64, or on float32 variables in bfloat16, or in float16 with a loss "
+        "scale; auto: bfloat16 if the processor, or every GPU used, has instructions for it, else float16 if every GPU "
+        "used is made for that, else float32", TRAINING,
+        choices=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
     )  # fmt: skip
     tensor_float_32: bool = option(
         True, "let GPUs round the factors of float32 products to 10 bits, which is faster", TRAINING, resume="note"

@@ -118,7 +118,7 @@ def batch_normalization(
         gamma * (inputs - mean) / sqrt(variance + epsilon) + beta
 
     Creates the variables gamma (ones), beta (zeros), moving_mean (zeros) and moving_variance (ones) under `name`; they
-    and the statistics are float32 where the inputs are bfloat16. Variances are of the batch itself (divided by n).
+    and the statistics are never below float32. Variances are of the batch itself (divided by n).
 
     Args:
       inputs: floating point [batch, ..., channels].
@@ -133,7 +133,7 @@ def batch_normalization(
       A tensor of the shape and dtype of inputs.
     """
     channels = inputs.shape[-1]
-    dtype = tf.float32 if inputs.dtype == tf.bfloat16 else inputs.dtype
+    dtype = tf.float32 if inputs.dtype.size < 4 else inputs.dtype
     with v1.variable_scope(name):
         if scale is True:
             gamma = v1.get_variable("gamma", [channels], dtype, v1.ones_initializer(), regularizer)
@@ -196,7 +196,9 @@ def _normalized(inputs, gamma, beta, mean, variance, epsilon: float) -> tf.Tenso
     """One multiplication and one addition an element."""
     scale = gamma * tf.math.rsqrt(variance + epsilon)
     shift = beta - mean * scale
-    return inputs * tf.cast(scale, inputs.dtype) + tf.cast(shift, inputs.dtype)
+    # The gradients of scale and shift are sums over the batch, which float16 would not hold.
+    wide = tf.cast(inputs, gamma.dtype) if inputs.dtype == tf.float16 else inputs
+    return tf.cast(wide * tf.cast(scale, wide.dtype) + tf.cast(shift, wide.dtype), inputs.dtype)
 
 
 def _fused(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tower_train import errors, layers
 from tower_train.fronts import compat, keras_variables
-from tower_train.graph import context
+from tower_train.graph import context, towers
 from tower_train.graph.draws import TowerDraws
 
 v1 = tf.compat.v1
@@ -76,7 +76,7 @@ def build_isolated(work: Callable[[keras.StatelessScope], Any], dtype: str = "fl
 
     def in_thread():
         with compat.eager_mode(), tf.device("/cpu:0"), _floatx(dtype):
-            keras.config.set_dtype_policy("mixed_bfloat16" if dtype == "bfloat16" else dtype)
+            keras.config.set_dtype_policy(dtype if dtype == _kept_in(dtype) else f"mixed_{dtype}")
             with keras.StatelessScope(initialize_variables=False) as assigned:
                 return work(assigned)
 
@@ -102,11 +102,16 @@ def freeze(model: keras.Model, until: str) -> None:
         layer.trainable = False
 
 
+def _kept_in(dtype: str) -> str:
+    """The dtype of variables for arithmetic in this one."""
+    return towers.variable_dtype(tf.as_dtype(dtype)).name
+
+
 @contextlib.contextmanager
 def _floatx(dtype: str) -> Iterator[None]:
-    """Within this block Keras' default is this dtype, and float32 for bfloat16, in which variables are kept."""
+    """Within this block Keras' default is the dtype in which variables are kept."""
     before = keras.config.floatx()
-    keras.config.set_floatx("float32" if dtype == "bfloat16" else dtype)
+    keras.config.set_floatx(_kept_in(dtype))
     try:
         yield
     finally:
@@ -120,7 +125,7 @@ def _network(model: keras.Model, freeze_until: str | None, dtype: str, assigned:
             f"keras_network: build() returned {found}. Let it return a keras.Model made from a keras.Input, or call "
             "the model's build()."
         )
-    expected = "float32" if dtype == "bfloat16" else dtype
+    expected = _kept_in(dtype)
     for v in model.variables:
         if tf.as_dtype(v.dtype).is_floating and v.dtype != expected:
             raise errors.ConfigError(

@@ -9,6 +9,18 @@ import tensorflow as tf
 from tower_train.graph.iterator_state import IteratorState
 
 
+class ScaleReport(NamedTuple):
+    """The loss scale, see loss_scale.py.
+
+    Attributes:
+      scale: float32 scalar, after the step.
+      overflowed: bool scalar, whether the step was skipped and the scale halved, since its gradients overflowed.
+    """
+
+    scale: tf.Tensor
+    overflowed: tf.Tensor
+
+
 class StepReport(NamedTuple):
     """The small values of one step that running looks at; tensors in the graph, numpy values after the step.
 
@@ -20,6 +32,7 @@ class StepReport(NamedTuple):
       learning_rate: float64 scalar, what the update used.
       stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.ask_to_stop.
       finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
+      loss_scale: empty if there is none.
     """
 
     step: tf.Tensor
@@ -29,6 +42,7 @@ class StepReport(NamedTuple):
     learning_rate: tf.Tensor
     stopping: tf.Tensor
     finite: tf.Tensor
+    loss_scale: ScaleReport | tuple[()] = ()
 
 
 class RandomNumbers(NamedTuple):

@@ -18,10 +18,10 @@ v1 = tf.compat.v1
 def variable_dtype(dtype: tf.DType) -> tf.DType:
     """The dtype of variables, gradients and losses: that of the arithmetic, but never below float32.
 
-    A step's change of a weight is mostly too small for bfloat16's eight bits (Micikevicius et al. 2018, "Mixed
-    precision training", section 3.1).
+    A step's change of a weight is mostly too small for the few bits of bfloat16 and float16 (Micikevicius et al. 2018,
+    "Mixed precision training", section 3.1).
     """
-    return tf.float32 if dtype == tf.bfloat16 else dtype
+    return tf.float32 if dtype in (tf.bfloat16, tf.float16) else dtype
 
 
 def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf.DType, training: bool) -> tuple:
@@ -138,7 +138,7 @@ def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:
 
 
 def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, **kwargs):
-    """A custom getter: a network that asks for a bfloat16 variable gets a bfloat16 copy of a float32 one."""
+    """A custom getter: a network that asks for a variable below float32 gets a copy of a float32 one."""
     dtype = tf.as_dtype(dtype or tf.float32)
     variable = getter(name, shape, variable_dtype(dtype), *args, **kwargs)
     return variable if variable.dtype.base_dtype == dtype else tf.cast(variable, dtype)

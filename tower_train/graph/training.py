@@ -13,6 +13,7 @@ from tower_train.config import Config
 from tower_train.graph import (
     context,
     gradients,
+    loss_scale,
     progress,
     random_state,
     statistics,
@@ -44,11 +45,14 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
       GraphError: the workload's network breaks a rule of the towers.
       ConfigError: an option that this network has no use for.
     """
-    workload, dtype = _with_smooth_labels(workload.for_examples(examples), config.label_smoothing), config.dtype
+    workload, dtype = (
+        _with_smooth_labels(workload.for_examples(examples), config.label_smoothing),
+        tf.as_dtype(config.dtype),
+    )
     with tf.Graph().as_default() as graph, tf.device(HOST):
         v1.set_random_seed(config.seed & 0x7FFFFFFF)
         counters = update.Counters(config.global_batch)
-        variables, sections = _variables(config, devices), Sections(graph)
+        variables, sections, scale = _variables(config, devices), Sections(graph), loss_scale.of_dtype(dtype)
 
         sections.begin("input")  # 1. The stream: a batch for every tower, from the position that the run has come to.
         places = [device for device in devices.towers for _ in range(config.accumulate_steps)]
@@ -67,10 +71,10 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 batch, first = _after(tower_grads[-1], (batch, first))
             draws = TowerDraws(f"{config.seed} layer", first, config.tower_batch, counters.examples_seen)
             with towers.scope(i, device, variables, towers.seeded(config.seed)), step.of_tower(i, draws) as tower:
-                outputs, loss = tower_loss(workload, *batch, tf.as_dtype(dtype), training=True)
+                outputs, loss = tower_loss(workload, *batch, dtype, training=True)
                 towers.check_classes(workload, examples, outputs, workload.loss)
                 draws.close()
-                tower_grads.append(variables.gradients(i, loss))
+                tower_grads.append(scale.gradients(functools.partial(variables.gradients, i), loss))
             tower_losses.append(loss)
             built.append(tower)
 
@@ -87,11 +91,12 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
 
         sections.begin("update")  # 6. The check that everything is finite, and 7. the update if it is.
         apply = _update(config, variables, step, counters, schedule, learning_rate)
-        skip = counters.count if config.on_nonfinite == "skip" else tf.no_op  # each step has its own examples
+        skips = config.on_nonfinite == "skip"  # and counts, as each step has its own examples
         with variables.updated():
             finite = gradients.update_if_finite(
-                tower_grads, tower_losses, applied[0], loss, lambda: apply(applied, moving), skip
-            )
+                tower_grads, tower_losses, applied[0], loss, lambda: apply(applied, moving, scale.after_update()),
+                lambda: scale.without_update(loss, counters.count, skips),
+            )  # fmt: skip
 
         sections.begin("report")  # 8. The report of the step, and what else running wants to know of it.
         counting, so_far = [], {}
@@ -99,7 +104,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             counting, so_far = progress.count_progress(source.batches, tower_losses, tower_grads)
         with tf.control_dependencies([finite, *counting]):
             done, seen = counters.global_step.read_value(), counters.examples_seen.read_value()
-            report = StepReport(done, seen, loss, mean_losses[0], learning_rate, stopping, finite)
+            report = StepReport(done, seen, loss, mean_losses[0], learning_rate, stopping, finite,
+                                scale.report(loss, tf.reduce_all(finite)))  # fmt: skip
         return TrainingGraph(
             graph=graph, train_op=finite.op, report=report, progress=so_far,
             summary=_summary(config, sections, applied[0], source, finite.op), global_step=counters.global_step,
@@ -266,8 +272,9 @@ def _check_synchronized(workload: Workload, sync_batch_norm: bool, moving: list[
 def _update(
     config: Config, variables: Variables, step: context.Context, counters: update.Counters, schedule: Schedule,
     learning_rate: tf.Tensor,
-) -> Callable[[list, list], tf.Operation]:  # fmt: skip
-    """Returns a function that builds the update of all copies from their gradients and statistics."""
+) -> Callable[[list, list, list], tf.Operation]:  # fmt: skip
+    """Returns a function that builds the update of all copies from their gradients and statistics, and then of the
+    counters, to which it adds further ones (counter, amount)."""
     dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
     averages = update.moving_averages(config.moving_average_decay, counters.global_step)
     ahead = None
@@ -289,8 +296,8 @@ def _update(
         groups = [(optimizer(rate), members) for rate, members in update.by_learning(grads, learning).items()]
         return update.apply_update(groups, weights, moving, ahead, averages)
 
-    def apply(applied, moving):
+    def apply(applied, moving, others):
         with tf.control_dependencies(variables.each(update_copy, applied, variables.trained(), moving)):
-            return counters.count(ahead.counts if ahead else ())
+            return counters.count([*(ahead.counts if ahead else ()), *others])
 
     return apply

@@ -1,4 +1,5 @@
-"""--dtype=auto: bfloat16 if the devices of the towers have instructions for it, else float32."""
+"""--dtype=auto: bfloat16 if the devices of the towers have instructions for it; else float16 on GPUs made for that;
+else float32."""
 
 from collections.abc import Iterable
 
@@ -9,7 +10,7 @@ from tower_train.graph import devices
 
 # As Linux calls them: of x86 (AVX-512 or AMX), and of ARM.
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
-_LEAST_CAPABILITY = (8, 0)  # of an NVIDIA GPU; the first with bfloat16 is Ampere
+_AMPERE, _VOLTA = (8, 0), (7, 0)  # compute capabilities of the first NVIDIA GPUs made for bfloat16, and for float16
 
 
 def resolve(dtype: str, began_with: str | None, device: str, gpus: Iterable[int]) -> tuple[str, list[str]]:
@@ -49,10 +50,16 @@ def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
     for name, capability in gpus:
         if capability is None:
             return "float32", f"since the compute capability of {name} is not known"
-        if capability < _LEAST_CAPABILITY:
-            known, least = (".".join(map(str, each)) for each in (capability, _LEAST_CAPABILITY))
-            return "float32", f"since {name} has no bfloat16 arithmetic (compute capability {known}, below {least})"
-    return "bfloat16", f"since {gpus[0][0] if len(gpus) == 1 else 'every GPU used'} has arithmetic for it"
+    name, capability = min(gpus, key=lambda gpu: gpu[1])
+    if capability >= _AMPERE:
+        return "bfloat16", f"since {name if len(gpus) == 1 else 'every GPU used'} has arithmetic for it"
+    dtype, lacking, least = (
+        ("float16", "bfloat16 arithmetic", _AMPERE)
+        if capability >= _VOLTA
+        else ("float32", "fast arithmetic in float16", _VOLTA)
+    )
+    known, least = (".".join(map(str, each)) for each in (capability, least))
+    return dtype, f"since {name} has no {lacking} (compute capability {known}, below {least})"
 
 
 def about_gpu(gpu) -> tuple[str, tuple[int, int] | None]:

@@ -92,6 +92,8 @@ class LogHook(StepHook):
             "examples_per_sec": examples_per_sec,
             "sec_per_batch": sec_per_batch,
         }
+        if report.loss_scale:
+            record["loss_scale"] = float(report.loss_scale.scale)
         self._metrics.append(record)
         events.add_scalars(self._writer, _curves(report) | {"examples_per_sec": examples_per_sec}, step)
 
@@ -99,6 +101,8 @@ class LogHook(StepHook):
 def _curves(report: StepReport) -> dict[str, float]:
     """The points of a step's curves, by tag."""
     values = {"total_loss": report.loss, "cross_entropy": report.cross_entropy, "learning_rate": report.learning_rate}
+    if report.loss_scale:
+        values["loss_scale"] = report.loss_scale.scale
     return {tag: float(value) for tag, value in values.items()}
 
 

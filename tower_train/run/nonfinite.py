@@ -55,7 +55,8 @@ class BatchGuard(NonFiniteGuard):
     """Stops the run at such a step, or skips it, and names the examples it was made of.
 
     The graph has left the variables as they were. A skipped step counts as one: global_step and examples_seen have
-    moved on, so that each step still stands for the examples it always stands for, and the next step takes others.
+    moved on, so that each step still stands for the examples it always stands for, and the next step takes others. A
+    step that only the loss scale was too great for is always skipped, and is no fault.
 
     Args:
       graph: the graph.
@@ -63,7 +64,7 @@ class BatchGuard(NonFiniteGuard):
       dump: writes the batch of (step, first position) to a file and returns its path; None: no batch is written.
 
     Attributes:
-      skipped: how many steps were skipped.
+      skipped: how many steps were skipped for a fault.
     """
 
     def __init__(self, graph: TrainingGraph, most_in_a_row: int | None, dump: Callable[[int, int], str] | None = None):
@@ -74,6 +75,9 @@ class BatchGuard(NonFiniteGuard):
     def after_step(self, run_context, report):
         if report.finite.all():
             self._in_a_row = 0
+            return
+        if report.loss_scale and report.loss_scale.overflowed:
+            say(f"*** loss scale: too great at step {report.step}, which is skipped; now {report.loss_scale.scale:g}.")
             return
         skips = self._most_in_a_row is not None
         step, end = int(report.step) + (not skips), int(report.examples) + (not skips) * self.graph.global_batch

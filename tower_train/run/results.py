@@ -48,7 +48,7 @@ class Result:
       data: what was trained on.
       notice: what the user must know of the data, or None.
       failed_saves: saves of this start that failed.
-      skipped_steps: steps of this start whose update was skipped, see --on_nonfinite.
+      skipped_steps: steps of this start whose update was skipped by --on_nonfinite=skip.
     """
 
     train_dir: str

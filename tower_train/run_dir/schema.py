@@ -201,5 +201,5 @@ BEST = Record({"metric": TEXT, "best": _SCORE, "last": _SCORE}, {"better": _BETT
 METRICS = Record(  # of a line
     {"step": COUNT},
     {name: OrNull(NUMBER)
-     for name in ("examples", "epoch", "loss", "learning_rate", "examples_per_sec", "sec_per_batch")},
+     for name in ("examples", "epoch", "loss", "learning_rate", "examples_per_sec", "sec_per_batch", "loss_scale")},
 )  # fmt: skip

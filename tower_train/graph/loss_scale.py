@@ -1,0 +1,109 @@
+"""The loss scale of arithmetic in float16, below whose smallest numbers many gradients would vanish.
+
+The gradients of a loss times S are the gradients times S: large enough on their way through the network, and divided by
+S again where they are float32. S is found as the training goes (Micikevicius et al. 2018, "Mixed precision training",
+section 3.2), with the numbers of Keras' LossScaleOptimizer: it begins at 2^15, is doubled after 2,000 finite steps in a
+row, and halved by a step whose gradients are not finite, which is skipped. Other than there it stays between 1, as what
+is not finite then is not the scale's fault, and 2^127, as from infinity it could not come back.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.record import ScaleReport
+
+v1 = tf.compat.v1
+
+FIRST, LEAST, MOST = 2.0**15, 1.0, 2.0**127
+STEPS_TO_DOUBLE = 2000
+
+
+def of_dtype(dtype: tf.DType) -> "NoLossScale":
+    """Creates the loss scale that arithmetic in this dtype needs."""
+    return LossScale() if dtype == tf.float16 else NoLossScale()
+
+
+class NoLossScale:
+    """No loss scale, and nothing of one in the graph: other dtypes reach as far down as float32."""
+
+    def gradients(
+        self, gradients: Callable[[tf.Tensor], GradientsAndVariables], loss: tf.Tensor
+    ) -> GradientsAndVariables:
+        """The gradients of a loss, by a function that takes it."""
+        return gradients(loss)
+
+    def after_update(self) -> list[tuple[tf.Variable, tf.Tensor]]:
+        """(counter, amount to add) over its variables, for a step with an update."""
+        return []
+
+    def without_update(self, loss: tf.Tensor, count: Callable[[], tf.Operation], skips: bool) -> tf.Operation:
+        """Makes the op of a step that is not finite.
+
+        Args:
+          loss: of the step.
+          count: makes the op that counts the step.
+          skips: whether every such step is skipped and counted; else it ends the run and leaves everything as it was.
+        """
+        return count() if skips else tf.no_op()
+
+    def report(self, loss: tf.Tensor, finite: tf.Tensor) -> ScaleReport | tuple[()]:
+        """What running wants to know of it after a step; empty for no scale.
+
+        Args:
+          loss: of the step.
+          finite: bool, whether all of the step was finite.
+        """
+        return ()
+
+
+class LossScale(NoLossScale):
+    """The scale and the number of finite steps since it last changed, both of which a checkpoint holds.
+
+    A step with gradients that are not finite, but a loss that is, has overflowed as long as the scale can fall: it is
+    skipped and counted. Loss and gradients are the means over all towers, so that all workers decide alike.
+    """
+
+    def __init__(self):
+        """Creates the variables."""
+        with v1.variable_scope("loss_scale"):
+            self._scale = v1.get_variable("scale", [], tf.float32, v1.constant_initializer(FIRST), trainable=False)
+            self._steps = v1.get_variable("finite_steps", [], tf.int64, v1.zeros_initializer(), trainable=False)
+        self._now = self._scale.read_value()  # the gradients wait for it, and what changes it for them
+
+    def gradients(self, gradients, loss):
+        scaled = gradients(loss * tf.cast(self._now, loss.dtype))
+        return [(_divided(gradient, self._now), variable) for gradient, variable in scaled]
+
+    def after_update(self):
+        steps = self._steps.read_value()
+        is_due = tf.equal(steps + 1, STEPS_TO_DOUBLE)
+        more = tf.where(is_due, tf.minimum(self._now, MOST - self._now), 0.0)
+        return [(self._scale, more), (self._steps, tf.where(is_due, -steps, 1))]
+
+    def without_update(self, loss, count, skips):
+        overflowed = self._can_overflow(loss)
+
+        def skip():
+            scale = tf.where(overflowed, tf.maximum(self._now / 2, LEAST), self._now)
+            changed = [self._scale.assign(scale, read_value=False), self._steps.assign(0, read_value=False)]
+            with tf.control_dependencies([count(), *changed]):
+                return tf.constant(True)
+
+        return skip().op if skips else tf.cond(overflowed, skip, lambda: tf.constant(False)).op
+
+    def report(self, loss, finite):
+        return ScaleReport(self._scale.read_value(), tf.logical_and(self._can_overflow(loss), tf.logical_not(finite)))
+
+    def _can_overflow(self, loss: tf.Tensor) -> tf.Tensor:
+        return tf.logical_and(self._now > LEAST, tf.math.is_finite(loss))
+
+
+def _divided(gradient, scale: tf.Tensor):
+    """A gradient, which may be sparse or None, over the scale."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_divided(gradient.values, scale), gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(scale, gradient.dtype)
