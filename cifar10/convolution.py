@@ -70,7 +70,7 @@ def max_pool(maps: tf.Tensor, size: int) -> tf.Tensor:
     From [height, width, batch, channels] to [height // size, width // size, batch, channels]: windows do not overlap,
     and what fills none is left out.
     """
-    if maps.dtype == tf.float64:  # which TensorFlow does not pool in three dimensions
+    if maps.dtype in (tf.float64, tf.float16):  # which TensorFlow does not pool in three dimensions on a CPU
         pooled = tf.nn.max_pool2d(tf.transpose(maps, [2, 0, 1, 3]), size, size, "VALID")
         return tf.transpose(pooled, [1, 2, 0, 3])
     # As one image of three dimensions, in which only two are pooled: TensorFlow wants the pixels inside the batch.

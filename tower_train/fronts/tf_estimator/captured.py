@@ -22,11 +22,13 @@ class Update:
       grads_and_vars: its arguments.
       apply: (grads_and_vars) -> op that applies these instead, and increments the global step if asked to.
       placeholder: the op that the caller got. It does nothing; whatever waits for it must wait for the update.
+      looks_itself: whether `apply` sees to gradients that are not finite, as an optimizer that scales the loss does.
     """
 
     grads_and_vars: list
     apply: Callable[[list], tf.Operation]
     placeholder: tf.Operation
+    looks_itself: bool = False
 
 
 @dataclasses.dataclass
@@ -96,8 +98,8 @@ def tower() -> int:
     return _current.get().tower if _current.get() else 0
 
 
-def record(grads_and_vars, apply: Callable[[list], tf.Operation]) -> tf.Operation:
-    """Takes one call's gradients, within `capturing`, and returns its placeholder."""
+def record(grads_and_vars, apply: Callable[[list], tf.Operation], looks_itself: bool = False) -> tf.Operation:
+    """Takes one call's gradients, within `capturing`, and returns its placeholder. Arguments: as in `Update`."""
     placeholder = tf.no_op("train")  # has the control inputs of the caller, such as its UPDATE_OPS
-    _current.get().updates.append(Update(list(grads_and_vars), apply, placeholder))
+    _current.get().updates.append(Update(list(grads_and_vars), apply, placeholder, looks_itself))
     return placeholder

@@ -47,7 +47,7 @@ def model_to_estimator(
         signature of all outputs in any case.
 
     Raises:
-      ConfigError: there is not one model, or it is not compiled, scales its loss, or was made in a tf.Graph.
+      ConfigError: there is not one model, or it is not compiled, or was made in a tf.Graph.
     """
     if (keras_model is None) == (keras_model_path is None):
         raise errors.ConfigError("model_to_estimator: give either keras_model or keras_model_path.")
@@ -62,10 +62,6 @@ def model_to_estimator(
         )
     if not model.compiled:
         raise errors.ConfigError("model_to_estimator: the model is not compiled. Call its compile() first.")
-    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        raise errors.ConfigError(
-            "model_to_estimator: the model scales its loss (mixed_float16). Use multi_gpu_model, or float32."
-        )
     return Estimator(_KerasModelFn(model, metric_names_map or {}, export_outputs or {}), model_dir, config)
 
 
@@ -109,13 +105,14 @@ class _KerasModelFn:
         metrics = {} if training else _in_graph(model.metrics_variables, {}, list(eval_metrics.LOCAL), "metrics/")
         sums = [(v, tf.identity(metrics.get(id(v), tf.zeros(v.shape, v.dtype)))) for v in model.metrics_variables]
         with keras.StatelessScope([*before, *sums], collect_losses=True) as measured:
-            loss = tf.add_n([model.compute_loss(x, y, outputs, sample_weights, training=training), *scope.losses])
+            loss = model.compute_loss(x, y, outputs, sample_weights, training=training)
+            loss = tf.add_n([loss, *(tf.cast(added, loss.dtype) for added in scope.losses)])
             names = [] if training else model.compute_metrics(x, y, outputs, sample_weights)
         if not training:
             now = [(metrics[id(v)], measured.get_current_value(v)) for v in model.metrics_variables]
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=self._metrics(now, names))
         weights = [mine[id(v)] for v in model.trainable_variables]
-        grads = v1.gradients(loss, weights)
+        grads = self._optimizer.gradients(loss, weights, model.trainable_variables)
         now = [(mine[id(v)], scope.get_current_value(v), value) for v, value in before]
         with tf.control_dependencies([captured.assign((v, new) for v, new, value in now if new is not value)]):
             train_op = self._optimizer.apply_gradients(

@@ -20,7 +20,10 @@ def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optim
     """
     with compat.eager_mode():
         found = keras.optimizers.serialize(optimizer)
-    found["config"]["name"] = re.sub(r"_\d+$", "", optimizer.name)
+    described = found
+    while described:
+        described["config"]["name"] = re.sub(r"_\d+$", "", described["config"]["name"])
+        described = described["config"].get("inner_optimizer")  # of one that scales the loss
     return lambda: keras.optimizers.deserialize(found)
 
 
@@ -33,30 +36,33 @@ class KerasOptimizer:
 
     def __init__(self, make: Callable[[], keras.optimizers.Optimizer]):
         self._make = make
+        self._optimizer: keras.optimizers.Optimizer | None = None  # of the graph that is being built
 
     def minimize(self, loss: tf.Tensor, global_step=None, var_list: list[tf.Variable] | None = None) -> tf.Operation:
         """Returns the op that does a step, within a call of a model_fn."""
         weights = var_list or v1.trainable_variables()
-        return self.apply_gradients(v1.gradients(loss, weights), weights, list(map(_stored_in, weights)), global_step)
+        variables = list(map(_stored_in, weights))
+        return self.apply_gradients(self.gradients(loss, weights, variables), weights, variables, global_step)
+
+    def gradients(self, loss: tf.Tensor, weights, variables: list[keras.Variable]) -> list[tf.Tensor | None]:
+        """This tower's gradients of the loss, scaled as the optimizer wants it. Arguments: as for apply_gradients."""
+        if not captured.tower():  # the first tower's optimizer is all towers'
+            with tf.control_dependencies(None):  # initial values wait for nothing
+                self._optimizer = self._make()
+                with _standing_in(weights, variables), tf.variable_creator_scope(_named_under(self._optimizer.name)):
+                    self._optimizer.build(variables)
+        return v1.gradients(self._optimizer.scale_loss(loss), weights)
 
     def apply_gradients(self, grads, weights, variables: list[keras.Variable], global_step) -> tf.Operation:
         """Returns the op that applies gradients.
 
         Args:
-          grads: over weights, this tower's gradients, or None.
+          grads: over weights, this tower's, from `gradients`.
           weights: the graph's variables.
           variables: over weights, the Keras variables that they stand for.
           global_step: the counter of steps to increment; None for none.
         """
-        return captured.record(zip(grads, weights, strict=True), self._apply(weights, variables, global_step))
-
-    def _apply(self, weights, variables, global_step) -> Callable[[list], tf.Operation] | None:
-        if captured.tower():
-            return None  # the first tower's is called for all
-        with tf.control_dependencies(None):  # initial values wait for nothing
-            optimizer = self._make()
-            with _standing_in(weights, variables), tf.variable_creator_scope(_named_under(optimizer.name)):
-                optimizer.build(variables)
+        optimizer = self._optimizer
 
         def apply(mean_grads):
             names = {w.ref(): v for w, v in zip(weights, variables, strict=True)}
@@ -70,7 +76,8 @@ class KerasOptimizer:
             # Within a function TensorFlow keeps the order of Keras' assignments.
             return tf.function(update, autograph=False)(*[grad for grad, _ in mean_grads])
 
-        return apply
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        return captured.record(zip(grads, weights, strict=True), apply, looks_itself=scales)
 
 
 def _stored_in(weight: tf.Variable) -> keras.Variable:

@@ -126,11 +126,13 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured]) -> TrainSte
 
 
 def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor):
-    """Averages and applies the gradients, call by call; returns what is finite, and the applied pairs."""
+    """Averages and applies the gradients, call by call; returns what is finite, and the applied pairs looked at."""
     calls = list(zip(*[captured.updates for captured in captures], strict=True))
     averaged = [gradients.average_gradients([update.grads_and_vars for update in call]) for call in calls]
-    tower_grads = [[pair for update in c.updates for pair in update.grads_and_vars] for c in captures]
-    applied = [pair for mean in averaged for pair in mean]
+    tower_grads = [
+        [p for update in c.updates if not update.looks_itself for p in update.grads_and_vars] for c in captures
+    ]
+    applied = [pair for call, mean in zip(calls, averaged, strict=True) if not call[0].looks_itself for pair in mean]
 
     def apply():
         return tf.group([call[0].apply(mean) for call, mean in zip(calls, averaged, strict=True)])
