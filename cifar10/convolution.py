@@ -54,6 +54,9 @@ def convolution(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = Fals
         inputs = tf.transpose(inputs, [2, 0, 1, 3]) if pixels_first else inputs
         outputs = tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")
         return tf.transpose(outputs, [1, 2, 0, 3]) if pixels_first else outputs
+    if inputs.dtype == tf.float16:  # below whose greatest number, 65,504, the sums of a spectrum need not stay
+        widened = convolution(tf.cast(inputs, tf.float32), tf.cast(weights, tf.float32), pixels_first)
+        return tf.cast(widened, tf.float16)
     maps = inputs if pixels_first else tf.transpose(inputs, [1, 2, 0, 3])
     of_maps, of_kernels, to_outputs = transforms(tuple(maps.shape[:2]), tuple(weights.shape[:2]))
     products = [

@@ -48,6 +48,9 @@ def test_patterns_choose_sides():
     assert names(systems="port,tower_train/2*/real") == [
         "port", "tower_train/2 towers/float32/real", "tower_train/2 towers/bfloat16/real",
     ]  # fmt: skip
+    assert names(systems="*/2*/float16/real,ceiling/float16*", towers=(1, 2)) == [
+        "tower_train/2 towers/float16/real", "ceiling/float16 matrix product",
+    ]  # fmt: skip
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_that_lists_what_there_is():

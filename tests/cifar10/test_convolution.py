@@ -68,7 +68,7 @@ def test_pixels_may_come_first():
         np.testing.assert_allclose(result, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype, most", [(np.float32, 1e-6), (tf.bfloat16.as_numpy_dtype, 2**-7)])
+@pytest.mark.parametrize("dtype, most", [(np.float32, 1e-6), (tf.bfloat16.as_numpy_dtype, 2**-7), (np.float16, 2**-10)])
 def test_the_error_is_about_one_rounding(dtype, most):
     tensors = draw(4, 12, 12, 64, 64, (5, 5), dtype)
     exact = run(direct, *(tensor.astype(float) for tensor in tensors))

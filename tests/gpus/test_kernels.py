@@ -34,11 +34,11 @@ def allows(constraint, node):
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("convnet", dict(variable_update="mirrored", all_reduce="nccl", optimizer="momentum")),
+        ("convnet", dict(variable_update="mirrored", all_reduce="nccl", optimizer="momentum", dtype="float16")),
         ("convnet", dict(variable_update="mirrored", all_reduce="add_n", dtype="float64", accumulate_steps=2)),
         ("convnet", dict(variable_update="mirrored", all_reduce="collective", dtype="bfloat16", clip_gradients=1.0)),
-        ("convnet", dict(optimizer="adam")),
-        ("resnet20", dict(sync_batch_norm=True, optimizer="lars")),
+        ("convnet", dict(optimizer="adam", dtype="float16", on_nonfinite="skip")),
+        ("resnet20", dict(sync_batch_norm=True, optimizer="lars", dtype="float16")),
         ("minigooglenet", dict(dtype="bfloat16")),
         ("cifar10_94", dict(dtype="bfloat16", lookahead_every_steps=2)),
     ],

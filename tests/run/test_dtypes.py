@@ -1,4 +1,4 @@
-"""--dtype=auto takes bfloat16 where there are instructions for it, says why, and stays with it."""
+"""--dtype=auto takes bfloat16 where there are instructions for it, or float16, says why, and stays with it."""
 
 import jobs
 import pytest
@@ -55,7 +55,11 @@ def test_a_processor_is_known_by_its_flags(text, expected, cpuinfo_path):
         ([("A100", (8, 0))], ("bfloat16", "since A100 has arithmetic for it")),
         ([("H200", (9, 0)), ("A100", (8, 0))], ("bfloat16", "since every GPU used has arithmetic for it")),
         ([("A100", (8, 0)), ("T4", (7, 5))],
-         ("float32", "since T4 has no bfloat16 arithmetic (compute capability 7.5, below 8.0)")),
+         ("float16", "since T4 has no bfloat16 arithmetic (compute capability 7.5, below 8.0)")),
+        ([("V100", (7, 0))], ("float16", "since V100 has no bfloat16 arithmetic (compute capability 7.0, below 8.0)")),
+        ([("T4", (7, 5)), ("P100", (6, 0))],
+         ("float32", "since P100 has no fast arithmetic in float16 (compute capability 6.0, below 7.0)")),
+        ([("T4", (7, 5)), ("X", None)], ("float32", "since the compute capability of X is not known")),
         ([("X", None)], ("float32", "since the compute capability of X is not known")),
     ],
 )  # fmt: skip
@@ -67,8 +71,8 @@ def test_only_the_gpus_that_are_used_are_looked_at(monkeypatch):
     capabilities = {"a": (9, 0), "b": (7, 0), "c": (8, 6)}
     monkeypatch.setattr(dtypes.tf.config, "list_physical_devices", lambda kind: list(capabilities))
     monkeypatch.setattr(dtypes, "about_gpu", lambda gpu: (gpu, capabilities[gpu]))
-    for options, expected in [(dict(num_gpus=1), "bfloat16"), (dict(num_gpus=2), "float32"),
-                              (dict(gpus=(0, 2)), "bfloat16"), (dict(gpus=(1,)), "float32")]:  # fmt: skip
+    for options, expected in [(dict(num_gpus=1), "bfloat16"), (dict(num_gpus=2), "float16"),
+                              (dict(gpus=(0, 2)), "bfloat16"), (dict(gpus=(1,)), "float16")]:  # fmt: skip
         config = Config(**options)
         assert dtypes.resolve("auto", None, "auto", config.gpus or range(config.num_towers))[0] == expected
 
@@ -76,6 +80,13 @@ def test_only_the_gpus_that_are_used_are_looked_at(monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_one_that_is_asked_for_is_left_alone(dtype):
     assert dtypes.resolve(dtype, "bfloat16", "auto", [0]) == (dtype, [])
+
+
+def test_float16_is_said_to_be_for_gpus_where_there_are_none(monkeypatch):
+    [note] = dtypes.resolve("float16", None, "auto", [0])[1]
+    assert note.startswith("*** --dtype=float16 is for GPUs: on a processor")
+    monkeypatch.setattr(dtypes.tf.config, "list_physical_devices", lambda kind: ["a"])
+    assert dtypes.resolve("float16", None, "auto", [0]) == ("float16", [])
 
 
 def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys):

@@ -9,7 +9,7 @@ from tower_train.options import Options, option
 
 CEILING = "ceiling"
 TRAINER = "tower_train"
-DTYPES = ("float32", "bfloat16")
+DTYPES, ON_REQUEST = ("float32", "bfloat16"), "float16"  # the last only if --systems names it
 LOG_LINES, REPORTS, SILENCE, UNGUARDED = "log lines", "reports", "silence", "unguarded"
 FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
 
@@ -118,7 +118,8 @@ class System:
 
 def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
     """The sides of the table; `about` is what `sides.describe` returned. ConfigError if there are none."""
-    theirs, ours = rivals(options, about), trainers(options, about) + ceilings()
+    dtypes = (*DTYPES, ON_REQUEST) if ON_REQUEST in (options.systems or "") else DTYPES
+    theirs, ours = rivals(options, about), trainers(options, about, dtypes) + ceilings(dtypes)
     if options.growing:
         sides = growing(options, about) + [side for side in theirs if "growing" in side.settings["forms"]]
         if not sides:
@@ -149,8 +150,8 @@ def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
     ]
 
 
-def trainers(options: BenchmarkOptions, about: dict) -> list[System]:
-    """Sides of tower_train: every tower count, in every dtype, on fixed inputs and on real ones."""
+def trainers(options: BenchmarkOptions, about: dict, dtypes: tuple[str, ...]) -> list[System]:
+    """Sides of tower_train: every tower count, in each of the dtypes, on fixed inputs and on real ones."""
     return [
         trainer(
             f"{count_of(towers, 'tower')}/{dtype}/{inputs}",
@@ -160,7 +161,7 @@ def trainers(options: BenchmarkOptions, about: dict) -> list[System]:
             is_fixed=inputs == "fixed",
         )
         for inputs in ("fixed", "real")
-        for dtype in DTYPES
+        for dtype in dtypes
         for towers in options.tower_counts
         if _has_devices(about, towers)
     ]
@@ -199,11 +200,11 @@ def trainer(name: str, towers: int, batch_size: int, dtype: str = "float32", **s
     return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype)
 
 
-def ceilings() -> list[System]:
-    """The sides that tell how fast this machine multiplies matrices."""
+def ceilings(dtypes: tuple[str, ...]) -> list[System]:
+    """The sides that tell how fast this machine multiplies matrices of these dtypes."""
     return [
         System(f"{CEILING}/{dtype} matrix product", "matmul", {"dtype": dtype}, None, dtype, is_anchor=True)
-        for dtype in DTYPES
+        for dtype in dtypes
     ]
 
 

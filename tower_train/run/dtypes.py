@@ -11,6 +11,7 @@ from tower_train.graph import devices
 # As Linux calls them: of x86 (AVX-512 or AMX), and of ARM.
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 _AMPERE, _VOLTA = (8, 0), (7, 0)  # compute capabilities of the first NVIDIA GPUs made for bfloat16, and for float16
+_SLOW = "--dtype=float16 is for GPUs: on a processor its convolutions take hundreds of times as long as in bfloat16."
 
 
 def resolve(dtype: str, began_with: str | None, device: str, gpus: Iterable[int]) -> tuple[str, list[str]]:
@@ -23,14 +24,15 @@ def resolve(dtype: str, began_with: str | None, device: str, gpus: Iterable[int]
       gpus: indices of those that carry towers, if this machine has any.
 
     Returns:
-      The dtype, and a line that says what was chosen and why; none if there was nothing to choose.
+      The dtype, and a line that says what was chosen and why, or that it suits GPUs only; none if there is nothing to
+      say.
     """
+    present = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
     if dtype != "auto":
-        return dtype, []
+        return dtype, [f"*** {_SLOW}"] if dtype == "float16" and not present else []
     if began_with:
         dtype, why = began_with, "as the run began"
     else:
-        present = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
         dtype, why = of_gpus([about_gpu(present[i]) for i in gpus]) if present else of_processor()
     return dtype, [f"dtype: {dtype}, {why}"]
 
