@@ -43,7 +43,7 @@ def about(tf, case, dumps):
         earlier.unlink()
     session = tf.compat.v1.Session(config=placed.session_config, graph=built.graph)
     session.make_callable(built.report)
-    fetches = [tensor.op.name for tensor in built.report]
+    fetches = [tensor.op.name for tensor in tf.nest.flatten(built.report)]
     return {
         "towers": placed.towers,
         "names": placed.names,
