@@ -10,7 +10,9 @@ from cifar10.convolution import max_pool
 v1 = tf.compat.v1
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5), ("bfloat16", 0.03)])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5), ("bfloat16", 0.03), ("float16", 0.004)]
+)
 def test_gelu_and_its_derivative_are_those_of_the_sigmoid_formula(dtype, tolerance):
     values = np.concatenate([np.linspace(-12, 12, 201), [-300, 300]]).astype(tf.as_dtype(dtype).as_numpy_dtype)
     with tf.Graph().as_default(), v1.Session() as session:
@@ -25,7 +27,7 @@ def test_gelu_and_its_derivative_are_those_of_the_sigmoid_formula(dtype, toleran
 
 
 @pytest.mark.parametrize("shape, size", [((7, 7), 2), ((3, 3), 3), ((4, 6), 2), ((1, 5), 1)])
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 def test_pools_are_the_maxima_and_the_gradient_goes_to_them(shape, size, dtype):
     maps = np.random.default_rng(0).normal(size=[*shape, 2, 3]).astype(dtype)
     rows, columns = shape[0] // size, shape[1] // size

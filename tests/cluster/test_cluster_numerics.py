@@ -5,6 +5,8 @@ import jobs
 import pytest
 import trainings
 
+from tower_train.graph import loss_scale
+
 STEPS, REAL_STEPS = 20, 5
 COMMON = dict(dtype="float64", optimizer="momentum", momentum=0.875, moving_average_decay=0.9, lookahead_every_steps=5,
               log_every_steps=1, summary_every_steps=0, save_every_steps=0, check_data=False)  # fmt: skip
@@ -60,6 +62,16 @@ def test_two_workers_are_one_tower_on_the_reference_network(one_tower, tmp_path,
     options = REAL | dict(num_gpus=2, batch_size=1, **MIRRORED)
     train_together(tmp_path, 2, REAL_STEPS, data_dir=str(cifar10_dir), **options)
     assert_same(tmp_path, one_tower["real"], REAL_STEPS)
+
+
+def test_two_workers_skip_the_same_steps_and_find_the_same_loss_scale(tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**18)
+    options = COMMON | dict(workload="toy_workload", dtype="float16", batch_size=8, max_steps=6)
+    clusters.train_together(tmp_path / "two", 2, num_gpus=1, **options)
+    jobs.train_toy(tmp_path / "one", num_gpus=2, **options)
+    found, expected = jobs.variables(tmp_path / "two", 6), jobs.variables(tmp_path / "one", 6)
+    jobs.assert_identical(found, expected)
+    assert found["loss_scale/scale"] < 2.0**18 and found["loss_scale/finite_steps"] > 1
 
 
 def test_a_run_moves_between_machines_and_ends_as_if_it_had_not(one_tower, tmp_path):

@@ -350,8 +350,9 @@ def test_constraints_hold_after_a_step(examples):
     np.testing.assert_allclose(np.sqrt(np.sum(ended["conv2d_1/kernel"] ** 2, axis=(0, 1, 2))), 1, rtol=1e-6)
 
 
-def test_bfloat16_keeps_its_variables_in_float32(examples):
-    losses, ended = train(examples, small(), 30, dtype="bfloat16", learning_rate=0.1)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_variables_are_never_below_float32(examples, dtype):
+    losses, ended = train(examples, small(), 30, dtype=dtype, learning_rate=0.1)
     assert {value.dtype for value in ended.values()} <= {np.dtype("float32"), np.dtype("int64")}
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 

@@ -81,16 +81,6 @@ class TestTrainingEqualsKeras:
 
         assert_same(fit_both(small_network, 3, {"optimizer": "sgd", "loss": sharpest}, x, y, batch_size=8), 1e-9)
 
-    def test_with_mixed_precision_and_loss_scaling(self):
-        keras.config.set_dtype_policy("mixed_float16")
-        try:
-            x, y = data(16, 6, 6, 2)
-            loss = {"optimizer": "sgd", "loss": CROSS_ENTROPY}
-            trained = fit_both(small_network, 2, loss, x, y, batch_size=8, epochs=2)
-        finally:
-            keras.config.set_dtype_policy("float32")
-        assert_same(trained, 2e-3)
-
 
 class TestModels:
     """Whatever the model is made of, two or three towers train what Keras trains."""

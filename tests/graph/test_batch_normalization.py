@@ -75,22 +75,32 @@ def test_without_scale_there_is_no_gamma_but_maybe_a_constant(dtype, tolerance, 
         run(x, assign=[("gamma", GAMMA)], scale=scale)
 
 
-@pytest.mark.parametrize("scale", [True, False])
-def test_bfloat16_keeps_its_variables_and_statistics_in_float32(scale):
-    x = tf.constant(np.random.default_rng(0).normal(2, 3, [8, 4, 4, 3]), tf.bfloat16)
+@pytest.mark.parametrize(("scale", "dtype"), [(True, tf.bfloat16), (False, tf.bfloat16), (True, tf.float16)])
+def test_variables_and_statistics_are_never_below_float32(scale, dtype):
+    x = tf.constant(np.random.default_rng(0).normal(2, 3, [8, 4, 4, 3]), dtype)
     x = tf.cast(x, tf.float32).numpy()
     with tf.Graph().as_default(), v1.Session() as session:
-        x16 = tf.cast(tf.constant(x), tf.bfloat16)
+        x16 = tf.cast(tf.constant(x), dtype)
         with context.Context().of_tower(0) as tower:
             outputs = layers.batch_normalization(x16, True, epsilon=EPSILON, scale=scale)
         assert "FusedBatchNormV3" in {op.type for op in v1.get_default_graph().get_operations()}
-        assert outputs.dtype == tf.bfloat16 and {v.dtype.base_dtype for v in v1.global_variables()} == {tf.float32}
+        assert outputs.dtype == dtype and {v.dtype.base_dtype for v in v1.global_variables()} == {tf.float32}
         noted = [s.value for s in tower.statistics]
         session.run(v1.global_variables_initializer())
         found, (mean, variance) = session.run((tf.cast(outputs, tf.float32), noted))
     np.testing.assert_allclose(found, normalize(x.astype(np.float64), 1, 0), atol=0.03)
     np.testing.assert_allclose(mean, x.mean((0, 1, 2)), rtol=1e-4)
     np.testing.assert_allclose(variance, x.var((0, 1, 2)), rtol=1e-4)
+
+
+def test_gradients_that_float16_could_not_sum_are_finite():
+    """The upstream gradient of each of 4,096 rows is 32, of all 131,072; the greatest number is 65,504."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        outputs = layers.batch_normalization(tf.cast(tf.random.normal([4096, 2], seed=1), tf.float16), True)
+        beta = next(v for v in v1.trainable_variables() if v.op.name.endswith("beta"))
+        [gradient] = tf.gradients(outputs, beta, tf.fill([4096, 2], tf.constant(32, tf.float16)))
+        session.run(v1.global_variables_initializer())
+        np.testing.assert_array_equal(session.run(gradient), [131_072, 131_072])
 
 
 def make(layer=layers.batch_normalization):

@@ -273,7 +273,7 @@ class TestViews:
 
 
 class TestDtype:
-    @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])
+    @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16, tf.float16])
     def test_floating_point_features_are_cast_and_others_are_left_alone(self, graph, dtype):
         seen = {}
 
@@ -284,8 +284,9 @@ class TestDtype:
         build(inference, features={"image": tf.ones([2, 4], tf.float16), "index": tf.zeros([2], tf.int64)}, dtype=dtype)
         assert seen == {"image": dtype, "index": tf.int64}
 
-    def test_bfloat16_computes_on_copies_of_float32_variables(self, open_training):
-        """A step of 2^-10 is lost in bfloat16, whose numbers below 1 lie 2^-8 apart, and kept in float32."""
+    @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+    def test_those_below_float32_compute_on_copies_of_float32_variables(self, open_training, dtype):
+        """A step of 2^-12 is lost where numbers below 1 lie 2^-8 or 2^-11 apart, and kept in float32."""
         seen = []
 
         def inference(features, training):
@@ -297,11 +298,11 @@ class TestDtype:
             return tf.reduce_mean(outputs)  # its gradient is the mean of the features
 
         examples = Examples.from_arrays("ones", np.ones([4, 1], np.float32), np.zeros(4, np.int32))
-        options = {"num_gpus": 2, "batch_size": 2, "learning_rate": 2.0**-10, "dtype": "bfloat16"}
+        options = {"num_gpus": 2, "batch_size": 2, "learning_rate": 2.0**-12, "dtype": dtype.name}
         with open_training(Workload("toy", None, inference, loss), examples, **options) as (built, session):
             report = session.run(built.report)
             [weights] = v1.trainable_variables()
-            assert session.run(weights) == 1 - 2.0**-10
+            assert session.run(weights) == 1 - 2.0**-12
         assert weights.dtype == tf.float32
         assert report.loss.dtype == np.float32 and report.loss == 1
-        assert seen == 2 * [(tf.bfloat16, tf.bfloat16)]
+        assert seen == 2 * [(dtype, dtype)]

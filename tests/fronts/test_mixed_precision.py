@@ -1,0 +1,86 @@
+"""Keras models in mixed precision are trained in towers as Keras trains them, with the same steps skipped.
+
+A batch is made of two halves that are the same, so that the sums over a half and over the whole are rounded alike.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, small_network
+
+from tower_train import estimator as tf_estimator
+
+layers, rng = keras.layers, np.random.default_rng(0)
+X, Y = (np.repeat(part.reshape(6, 1, 4, -1), 2, axis=1).reshape(48, -1).astype(np.float32)
+        for part in (rng.normal(size=[24, 3]), rng.uniform(5, 6, [24, 2])))  # fmt: skip
+FIRST, STEPS = 2.0**24, 12  # of which the first overflow
+
+
+@pytest.fixture
+def policy():
+    """Sets Keras' global policy for this test."""
+    yield keras.config.set_dtype_policy
+    keras.config.set_dtype_policy("float32")
+
+
+def dense():
+    """Has gradients of one sign, which grow with the examples."""
+    return keras.Sequential([keras.Input([3]), layers.Dense(2, name="dense")], name="net")
+
+
+def scaling(optimizer):
+    return keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=FIRST, dynamic_growth_steps=3)
+
+
+def scale_of(optimizer):
+    """The scale, the finite steps since it changed, and the updates."""
+    return [float(v) for v in (optimizer.dynamic_scale, optimizer.step_counter, optimizer.iterations)]
+
+
+@pytest.mark.parametrize(("name", "atol"), [("mixed_float16", 2e-3), ("mixed_bfloat16", 2e-2)])
+def test_a_convolution_is_trained_by_a_plain_optimizer(policy, name, atol):
+    policy(name)
+    x, y = data(8, 6, 6, 2)
+    trained = fit_both(small_network, 2, {"optimizer": "sgd", "loss": CROSS_ENTROPY}, x, y, batch_size=4, epochs=2)
+    assert_same(trained, atol)
+    for model, _ in trained:
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (name == "mixed_float16")
+        assert {weight.dtype for weight in model.weights} == {"float32"}
+
+
+def test_the_same_steps_are_skipped_to_the_bit_and_the_scale_is_saved(policy, tmp_path):
+    policy("mixed_float16")
+    fits = fit_both(dense, 2, lambda: dict(optimizer=scaling(keras.optimizers.Adam(0.01)), loss="mse"), X, Y, 8, 2)
+    (one, _), (template, _) = fits
+    assert_same(fits, 0)
+    assert scale_of(template.optimizer) == scale_of(one.optimizer)
+    scale, _, updates = scale_of(one.optimizer)
+    assert updates < STEPS - 3 and scale < FIRST
+    template.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert scale_of(loaded.optimizer) == scale_of(one.optimizer)
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_an_estimator_skips_them_too_and_resumes(policy, tmp_path, towers):
+    policy("mixed_float16")
+    model, of_tower = dense(), X.shape[0] // 6 // towers
+    model.compile(scaling(keras.optimizers.Adam(0.01)), "mse")
+    estimator = tf_estimator.model_to_estimator(
+        model, model_dir=tmp_path, config=tf_estimator.RunConfig(num_gpus=towers)
+    )
+
+    def batches(skipped=0):
+        return tf.data.Dataset.from_tensor_slices((X, Y)).repeat(2).batch(of_tower).skip(skipped)
+
+    estimator.train(batches, steps=7)
+    estimator.train(lambda: batches(7 * towers))
+    model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    for variable in model.weights:
+        np.testing.assert_array_equal(estimator.get_variable_value(variable.path), variable.numpy())
+    names = ("loss_scale_optimizer/dynamic_scale", "loss_scale_optimizer/step_counter", "adam/iteration")
+    assert [estimator.get_variable_value(name) for name in names] == scale_of(model.optimizer)
+    assert estimator.get_variable_value("global_step") == STEPS > scale_of(model.optimizer)[2] + 3
+    found = estimator.evaluate(batches)
+    assert found["loss"] == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-3)
