@@ -45,10 +45,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
       GraphError: the workload's network breaks a rule of the towers.
       ConfigError: an option that this network has no use for.
     """
-    workload, dtype = (
-        _with_smooth_labels(workload.for_examples(examples), config.label_smoothing),
-        tf.as_dtype(config.dtype),
-    )
+    workload = _with_smooth_labels(workload.for_examples(examples), config.label_smoothing)
+    dtype = tf.as_dtype(config.dtype)
     with tf.Graph().as_default() as graph, tf.device(HOST):
         v1.set_random_seed(config.seed & 0x7FFFFFFF)
         counters = update.Counters(config.global_batch)

@@ -11,7 +11,7 @@ from tower_train.graph import devices
 # As Linux calls them: of x86 (AVX-512 or AMX), and of ARM.
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 _AMPERE, _VOLTA = (8, 0), (7, 0)  # compute capabilities of the first NVIDIA GPUs made for bfloat16, and for float16
-_SLOW = "--dtype=float16 is for GPUs: on a processor its convolutions take hundreds of times as long as in bfloat16."
+_SLOW = "--dtype=float16 is for GPUs: on a processor its convolutions can take hundreds of times as long as in float32."
 
 
 def resolve(dtype: str, began_with: str | None, device: str, gpus: Iterable[int]) -> tuple[str, list[str]]:

@@ -1,6 +1,7 @@
 """Keras optimizers in the graph of an Estimator, where they apply the mean of the towers' gradients."""
 
 import contextlib
+import copy
 import re
 from collections.abc import Callable, Iterator
 
@@ -24,7 +25,7 @@ def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optim
     while described:
         described["config"]["name"] = re.sub(r"_\d+$", "", described["config"]["name"])
         described = described["config"].get("inner_optimizer")  # of one that scales the loss
-    return lambda: keras.optimizers.deserialize(found)
+    return lambda: keras.optimizers.deserialize(copy.deepcopy(found))  # it takes parts out
 
 
 class KerasOptimizer:
