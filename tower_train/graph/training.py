@@ -283,7 +283,8 @@ def _update(
 
     def optimizer(learning):
         rate = tf.cast(group_rate(learning_rate, step.epochs_seen, learning), dtype)
-        return update.make_optimizer(config.optimizer, rate, config.momentum, config.nesterov)
+        iterations = config.muon_iterations if learning.muon else 0
+        return update.make_optimizer(config.optimizer, rate, config.momentum, config.nesterov, iterations)
 
     def update_copy(grads, weights, moving):
         groups = [(optimizer(rate), members) for rate, members in update.by_learning(grads, learning).items()]
