@@ -211,9 +211,10 @@ class Config(DeviceOptions):
         "processor, or every GPU used, has instructions for it, else float32", TRAINING,
         choices=("float32", "float64", "bfloat16", "auto"), resume="same",
     )  # fmt: skip
-    tensor_float_32: bool = option(
-        True, "let GPUs round the factors of float32 products to 10 bits, which is faster", TRAINING, resume="note"
-    )
+    tensor_float_32: bool | None = option(
+        None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, which "
+        "is to do so)", TRAINING, resume="note",
+    )  # fmt: skip
     deterministic: bool = option(
         False, "let GPUs compute what repeats to the bit, which is slower; refused where an operation cannot", TRAINING,
         resume="note",

@@ -1,25 +1,22 @@
 """--dtype=auto: bfloat16 if the devices of the towers have instructions for it, else float32."""
 
-from collections.abc import Iterable
-
-import tensorflow as tf
+from collections.abc import Sequence
 
 from tower_train import host
-from tower_train.graph import devices
+from tower_train.graph.gpus import Gpu
 
 # As Linux calls them: of x86 (AVX-512 or AMX), and of ARM.
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 _LEAST_CAPABILITY = (8, 0)  # of an NVIDIA GPU; the first with bfloat16 is Ampere
 
 
-def resolve(dtype: str, began_with: str | None, device: str, gpus: Iterable[int]) -> tuple[str, list[str]]:
+def resolve(dtype: str, began_with: str | None, gpus: Sequence[Gpu]) -> tuple[str, list[str]]:
     """Puts a dtype in the place of auto.
 
     Args:
       dtype: --dtype of this start.
       began_with: the dtype of the starts before, which the run stays with; None for a new run.
-      device: --device.
-      gpus: indices of those that carry towers, if this machine has any.
+      gpus: those that carry towers; none for towers on the CPU.
 
     Returns:
       The dtype, and a line that says what was chosen and why; none if there was nothing to choose.
@@ -29,8 +26,7 @@ def resolve(dtype: str, began_with: str | None, device: str, gpus: Iterable[int]
     if began_with:
         dtype, why = began_with, "as the run began"
     else:
-        present = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
-        dtype, why = of_gpus([about_gpu(present[i]) for i in gpus]) if present else of_processor()
+        dtype, why = of_gpus(gpus) if gpus else of_processor()
     return dtype, [f"dtype: {dtype}, {why}"]
 
 
@@ -44,8 +40,8 @@ def of_processor() -> tuple[str, str]:
     return "float32", "since this processor has no bfloat16 instructions"
 
 
-def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
-    """(dtype, why) for GPUs, from the name and the compute capability of each, None if it is not known."""
+def of_gpus(gpus: Sequence[Gpu]) -> tuple[str, str]:
+    """(dtype, why) for GPUs."""
     for name, capability in gpus:
         if capability is None:
             return "float32", f"since the compute capability of {name} is not known"
@@ -53,8 +49,3 @@ def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
             known, least = (".".join(map(str, each)) for each in (capability, _LEAST_CAPABILITY))
             return "float32", f"since {name} has no bfloat16 arithmetic (compute capability {known}, below {least})"
     return "bfloat16", f"since {gpus[0][0] if len(gpus) == 1 else 'every GPU used'} has arithmetic for it"
-
-
-def about_gpu(gpu) -> tuple[str, tuple[int, int] | None]:
-    """(name, compute capability) of a physical GPU; None if the capability is not known."""
-    return devices.name_of(gpu), tf.config.experimental.get_device_details(gpu).get("compute_capability")

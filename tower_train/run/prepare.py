@@ -54,22 +54,21 @@ def prepare(
     What the start has open, the sessions of its evaluations, is closed with the stack.
     """
     before = run_dir.read(directory.RUN)
-    dtype, notes = dtypes.resolve(
-        config.dtype, before.get("config", {}).get("dtype"), config.device, config.gpus or range(config.num_towers)
-    )
+    placed = membership.devices
+    dtype, notes = dtypes.resolve(config.dtype, before.get("config", {}).get("dtype"), placed.gpus)
     config = dataclasses.replace(config, dtype=dtype)
     manifest.check_dataset(run_dir.path, before, workload)
     # What `auto` chose at the first start is what the run stays with.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch)
-    graph = training_graph(workload, examples, config, membership.devices)
+    graph = training_graph(workload, examples, config, placed)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
-        workload, examples, options, config.global_batch, membership.devices.names, graph.num_parameters,
+        workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
-    notes += report.random_notes(graph.random_numbers)
+    notes += [*placed.notes, *report.random_notes(graph.random_numbers)]
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
