@@ -45,9 +45,10 @@ def test_every_update_of_a_variable_is_on_the_host(training_nodes):
 
 
 def test_every_convolution_of_tower_i_is_on_gpu_i(training_nodes):
-    kinds = ("Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput")
-    for kind in kinds:
-        assert len(nodes_of(training_nodes, kind)) == 2 * NUM_GPUS
+    """Two layers', and as a convolution the window's sum of two normalisations and of their gradients."""
+    kinds = {"Conv2D": 2 + 4, "Conv2DBackpropFilter": 2, "Conv2DBackpropInput": 2}
+    for kind, count in kinds.items():
+        assert len(nodes_of(training_nodes, kind)) == count * NUM_GPUS
     for node in nodes_of(training_nodes, *kinds):
         tower = re.match("tower_([0-9]+)/", node.name)[1]
         assert node.device == f"/device:GPU:{tower}", node.name
