@@ -68,13 +68,14 @@ class Config(DeviceOptions):
     """All options of a training run. Defaults are those of the original cifar10_multi_gpu_train."""
 
     variable_update: str = option(
-        "cpu", "where the variables live: cpu, one copy for all towers, or mirrored, one on each tower's device",
-        TOWERS, choices=("cpu", "mirrored"), resume="note",
+        "auto", "where the variables live: cpu, one copy for all towers; mirrored, one on each tower's device; auto: "
+        "mirrored where several GPUs average faster than the CPU by the arithmetic of tower_train.plan, else cpu",
+        TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
     all_reduce: str | None = option(
-        None, "how mirrored variables' gradients are averaged: collective (TensorFlow's ring), nccl (GPUs only), or "
-        "add_n (on one device, from where the others copy) (collective)", TOWERS,
-        choices=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "mirrored"),
+        None, "how mirrored variables' gradients are averaged: collective (TensorFlow's ring), nccl (NVIDIA's GPUs "
+        "only), or add_n (on one device, from where the others copy) (nccl between several, else collective)", TOWERS,
+        choices=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "auto", "mirrored"),
     )  # fmt: skip
     all_reduce_dtype: str = option(
         "same", "what gradients are sent in: the same as theirs, or bfloat16, for half of the traffic", TOWERS,
@@ -366,3 +367,29 @@ class PredictOptions(RunOptions):
     """Options of `python -m tower_train.predict`."""
 
     top: int = option(3, "classes shown for each example", RUN, minimum=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions(Options):
+    """Options of `python -m tower_train.plan`."""
+
+    params: float = option(1.068298e6, "trained weights of the network", TRAINING, minimum=1)
+    flops: float = option(
+        105e6, "floating-point operations of a training example, forwards and backwards", TRAINING, minimum=1
+    )
+    batch_size: int = option(128, "examples per tower and step", TRAINING, minimum=1)
+    towers: int = option(8, "towers that one machine holds", TOWERS, minimum=1)
+    tower_flops: float = option(50e12, "operations a second that a tower reaches on this network", TOWERS, minimum=1)
+    link: float = option(
+        16e9, "bytes a second between a tower's device and the CPU or another device", TOWERS, minimum=1
+    )
+    launch: float = option(
+        100e-6, "seconds until all devices of a machine have begun to average (taken, not measured)", TOWERS, minimum=0
+    )
+    host_memory: float = option(50e9, "bytes a second that a machine's CPU reads from its memory", TOWERS, minimum=1)
+    all_reduce_dtype: str = option(
+        "same", "what gradients are sent in: same (float32), or bfloat16", TOWERS, choices=("same", "bfloat16")
+    )
+    workers: int = option(128, "machines, at most", MACHINES, minimum=1)
+    bandwidth: float = option(3e9, "bytes a second that a machine sends to another", MACHINES, minimum=1)
+    latency: float = option(50e-6, "seconds until the first byte of a message is there", MACHINES, minimum=0)
