@@ -138,7 +138,9 @@ def run(
         try:
             with (
                 membership.failures_named(),
-                sessions.open_session(graph, membership, step_hooks.in_order, restore) as session,
+                sessions.open_session(
+                    graph, membership, step_hooks.in_order, restore, start.config.start_timeout_secs
+                ) as session,
                 input_failures.named(graph.data, start.workload.name),
                 kernels.missing_named(),
             ):
