@@ -118,7 +118,9 @@ class AllReduce:
         """The means of one message, on these devices.
 
         NCCL's operations wait for those of the message before: they must begin in the same order on all devices, or
-        wait for each other for ever.
+        wait for each other for ever. They are asked for one by one, since the session's `collective_nccl` asks for all,
+        also for those of layers, which have no such order. None has a `timeout_seconds`: each would keep a thread for
+        as long, step after step (BaseCollectiveExecutor). The watchdog and the membership see to a step that hangs.
         """
         means = []
         for device, buffer in zip(devices, buffers, strict=True):
