@@ -46,7 +46,8 @@ class KnownMean:
         with v1.name_scope("known_mean"):
             for size in sizes:
                 with tf.device(HOST):
-                    places = tf.range(size)
+                    # Nothing here is a constant, or TensorFlow would work the means out beforehand, on the host.
+                    places = tf.range(size) + v1.placeholder_with_default(0, [])
                     numbers = tf.cast(1 + places // self._count % _VALUES, dtype)
                 message = []
                 for i, device in enumerate(self._devices):
