@@ -65,7 +65,8 @@ class SingleProcess(v1.train.SessionRunHook):
           what: it waits for; empty once it goes on.
           seconds: since that was reported.
         """
-        if what == progress.FOR_AVERAGING and seconds > self._worker_timeout_secs:
+        averages = what == progress.FOR_AVERAGING and len(self.devices.towers) > 1
+        if averages and seconds > self._worker_timeout_secs:
             self._leave_at_once(errors.WorkerError(
                 f"The step under way waits for {what}, though all towers are done: {', '.join(self.devices.names)} "
                 f"have not averaged for {seconds:.0f} s. The same command goes on from the last checkpoint; if that "
