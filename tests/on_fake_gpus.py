@@ -1,89 +1,243 @@
-"""Training graphs as TensorFlow places them on GPUs that cannot compute: python -m on_fake_gpus PLUGIN CASES.
+"""Graphs as TensorFlow places them on GPUs that cannot compute: python -m on_fake_gpus PLUGIN CASES.
 
-CASES is a list of options of Config in JSON, to which gpus=[2, 0] is added. Of each the session's executors are made
-without soft placement, which takes a kernel for every operation on its own device. Prints a list in JSON: of each case
-the towers, the session's and the context's GPU options, and for the tutorial's network the bytes that cross between
-devices in a step.
+PLUGIN is fake_gpu.cc, built, or empty: then graphs are built for GPUs that are not there, and nothing is placed. CASES
+is a list in JSON; gpu_graphs.graph_of says what a case is. Prints a list in JSON, what `audit` finds of each.
 """
 
 import collections
+import functools
 import json
 import os
 import pathlib
+import re
 import sys
 import tempfile
+import time
+from typing import NamedTuple
+
+import gpu_graphs
+
+COLLECTIVES = ("CollectiveReduce", "CollectiveReduceV2", "CollectiveReduceV3")
 
 
 def main(plugin, cases):
     with tempfile.TemporaryDirectory() as dumps:
         os.environ |= {"FAKE_GPUS": "4", "TF_DUMP_GRAPH_PREFIX": dumps, "TF_CPP_VMODULE": "placer=3"}
-        import tensorflow as tf
         from tensorflow.python.framework import load_library
 
-        load_library.load_pluggable_device_library(plugin)
-        print(json.dumps([about(tf, case, pathlib.Path(dumps)) for case in json.loads(cases)]))
+        if plugin:
+            load_library.load_pluggable_device_library(plugin)
+        found = [audit(case, pathlib.Path(dumps) if plugin else None) for case in json.loads(cases)]
+        print(json.dumps(found))
         sys.stdout.flush()
         os._exit(0)  # some destructors of a session would compute on a GPU
 
 
-def about(tf, case, dumps):
-    import cifar10
-    from tower_train.graph import devices, training
-    from tower_train.workload import DataRequest
+def audit(case, dumps):
+    """Says what becomes of a case's graph on GPUs.
 
-    case = dict(case)
-    model = case.pop("model", "convnet")
-    workload = cifar10.WORKLOAD.with_options({"model": model})
-    config = workload.config(gpus=(2, 0), batch_size=4, summary_every_steps=0, **case)
-    placed = devices.place(config)
-    examples = workload.examples(DataRequest("train", "generated"))
-    built = training.training_graph(workload, examples, config, placed)
-    placed.session_config.allow_soft_placement = False
+    Args:
+      case: see gpu_graphs.graph_of.
+      dumps: the folder that TensorFlow's placer writes to; None where there are no GPUs to place on.
+
+    Returns:
+      on_gpus: the number of nodes that are put on a GPU, those of function bodies among them.
+      lacking: [(op, dtype)] of these without a kernel there, by TensorFlow's registry.
+      launches: the number of NCCL's messages of a device; of them, unordered: those that do not wait for the one
+        before.
+      refused: why there are no executors without soft placement; None if there are.
+      moved: the ops that soft placement puts elsewhere than asked, where that was refused.
+      crossing: {'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step of the trainer that is finite.
+      towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
+      seconds: all this took.
+    """
+    import tensorflow as tf
+
+    start = time.monotonic()
+    step = gpu_graphs.graph_of(case, has_gpus=dumps is not None)
+    nodes, launches = list(nodes_on_gpus(step.graph)), nccl_launches(step.graph)
+    found = {
+        "on_gpus": len(nodes),
+        "lacking": sorted({(node.op, tf.as_dtype(node.attr["T"].type).name) for node in nodes if not has_kernel(node)}),
+        "launches": min(map(len, launches), default=0),
+        "unordered": count_unordered(launches),
+        "towers": step.towers,
+        "session": str(step.config.gpu_options),
+        "context": str(tf.__internal__.eager_context.get_config().gpu_options),
+        "refused": None,
+        "moved": [],
+        "crossing": None,
+    }
+    if dumps:
+        found["refused"], placed = make_executors(step, dumps, softly=False)
+        if found["refused"]:
+            _, placed = make_executors(step, dumps, softly=True)
+            found["moved"] = moved(step.graph, placed)
+        if "front" not in case:
+            found["crossing"] = crossings(step.graph, placed, step.fetches)
+    return found | {"seconds": time.monotonic() - start}
+
+
+def nodes_on_gpus(graph):
+    definition = graph.as_graph_def()
+    functions = {function.signature.name for function in definition.library.function}
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return (node for node in nodes if "GPU" in node.device and node.op not in functions)
+
+
+def has_kernel(node):
+    """Whether there is a kernel for a node on GPUs in TensorFlow's registry, which holds CUDA's on any machine."""
+    return any(all(_allows(limit, node) for limit in kernel.constraint) for kernel in _registered(node.op))
+
+
+@functools.cache
+def _registered(op):
+    from tensorflow.python.framework import kernels
+
+    found = kernels.get_registered_kernels_for_op(op).kernel
+    return [kernel for kernel in found if kernel.device_type in ("GPU", "DEFAULT")]
+
+
+def _allows(limit, node):
+    value = node.attr[limit.name]
+    types = {value.type} if value.WhichOneof("value") == "type" else set(value.list.type)
+    return types <= set(limit.allowed_values.list.type)
+
+
+def nccl_launches(graph):
+    """NCCL's launches on each device, in the order in which they were built."""
+    launches = collections.defaultdict(list)
+    for op in graph.get_operations():
+        if op.type in COLLECTIVES and op.get_attr("communication_hint") == b"nccl":
+            launches[op.device].append(op)
+    return list(launches.values())
+
+
+def count_unordered(launches):
+    """The number of launches that do not wait for the one before them on their device."""
+    pairs = [pair for ops in launches for pair in zip(ops, ops[1:], strict=False)]
+    return sum(earlier not in ancestors(later) for earlier, later in pairs)
+
+
+def ancestors(op):
+    """All operations that one waits for."""
+    found, left = set(), [op]
+    while left:
+        op = left.pop()
+        before = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - found
+        left += before
+        found |= before
+    return found
+
+
+def make_executors(step, dumps, softly):
+    """Lets TensorFlow place a graph, cut it into parts and make their kernels.
+
+    Returns:
+      Why it could not, or None; what the placer wrote, or None.
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2
+
     for earlier in dumps.iterdir():
         earlier.unlink()
-    session = tf.compat.v1.Session(config=placed.session_config, graph=built.graph)
-    session.make_callable(built.report)
-    fetches = [tensor.op.name for tensor in built.report]
-    return {
-        "towers": placed.towers,
-        "names": placed.names,
-        "session": str(placed.session_config.gpu_options),
-        "context": str(tf.__internal__.eager_context.get_config().gpu_options),
-        "crossing": crossings(tf, *dumps.glob("placer_output*"), fetches) if model == "convnet" else None,
-    }
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(step.config)
+    config.allow_soft_placement = softly
+    session = tf.compat.v1.Session(config=config, graph=step.graph)
+    tensors = [name for name in step.fetches if ":" in name]
+    others = [name for name in step.fetches if ":" not in name]
+    try:
+        session._make_callable_from_options(config_pb2.CallableOptions(fetch=tensors, target=others, feed=step.feeds))
+        refused = None
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
+        refused = error.message
+    return refused, next(dumps.glob("placer_output*"), None)
 
 
-def crossings(tf, placed_path, fetches):
+def moved(graph, placed):
+    """The ops that were put elsewhere than asked for."""
+    nodes = read_placed(placed)
+    return sorted(
+        {op.type for op in graph.get_operations() if "GPU" in op.device and "GPU" not in nodes[op.name].device}
+    )
+
+
+class Placed(NamedTuple):
+    """A node as the placer wrote it."""
+
+    op: str
+    device: str
+    inputs: list[str]  # 'node', 'node:1' or '^node'
+
+
+def read_placed(path):
+    """{name: Placed}; the text of the whole graph takes TensorFlow's own reader seconds."""
+    nodes = {}
+    for block in re.split(r"^node \{$", path.read_text(), flags=re.MULTILINE)[1:]:
+        fields = collections.defaultdict(list)
+        for key, value in re.findall(r'^  (name|op|device|input): "(.*)"$', block, re.MULTILINE):
+            fields[key].append(value)
+        nodes[fields["name"][0]] = Placed(fields["op"][0], fields["device"][0], fields["input"])
+    return nodes
+
+
+def crossings(graph, placed, fetches):
     """{'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step that is finite."""
-    from google.protobuf import text_format
-
-    placed = tf.compat.v1.GraphDef()
-    text_format.Parse(placed_path.read_text(), placed)
-    nodes = {node.name: node for node in placed.node}
-    for node in placed.node:
-        node.attr.pop("_class", None)
-    with tf.Graph().as_default() as graph:  # which knows the shapes
-        tf.import_graph_def(placed, name="")
-    needed, waiting = set(), fetches
+    nodes = read_placed(placed)
+    needed, waiting = set(), [name.partition(":")[0] for name in fetches]
     while waiting:
         name = waiting.pop()
         if name not in needed:
             needed.add(name)
-            waiting += [source.lstrip("^").partition(":")[0] for source in nodes[name].input]
+            waiting += [source.lstrip("^").partition(":")[0] for source in nodes[name].inputs]
     found, counted = collections.Counter(), set()
-    for node in map(nodes.get, needed):
-        for source in node.input:
-            name, _, index = source.partition(":")
+    for name in needed:
+        node = nodes[name]
+        for source in node.inputs:
+            before, _, index = source.partition(":")
             # The branch of `train` that is not taken in such a step hands nothing on.
-            if source[0] == "^" or nodes[name].op == "Switch" and not index or node.name.startswith("train/else/"):
+            if source[0] == "^" or nodes[before].op == "Switch" and not index or name.startswith("train/else/"):
                 continue
-            places = nodes[name].device, node.device
+            places = nodes[before].device, node.device
             if len(set(places)) == 2 and (source, node.device) not in counted:
                 counted.add((source, node.device))
-                tensor = graph.get_tensor_by_name(f"{name}:{index or 0}")
                 kinds = [place.rpartition("device:")[2].partition(":")[0] for place in places]
-                found[" to ".join(kinds)] += tensor.shape.num_elements() * tensor.dtype.size
+                found[" to ".join(kinds)] += num_bytes(graph, nodes, before, int(index or 0))
     return found
+
+
+def num_bytes(graph, nodes, name, index):
+    """The bytes of a tensor, also of one that TensorFlow's control flow hands on."""
+    import tensorflow as tf
+
+    name, index = handed_on(nodes, name, index)
+    if nodes[name].op == "ReadVariableOp":
+        variable = graph.get_operation_by_name(handed_on(nodes, nodes[name].inputs[0])[0])
+        return tf.TensorShape(variable.get_attr("shape")).num_elements() * variable.get_attr("dtype").size
+    while branch := re.fullmatch(r"(.*?)/(then|else)/_\d+/(.*)", name):
+        graph, name = branch_of(graph, branch[1], f"{branch[2]}_branch"), branch[3]
+    tensor = graph.get_tensor_by_name(f"{name}:{index}")
+    return tensor.shape.num_elements() * tensor.dtype.size
+
+
+def handed_on(nodes, name, index=0):
+    """The tensor that control flow hands on under another name: (operation, output)."""
+    name, _, number = name.partition(":")
+    index = int(number or index)
+    if nodes[name].op in ("Switch", "Merge", "Identity", "Enter", "Exit"):
+        return handed_on(nodes, nodes[name].inputs[0])
+    return name, index
+
+
+@functools.cache
+def branch_of(graph, conditional, which):
+    """The graph of a branch of tf.cond."""
+    from tensorflow.python.framework import function_def_to_graph
+
+    function = graph.get_operation_by_name(conditional).get_attr(which).name
+    [definition] = [each for each in graph.as_graph_def().library.function if each.signature.name == function]
+    return function_def_to_graph.function_def_to_graph(definition)
 
 
 if __name__ == "__main__":

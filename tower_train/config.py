@@ -132,16 +132,21 @@ class Config(DeviceOptions):
     )  # fmt: skip
     seed: int = option(0, "seed of initial weights, order, distortions and dropout", TRAINING, minimum=0, resume="same")
     optimizer: str = option(
-        "sgd", "sgd, momentum, adam, or lars: momentum with a rate for each layer, for very large batches", TRAINING,
-        choices=("sgd", "momentum", "adam", "lars"), resume="same",
+        "sgd", "sgd, momentum, adam, lars (momentum with a rate for each layer, for very large batches), or muon "
+        "(momentum made orthogonal for matrices and filters)", TRAINING,
+        choices=("sgd", "momentum", "adam", "lars", "muon"), resume="same",
     )  # fmt: skip
     momentum: float = option(
-        0.9, "coefficient of --optimizer=momentum or lars", TRAINING, minimum=0, below=1, resume="note",
-        needs=("optimizer", "momentum", "lars"),
+        0.9, "coefficient of --optimizer=momentum, lars or muon", TRAINING, minimum=0, below=1, resume="note",
+        needs=("optimizer", "momentum", "lars", "muon"),
     )  # fmt: skip
     nesterov: bool = option(
-        False, "Nesterov's momentum, with --optimizer=momentum", TRAINING, resume="note",
-        needs=("optimizer", "momentum"),
+        False, "Nesterov's momentum, with --optimizer=momentum or muon", TRAINING, resume="note",
+        needs=("optimizer", "momentum", "muon"),
+    )  # fmt: skip
+    muon_iterations: int = option(
+        5, "Newton-Schulz iterations that make the momentum orthogonal", TRAINING, minimum=1, maximum=100,
+        resume="note", needs=("optimizer", "muon"),
     )  # fmt: skip
     learning_rate: float = option(0.1, "initial learning rate", TRAINING, above=0, resume="note")
     learning_rate_decay_factor: float = option(

@@ -47,13 +47,16 @@ def frozen():
 
 
 @contextlib.contextmanager
-def learning(rate_factor: float = 1.0, until_epoch: float = math.inf):
+def learning(rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool = True):
     """Trains variables that are created in this block at the learning rate times rate_factor, and only as long as
     examples_seen / num_examples before the step is below until_epoch; after that their rate is 0.
 
     Blocks in blocks: the factors multiply, the earliest epoch holds. The weight decay is part of the gradient, and so
     the factor is its too. --clip_gradients and LARS look at gradients before the factor. Moving averages and
     lookahead go on.
+
+    With muon=False --optimizer=muon moves them by momentum, as it does variables that are no matrices: for the last
+    layer, for embeddings.
 
     Raises:
       GraphError: rate_factor or until_epoch is not above 0, or the factor is not finite.
@@ -69,7 +72,9 @@ def learning(rate_factor: float = 1.0, until_epoch: float = math.inf):
         variable = create(**kwargs)
         if variable.trainable:
             inner = rates.get(variable.op.name, Learning())
-            rates[variable.op.name] = Learning(inner.rate_factor * rate_factor, min(inner.until_epoch, until_epoch))
+            rates[variable.op.name] = Learning(
+                inner.rate_factor * rate_factor, min(inner.until_epoch, until_epoch), inner.muon and muon
+            )
         return variable
 
     with tf.variable_creator_scope(creator):

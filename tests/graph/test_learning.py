@@ -9,6 +9,7 @@ import trainings
 
 from tower_train import errors, layers
 from tower_train.config import ExportOptions
+from tower_train.graph import muon
 from tower_train.inference import saved_model
 from tower_train.workload import DataRequest, Examples, Workload
 
@@ -16,7 +17,7 @@ v1 = tf.compat.v1
 EXAMPLES, BATCH, STEPS = 48, 8, 9  # six steps an epoch
 DECAY = 0.125
 RATE = 0.02
-FACTORS = {"usual": 1.0, "fast": 8.0, "early": 1.0, "both": 4.0, "bias": 8.0}
+FACTORS = {"usual": 1.0, "fast": 8.0, "early": 1.0, "both": 4.0, "bias": 8.0, "unlike": 1.0}
 UNTIL = {"early": 1.0, "both": 0.5}  # epochs
 
 
@@ -36,6 +37,8 @@ def network(features, training):
         outputs += times("fast") + v1.get_variable("bias", [3], features.dtype, v1.zeros_initializer())
         with layers.learning(0.5, until_epoch=0.5), layers.learning(until_epoch=2):
             outputs += times("both")
+    with layers.learning(muon=False):
+        outputs += times("unlike")
     with layers.learning(until_epoch=1):
         return outputs + times("early")
 
@@ -71,6 +74,20 @@ class Momentum(Sgd):
         return gradient + 0.75 * velocity if self.nesterov else velocity
 
 
+class Muon(Momentum):
+    """Momentum, whose singular values the polynomial of Jordan's Newton-Schulz iteration changes."""
+
+    def move(self, name, weight, gradient):
+        moved = super().move(name, weight, gradient)
+        if name in ("bias", "unlike"):
+            return moved
+        left, values, right = np.linalg.svd(moved, full_matrices=False)
+        values /= np.linalg.norm(values) + 1e-7
+        for _ in range(5):
+            values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+        return left * values @ right
+
+
 class Adam(Sgd):
     """Kingma and Ba 2015, the form before section 2.1; TensorFlow keeps the powers of the betas in float32."""
 
@@ -93,6 +110,8 @@ OPTIMIZERS = {
     "momentum": (Momentum, dict(optimizer="momentum")),
     "nesterov": (lambda: Momentum(nesterov=True), dict(optimizer="momentum", nesterov=True)),
     "lars": (lambda: Momentum(lars=True), dict(optimizer="lars")),
+    "muon": (Muon, dict(optimizer="muon")),
+    "muon, nesterov": (lambda: Muon(nesterov=True), dict(optimizer="muon", nesterov=True)),
     "adam": (Adam, dict(optimizer="adam")),
 }
 
@@ -103,12 +122,12 @@ ACCUMULATING = dict(num_gpus=2, accumulate_steps=2)
 
 @pytest.mark.parametrize(
     ("optimizer", "towers"),
-    [*((name, ONE) for name in OPTIMIZERS), ("adam", MIRRORED), ("lars", MIRRORED), ("adam", ACCUMULATING)],
+    [*((name, ONE) for name in OPTIMIZERS), ("adam", MIRRORED), ("muon", MIRRORED), ("adam", ACCUMULATING)],
 )
 def test_every_variable_moves_at_its_own_rate(open_training, optimizer, towers):
     make, options = OPTIMIZERS[optimizer]
     options = options | towers | dict(batch_size=BATCH // towers["num_gpus"] // towers.get("accumulate_steps", 1))
-    options |= dict(momentum=0.75) if options["optimizer"] in ("momentum", "lars") else {}
+    options |= dict(momentum=0.75) if options["optimizer"] in ("momentum", "lars", "muon") else {}
     workload, seen = trainings.noting(WORKLOAD)
     rule, expected = make(), None
     with open_training(
@@ -131,13 +150,32 @@ def test_every_variable_moves_at_its_own_rate(open_training, optimizer, towers):
             expected = found
 
 
+@pytest.mark.parametrize(("shape", "factor"), [([2, 3], 1.5**0.5), ([3, 2], 1), ([2, 2, 3, 24], 2**0.5), ([3], None)])
+def test_muon_moves_filters_as_matrices_of_inputs_and_outputs(shape, factor):
+    """One step from no momentum: for enough iterations by U V^T of the gradient, times sqrt(outputs / inputs)."""
+    gradient = np.random.default_rng(0).normal(size=shape)
+    with tf.Graph().as_default(), v1.Session() as session:
+        variable = v1.get_variable("weights", initializer=np.zeros(shape), use_resource=True)
+        moved = muon.Muon(tf.constant(0.5, tf.float64), 0.9, False, 5).apply_gradients([(gradient, variable)])
+        session.run(v1.global_variables_initializer())
+        session.run(moved)
+        found = session.run(variable)
+    if factor is None:
+        return np.testing.assert_allclose(found, -0.5 * gradient)
+    left, _, right = np.linalg.svd(gradient.reshape(-1, shape[-1]), full_matrices=False)
+    along = np.diag(left.T @ -found.reshape(-1, shape[-1]) @ right.T) / (0.5 * factor)
+    assert np.all((0.6 < along) & (along < 1.3)), along
+    rebuilt = left * along @ right * -0.5 * factor
+    np.testing.assert_allclose(found.reshape(-1, shape[-1]), rebuilt, atol=1e-12)
+
+
 def test_all_that_optimizers_keep_is_named_as_without_marks():
     """But for Adam's powers of its betas, which each further group has: the same values."""
     plain = Workload("plain", load, lambda x, training: x @ v1.get_variable("usual", [4, 3], x.dtype), squared_error)
     options = dict(steps=2, dtype="float64", optimizer="adam", batch_size=8, moving_average_decay=0.0)
     marked, usual = (trainings.train(workload, load(None), **options)[1] for workload in (WORKLOAD, plain))
     slots = {f"{name}{slot}" for name in FACTORS for slot in ("", "/Adam", "/Adam_1")}
-    powers = {f"beta{beta}_power_{group}" for beta in (1, 2) for group in (1, 2, 3)}
+    powers = {f"beta{beta}_power_{group}" for beta in (1, 2) for group in (1, 2, 3, 4)}
     assert marked.keys() == usual.keys() | slots | powers
     for name in powers:
         assert marked[name] == marked[name.rpartition("_")[0]] < 1

@@ -129,7 +129,7 @@ def test_smoothing_reaches_the_usual_loss_and_no_other():
         trainings.train(other, examples, label_smoothing=0.5, **options)
 
 
-@pytest.mark.parametrize(("num_gpus", "optimizer"), [(1, "momentum"), (2, "adam"), (2, "lars")])
+@pytest.mark.parametrize(("num_gpus", "optimizer"), [(1, "momentum"), (2, "adam"), (2, "muon")])
 def test_four_small_batches_are_one_that_is_four_times_as_large(num_gpus, optimizer):
     """Losses, weights, moving averages and counters; batches of 32 and of 128, or of half that on two towers."""
     rng = np.random.default_rng(0)

@@ -44,10 +44,12 @@ class Learning(NamedTuple):
     Attributes:
       rate_factor: multiplies the learning rate.
       until_epoch: the rate is 0 from when as many epochs have been seen.
+      muon: False: --optimizer=muon moves it by momentum, whatever its rank.
     """
 
     rate_factor: float = 1.0
     until_epoch: float = math.inf
+    muon: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

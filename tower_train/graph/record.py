@@ -63,7 +63,8 @@ class TrainingGraph:
       checked: names of what report.finite tells of, per column.
       variables: what a checkpoint holds. Local variables take their first values from these.
       variables_finite: {name of one of them: bool scalar}, of those in floating point.
-      fingerprints: int64 [copies of all workers, variables], see Variables.fingerprints; None for a single copy.
+      fingerprints: int64 [copies of all workers, variables], see Variables.fingerprints; None if they are not
+        checked.
       known_mean: the trial of what averages between copies; None for a single one.
       copied: over the columns of fingerprints, the variable's name.
       stream_initializer: starts the stream at the variable examples_seen.

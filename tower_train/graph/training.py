@@ -105,8 +105,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             summary=_summary(config, sections, applied[0], source, finite.op), global_step=counters.global_step,
             ask_to_stop=ask_to_stop, num_towers=len(places),
             random_numbers=_random_numbers(workload, source, tower_losses[0], built, config.allow_stateful_random),
-            **_about(config, examples, source, applied[0]),
-            **_saved(graph, variables, devices, sections, mean_losses[0].dtype),
+            **_about(config, examples, source, applied[0]), **_saved(config, variables, devices, sections),
         )  # fmt: skip
 
 
@@ -134,21 +133,20 @@ def _about(
     }
 
 
-def _saved(
-    graph: tf.Graph, variables: Variables, devices: Devices, sections: Sections, dtype: tf.DType
-) -> dict[str, Any]:
-    """The attributes of TrainingGraph that are about what a checkpoint holds, and its copies. dtype: of gradients."""
+def _saved(config: Config, variables: Variables, devices: Devices, sections: Sections) -> dict[str, Any]:
+    """The attributes of TrainingGraph that are about what a checkpoint holds, and its copies."""
     sections.begin("checks")
-    saved, num_workers = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES), devices.num_workers
+    saved, num_workers = v1.global_variables(), devices.num_workers
     several = len(variables.devices) * num_workers > 1
+    gradients_dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
     return {
         "drawing": sections.drawing,
         "num_workers": num_workers,
         "num_parameters": sum(math.prod(variable.shape) for variable in v1.trainable_variables()),
         "variables": saved,
         "variables_finite": {v.op.name: gradients.is_finite(v) for v in saved if v.dtype.is_floating},
-        "fingerprints": variables.fingerprints() if several else None,
-        "known_mean": variables.known_mean(devices.worker, dtype) if several else None,
+        "fingerprints": variables.fingerprints() if config.check_mirrors_every_steps else None,
+        "known_mean": variables.known_mean(devices.worker, gradients_dtype) if several else None,
         "copied": tuple(original.op.name for original, *_ in variables.copied()),
         "broadcast": variables.broadcast(saved, devices.worker) if num_workers > 1 else None,
     }
@@ -288,7 +286,8 @@ def _update(
 
     def optimizer(learning):
         rate = tf.cast(group_rate(learning_rate, step.epochs_seen, learning), dtype)
-        return update.make_optimizer(config.optimizer, rate, config.momentum, config.nesterov)
+        iterations = config.muon_iterations if learning.muon else 0
+        return update.make_optimizer(config.optimizer, rate, config.momentum, config.nesterov, iterations)
 
     def update_copy(grads, weights, moving):
         groups = [(optimizer(rate), members) for rate, members in update.by_learning(grads, learning).items()]

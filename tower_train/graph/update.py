@@ -7,6 +7,7 @@ import tensorflow as tf
 from tower_train.graph.context import Learning, Statistic
 from tower_train.graph.gradients import GradientsAndVariables
 from tower_train.graph.lookahead import Lookahead
+from tower_train.graph.muon import Muon
 
 v1 = tf.compat.v1
 
@@ -35,11 +36,17 @@ class Counters:
         return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
 
 
-def make_optimizer(name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False) -> v1.train.Optimizer:
-    """TensorFlow's optimizer by its name on the command line: sgd, momentum, adam, or lars (see lars_gradients)."""
+def make_optimizer(
+    name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False, muon_iterations: int = 0
+) -> v1.train.Optimizer:  # fmt: skip
+    """An optimizer by its name on the command line: sgd, momentum, adam, muon, or lars (see lars_gradients); muon with
+    0 iterations is momentum."""
+    if name == "muon" and muon_iterations:
+        return Muon(learning_rate, momentum, nesterov, muon_iterations)
     return {
         "sgd": lambda: v1.train.GradientDescentOptimizer(learning_rate),
         "momentum": lambda: v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov),
+        "muon": lambda: v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov),
         "adam": lambda: v1.train.AdamOptimizer(learning_rate),
         "lars": lambda: v1.train.MomentumOptimizer(learning_rate, momentum),
     }[name]()

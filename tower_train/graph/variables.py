@@ -70,7 +70,7 @@ class Variables:
                     "inference and loss."
                 )
             with tf.device(self.devices[0]):
-                return create(**kwargs)
+                return create(**(kwargs if self.devices[0] == HOST else _begun_on_host(kwargs)))
 
         def get(getter, name, *args, regularizer=None, **kwargs):
             variable = getter(name, *args, regularizer=regularizer, **kwargs)
@@ -207,13 +207,15 @@ class Variables:
           int64 [copies of all workers, variables].
         """
 
-        def fingerprint(variable):
-            values = tf.bitcast(tf.reshape(variable.read_value(), [1, -1]), tf.uint8)
-            return tf.bitcast(tf.raw_ops.Fingerprint(data=values, method="farmhash64"), tf.int64)[0]
-
         with v1.name_scope("mirrors"):
-            rows = [tf.stack([fingerprint(v) for v in copy]) for copy in zip(*self.copied(), strict=True)]
-            return self._all_reduce.gather(tf.stack(rows))
+            method, as_row = tf.constant("farmhash64"), tf.constant([1, -1])
+
+            def fingerprint(variable):
+                values = tf.bitcast(tf.reshape(variable.read_value(), as_row), tf.uint8)
+                return tf.raw_ops.Fingerprint(data=values, method=method)
+
+            rows = [tf.concat([fingerprint(v) for v in copy], axis=0) for copy in zip(*self.copied(), strict=True)]
+            return self._all_reduce.gather(tf.bitcast(tf.stack(rows), tf.int64))
 
     def known_mean(self, worker: int, dtype: tf.DType) -> KnownMean:
         """A trial of what averages between the copies. worker: which this is; dtype: of the gradients."""
@@ -250,10 +252,20 @@ class Variables:
                     self._decays[index] += [] if decay is None else [decay]  # None: tf.compat.v1.no_regularizer's
 
 
+def _begun_on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a variable whose initial value is computed on the host, wherever it lives itself: a GPU draws
+    other random numbers from a seed, and does not call Python."""
+    initial_value = kwargs.get("initial_value")
+    if not callable(initial_value):
+        return kwargs
+    with tf.init_scope(), tf.device(HOST), v1.name_scope(f"{kwargs.get('name') or 'Variable'}/Initializer/"):
+        return kwargs | {"initial_value": initial_value()}
+
+
 def _as_copy(original: tf.Variable) -> dict[str, Any]:
     """The arguments that make a variable a copy."""
     # Read where the original is, and given as a value: what a function makes is put where the copy is.
-    with tf.init_scope(), v1.colocate_with(None, ignore_existing=True), tf.device(original.device):
+    with tf.init_scope(), v1.get_default_graph().colocate_with(None, True), tf.device(original.device):
         value = original.read_value()
     return {
         "initial_value": value,

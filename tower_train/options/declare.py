@@ -172,7 +172,7 @@ def _check_relations(options: Options) -> None:
         if values[field.name] != field.default and not _is_of_use(field, values):
             other, *choices = field.metadata["needs"]
             if choices:
-                reason = f"is for --{other}={' or '.join(choices)}, not for {values[other]}."
+                reason = f"is for --{other}={_either(choices)}, not for {values[other]}."
             else:
                 reason = f"needs --{other}. Give that too."
             raise errors.ConfigError(f"{as_given(field.name)} {reason}")
@@ -198,3 +198,8 @@ def _refusal(field: dataclasses.Field, received: str) -> errors.ConfigError:
 
 def as_text(value) -> str:
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _either(words) -> str:
+    """'a', 'a or b', 'a, b or c'."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

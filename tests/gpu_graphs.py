@@ -1,0 +1,210 @@
+"""Training steps as graphs for GPUs: of all networks that come with the trainer, and of both fronts."""
+
+import itertools
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+
+GPUS = [2, 0]
+OF_FRONTS = [1, 0]  # of those two, the only ones that the process sees then
+BATCH = 4  # examples of a tower
+UPDATES = {
+    "cpu": {"variable_update": "cpu"},
+    **{kind: {"variable_update": "mirrored", "all_reduce": kind} for kind in ("add_n", "collective", "nccl")},
+}
+DTYPES = "float32", "float64", "bfloat16"
+POLICIES = {
+    "keras": ("float32", "float64", "mixed_bfloat16", "mixed_float16"),
+    "estimator": ("float32", "float64", "mixed_bfloat16"),
+}
+
+
+class Step(NamedTuple):
+    """A graph, and what a step fetches and is fed."""
+
+    graph: object
+    fetches: list[str]
+    feeds: list[str]
+    config: object  # of the session
+    towers: tuple[str, ...]
+
+
+def everything():
+    """{name: case}: every network with both variable updates, all all-reduces and dtypes."""
+    return {
+        f"{network}-{update}-{dtype}": {"network": network, "dtype": dtype, **UPDATES[update]}
+        for network, update, dtype in itertools.product(NETWORKS, UPDATES, DTYPES)
+    } | fronts()  # fmt: skip
+
+
+def fronts():
+    """{name: case} of the fronts."""
+    return {
+        f"{front}-{policy}": {"front": front, "policy": policy}
+        for front, policies in POLICIES.items() for policy in policies
+    }  # fmt: skip
+
+
+def graph_of(case, has_gpus):
+    """Builds the training step of a case: what a user of its front would run.
+
+    Args:
+      case: front: 'trainer', 'keras' or 'estimator'. For the trainer `network` is a name of NETWORKS and all else
+        options of Config; for the others `policy` is Keras' dtype policy.
+      has_gpus: else they are only planned for.
+    """
+    case = dict(case)
+    front = case.pop("front", "trainer")
+    return {"trainer": trainer_step, "keras": keras_step, "estimator": estimator_step}[front](has_gpus=has_gpus, **case)
+
+
+def cifar10_model(name):
+    import cifar10
+
+    return cifar10.WORKLOAD.with_options({"model": name}), (32, 32, 3), 10
+
+
+def fashion_mnist():
+    from tower_train.workloads import fashion_mnist
+
+    return fashion_mnist.WORKLOAD, (28, 28, 1), 10
+
+
+def image_folder(size, **options):
+    from tower_train.workloads import image_folder
+
+    return image_folder.WORKLOAD.with_options({"image_size": size, **options}), (size, size, 3), 5
+
+
+def template():
+    from tower_train.workloads import template
+
+    return template.WORKLOAD, (2,), 3
+
+
+NETWORKS = {
+    **{name: lambda name=name: cifar10_model(name)
+       for name in ("convnet", "resnet20", "resnet56", "minigooglenet", "cifar10_94")},
+    "fashion_mnist": fashion_mnist,
+    "image_folder": lambda: image_folder(64),
+    "MobileNet": lambda: image_folder(64, network="MobileNet"),
+    "VGG16": lambda: image_folder(64, network="VGG16", freeze_until="block5_pool"),
+    "template": template,
+}  # fmt: skip
+
+
+def trainer_step(network, has_gpus, **options):
+    from tower_train.graph import devices, training
+    from tower_train.workload import Examples
+
+    workload, shape, classes = NETWORKS[network]()
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 256, [64, *shape], np.uint8) if len(shape) > 1 else rng.random([64, *shape], np.float32)
+    labels = rng.integers(0, classes, 64)
+    examples = Examples.from_arrays("drawn", values, labels, [f"class {i}" for i in range(classes)])
+    sizes = {} if "batch_size" in options else {"batch_size": BATCH}
+    limits = {name: None for name in ("global_batch_size", "epochs") if name in workload.recipe}
+    common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32"}
+    config = workload.config(**(common | limits | sizes | options))
+    placed = devices.place(config, None if has_gpus else [f"planned {i}" for i in range(4)])
+    built = training.training_graph(workload, examples, config, placed)
+    fetches = [tensor.name for tensor in built.report]
+    return Step(built.graph, fetches, [], placed.session_config, placed.towers)
+
+
+# The other fronts, with one network of the usual layers.
+
+
+def keras_model(policy):
+    import keras
+    import tensorflow as tf
+
+    layers = keras.layers
+    keras.config.set_dtype_policy(policy)
+    with tf.device("/cpu:0"):  # where the fronts' documentation puts a model
+        return keras.Sequential(
+            [
+                keras.Input([8, 8, 3]),
+                layers.Conv2D(4, 3),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dropout(0.5),
+                layers.Dense(10, dtype=keras.config.dtype_policy().variable_dtype),
+            ]
+        )
+
+
+def compiled(model):
+    import keras
+    import tensorflow as tf
+
+    with tf.device("/cpu:0"):  # nothing is computed on these GPUs
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+def keras_step(has_gpus, policy):
+    import keras
+    import tensorflow as tf
+
+    import tower_train
+
+    del has_gpus  # they are there: multi_gpu_model looks
+    parallel = tower_train.multi_gpu_model(keras_model(policy), gpus=OF_FRONTS)
+    floatx = keras.config.dtype_policy().variable_dtype
+    with tf.device("/cpu:0"):
+        batch = tf.zeros([8, 8, 8, 3], floatx), tf.zeros([8], tf.int32)
+        compiled(parallel)._symbolic_build(data_batch=batch)
+    specs = [tf.TensorSpec.from_tensor(each) for each in batch]
+    function = tf.function(parallel.train_step).get_concrete_function(tuple(specs))
+    definition, places = (
+        function.graph.as_graph_def(),
+        {inner.op.name: outer for outer, inner in function.graph.captures},
+    )
+    for node in definition.node:
+        if node.op == "Placeholder":
+            node.device = places[node.name].device if node.name in places else "/device:CPU:0"
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(definition, name="")
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(tf.__internal__.eager_context.get_config())
+    ends = [tensor.name for tensor in function.graph.outputs]
+    return Step(graph, ends, [tensor.name for tensor in function.graph.inputs], config, parallel.towers)
+
+
+class _Built(Exception):
+    """Ends Estimator.train before its first step."""
+
+
+def estimator_step(has_gpus, policy):
+    import tensorflow as tf
+
+    from tower_train import estimator as tf_estimator
+
+    del has_gpus
+    found = {}
+
+    class Look(tf.compat.v1.train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            found.update(graph=session.graph, config=session._config)
+            raise _Built
+
+    floatx = keras_model(policy).dtype_policy.variable_dtype
+
+    def input_fn():
+        return tf.data.Dataset.from_tensors((tf.zeros([BATCH, 8, 8, 3], floatx), tf.zeros([BATCH], tf.int32))).repeat()
+
+    with tempfile.TemporaryDirectory() as model_dir:
+        config = tf_estimator.RunConfig(gpus=OF_FRONTS)
+        estimator = tf_estimator.model_to_estimator(compiled(keras_model(policy)), model_dir=model_dir, config=config)
+        try:
+            estimator.train(input_fn, [Look()], steps=1)
+        except _Built:
+            pass
+    graph = found["graph"]
+    [train_op] = graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
+    return Step(graph, [train_op.name], [], found["config"], [f"/gpu:{i}" for i in OF_FRONTS])

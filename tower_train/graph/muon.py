@@ -1,0 +1,55 @@
+"""Muon: momentum whose matrices are made orthogonal, so that a step moves all directions of a layer alike."""
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+_COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of Jordan's Newton-Schulz iteration: singular values to about 1, quickly
+
+
+class Muon(v1.train.MomentumOptimizer):
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for variables of rank 2 and more, momentum
+    for the others and for sparse gradients.
+
+    The filters of a convolution [height, width, in, out] are the matrix [height * width * in, out]. Of the momentum M
+    of a matrix [in, out], U V^T of its singular value decomposition U S V^T is subtracted times the learning rate and
+    sqrt(max(1, out / in)): what the iteration makes of M, whose singular values lie within 0.7 and 1.2 after five.
+    """
+
+    def __init__(self, learning_rate: tf.Tensor, momentum: float, nesterov: bool, iterations: int):
+        super().__init__(learning_rate, momentum, use_nesterov=nesterov)
+        self._iterations = iterations
+
+    def _resource_apply_dense(self, grad, var):
+        if var.shape.rank < 2:
+            return super()._resource_apply_dense(grad, var)
+        momentum = tf.cast(self._momentum_tensor, grad.dtype)
+        velocity = self.get_slot(var, "momentum")
+        moved = tf.convert_to_tensor(velocity.assign(momentum * velocity + grad))
+        direction = grad + momentum * moved if self._use_nesterov else moved
+        inputs, outputs = var.shape.num_elements() // var.shape[-1], var.shape[-1]
+        matrix = orthogonal(tf.reshape(direction, [inputs, outputs]), self._iterations)
+        rate = tf.cast(self._learning_rate_tensor, grad.dtype) * max(1, outputs / inputs) ** 0.5
+        return var.assign_sub(rate * tf.reshape(matrix, var.shape), read_value=False)
+
+
+def orthogonal(matrix: tf.Tensor, iterations: int) -> tf.Tensor:
+    """Brings the singular values of a matrix X near 1 and keeps its singular vectors.
+
+    X <- a X + (b X X^T + c (X X^T)^2) X, from X of norm 1.
+
+    Args:
+      matrix: [m, n], floating point.
+      iterations: of Newton and Schulz, with Jordan's coefficients.
+
+    Returns:
+      The same shape and dtype; zeros for zeros.
+    """
+    a, b, c = _COEFFICIENTS
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = tf.transpose(matrix) if is_tall else matrix
+    x /= tf.norm(x) + 1e-7
+    for _ in range(iterations):
+        squared = tf.matmul(x, x, transpose_b=True)
+        x = a * x + tf.matmul(b * squared + c * tf.matmul(squared, squared), x)
+    return tf.transpose(x) if is_tall else x
