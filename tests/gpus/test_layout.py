@@ -82,7 +82,6 @@ def machine(capability):
 @pytest.mark.parametrize(
     ("model", "capability", "dtype", "expected"),
     [
-        ("convnet", "7.0", "float32", 4), ("resnet20", "8.0", "float32", 11),
         ("cifar10_94", "8.0", "float32", 7), ("cifar10_94", "8.0", "bfloat16", 0),
     ],
 )  # fmt: skip

@@ -26,7 +26,7 @@ def check(count, kind, dtype=tf.float32, sent=None, timeout_secs=60.0):
 @pytest.mark.parametrize(
     ("count", "kind", "dtype", "sent"),
     [
-        (2, "collective", tf.float32, None), (7, "collective", tf.float32, tf.bfloat16),
+        (2, "collective", tf.float32, None), (3, "collective", tf.float32, tf.bfloat16),
         (5, "add_n", tf.float32, tf.bfloat16), (3, "add_n", tf.float64, None),
     ],
 )  # fmt: skip
