@@ -82,9 +82,11 @@ def machine(capability):
 @pytest.mark.parametrize(
     ("model", "capability", "dtype", "expected"),
     [
-        ("cifar10_94", "8.0", "float32", 7), ("cifar10_94", "8.0", "bfloat16", 0),
+        ("convnet", "7.0", "float32", 4),
+        ("cifar10_94", "8.0", "float32", 7),
+        ("cifar10_94", "8.0", "bfloat16", 0),
     ],
-)  # fmt: skip
+)
 def test_tensorflow_changes_few_orders_of_axes(model, capability, dtype, expected):
     """To NCHW and back, at the ends of the network: of the images, and of what the last layers flatten or reduce."""
     nodes = laid_out(model, capability, dtype=dtype)
