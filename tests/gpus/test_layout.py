@@ -50,14 +50,14 @@ def laid_out(model, capability, **options):
     with built.graph.as_default():
         graph = v1.train.export_meta_graph()
     fetched = meta_graph_pb2.CollectionDef()
-    fetched.node_list.value.extend(tensor.name for tensor in built.report)
+    fetched.node_list.value.extend(tensor.name for tensor in tf.nest.flatten(built.report))
     graph.collection_def["train_op"].CopyFrom(fetched)
     config = config_pb2.ConfigProto()
     rewriting = config.graph_options.rewrite_options
     rewriting.min_graph_nodes, rewriting.meta_optimizer_iterations = -1, 1
     rewriting.optimizers.append("layout")
     after = {node.name: node for node in tf_optimizer.OptimizeGraph(config, graph, cluster=machine(capability)).node}
-    needed, waiting = {}, [tensor.op.name for tensor in built.report]
+    needed, waiting = {}, [tensor.op.name for tensor in tf.nest.flatten(built.report)]
     while waiting:
         name = waiting.pop()
         if name not in needed:
