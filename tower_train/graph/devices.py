@@ -37,7 +37,8 @@ def place(options: DeviceOptions, gpus_here: list[str] | None = None, alone: boo
     """Chooses the devices.
 
     A process sees the chosen GPUs only, numbered in the order of the machine's, from the first time that TensorFlow
-    uses a device; its memory on them grows with the need.
+    uses a device; its memory on them grows with the need. A GPU that the program has split into logical devices counts
+    as that many.
 
     Args:
       options: num_gpus, gpus, device, threads.
@@ -50,7 +51,7 @@ def place(options: DeviceOptions, gpus_here: list[str] | None = None, alone: boo
     """
     looks = gpus_here is None
     if looks:
-        gpus_here = [] if options.device == "cpu" else [name_of(gpu) for gpu in tf.config.list_physical_devices("GPU")]
+        gpus_here = [] if options.device == "cpu" else [name_of(gpu) for gpu in _gpus_here()]
     if options.device == "cpu" or (not gpus_here and options.device == "auto" and not options.gpus):
         if looks and options.device == "auto":
             _check_driver()
@@ -73,6 +74,15 @@ def place(options: DeviceOptions, gpus_here: list[str] | None = None, alone: boo
 def name_of(gpu: tf.config.PhysicalDevice) -> str:
     """The name of a physical GPU's model, or its number if that is not known."""
     return tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name)
+
+
+def _gpus_here() -> list[tf.config.PhysicalDevice]:
+    """This machine's GPUs; one that the program has split into logical devices once for each of those."""
+    return [
+        gpu
+        for gpu in tf.config.list_physical_devices("GPU")
+        for _ in tf.config.get_logical_device_configuration(gpu) or [None]
+    ]
 
 
 def use_gpus_alike(proto: tf.compat.v1.ConfigProto) -> None:
@@ -109,10 +119,11 @@ def _seen(wanted: tuple[int, ...], alone: bool) -> list[int]:
     Raises:
       ConfigError: TensorFlow has used its devices already, and does not see a wanted one.
     """
-    here = tf.config.list_physical_devices("GPU")
+    here = _gpus_here()
     if alone:
-        _show([here[i] for i in sorted(wanted)])
-    seen = [here.index(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+        _show(list(dict.fromkeys(here[i] for i in sorted(wanted))))
+    visible = tf.config.get_visible_devices("GPU")
+    seen = [i for i, gpu in enumerate(here) if gpu in visible]
     if hidden := sorted(set(wanted) - set(seen)):
         raise errors.ConfigError(
             f"GPU {', '.join(map(str, hidden))} cannot be used: in this process TensorFlow already began with GPU "
