@@ -142,10 +142,12 @@ def _show(gpus: list[tf.config.PhysicalDevice]) -> None:
 def let_memory_grow(gpus: list[tf.config.PhysicalDevice]) -> None:
     """Keeps TensorFlow from taking all memory of GPUs at once, where it has not used them yet.
 
-    A program that gave a GPU logical devices has given them their memory too, and keeps it.
+    A program that split a GPU into logical devices has given them their memory too. TensorFlow then lets none grow.
     """
+    if any(tf.config.get_logical_device_configuration(gpu) for gpu in gpus):
+        return
     for gpu in gpus:
-        with contextlib.suppress(RuntimeError, ValueError):
+        with contextlib.suppress(RuntimeError):
             tf.config.experimental.set_memory_growth(gpu, True)
 
 
