@@ -34,7 +34,7 @@ def about(tf, case, dumps):
     case = dict(case)
     model = case.pop("model", "convnet")
     workload = cifar10.WORKLOAD.with_options({"model": model})
-    config = workload.config(gpus=(2, 0), batch_size=4, summary_every_steps=0, **case)
+    config = workload.config(**({"gpus": (2, 0), "batch_size": 4, "summary_every_steps": 0} | case))
     placed = devices.place(config)
     examples = workload.examples(DataRequest("train", "generated"))
     built = training.training_graph(workload, examples, config, placed)

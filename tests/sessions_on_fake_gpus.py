@@ -1,11 +1,12 @@
-"""The GPUs that all sessions of a process ask for: python -m sessions_on_fake_gpus PLUGIN FOLDER DATA_DIR.
+"""The GPUs that all sessions of a process ask for: python -m sessions_on_fake_gpus PLUGIN FOLDER DATA_DIR [GPUS].
 
-Trains with evaluations on GPUs 2 and 0 of four, evaluates, predicts, exports, uses an Estimator and sides of the
-benchmark, all in one process. Their sessions are opened without GPUs, since fake ones cannot compute. Prints JSON: the
-eager context's GPU options, and those of every session that asked for GPUs by what opened it.
+Trains with evaluations on some GPUs (2,0), evaluates, exports, uses an Estimator and sides of the benchmark, all in one
+process. PLUGIN gives four fake GPUs; as these cannot compute, sessions are then opened without. '' takes real ones.
+Prints JSON: the eager context's GPU options, and those of every session that asked for GPUs by what opened it.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -17,16 +18,17 @@ import numpy as np
 FAKE_GPUS = 4
 
 
-def main(plugin, folder, data_dir):
+def main(plugin, folder, data_dir, gpus="2,0"):
     os.environ["FAKE_GPUS"] = str(FAKE_GPUS)
     import tensorflow as tf
     from tensorflow.python.framework import load_library
 
-    load_library.load_pluggable_device_library(plugin)
-    found = {}
+    if plugin:
+        load_library.load_pluggable_device_library(plugin)
+    found, train = {}, functools.partial(train_on, gpus=tuple(map(int, gpus.split(","))))
     for name, use in {"train": train, "evaluate": evaluate, "estimator": use_estimator, "matrix products": multiply,
-                      "port": train_port, "predict": predict}.items():  # fmt: skip
-        with contextlib.redirect_stdout(sys.stderr), recorded(tf) as asked:
+                      "port": train_port, "export": export}.items():  # fmt: skip
+        with contextlib.redirect_stdout(sys.stderr), recorded(tf, with_gpus=not plugin) as asked:
             use(tf, folder, data_dir)
         found[name] = [options(config) for config in asked if config is None or config.device_count.get("GPU") != 0]
     config = tf.__internal__.eager_context.get_config()
@@ -40,29 +42,29 @@ def options(config):
 
 
 @contextlib.contextmanager
-def recorded(tf):
+def recorded(tf, with_gpus):
     """Lists the configurations of the sessions that are opened within this block."""
     from tensorflow.python.client import session
 
     open_session, asked = session.BaseSession.__init__, []
 
-    def open_without_gpus(self, target="", graph=None, config=None):
+    def open_and_record(self, target="", graph=None, config=None):
         asked.append(config)
         without = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2, "GPU": 0})
-        open_session(self, target, graph, without)
+        open_session(self, target, graph, config if with_gpus else without)
 
-    session.BaseSession.__init__ = open_without_gpus
+    session.BaseSession.__init__ = open_and_record
     try:
         yield asked
     finally:
         session.BaseSession.__init__ = open_session
 
 
-def train(tf, folder, data_dir):
+def train_on(tf, folder, data_dir, gpus):
     import tower_train
 
     config = tower_train.Config(
-        gpus=(2, 0), variable_update="mirrored", all_reduce="add_n", batch_size=8, max_steps=4, eval_every_steps=2,
+        gpus=gpus, variable_update="mirrored", all_reduce="add_n", batch_size=8, max_steps=4, eval_every_steps=2,
         train_dir=f"{folder}/run",
     )  # fmt: skip
     tower_train.train("toy_workload", config)
@@ -74,7 +76,7 @@ def evaluate(tf, folder, data_dir):
     list(tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=f"{folder}/run")))
 
 
-def predict(tf, folder, data_dir):
+def export(tf, folder, data_dir):
     from tower_train.config import ExportOptions
     from tower_train.inference import saved_model
 

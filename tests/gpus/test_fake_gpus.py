@@ -1,16 +1,13 @@
 """TensorFlow's own placer, partitioner and kernels on GPUs that hold memory but cannot compute (fake_gpu.cc)."""
 
 import json
-import pathlib
-import shutil
 import subprocess
 import sys
 
+import fake_gpus
 import jobs
 import pytest
-import tensorflow as tf
 
-COMPILER = shutil.which("g++")
 CASES = {
     "cpu": {},
     "add_n": {"variable_update": "mirrored", "all_reduce": "add_n"},
@@ -23,12 +20,7 @@ INPUT_BYTES = 2 * 4 * (24 * 24 * 3 * 4 + 4)  # two towers' images and labels
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """Reads what on_fake_gpus says of each case."""
-    if not COMPILER:
-        pytest.skip("needs g++ to build GPUs")
-    plugin = tmp_path_factory.mktemp("plugin") / "fake_gpu.so"
-    source = pathlib.Path(__file__).with_name("fake_gpu.cc")
-    options = ["-std=c++17", "-shared", "-fPIC", "-O1", f"-I{tf.sysconfig.get_include()}"]
-    subprocess.run([COMPILER, *options, source, "-o", plugin], check=True)
+    plugin = fake_gpus.build(tmp_path_factory.mktemp("plugin")) or pytest.skip("needs g++ to build GPUs")
     # A fresh process, since TensorFlow reads once which graphs to dump.
     words = [sys.executable, "-m", "on_fake_gpus", plugin, json.dumps(list(CASES.values()))]
     done = subprocess.run(words, env=jobs.environment(jobs.TESTS), capture_output=True, text=True)

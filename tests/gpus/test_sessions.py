@@ -37,8 +37,8 @@ def test_every_session_on_gpus_has_the_configuration_of_the_process(found):
         assert set(sessions) <= {found["context"]}, opener
 
 
-def test_all_but_predictions_use_gpus(found):
-    assert {opener for opener, sessions in found["sessions"].items() if not sessions} == {"predict"}
+def test_all_but_exports_use_gpus(found):
+    assert {opener for opener, sessions in found["sessions"].items() if not sessions} == {"export"}
 
 
 def _calls():
