@@ -40,18 +40,20 @@ class Section:
 
 
 SECTIONS = (
-    Section("machine", "machine:check", "GPUs, driver, libraries, first kernels", 50),
-    Section("towers", "towers:on_one_card", "several towers on one card against one tower, in float64", 45),
-    Section("cards", "towers:on_several_cards", "several cards against one, in float64", 45),
-    Section("variables", "modes:variables_and_reduces", "places of the variables and all-reduces", 50),
-    Section("dtypes", "modes:dtypes", "speed of each dtype", 50),
-    Section("repeats", "repeats:check", "two runs with the same seed", 50),
-    Section("memory", "memory:check", "memory of GPUs, an evaluation beside a training", 40),
-    Section("fronts", "fronts:check", "multi_gpu_model and Estimators", 35),
-    Section("profile", "profile:check", "a profile, and the idle time of each GPU", 35),
-    Section("benchmark", "benchmark:check", "beside Keras, the published script and the ceiling of a card", 60),
-    Section("sessions", "sessions:check", "one configuration of GPUs in all of a process", 25),
-    Section("placement", "placement:check", "kernels and traffic of each kind of training", 60),
+    Section("machine", "gpu_checks.machine:check", "GPUs, driver, libraries, first kernels", 60),
+    Section("towers", "gpu_checks.towers:on_one_card", "several towers on one card against one tower, in float64", 45),
+    Section("cards", "gpu_checks.towers:on_several_cards", "several cards against one, in float64", 45),
+    Section("variables", "gpu_checks.modes:variables_and_reduces", "places of the variables and all-reduces", 50),
+    Section("dtypes", "gpu_checks.modes:dtypes", "speed of each dtype", 50),
+    Section("repeats", "gpu_checks.repeats:check", "two runs with the same seed", 50),
+    Section("memory", "gpu_checks.memory:check", "memory of GPUs, an evaluation beside a training", 40),
+    Section("fronts", "gpu_checks.fronts:check", "multi_gpu_model and Estimators", 35),
+    Section("profile", "gpu_checks.profile:check", "a profile, and the idle time of each GPU", 35),
+    Section(
+        "benchmark", "gpu_checks.benchmark:check", "beside Keras, the published script and the ceiling of a card", 80
+    ),
+    Section("sessions", "gpu_checks.sessions:check", "one configuration of GPUs in all of a process", 25),
+    Section("placement", "gpu_checks.placement:check", "kernels and traffic of each kind of training", 60),
 )
 
 

@@ -19,7 +19,7 @@ def main(argv):
     faulthandler.enable()
     faulthandler.dump_traceback_later(max(1.0, settings.seconds - _STACKS_BEFORE_END_SECS))
     try:
-        getattr(importlib.import_module(f"gpu_checks.{module}"), function)(findings, settings)
+        getattr(importlib.import_module(module), function)(findings, settings)
     except BaseException as error:
         traceback.print_exc()
         findings.add(FAILED, "this section came to its end", error=f"{type(error).__name__}: {error}"[:600])

@@ -13,10 +13,7 @@ def check(findings, settings):
         return
     from gpu_checks import trials
 
-    towers = max(2, len(trials.gpus()))
-    if len(trials.gpus()) == 1:
-        trials.split_first_gpu(towers, _PART_MEGABYTES)
-    where = f"{towers} {'parts of one GPU' if len(trials.gpus()) == 1 else trials.cards()}"
+    towers, where = trials.places(_PART_MEGABYTES)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=[_STEPS * _BATCH, _FEATURES]), rng.normal(size=[_STEPS * _BATCH, 1])
     with findings.attempt(f"Estimator on {where}"):
@@ -52,7 +49,7 @@ def _fit(towers, x, y, jit_compile) -> dict:
     trained = tower_train.multi_gpu_model(model, gpus=towers) if towers else model
     trained.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mean_squared_error", jit_compile=jit_compile)
     trained.fit(x, y, batch_size=_BATCH, shuffle=False, verbose=0)
-    return {weight.path: weight.numpy() for weight in model.weights}
+    return {f"{layer.name}/{weight.name}": weight.numpy() for layer in model.layers for weight in layer.weights}
 
 
 def _train_estimator(folder, towers, x, y) -> dict:

@@ -40,13 +40,28 @@ def check(findings, settings):
     for gpu in gpus:
         with findings.attempt(f"{gpu.name} computes"):
             _check_gpu(tf, findings, gpu, build.get("cuda_compute_capabilities", []))
+    _time_starts(findings, settings)
+
+
+def _time_starts(findings, settings):
+    """A first training compiles kernels that the wheel has no binaries of, a second finds them in CUDA's cache."""
+    from gpu_checks import trials
+
+    for number in ("first", "second"):
+        with findings.attempt(f"the {number} training"):
+            start = time.monotonic()
+            trials.command(
+                "tower_train", *trials.training_words(settings, number, max_steps=20), seconds=settings.left()
+            )
+            findings.measured(f"the {number} training of 20 steps, start to end", seconds=time.monotonic() - start)
 
 
 def nvidia_smi(columns) -> list[list[str]] | None:
     """What nvidia-smi says of each GPU that this process may use; None if it says nothing."""
-    if not shutil.which("nvidia-smi"):
+    program = shutil.which("nvidia-smi", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/nvidia/bin")
+    if not program:
         return None
-    words = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
+    words = [program, f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20)
     except subprocess.TimeoutExpired:

@@ -24,7 +24,7 @@ def check(findings, settings):
     count = len(trials.gpus())
     if not count:
         findings.unchecked("memory of GPUs", "there is none; a training with an evaluation beside it on the CPU")
-    elif not nvidia_smi(("memory.used",)):
+    elif not _used_megabytes():
         findings.unchecked("memory of GPUs", "nvidia-smi says nothing")
     with findings.attempt("one tower, and an evaluation beside it"):
         _train_beside(findings, settings, trials, {"num_gpus": 1}, used={0}, evaluates=True)
@@ -37,7 +37,8 @@ def check(findings, settings):
 
 def _train_beside(findings, settings, trials, towers, used, evaluates):
     """Trains until all has been looked at."""
-    name, before = f"training with {towers}", _used_megabytes()
+    asked = ", ".join(f"--{name}={value}" for name, value in towers.items())
+    name, before = f"training with {asked}", _used_megabytes()
     folder = f"memory-{'-'.join(towers)}"
     words = trials.training_words(settings, folder, max_steps=_ENDLESS, batch_size=128, save_every_steps=100, **towers)
     with _running("tower_train", *words) as trainer:
@@ -55,8 +56,8 @@ def _train_beside(findings, settings, trials, towers, used, evaluates):
 
 def _used_megabytes() -> list[int] | None:
     """Of each GPU, as nvidia-smi says."""
-    found = nvidia_smi(("memory.used",))
-    return found and [int(used) for used, *_ in found]
+    found = nvidia_smi(("memory.used",)) or []
+    return [int(used) for used, *_ in found] if all(used.isdigit() for used, *_ in found) else None
 
 
 def _compare(findings, name, before, after, used):

@@ -6,7 +6,7 @@ import pathlib
 _FIRST, _LAST = 40, 60
 _HOST, _STEP = "/host:CPU", "train"  # as ProfileHook marks steps
 _STREAM = "Stream"  # a GPU's lines of kernels and copies; others are derived from them
-_COPY = "memcpy"
+_COPIES = ("memcpy", "memset")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ def check(findings, settings):
         findings.unchecked("idle time of GPUs", "there is none; the reader is tried on the CPU's profile")
     first, last = (3, 6) if settings.quick or not count else (_FIRST, _LAST)
     model, batch = ("toy", 8) if settings.quick else ("convnet", 512 if count else 16)
-    for towers in sorted({1, max(1, count)}):
+    for towers in sorted({1, max(1, trials.power_of_two(count))}, reverse=True):  # the first decides on the GPUs seen
         name = f"{model}, {towers} tower{'s' * (towers > 1)}"
         with findings.attempt(f"a profile of {name}"):
             folder = pathlib.Path(settings.scratch, f"profile-{towers}")
@@ -45,8 +45,9 @@ def check(findings, settings):
             )  # fmt: skip
             busy = busy_gpus(space)
             for plane, found in busy.items():
-                findings.measured(f"{name}, {plane}", idle_share=found.idle, computing_share=found.computing,
-                                  kernels_a_step=found.kernels / (last - first + 1))  # fmt: skip
+                numbers = dict(idle_share=found.idle, computing_share=found.computing,
+                               kernels_a_step=found.kernels / (last - first + 1))  # fmt: skip
+                findings.check(found.kernels, f"{name}, {plane}: kernels within the steps", **numbers)
             if count:
                 findings.check(len(busy) >= towers, f"{name}: a plane for each GPU; else CUPTI is missing",
                                planes=len(busy))  # fmt: skip
@@ -91,7 +92,7 @@ def busy_gpus(space) -> dict[str, Busy]:
         if plane.name.startswith("/device:GPU:"):
             lines = [line for line in plane.lines if line.name.startswith(_STREAM)]
             events = [event for line in lines for event in _events(plane, line)]
-            kernels = [event for event in events if _COPY not in event[0].lower()]
+            kernels = [event for event in events if not event[0].lower().startswith(_COPIES)]
             shares = [covered([event[1:] for event in each], window) / (window[1] - window[0])
                       for each in (events, kernels)]  # fmt: skip
             within = sum(start < window[1] and end > window[0] for _, start, end in kernels)

@@ -5,7 +5,7 @@ import pathlib
 import statistics
 
 _STEPS, _BATCH = 300, 128
-_SECS_EACH = 30  # about what a run may take
+_SECS_EACH = 18  # about what a run may take
 
 
 def check(findings, settings):

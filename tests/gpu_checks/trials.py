@@ -26,9 +26,22 @@ def gpus() -> list[tf.config.PhysicalDevice]:
     return tf.config.list_physical_devices("GPU")
 
 
-def cards() -> str:
-    """The devices of towers, for people."""
-    return "GPUs" if gpus() else "logical CPU devices"
+def places(parts_megabytes: int) -> tuple[int, str]:
+    """Sets up devices for at least two towers, a power of two; returns their number, and what they are, for people.
+
+    On one GPU they are its parts, which must be made before anything uses it.
+    """
+    count = len(gpus())
+    if count == 1:
+        split_first_gpu(2, parts_megabytes)
+        return 2, "2 parts of one GPU"
+    towers = max(2, power_of_two(count))
+    return towers, f"{towers} {'GPUs' if count else 'logical CPU devices'}"
+
+
+def power_of_two(count: int) -> int:
+    """The greatest one that is no more than count; 0 of 0."""
+    return 1 << count.bit_length() - 1 if count else 0
 
 
 def split_first_gpu(parts: int, megabytes: int) -> None:
@@ -76,7 +89,8 @@ def variables_after(steps: int, model: str, data_dir: str, **options) -> dict[st
 
 def greatest_difference(values: dict, expected: dict) -> float:
     """The greatest difference of any variable, relative to the greatest number in it."""
-    assert values.keys() == expected.keys()
+    if values.keys() != expected.keys():
+        raise ValueError(f"variables {sorted(values)} beside {sorted(expected)}")
     return max(float(np.max(np.abs(values[name] - expected[name])) / max(np.max(np.abs(expected[name])), 1e-300))
                for name in expected)  # fmt: skip
 
@@ -98,10 +112,14 @@ def examples_per_sec(workload: Workload, examples, seconds: float, tensor_float_
 def command(module: str, *words, seconds: float) -> subprocess.CompletedProcess:
     """Runs `python -m module words` for so long at most; its output is kept and printed."""
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=max(5.0, seconds), env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=max(5.0, seconds), env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        print((error.stdout or b"").decode(errors="replace"), flush=True)
+        raise TimeoutError(f"python -m {module} took more than {seconds:.0f} s") from None
     print(f"--- python -m {module} {' '.join(map(str, words))}: status {done.returncode}, "
           f"{time.monotonic() - started:.1f} s\n{done.stdout}", flush=True)  # fmt: skip
     if done.returncode:

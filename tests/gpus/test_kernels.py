@@ -1,34 +1,12 @@
 """Every node that is put on a GPU has a kernel there, by the registry of TensorFlow's wheel, which holds CUDA's too."""
 
-import functools
-
+import kernel_registry
 import pytest
-import tensorflow as tf
-from tensorflow.python.framework import kernels
 
 import cifar10
 from tower_train.config import Config
 from tower_train.graph import devices, training
 from tower_train.workload import DataRequest
-
-# Soft placement puts these on the CPU: {(op, dtype): why}.
-EXCEPTIONS = {("SparseSoftmaxCrossEntropyWithLogits", "float64"): "no network is trained in float64 for its speed"}
-
-
-@functools.cache
-def registered(op):
-    return [kernel for kernel in kernels.get_registered_kernels_for_op(op).kernel
-            if kernel.device_type in ("GPU", "DEFAULT")]  # fmt: skip
-
-
-def has_kernel(node):
-    return any(all(allows(constraint, node) for constraint in kernel.constraint) for kernel in registered(node.op))
-
-
-def allows(constraint, node):
-    value = node.attr[constraint.name]
-    found = {value.type} if value.WhichOneof("value") == "type" else set(value.list.type)
-    return found <= set(constraint.allowed_values.list.type)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +27,6 @@ def test_every_operation_on_a_gpu_has_a_kernel_there(model, options, cifar10_dir
     config: Config = workload.config(num_gpus=2, batch_size=4, summary_every_steps=0, **options)
     placed = devices.place(config, gpus_here=["one", "another"])
     definition = training.training_graph(workload, examples, config, placed).graph.as_graph_def()
-    functions = {function.signature.name for function in definition.library.function}
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    on_gpus = [node for node in nodes if "GPU" in node.device and node.op not in functions]
+    on_gpus = kernel_registry.nodes_on_gpus(definition)
     assert len(on_gpus) > 100
-    lacking = {(node.op, tf.as_dtype(node.attr["T"].type).name) for node in on_gpus if not has_kernel(node)}
-    assert lacking <= EXCEPTIONS.keys()
+    assert kernel_registry.lacking(on_gpus) <= kernel_registry.EXCEPTIONS.keys()
