@@ -66,7 +66,13 @@ class Findings:
             yield
         except Exception as error:
             traceback.print_exc()
-            self.add(FAILED, what, error=f"{type(error).__name__}: {error}"[:600])
+            self.add(FAILED, what, error=short(error))
+
+
+def short(error: Exception) -> str:
+    """An error in a few words: its first ones, and the last ones, in which TensorFlow has the cause."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) < 500 else f"{text[:150]} ... {text[-300:]}"
 
 
 def read(path: str) -> list[dict]:

@@ -123,7 +123,8 @@ def command(module: str, *words, seconds: float) -> subprocess.CompletedProcess:
     print(f"--- python -m {module} {' '.join(map(str, words))}: status {done.returncode}, "
           f"{time.monotonic() - started:.1f} s\n{done.stdout}", flush=True)  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"python -m {module} left with status {done.returncode}: {done.stdout[-400:]}")
+        told = [line for line in done.stdout.splitlines() if "rror" in line] or done.stdout.splitlines()
+        raise RuntimeError(f"python -m {module} left with status {done.returncode}: {' | '.join(told[-2:])[-400:]}")
     return done
 
 
