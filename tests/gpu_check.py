@@ -104,6 +104,7 @@ def run_section(section: Section, limit: float, quick: bool, shared: pathlib.Pat
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+        process.kill()
         process.wait()
     found = results.read(str(written))
     if status is None:
