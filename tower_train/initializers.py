@@ -51,5 +51,10 @@ class FromExamples:
                 )
             return self._value.astype(dtype.as_numpy_dtype)
 
-        with tf.device("/cpu:0"):
-            return tf.ensure_shape(tf.numpy_function(compute, [], dtype), shape)
+        # In a function of its own: what gives a variable its value is placed where that is, but Python is on the CPU.
+        @tf.function
+        def value():
+            with tf.device("/cpu:0"):
+                return tf.ensure_shape(tf.numpy_function(compute, [], dtype), shape)
+
+        return value()

@@ -12,6 +12,7 @@ CASES = {
     "cpu": {},
     "add_n": {"variable_update": "mirrored", "all_reduce": "add_n"},
     "nccl": {"variable_update": "mirrored", "all_reduce": "nccl", "optimizer": "adam"},
+    "from examples": {"model": "cifar10_94", "variable_update": "mirrored", "all_reduce": "add_n", "dtype": "float32"},
 }
 GRADIENT_BYTES = 4 * 1_068_298  # of the tutorial's network, one for each weight
 INPUT_BYTES = 2 * 4 * (24 * 24 * 3 * 4 + 4)  # two towers' images and labels
