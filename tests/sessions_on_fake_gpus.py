@@ -2,7 +2,8 @@
 
 Trains with evaluations on some GPUs (2,0), evaluates, exports, uses an Estimator and sides of the benchmark, all in one
 process. PLUGIN gives four fake GPUs; as these cannot compute, sessions are then opened without. '' takes real ones.
-Prints JSON: the eager context's GPU options, and those of every session that asked for GPUs by what opened it.
+Prints JSON: the eager context's GPU options, those of every session that asked for GPUs by what opened it, and the peak
+of the memory on each GPU.
 """
 
 import contextlib
@@ -32,7 +33,9 @@ def main(plugin, folder, data_dir, gpus="2,0"):
             use(tf, folder, data_dir)
         found[name] = [options(config) for config in asked if config is None or config.device_count.get("GPU") != 0]
     config = tf.__internal__.eager_context.get_config()
-    print(json.dumps({"context": options(config), "sessions": found}))
+    from tower_train.bench import sides
+
+    print(json.dumps({"context": options(config), "sessions": found, "card_bytes": sides.card_bytes()}))
     sys.stdout.flush()
     os._exit(0)  # some destructors would compute on a GPU
 
