@@ -217,6 +217,7 @@ def main(words=None) -> int:
     except OSError as error:
         print(f"gpu_check: error: --out={asked.out} cannot be made ({error.strerror}).", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and so ends the section at work
     outcomes = run(asked, asked.out)
     unchecked = sum(each.count(results.UNCHECKED) for each in outcomes)
     print(f"{overall(outcomes)}; {unchecked} not checked. Written: {asked.out}/report.md, report.json, log.txt")

@@ -3,6 +3,8 @@
 import json
 import pathlib
 import subprocess
+import sys
+import time
 
 import forked
 import gpu_check
@@ -88,6 +90,23 @@ def test_a_section_that_crashes_hangs_or_fails_is_a_line_and_not_the_end(check, 
     assert "FAILED: this (error ValueError: no such card)" in printed
     log = pathlib.Path(tmp_path, "out", "log.txt").read_text()
     assert "in hang" in log and "KeyError: 'lost'" in log
+
+
+def test_who_ends_it_ends_the_section_at_work_too(tmp_path):
+    words = [sys.executable, jobs.TESTS / "gpu_check.py", "--quick", "--only=machine", f"--out={tmp_path / 'out'}"]
+    with subprocess.Popen(words, env=jobs.environment(jobs.TESTS), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("1/1 machine: ")
+        while not (started := children(process.pid)):
+            assert process.poll() is None
+        time.sleep(0.3)  # until it knows whom it has started
+        process.terminate()
+        assert process.wait(jobs.WAIT_SECS) == 143
+    assert not any(pathlib.Path("/proc", pid).exists() for pid in started)
+
+
+def children(process):
+    """The numbers of the processes that one has started."""
+    return pathlib.Path(f"/proc/{process}/task/{process}/children").read_text().split()
 
 
 def test_what_time_does_not_suffice_for_is_not_checked(check):
