@@ -51,14 +51,15 @@ def audit(case, dumps):
       towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
       seconds: all this took.
     """
+    import kernel_registry
     import tensorflow as tf
 
     start = time.monotonic()
     step = gpu_graphs.graph_of(case, has_gpus=dumps is not None)
-    nodes, launches = list(nodes_on_gpus(step.graph)), nccl_launches(step.graph)
+    nodes, launches = kernel_registry.nodes_on_gpus(step.graph.as_graph_def()), nccl_launches(step.graph)
     found = {
         "on_gpus": len(nodes),
-        "lacking": sorted({(node.op, tf.as_dtype(node.attr["T"].type).name) for node in nodes if not has_kernel(node)}),
+        "lacking": sorted(kernel_registry.lacking(nodes)),
         "launches": min(map(len, launches), default=0),
         "unordered": count_unordered(launches),
         "towers": step.towers,
@@ -76,32 +77,6 @@ def audit(case, dumps):
         if "front" not in case:
             found["crossing"] = crossings(step.graph, placed, step.fetches)
     return found | {"seconds": time.monotonic() - start}
-
-
-def nodes_on_gpus(graph):
-    definition = graph.as_graph_def()
-    functions = {function.signature.name for function in definition.library.function}
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    return (node for node in nodes if "GPU" in node.device and node.op not in functions)
-
-
-def has_kernel(node):
-    """Whether there is a kernel for a node on GPUs in TensorFlow's registry, which holds CUDA's on any machine."""
-    return any(all(_allows(limit, node) for limit in kernel.constraint) for kernel in _registered(node.op))
-
-
-@functools.cache
-def _registered(op):
-    from tensorflow.python.framework import kernels
-
-    found = kernels.get_registered_kernels_for_op(op).kernel
-    return [kernel for kernel in found if kernel.device_type in ("GPU", "DEFAULT")]
-
-
-def _allows(limit, node):
-    value = node.attr[limit.name]
-    types = {value.type} if value.WhichOneof("value") == "type" else set(value.list.type)
-    return types <= set(limit.allowed_values.list.type)
 
 
 def nccl_launches(graph):

@@ -10,7 +10,7 @@ begins with, and without what Keras has no option for: rates of single variables
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,8 @@ import cifar10
 import tower_train
 from cifar10 import cifar10_94, records, source, whitening
 from cifar10.rivals import keras_networks
-from tower_train import workload
+from tower_train import config, workload
+from tower_train.graph import devices
 from tower_train.options import rules
 
 
@@ -42,7 +43,8 @@ def train(
     """
     ours = cifar10.WORKLOAD.with_options({"model": model})
     recipe = ours.config()
-    strategy = tf.distribute.MirroredStrategy(_devices(num_replicas)) if num_replicas > 1 else None
+    placed = devices.place(config.DeviceOptions(num_gpus=max(num_replicas, num_towers)))
+    strategy = tf.distribute.MirroredStrategy(_with_cpus(placed.towers)) if num_replicas > 1 else None
     keras.config.set_dtype_policy(dtype_policy)
     with strategy.scope() if strategy else contextlib.nullcontext():
         trained = keras_networks.NETWORKS[model]()
@@ -103,9 +105,9 @@ class _Draws:
     of_example = uniform
 
 
-def _devices(count: int) -> list[str]:
-    if tf.config.list_physical_devices("GPU"):
-        return [f"/gpu:{i}" for i in range(count)]
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-    return [f"/cpu:{i}" for i in range(count)]
+def _with_cpus(places: Sequence[str]) -> list[str]:
+    """The devices, once this process has a logical CPU device for each that is one."""
+    if places[0].startswith("/cpu"):
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(places))
+    return list(places)

@@ -8,12 +8,13 @@ the loss is the mean over towers and is checked for NaN in all of them, and the 
 
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from cifar10 import records, source
-from tower_train import workload
+from tower_train import config, workload
+from tower_train.graph import devices
 
 v1 = tf.compat.v1
 
@@ -34,11 +35,11 @@ def train(
     folder, _ = source.locate(request)
     files = [str(folder / name) for name in records.FILES["train"]]
     num_examples = sum(pathlib.Path(file).stat().st_size for file in files) // records.RECORD_BYTES
-    devices, session_config = _devices(num_towers)
+    placed = devices.place(config.DeviceOptions(num_gpus=num_towers))
     with tf.Graph().as_default(), tf.device("/cpu:0"):
-        train_op, loss = build(files, num_examples, batch_size // num_towers, devices)
+        train_op, loss = build(files, num_examples, batch_size // num_towers, placed.towers)
         coordinator = v1.train.Coordinator()
-        with v1.Session(config=session_config) as session:
+        with v1.Session(config=placed.session_config) as session:
             session.run(v1.global_variables_initializer())
             threads = v1.train.start_queue_runners(session, coordinator)
             step = 0
@@ -54,7 +55,9 @@ def train(
             coordinator.join(threads)
 
 
-def build(files: list[str], num_examples: int, tower_batch: int, devices: list[str]) -> tuple[tf.Operation, tf.Tensor]:
+def build(
+    files: list[str], num_examples: int, tower_batch: int, places: Sequence[str]
+) -> tuple[tf.Operation, tf.Tensor]:
     """Builds a tower on each device and their update in the default graph.
 
     Returns the op that does a step, and the mean of the towers' losses.
@@ -67,7 +70,7 @@ def build(files: list[str], num_examples: int, tower_batch: int, devices: list[s
     optimizer = v1.train.GradientDescentOptimizer(learning_rate)
     tower_grads, losses = [], []
     with v1.variable_scope(v1.get_variable_scope()):
-        for i, device in enumerate(devices):
+        for i, device in enumerate(places):
             with tf.device(device), v1.name_scope(f"tower_{i}") as scope:
                 images, labels = distorted_inputs(files, num_examples, tower_batch)
                 losses.append(tower_loss(scope, images, labels))
@@ -149,11 +152,3 @@ def _affine(name, inputs, units, stddev, bias, decay):
 def _variable(name, shape, initializer):
     with tf.device("/cpu:0"):
         return v1.get_variable(name, shape, tf.float32, initializer)
-
-
-def _devices(num_towers: int) -> tuple[list[str], v1.ConfigProto]:
-    kind = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
-    session_config = v1.ConfigProto(allow_soft_placement=True)
-    if kind == "cpu":
-        session_config.device_count["CPU"] = num_towers
-    return [f"/{kind}:{i}" for i in range(num_towers)], session_config

@@ -31,7 +31,7 @@ class FakeWorker:
     def wait_for(self, event):
         if event == "first_step":
             return {"event": event, "secs": 3.0, "import_secs": 2.0}
-        content = {"work_per_step": self._batch_size, "peak_bytes": self._workers.peak_bytes}
+        content = {"work_per_step": self._batch_size, "peak_bytes": self._workers.peak_bytes, "card_bytes": []}
         return {"event": event, "secs": 4.0} | content
 
     def measure(self, seconds, steps):
@@ -46,7 +46,7 @@ class FakeWorker:
         }  # fmt: skip
 
     def stop(self):
-        return {"event": "stopped", "peak_bytes": self._workers.peak_bytes + 1}
+        return {"event": "stopped", "peak_bytes": self._workers.peak_bytes + 1, "card_bytes": []}
 
 
 @pytest.fixture

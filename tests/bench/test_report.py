@@ -42,6 +42,17 @@ def test_the_share_of_the_ceiling_is_of_the_same_arithmetic():
     assert rows["single"].ratio is None
 
 
+def test_several_gpus_are_held_against_as_many_ceilings():
+    """Towers without a GPU of their own share what one ceiling is measured on."""
+    towers = measured("two towers", [30.0])
+    towers.side.settings["towers"] = 2
+    replicas = measured("four replicas", [30.0])
+    replicas.side.settings["num_devices"] = 4
+    sides = [towers, replicas, measured("ceiling/float32", [2000.0], kind="matmul")]
+    for on_gpus, expected in ((True, [0.75, 0.375, 1.0]), (False, [1.5, 1.5, 1.0])):
+        assert [row.share for row in report.rows(sides, None, 100.0, on_gpus)] == expected
+
+
 def test_without_a_count_of_the_arithmetic_there_are_no_ceilings():
     sides = [measured("single", [8.0]), measured("ceiling/float32", [1000.0], kind="matmul")]
     (row,) = report.rows(sides, "single", None)
@@ -65,6 +76,15 @@ def test_a_row_has_its_median_spread_ratio_share_memory_and_start():
     _, _, mine, ceiling = report.comparison(rows, "port")
     assert mine.split() == "| mine | 1000 | +/- 25 | 1.55 | 0.90 | 700 MiB | 3.9 s |".split()
     assert ceiling.split() == "| ceiling | 1100 | +/- 0 | - | 1.00 | - | - |".split()
+
+
+def test_the_memory_of_gpus_has_a_column_where_there_are_some():
+    mine = measured("mine", [8.0], peak_bytes=2**20)
+    mine.card_bytes = 5 * 2**20
+    rows = report.rows([mine, measured("ceiling/float32", [1000.0], kind="matmul")], None, 100.0, on_gpus=True)
+    head, _, first, ceiling = report.comparison(rows, None)
+    assert head.split("|")[-2].strip() == "of a GPU's memory"
+    assert [line.split("|")[-2].strip() for line in (first, ceiling)] == ["5 MiB", "-"]
 
 
 def test_a_side_that_does_not_stand_still_is_warned_about():

@@ -4,8 +4,6 @@ Where there is no compiler, the registry of TensorFlow's kernels says what there
 """
 
 import json
-import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -13,7 +11,6 @@ import gpu_graphs
 import jobs
 import pytest
 import shared
-import tensorflow as tf
 
 COMPILER = shutil.which("g++")
 
@@ -41,9 +38,6 @@ CASES = {
     )
 }
 
-# Soft placement puts these on the CPU: {(op, dtype): why}.
-EXCEPTIONS = {("SparseSoftmaxCrossEntropyWithLogits", "float64"): "no network is trained in float64 for its speed"}
-
 # Of each network the numbers that a tower reads (variables), hands back (gradients, means of its batch), and the bytes
 # of its examples.
 CROSSING = {
@@ -64,14 +58,10 @@ def found(tmp_path_factory):
     """{case: what on_fake_gpus says of it}."""
 
     def look(folder):
-        plugin, cases = "", CASES
-        if COMPILER:
-            plugin, cases = folder / "fake_gpu.so", CASES | gpu_graphs.fronts()
-            source = pathlib.Path(__file__).with_name("fake_gpu.cc")
-            options = ["-std=c++17", "-shared", "-fPIC", "-O1", f"-I{tf.sysconfig.get_include()}"]
-            subprocess.run([COMPILER, *options, source, "-o", plugin], check=True)
+        plugin = fake_gpus.build(folder)
+        cases = CASES | gpu_graphs.fronts() if plugin else CASES
         # A fresh process, since TensorFlow reads once which graphs to dump.
-        words = [sys.executable, "-m", "on_fake_gpus", plugin, json.dumps(list(cases.values()))]
+        words = [sys.executable, "-m", "on_fake_gpus", plugin or "", json.dumps(list(cases.values()))]
         done = subprocess.run(words, env=jobs.environment(jobs.TESTS), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         named = dict(zip(cases, json.loads(done.stdout), strict=True))
@@ -81,7 +71,7 @@ def found(tmp_path_factory):
 
 
 def placed(found):
-    if not COMPILER:
+    if not fake_gpus.COMPILER:
         pytest.skip("needs g++ to build GPUs")
     return found.items()
 

@@ -29,7 +29,7 @@ def compare(session: Session) -> list[str]:
     sides = systems.comparison(options, about)
     name, reference = ("growing", sides[0].name) if options.growing else ("benchmark", about["reference"])
     measured = measure.in_rounds(session, sides, options.num_rounds, options.seconds_each)
-    rows = report.rows(measured, reference, about["flops_per_example"])
+    rows = report.rows(measured, reference, about["flops_per_example"], on_gpus=bool(about["gpus"]))
     written = [session.write(name, {"rows": _as_dicts(rows), "sides": _as_dicts(measured)})]
     written += draw_comparison(rows, bool(about["gpus"]), session.out / f"{name}.png")
     what = f"{options.batch_size} examples a step, {options.num_rounds} rounds of {options.seconds_each:g} s"

@@ -122,7 +122,7 @@ def in_rounds(
                     _take_sample(measured[name], live[name], number, seconds, steps)
                     session.progress.update(advance=seconds)
             for name, worker in live.items():
-                measured[name].peak_bytes = max(measured[name].peak_bytes, worker.stop()["peak_bytes"])
+                _note_peaks(measured[name], worker.stop())
         first_round += rounds
     return list(measured.values())
 
@@ -136,7 +136,13 @@ def _note_start(measured: Measured, worker: Worker) -> None:
     ready = worker.wait_for("ready")
     measured.first_step_secs = measured.first_step_secs or first["secs"]  # of an anchor's starts, the first
     measured.import_secs = measured.import_secs or first["import_secs"]
-    measured.work_per_step, measured.peak_bytes = ready["work_per_step"], ready["peak_bytes"]
+    measured.work_per_step = ready["work_per_step"]
+    _note_peaks(measured, ready)
+
+
+def _note_peaks(measured: Measured, answer: dict) -> None:
+    measured.peak_bytes = max(measured.peak_bytes, answer["peak_bytes"])
+    measured.card_bytes = max(measured.card_bytes, *answer["card_bytes"], 0)
 
 
 def _take_sample(measured: Measured, worker: Worker, number: int, seconds: float, steps: int) -> None:

@@ -27,6 +27,7 @@ class Measured:
       import_secs: what importing TensorFlow took of that.
       work_per_step: examples, or for a ceiling floating-point operations.
       peak_bytes: resident memory at its peak.
+      card_bytes: likewise of a GPU, the one of which it took most; 0 without.
       samples: one a round, with round, steps, seconds, per_sec (work per second) and what else the worker says.
     """
 
@@ -35,6 +36,7 @@ class Measured:
     import_secs: float = 0.0
     work_per_step: int = 0
     peak_bytes: int = 0
+    card_bytes: int = 0
     samples: list[dict] = dataclasses.field(default_factory=list)
 
     def rates(self, flops_per_example: float | None = None) -> dict[int, float]:
@@ -52,8 +54,10 @@ class Row:
         network's products.
       low, high: the first and the third quartile.
       ratio: to the reference, the median over rounds of the ratio within a round; None without a reference.
-      share: of the ceiling of the same arithmetic, likewise; None if it is not known.
+      share: of the ceiling of the same arithmetic, likewise; None if it is not known. A ceiling is one device's, and
+        several GPUs are held against as many.
       peak_bytes: resident memory of its process; None for a ceiling.
+      card_bytes: memory of a GPU; None without GPUs, and for a ceiling.
       first_step_secs: from the start of its process; None for a ceiling.
     """
 
@@ -65,12 +69,19 @@ class Row:
     share: float | None
     peak_bytes: int | None
     first_step_secs: float | None
+    card_bytes: int | None = None
 
 
-def rows(measured: Sequence[Measured], reference: str | None, flops_per_example: float | None) -> list[Row]:
+def rows(
+    measured: Sequence[Measured], reference: str | None, flops_per_example: float | None, on_gpus: bool = False
+) -> list[Row]:
     """A row for each side; none for ceilings if the network's arithmetic is not known.
 
-    The reference is the name of the side that ratios are taken to; it need not be among them.
+    Args:
+      measured: the sides.
+      reference: the name of the side that ratios are taken to; it need not be among them.
+      flops_per_example: of the network, or None.
+      on_gpus: whether each tower or replica has a device of its own; logical CPU devices share the cores.
     """
     if flops_per_example is None:
         measured = [one for one in measured if not one.side.is_ceiling]
@@ -79,8 +90,11 @@ def rows(measured: Sequence[Measured], reference: str | None, flops_per_example:
     found = []
     for one in measured:
         side, by_round = one.side, rates[one.side.name]
-        ratios = median_ratio(by_round, rates.get(reference, {})), median_ratio(by_round, ceilings.get(side.dtype, {}))
-        costs = (None, None) if side.is_ceiling else (one.peak_bytes, one.first_step_secs)
+        ceiling = {
+            number: (side.towers if on_gpus else 1) * rate for number, rate in ceilings.get(side.dtype, {}).items()
+        }
+        ratios = median_ratio(by_round, rates.get(reference, {})), median_ratio(by_round, ceiling)
+        costs = (None, None) if side.is_ceiling else (one.peak_bytes, one.first_step_secs, one.card_bytes or None)
         found.append(Row(side.name, *median_and_quartiles(by_round.values()), *ratios, *costs))
     return found
 
@@ -127,6 +141,9 @@ def comparison(rows: Sequence[Row], reference: str | None) -> list[str]:
     """The table of the sides; see Row."""
     head = ["system", "examples/sec", "spread", f"over {reference or 'reference'}", "of the ceiling", "peak memory",
             "first step"]  # fmt: skip
+    on_gpus = any(row.card_bytes for row in rows)
+    if on_gpus:
+        head.append("of a GPU's memory")
     body = [
         [
             row.name,
@@ -136,6 +153,7 @@ def comparison(rows: Sequence[Row], reference: str | None) -> list[str]:
             _or_dash(row.share, ".2f"),
             _or_dash(row.peak_bytes and row.peak_bytes / 2**20, ".0f", " MiB"),
             _or_dash(row.first_step_secs, ".1f", " s"),
+            *([_or_dash(row.card_bytes and row.card_bytes / 2**20, ".0f", " MiB")] if on_gpus else []),
         ]
         for row in rows
     ]

@@ -3,12 +3,14 @@
 import dataclasses
 import importlib
 import json
+import sys
 import timeit
 
 import numpy as np
 import tensorflow as tf
 
 import tower_train
+from tower_train import config as options
 from tower_train import workload as workloads
 from tower_train.bench import flops, systems
 from tower_train.graph import gpus, gradients, stream
@@ -17,7 +19,7 @@ v1 = tf.compat.v1
 
 _NO_END = 10**12  # steps
 _PATIENCE_SECS = 3600.0  # the benchmark itself sees to it that all processes of a side live
-_MATRIX_SIZES = (512, 1024, 2048, 4096, 8192)
+_MATRIX_SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 _MATRIX_TRIALS, _LONGEST_TRIAL_SECS = 5, 0.05
 
 
@@ -60,6 +62,16 @@ def run(spec: dict, pacer) -> None:
       pacer: the `worker.Pacer` that it reports its steps to.
     """
     {"trainer": _run_trainer, "rival": _run_rival, "matmul": _run_matmul}[spec["kind"]](spec, pacer)
+
+
+def card_bytes() -> list[int]:
+    """The peak of this process's memory on each GPU that it sees, in bytes, as its allocators count it."""
+    if torch := sys.modules.get("torch"):  # which has an allocator of its own, beside TensorFlow's idle one
+        return [torch.cuda.max_memory_reserved(i) for i in range(torch.cuda.device_count())]
+    return [
+        tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))["peak"]
+        for gpu in tf.config.list_logical_devices("GPU")
+    ]
 
 
 def workload_of(path: str, model: str | None) -> workloads.Workload:
@@ -128,8 +140,9 @@ def _run_rival(spec: dict, pacer) -> None:
 
 
 def _run_matmul(spec: dict, pacer) -> None:
-    """Multiplies square matrices of the size at which this machine does most products a second."""
-    with tf.Graph().as_default(), v1.Session() as session:
+    """Multiplies square matrices of the size at which one device of this machine does most products a second."""
+    placed = devices.place(options.DeviceOptions(device=spec["device"]))
+    with tf.Graph().as_default(), tf.device(placed.towers[0]), v1.Session(config=placed.session_config) as session:
         fastest = 0.0
         for size in _MATRIX_SIZES:
             trial = _product(session, size, tf.as_dtype(spec["dtype"]))
@@ -155,7 +168,8 @@ def _product(session: v1.Session, size: int, dtype: tf.DType):
 
 def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch_size: int):
     """The first (features, labels) of training, as numpy arrays."""
-    with tf.Graph().as_default(), tf.device("/cpu:0"), v1.Session() as session:
+    without_gpus = v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.device("/cpu:0"), v1.Session(config=without_gpus) as session:
         first = stream.training_stream(
             workload, examples, seed=0, start=tf.zeros([], tf.int64), split=stream.Split(batch_size, 1)
         )

@@ -115,6 +115,11 @@ class System:
     def is_ceiling(self) -> bool:
         return self.kind == "matmul"
 
+    @property
+    def towers(self) -> int:
+        """The towers or replicas that share a step, each on a device."""
+        return self.settings.get("towers") or self.settings.get("num_devices", 1)
+
 
 def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
     """The sides of the table; `about` is what `sides.describe` returned. ConfigError if there are none."""

@@ -7,11 +7,11 @@ time from the side that is measured.
 
     worker:     {"event": "first_step", "import_secs": 2.2}
     worker:     {"event": "warming_up"}, after each thousand steps of a long warm-up
-    worker:     {"event": "ready", "work_per_step": 128, "peak_bytes": 800000000}
+    worker:     {"event": "ready", "work_per_step": 128, "peak_bytes": 800000000, "card_bytes": []}
     benchmark:  {"seconds": 5}
     worker:     {"event": "measured", "steps": 134, "seconds": 5.01, ...}
     benchmark:  {}, or the end of its output
-    worker:     {"event": "stopped", "peak_bytes": 900000000}
+    worker:     {"event": "stopped", "peak_bytes": 900000000, "card_bytes": []}
 
 A side that trains in several processes has one worker, which starts the others, its peers. They talk with nobody, and
 find their task in TF_CONFIG. When one of these processes ends, however it ends, they all do.
@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tower_train import errors, host
 from tower_train.options import command_line
@@ -45,15 +45,16 @@ class Pacer:
       work_per_step: what a step is worth in the side's unit, examples or floating-point operations; a side may set it.
       warm_up_steps: how many steps are done before it is ready.
       peers: numbers of the side's other processes.
+      card_bytes: tells the peak of the side's memory on each GPU that it uses.
     """
 
     def __init__(
         self, channel, requests, import_secs: float, work_per_step: int | None, warm_up_steps: int,
-        peers: Sequence[int] = (),
+        peers: Sequence[int] = (), card_bytes: Callable[[], list[int]] = list,
     ):  # fmt: skip
         self.work_per_step = work_per_step
         self._channel, self._requests, self._peers = channel, requests, peers
-        self._import_secs, self._warm_up_steps = import_secs, warm_up_steps
+        self._import_secs, self._warm_up_steps, self._card_bytes = import_secs, warm_up_steps, card_bytes
         self._steps = self._pace()
         next(self._steps)
 
@@ -70,7 +71,7 @@ class Pacer:
             yield from self._do(0, SIGN_OF_LIFE_STEPS)
             self._tell("warming_up")
         yield from self._do(WARM_UP_SECS, self._warm_up_steps % SIGN_OF_LIFE_STEPS)
-        self._tell("ready", work_per_step=self.work_per_step, peak_bytes=host.resident_bytes("VmHWM", self._peers))
+        self._tell("ready", work_per_step=self.work_per_step, **self._peaks())
         while True:
             idle = -time.perf_counter(), -host.processor_secs(self._peers)
             request = json.loads(self._requests.readline() or "{}")
@@ -83,7 +84,10 @@ class Pacer:
             seconds = time.perf_counter() - start
             self._tell("measured", steps=steps, seconds=seconds, idle_secs=idle[0], idle_cpu_secs=idle[1],
                        resident_bytes=host.resident_bytes("VmRSS", self._peers))  # fmt: skip
-        self._tell("stopped", peak_bytes=host.resident_bytes("VmHWM", self._peers))
+        self._tell("stopped", **self._peaks())
+
+    def _peaks(self) -> dict:
+        return {"peak_bytes": host.resident_bytes("VmHWM", self._peers), "card_bytes": self._card_bytes()}
 
     def _do(self, seconds: float, steps: int) -> Iterator[bool]:
         """Lets the side do at least so many steps, for at least so long; returns how many it did."""
@@ -152,7 +156,8 @@ def _run_worker(spec: dict) -> None:
         else:
             warm_up_steps = spec.get("warm_up_steps", WARM_UP_STEPS)
             peers = start_peers(spec)
-            sides.run(spec, Pacer(channel, sys.stdin, import_secs, spec["batch_size"], warm_up_steps, peers))
+            work = spec["batch_size"]
+            sides.run(spec, Pacer(channel, sys.stdin, import_secs, work, warm_up_steps, peers, sides.card_bytes))
     except errors.UserError as error:
         channel.write(json.dumps({"event": "refused", "message": str(error)}) + "\n")
     channel.close()

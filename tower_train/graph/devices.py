@@ -43,7 +43,8 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, alon
     """Chooses the devices.
 
     A process sees the chosen GPUs only, numbered in the order of the machine's, from the first time that TensorFlow
-    uses a device; its memory on them grows with the need.
+    uses a device; its memory on them grows with the need. A GPU that the program has split into logical devices counts
+    as that many.
 
     Args:
       options: num_gpus, gpus, device, threads.
@@ -57,7 +58,8 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, alon
     """
     looks = gpus_here is None
     if looks:
-        gpus_here = [] if options.device == "cpu" else list(map(gpus.about, tf.config.list_physical_devices("GPU")))
+        here = [] if options.device == "cpu" else _gpus_here()
+        gpus_here = list(map(gpus.about, here))
     gpus_here = [Gpu(each) if isinstance(each, str) else each for each in gpus_here]
     if options.device == "cpu" or (not gpus_here and options.device == "auto" and not options.gpus):
         if looks and options.device == "auto":
@@ -80,6 +82,15 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, alon
         tuple(f"GPU {i} ({gpu.name})" for i, gpu in zip(wanted, chosen, strict=True)),
         proto, chosen, tuple(notes),
     )  # fmt: skip
+
+
+def _gpus_here() -> list[tf.config.PhysicalDevice]:
+    """This machine's GPUs; one that the program has split into logical devices once for each of those."""
+    return [
+        gpu
+        for gpu in tf.config.list_physical_devices("GPU")
+        for _ in tf.config.get_logical_device_configuration(gpu) or [None]
+    ]
 
 
 def use_gpus_alike(proto: tf.compat.v1.ConfigProto) -> None:
@@ -116,10 +127,11 @@ def _seen(wanted: tuple[int, ...], alone: bool) -> list[int]:
     Raises:
       ConfigError: TensorFlow has used its devices already, and does not see a wanted one.
     """
-    here = tf.config.list_physical_devices("GPU")
+    here = _gpus_here()
     if alone:
-        _show([here[i] for i in sorted(wanted)])
-    seen = [here.index(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+        _show(list(dict.fromkeys(here[i] for i in sorted(wanted))))
+    visible = tf.config.get_visible_devices("GPU")
+    seen = [i for i, gpu in enumerate(here) if gpu in visible]
     if hidden := sorted(set(wanted) - set(seen)):
         raise errors.ConfigError(
             f"GPU {', '.join(map(str, hidden))} cannot be used: in this process TensorFlow already began with GPU "
@@ -138,10 +150,12 @@ def _show(visible: list[tf.config.PhysicalDevice]) -> None:
 def let_memory_grow(devices: list[tf.config.PhysicalDevice]) -> None:
     """Keeps TensorFlow from taking all memory of GPUs at once, where it has not used them yet.
 
-    A program that gave a GPU logical devices has given them their memory too, and keeps it.
+    A program that split a GPU into logical devices has given them their memory too. TensorFlow then lets none grow.
     """
+    if any(tf.config.get_logical_device_configuration(gpu) for gpu in devices):
+        return
     for gpu in devices:
-        with contextlib.suppress(RuntimeError, ValueError):
+        with contextlib.suppress(RuntimeError):
             tf.config.experimental.set_memory_growth(gpu, True)
 
 

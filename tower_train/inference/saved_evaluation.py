@@ -28,13 +28,12 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
     Raises:
       RunError: no run there, no checkpoint, one of another network, or a damaged result.json.
     """
+    placed = devices.place(options)  # before anything uses a device
     run = saved_run.read(options, workload)
     run.directory.read(directory.RESULT)
     if not options.watch:
         run.checkpoint()  # raises if there is none, before the graph is built
-    evaluator = Evaluator(
-        run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, devices.place(options)
-    )
+    evaluator = Evaluator(run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, placed)
     with contextlib.closing(evaluator), contextlib.closing(open_curves(run.directory)) as writer:
         if options.watch:
             evaluations = _watched(run, evaluator, options.watch_secs)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tower_train.config import RunOptions
+from tower_train.config import DeviceOptions, RunOptions
 from tower_train.data import decoding
-from tower_train.graph import context, towers, update
+from tower_train.graph import context, devices, towers, update
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import TowerDraws
 from tower_train.graph.variables import Variables
@@ -70,15 +70,18 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
 def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[ServingGraph, v1.Session]:
     """Opens a session with the network of a run's checkpoint; the caller closes it. workload: None finds the run's.
 
+    The CPU computes, and this process leaves GPUs to others.
+
     Raises:
       RunError: no run, no checkpoint, or one of another network.
     """
+    placed = devices.place(DeviceOptions(device="cpu"))
     run = saved_run.read(options, workload)
     run.checkpoint()  # raises if there is none, before the graph is built
     built = serving_graph(run)
     with built.graph.as_default():
         saver = v1.train.Saver(built.restored)
-    session = v1.Session(graph=built.graph, config=v1.ConfigProto(device_count={"GPU": 0}))
+    session = v1.Session(graph=built.graph, config=placed.session_config)
     with contextlib.ExitStack() as if_failed:
         if_failed.callback(session.close)
         run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))

@@ -1,6 +1,7 @@
 """The sessions of an Estimator: training, and computing with a checkpoint."""
 
 import copy
+import functools
 
 import tensorflow as tf
 
@@ -9,7 +10,7 @@ from tower_train.fronts.tf_estimator import eval_metrics
 from tower_train.fronts.tf_estimator.model_towers import TrainStep
 from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec
-from tower_train.graph.devices import Devices
+from tower_train.graph import devices
 from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
@@ -22,6 +23,14 @@ class NonFiniteLossError(errors.NonFiniteError, v1.train.NanLossDuringTrainingEr
     __str__ = Exception.__str__  # 1.15's says no more than its name
 
 
+@functools.cache
+def _say_without_effect() -> None:
+    console.notice(
+        "RunConfig: session_config.gpu_options have no effect, as GPUs are the same for all of a process. Use "
+        "tf.config.set_visible_devices and tf.config.set_logical_device_configuration at its start."
+    )
+
+
 class Sessions:
     """Opens sessions for the default graph.
 
@@ -31,11 +40,14 @@ class Sessions:
       warm_start: the values to begin with where there is no checkpoint, or None.
     """
 
-    def __init__(self, config: RunConfig, placed: Devices, warm_start: WarmStartSettings | None = None):
+    def __init__(self, config: RunConfig, placed: devices.Devices, warm_start: WarmStartSettings | None = None):
         self._config, self._warm_start = config, warm_start
         self._proto = copy.deepcopy(placed.session_config)
         if config.session_config:
             self._proto.MergeFrom(config.session_config)
+            devices.use_gpus_alike(self._proto)
+            if config.session_config.HasField("gpu_options") and "gpu" in placed.towers[0]:
+                _say_without_effect()
 
     def train(self, step: TrainStep, spec: EstimatorSpec, newest: str | None, hooks: list, saving_listeners) -> int:
         """Trains in model_dir and saves there, until a hook or the end of the input stops it.

@@ -141,7 +141,7 @@ class RunConfig:
       save_checkpoints_steps: steps between checkpoints; the first and the last step are saved too.
       save_checkpoints_secs: seconds between checkpoints, instead of steps; 600 if neither is given. None for both: no
         checkpoints.
-      session_config: a tf.compat.v1.ConfigProto.
+      session_config: a tf.compat.v1.ConfigProto, but for its gpu_options: tf.config decides on a process's GPUs.
       keep_checkpoint_max: newest checkpoints kept; 0 or None for all.
       keep_checkpoint_every_n_hours: one more is kept each so many hours.
       log_step_count_steps: steps between log lines of the loss and of steps/sec; None for none.

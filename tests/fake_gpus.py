@@ -1,0 +1,20 @@
+"""GPUs that hold memory but cannot compute: builds tests/gpus/fake_gpu.cc, a plugin of TensorFlow."""
+
+import pathlib
+import shutil
+import subprocess
+
+import tensorflow as tf
+
+COMPILER = shutil.which("g++")
+
+
+def build(folder):
+    """Builds the plugin into a folder; returns its path, or None without g++."""
+    if not COMPILER:
+        return None
+    plugin = pathlib.Path(folder, "fake_gpu.so")
+    source = pathlib.Path(__file__).with_name("gpus") / "fake_gpu.cc"
+    options = ["-std=c++17", "-shared", "-fPIC", "-O1", f"-I{tf.sysconfig.get_include()}"]
+    subprocess.run([COMPILER, *options, source, "-o", plugin], check=True)
+    return plugin

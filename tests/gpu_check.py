@@ -1,0 +1,228 @@
+"""Checks and measures everything on a machine with GPUs, and says in a report what was done and what could not be.
+
+scripts/gpu_check [--out=DIR] [--minutes=8] [--quick] [--only=SECTION,...]
+
+Each section is a process of its own with a time limit, so that one that crashes or hangs is a line of the report. DIR
+gets report.md, report.json and log.txt, written anew after each section. On a machine without a GPU the sections do on
+the CPU, or on GPUs that cannot compute, what they can there, and name the rest; --quick: only what is cheap on CPUs.
+Exit status: 0 nothing failed, 1 something did, 2 an option is wrong.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from gpu_checks import findings as results
+
+TESTS = pathlib.Path(__file__).parent
+_LEAST_SECS = 12  # less is not worth a start
+_SLACK = 1.6  # times its share a section may take; what it leaves the others have
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One section: its name, its function, what it is about, and its seconds on a machine with GPUs."""
+
+    name: str
+    function: str
+    about: str
+    seconds: int
+
+
+SECTIONS = (
+    Section("machine", "gpu_checks.machine:check", "GPUs, driver, libraries, first kernels", 60),
+    Section("towers", "gpu_checks.towers:on_one_card", "several towers on one card against one tower, in float64", 45),
+    Section("cards", "gpu_checks.towers:on_several_cards", "several cards against one, in float64", 45),
+    Section("variables", "gpu_checks.modes:variables_and_reduces", "places of the variables and all-reduces", 50),
+    Section("dtypes", "gpu_checks.modes:dtypes", "speed of each dtype", 50),
+    Section("repeats", "gpu_checks.repeats:check", "two runs with the same seed", 50),
+    Section("memory", "gpu_checks.memory:check", "memory of GPUs, an evaluation beside a training", 40),
+    Section("fronts", "gpu_checks.fronts:check", "multi_gpu_model and Estimators", 35),
+    Section("profile", "gpu_checks.profile:check", "a profile, and the idle time of each GPU", 35),
+    Section("benchmark", "gpu_checks.benchmark:check", "beside Keras, the port and the ceiling of a card", 80),
+    Section("sessions", "gpu_checks.sessions:check", "one configuration of GPUs in all of a process", 25),
+    Section("placement", "gpu_checks.placement:check", "kernels and traffic of each kind of training", 60),
+)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of a section."""
+
+    section: Section
+    findings: list[dict]
+    seconds: float
+    limit: float
+
+    @property
+    def verdict(self) -> str:
+        """The worst of its findings; being measured is as good as ok."""
+        there = {finding["verdict"] for finding in self.findings}
+        if results.FAILED in there:
+            return results.FAILED
+        return results.OK if there & {results.OK, results.MEASURED} else results.UNCHECKED
+
+    def count(self, verdict: str) -> int:
+        return sum(finding["verdict"] == verdict for finding in self.findings)
+
+
+def start(function: str, settings: str, log: pathlib.Path) -> subprocess.Popen:
+    """Starts a section's process, whose output is added to the log."""
+    path = os.pathsep.join(filter(None, [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH")]))
+    defaults = {"TF_CPP_MIN_LOG_LEVEL": "1", "CUDA_CACHE_MAXSIZE": str(4 << 30), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    with open(log, "a") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpu_checks", function, settings], stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT, env=defaults | os.environ | {"PYTHONPATH": path}, start_new_session=True,
+        )  # fmt: skip
+
+
+def run_section(section: Section, limit: float, quick: bool, shared: pathlib.Path, log: pathlib.Path) -> Outcome:
+    """Runs a section for so many seconds at most."""
+    scratch = shared / section.name
+    scratch.mkdir()
+    written, plugin = scratch / "findings.jsonl", shared / "fake_gpu.so"
+    settings = dict(seconds=limit, quick=quick, scratch=str(scratch), data_dir=str(shared / "data"),
+                    findings=str(written), plugin=str(plugin) if plugin.exists() else None)  # fmt: skip
+    began = time.monotonic()
+    with open(log, "a") as file:
+        file.write(f"\n===== {section.name} =====\n")
+    process, status = start(section.function, json.dumps(settings), log), None
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(limit)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+        process.kill()
+        process.wait()
+    found = results.read(str(written))
+    if status is None:
+        found.append(_failure(f"it was ended after {limit:.0f} s, its time limit; log.txt has its stacks"))
+    elif status != 0:
+        found.append(_failure(f"its process left with status {status}; log.txt has its last words"))
+    return Outcome(section, found, time.monotonic() - began, limit)
+
+
+def _failure(what: str) -> dict:
+    return {"verdict": results.FAILED, "what": what, "numbers": {}}
+
+
+def build_plugin(folder: pathlib.Path) -> None:
+    """Builds the GPUs that cannot compute, for a machine without others, in a process that need not succeed."""
+    words = [sys.executable, "-c", "import sys, fake_gpus; fake_gpus.build(sys.argv[1])", str(folder)]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(words, cwd=TESTS, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def run(asked, out: pathlib.Path) -> list[Outcome]:
+    """Runs the sections, writes the report after each, and prints how it goes."""
+    log, outcomes = out / "log.txt", []
+    log.write_text("")
+    end = time.monotonic() + 60 * asked.minutes
+    with tempfile.TemporaryDirectory(prefix="gpu_check-", ignore_cleanup_errors=True) as shared:
+        shared = pathlib.Path(shared)
+        if not asked.quick:
+            build_plugin(shared)
+        waiting = [section for section in SECTIONS if section.name in asked.only]
+        while waiting:
+            share = waiting[0].seconds / sum(section.seconds for section in waiting)
+            section, left = waiting.pop(0), end - time.monotonic()
+            print(f"{len(outcomes) + 1}/{len(asked.only)} {section.name}: {section.about} ...", flush=True)
+            if left < _LEAST_SECS:
+                finding = {"verdict": results.UNCHECKED, "what": section.about, "numbers": {"why": "no time was left"}}
+                outcomes.append(Outcome(section, [finding], 0.0, 0.0))
+            else:
+                limit = min(left, max(_LEAST_SECS, _SLACK * share * left))
+                outcomes.append(run_section(section, limit, asked.quick, shared, log))
+            last = outcomes[-1]
+            for finding in last.findings:
+                if finding["verdict"] == results.FAILED:
+                    print(f"    {results.shown(finding)}")
+            print(f"    {last.verdict}, {len(last.findings)} findings, {last.seconds:.0f} s", flush=True)
+            write(out, outcomes, asked)
+    return outcomes
+
+
+def write(out: pathlib.Path, outcomes: list[Outcome], asked) -> None:
+    """Writes report.json and report.md."""
+    content = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node(), "command": sys.argv[1:],
+        "verdict": overall(outcomes),
+        "sections": [
+            {"name": each.section.name, "about": each.section.about, "verdict": each.verdict,
+             "seconds": round(each.seconds, 1), "limit": round(each.limit, 1), "findings": each.findings}
+            for each in outcomes
+        ],
+    }  # fmt: skip
+    (out / "report.json").write_text(json.dumps(content, indent=1) + "\n")
+    (out / "report.md").write_text("\n".join(lines_of(outcomes, content, len(asked.only))) + "\n")
+
+
+def overall(outcomes: list[Outcome]) -> str:
+    """The verdict on all of it."""
+    return results.FAILED if any(each.verdict == results.FAILED for each in outcomes) else results.OK
+
+
+def lines_of(outcomes: list[Outcome], content: dict, sections: int) -> list[str]:
+    """The report in Markdown."""
+    counts = collections.Counter(finding["verdict"] for each in outcomes for finding in each.findings)
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in results.VERDICTS)
+    lines = [
+        f"# gpu_check: {content['verdict']}", "",
+        f"{content['date']} on {content['host']}: {summary}. {len(outcomes)} of {sections} sections done.", "",
+        f"| section | verdict | {' | '.join(results.VERDICTS)} | seconds | limit |", "| --- " * 8 + "|",
+    ]  # fmt: skip
+    for each in outcomes:
+        numbers = " | ".join(str(each.count(verdict)) for verdict in results.VERDICTS)
+        lines.append(f"| {each.section.name} | {each.verdict} | {numbers} | {each.seconds:.0f} | {each.limit:.0f} |")
+    for each in outcomes:
+        lines += ["", f"## {each.section.name}: {each.section.about}", ""]
+        lines += [f"- {results.shown(finding)}" for finding in each.findings]
+    return lines
+
+
+def parse(words):
+    parser = argparse.ArgumentParser(
+        prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(f"gpu_check-{time.strftime('%Y%m%d-%H%M%S')}"))
+    parser.add_argument("--minutes", type=float, default=8.0, help="of all sections together (8)")
+    parser.add_argument("--quick", action="store_true", help="only what is cheap on CPUs")
+    parser.add_argument("--only", default="", help=f"of {', '.join(section.name for section in SECTIONS)}")
+    asked = parser.parse_args(words)
+    names = [section.name for section in SECTIONS]
+    asked.only = [name for name in asked.only.split(",") if name] or names
+    if unknown := sorted(set(asked.only) - set(names)):
+        parser.error(f"--only={','.join(unknown)}: the sections are {', '.join(names)}.")
+    if not asked.minutes > 0:
+        parser.error(f"--minutes={asked.minutes:g}: it must be above 0.")
+    return asked
+
+
+def main(words=None) -> int:
+    asked = parse(words)
+    try:
+        asked.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"gpu_check: error: --out={asked.out} cannot be made ({error.strerror}).", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and so ends the section at work
+    outcomes = run(asked, asked.out)
+    unchecked = sum(each.count(results.UNCHECKED) for each in outcomes)
+    print(f"{overall(outcomes)}; {unchecked} not checked. Written: {asked.out}/report.md, report.json, log.txt")
+    return 1 if overall(outcomes) == results.FAILED else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The benchmark with the ceiling of a card: this trainer, Keras and the port, on one card and on all."""
+
+import json
+import pathlib
+
+_BATCH, _CPU_BATCH = 1024, 64  # examples a step
+_SECS_A_SIDE, _OTHER_SECS = 12, 15  # about what a side takes to start and to be measured, and all else
+
+
+def check(findings, settings):
+    if settings.quick:
+        findings.unchecked("the benchmark", "--quick; tests/bench has it on CPUs")
+        return
+    from gpu_checks import trials
+
+    count = len(trials.gpus())
+    if not count:
+        findings.unchecked("the benchmark on GPUs", "there is none; on the CPU instead")
+    most = trials.power_of_two(count) or 2
+    wanted = sides(most)
+    chosen = wanted[: max(2, int((settings.left() - _OTHER_SECS) / _SECS_A_SIDE))]
+    if len(chosen) < len(wanted):
+        findings.unchecked(f"sides of the benchmark: {', '.join(wanted[len(chosen) :])}", "no time was left")
+    out = pathlib.Path(settings.scratch, "benchmark")
+    trials.command(
+        "tower_train.benchmark", f"--systems={','.join(chosen)}", f"--towers={','.join(map(str, sorted({1, most})))}",
+        "--rounds=2", "--seconds=1", f"--batch_size={_BATCH if count else _CPU_BATCH}", "--dataset=generated",
+        f"--data_dir={settings.data_dir}", f"--out={out}", seconds=settings.left() - 2,
+    )  # fmt: skip
+    rows = json.loads((out / "benchmark.json").read_text())["rows"]
+    for row in rows:
+        findings.measured(
+            row["name"], examples_per_sec=row["per_sec"], spread=(row["high"] - row["low"]) / 2,
+            **{name: row[name] for name in ("share", "first_step_secs") if row[name] is not None},
+            **({"megabytes_of_a_gpu": row["card_bytes"] / 2**20} if row["card_bytes"] else {}),
+        )  # fmt: skip
+    findings.check(len(rows) == len(chosen), "the benchmark measured each side", sides=len(rows))
+    if count:
+        ours = [row for row in rows if row["name"].startswith("tower_train/")]
+        findings.check(all(row["card_bytes"] for row in ours), "the memory of the GPUs is known for each side of ours")
+
+
+def sides(most: int) -> list[str]:
+    """The names of the sides, the most telling first; `most` towers are all cards."""
+    towers = f"{most} tower{'s' * (most > 1)}"
+    found = [
+        "ceiling/float32 matrix product", "tower_train/1 tower/float32/fixed", "tower_train/1 tower/float32/real",
+        f"tower_train/{towers}/float32/fixed", "keras/fit", "ceiling/bfloat16 matrix product",
+        "tower_train/1 tower/bfloat16/fixed", f"tower_train/{towers}/bfloat16/fixed", "port",
+        *(["keras/MirroredStrategy 2"] if most > 1 else []),
+    ]  # fmt: skip
+    return list(dict.fromkeys(found))

@@ -1,0 +1,105 @@
+"""The machine: its GPUs, its driver, its libraries, and whether TensorFlow has kernels for these GPUs."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+import numpy as np
+
+_SMI_COLUMNS = ("index", "name", "memory.total", "memory.used", "driver_version", "compute_cap")
+_PRODUCT_TOLERANCE = 1e-2  # of products whose factors may have 10 bits
+
+
+def check(findings, settings):
+    import tensorflow as tf
+
+    from tower_train import host
+
+    here = host.describe()
+    findings.measured(
+        f"{here['processor']}, {here['cores']} cores, {here['memory_bytes'] / 2**30:.0f} GiB", **here["versions"]
+    )
+    build = tf.sysconfig.get_build_info()
+    names = ("cuda_version", "cudnn_version", "cuda_compute_capabilities")
+    findings.measured("TensorFlow was built with", **{name: build[name] for name in names if name in build})
+    driver = pathlib.Path(host.NVIDIA_DRIVER)
+    if driver.exists():
+        findings.measured("NVIDIA driver", version=driver.read_text().splitlines()[0])
+    for line in nvidia_smi(_SMI_COLUMNS) or []:
+        findings.measured("nvidia-smi", **dict(zip(_SMI_COLUMNS, line, strict=False)))
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        if driver.exists() or nvidia_smi(("index",)):
+            findings.check(
+                False, "TensorFlow sees a GPU on this machine with an NVIDIA driver; its remarks say why not"
+            )
+        findings.unchecked("kernels, memory and speed of GPUs", "TensorFlow sees no GPU; towers on the CPU instead")
+        return
+    for gpu in gpus:
+        with findings.attempt(f"{gpu.name} computes"):
+            _check_gpu(tf, findings, gpu, build.get("cuda_compute_capabilities", []))
+    _time_starts(findings, settings)
+
+
+def _time_starts(findings, settings):
+    """A first training compiles kernels that the wheel has no binaries of, a second finds them in CUDA's cache."""
+    from gpu_checks import trials
+
+    for number in ("first", "second"):
+        with findings.attempt(f"the {number} training"):
+            start = time.monotonic()
+            trials.command(
+                "tower_train", *trials.training_words(settings, number, max_steps=20), seconds=settings.left()
+            )
+            findings.measured(f"the {number} training of 20 steps, start to end", seconds=time.monotonic() - start)
+
+
+def nvidia_smi(columns) -> list[list[str]] | None:
+    """What nvidia-smi says of each GPU that this process may use; None if it says nothing."""
+    program = shutil.which("nvidia-smi", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/nvidia/bin")
+    if not program:
+        return None
+    words = [program, f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode:
+        return None
+    lines = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [lines[int(i)] for i in seen] if all(i.isdigit() and int(i) < len(lines) for i in seen) else lines
+
+
+def has_binaries(capability: tuple[int, int], built: list[str]) -> bool:
+    """Whether kernels need not be compiled when they are first used: those of a minor version serve later ones."""
+    binaries = [name.removeprefix("sm_") for name in built if name.startswith("sm_")]
+    return any(
+        int(name[:-1]) == capability[0] and int(name[-1]) <= capability[1] for name in binaries if name.isdigit()
+    )
+
+
+def _check_gpu(tf, findings, gpu, built):
+    from tower_train.graph import devices
+
+    devices.let_memory_grow(tf.config.list_physical_devices("GPU"))
+    details = tf.config.experimental.get_device_details(gpu)
+    capability = details.get("compute_capability")
+    place = gpu.name.removeprefix("/physical_device:")
+    findings.measured(
+        f"{place}: {details.get('device_name')}", compute_capability=str(capability),
+        kernels="binaries" if capability and has_binaries(capability, built) else "compiled when first used",
+    )  # fmt: skip
+    a, b = np.random.default_rng(0).normal(size=[2, 256, 256]).astype(np.float32)
+    images, kernels = a.reshape([4, 32, 32, 16]), b[:144].reshape([3, 3, 16, 256])
+    start = time.perf_counter()
+    with tf.device(place):
+        product, maps = tf.matmul(a, b).numpy(), tf.nn.conv2d(images, kernels, 1, "SAME").numpy()
+    seconds = time.perf_counter() - start
+    with tf.device("/cpu:0"):
+        expected = tf.nn.conv2d(images, kernels, 1, "SAME").numpy()
+    wrong = max(abs(product - a @ b).max() / abs(product).max(), abs(maps - expected).max() / abs(expected).max())
+    findings.check(wrong < _PRODUCT_TOLERANCE, f"{place} multiplies and convolves as the CPU does",
+                   relative_difference=float(wrong), first_time_secs=seconds)  # fmt: skip

@@ -1,0 +1,135 @@
+"""Short trainings, and the devices that they are done on."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+import toy_workload
+import trainings
+
+import cifar10
+from tower_train.bench import sides
+from tower_train.config import Config
+from tower_train.graph import devices, kernels
+from tower_train.workload import DataRequest, Workload
+
+TOLERANCE = 1e-9  # of float64, as everywhere
+WARM_UP_STEPS = 10
+
+
+def gpus() -> list[tf.config.PhysicalDevice]:
+    """The physical GPUs; asking does not use them."""
+    return tf.config.list_physical_devices("GPU")
+
+
+def places(parts_megabytes: int) -> tuple[int, str]:
+    """Sets up devices for at least two towers, a power of two; returns their number, and what they are, for people.
+
+    On one GPU they are its parts, which must be made before anything uses it.
+    """
+    count = len(gpus())
+    if count == 1:
+        split_first_gpu(2, parts_megabytes)
+        return 2, "2 parts of one GPU"
+    towers = max(2, power_of_two(count))
+    return towers, f"{towers} {'GPUs' if count else 'logical CPU devices'}"
+
+
+def power_of_two(count: int) -> int:
+    """The greatest one that is no more than count; 0 of 0."""
+    return 1 << count.bit_length() - 1 if count else 0
+
+
+def split_first_gpu(parts: int, megabytes: int) -> None:
+    """Lets the first GPU carry several towers, and hides the others."""
+    tf.config.set_visible_devices(gpus()[:1], "GPU")
+    tf.config.set_logical_device_configuration(
+        gpus()[0], [tf.config.LogicalDeviceConfiguration(memory_limit=megabytes)] * parts
+    )
+
+
+def workload_and_examples(model: str, data_dir: str):
+    """(Workload, Examples) of the toy or of a network of cifar10, on drawn images."""
+    if model == "toy":
+        return toy_workload.WORKLOAD, toy_workload.load(DataRequest("train", "toy"))
+    workload = cifar10.WORKLOAD.with_options({"model": model})
+    return workload, workload.examples(DataRequest("train", "generated", data_dir))
+
+
+def fixed(model: str, batch: int, settings):
+    """(Workload, Examples, floating-point operations an example) of a network of cifar10 on one batch."""
+    devices.let_memory_grow(gpus())  # the look at the data comes before any devices are placed
+    path = f"{settings.scratch}/{model}.npz"
+    about = dict(workload="cifar10", model=model, dataset="generated", data_dir=settings.data_dir, device="auto")
+    found = sides.describe(about | {"batch_size": batch, "fixed_path": path})
+    request = DataRequest("train", "generated", settings.data_dir)
+    workload = sides.fixed_workload(sides.workload_of("cifar10", model), path, request)
+    return workload, workload.examples(request), found["flops_per_example"]
+
+
+def choices(option: str) -> tuple[str, ...]:
+    """The values that an option of Config may have."""
+    return next(field.metadata["choices"] for field in dataclasses.fields(Config) if field.name == option)
+
+
+def dtypes() -> list[str]:
+    """The dtypes to train in."""
+    return [name for name in choices("dtype") if name != "auto"]
+
+
+def variables_after(steps: int, model: str, data_dir: str, **options) -> dict[str, np.ndarray]:
+    """{variable: value} after some steps."""
+    workload, examples = workload_and_examples(model, data_dir)
+    return trainings.train(workload, examples, steps, **({"device": "auto"} | options))[1]
+
+
+def greatest_difference(values: dict, expected: dict) -> float:
+    """The greatest difference of any variable, relative to the greatest number in it."""
+    if values.keys() != expected.keys():
+        raise ValueError(f"variables {sorted(values)} beside {sorted(expected)}")
+    return max(float(np.max(np.abs(values[name] - expected[name])) / max(np.max(np.abs(expected[name])), 1e-300))
+               for name in expected)  # fmt: skip
+
+
+def examples_per_sec(workload: Workload, examples, seconds: float, tensor_float_32=True, **options) -> float:
+    """Examples a second that a training takes after some steps."""
+    kernels.choose(False, tensor_float_32)
+    with trainings.opened(workload, examples, **({"device": "auto"} | options)) as (built, session):
+        step = session.make_callable(built.report)
+        for _ in range(WARM_UP_STEPS):
+            step()
+        start, done = time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - start) < seconds:
+            step()
+            done += 1
+    return done * built.global_batch / elapsed
+
+
+def command(module: str, *words, seconds: float) -> subprocess.CompletedProcess:
+    """Runs `python -m module words` for so long at most; its output is kept and printed."""
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=max(5.0, seconds), env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        print((error.stdout or b"").decode(errors="replace"), flush=True)
+        raise TimeoutError(f"python -m {module} took more than {seconds:.0f} s") from None
+    print(f"--- python -m {module} {' '.join(map(str, words))}: status {done.returncode}, "
+          f"{time.monotonic() - started:.1f} s\n{done.stdout}", flush=True)  # fmt: skip
+    if done.returncode:
+        told = [line for line in done.stdout.splitlines() if "rror" in line] or done.stdout.splitlines()
+        raise RuntimeError(f"python -m {module} left with status {done.returncode}: {' | '.join(told[-2:])[-400:]}")
+    return done
+
+
+def training_words(settings, name: str, **options) -> list[str]:
+    """The command line of a training on drawn images."""
+    fixed = dict(dataset="generated", data_dir=settings.data_dir, train_dir=f"{settings.scratch}/{name}",
+                 summary_every_steps=0, save_every_steps=0, check_data=False)  # fmt: skip
+    return [f"--{name}={value}" for name, value in (fixed | options).items()]

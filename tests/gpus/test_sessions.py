@@ -1,0 +1,73 @@
+"""Every session takes the GPUs as the process has them outside of sessions: TensorFlow refuses two numberings, and the
+first to use a GPU decides whether its memory grows."""
+
+import ast
+import json
+import subprocess
+import sys
+
+import fake_gpus
+import jobs
+import pytest
+
+# {module: why it may make a configuration that says nothing of GPUs}
+OWN_CONFIGURATION = {
+    "tower_train.graph.devices": "the one place",
+    "tower_train.cluster.server": "a copy of that",
+    "tower_train.cluster.status_board": "a client of a server that runs already",
+    "tower_train.fronts.tf_estimator.run_config": "is merged into that of the devices, but for its GPUs",
+}
+OPENERS = {"Session", "MonitoredTrainingSession", "SingularMonitoredSession", "ChiefSessionCreator"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, cifar10_dir):
+    """Reads what sessions_on_fake_gpus says."""
+    folder = tmp_path_factory.mktemp("sessions")
+    plugin = fake_gpus.build(folder) or pytest.skip("needs g++ to build GPUs")
+    words = [sys.executable, "-m", "sessions_on_fake_gpus", plugin, folder, cifar10_dir]
+    done = subprocess.run(words, env=jobs.environment(jobs.TESTS), capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def test_every_session_on_gpus_has_the_configuration_of_the_process(found):
+    assert 'visible_device_list: "0,2"' in found["context"] and "allow_growth: true" in found["context"]
+    for opener, sessions in found["sessions"].items():
+        assert set(sessions) <= {found["context"]}, opener
+
+
+def test_all_but_exports_use_gpus(found):
+    assert {opener for opener, sessions in found["sessions"].items() if not sessions} == {"export"}
+
+
+def test_the_memory_of_each_gpu_that_is_seen_is_known(found):
+    """Nothing is computed on these."""
+    assert found["card_bytes"] == [0, 0]
+
+
+def _calls():
+    """(module, name of what is called, call) of everything that the package calls."""
+    for package in ("tower_train", "cifar10"):
+        for path in sorted((jobs.ROOT / package).rglob("*.py")):
+            module = ".".join(path.relative_to(jobs.ROOT).with_suffix("").parts)
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+                    yield module, getattr(node.func, "attr", getattr(node.func, "id", None)), node
+
+
+def test_no_session_is_opened_without_a_configuration():
+    opened = [(module, call) for module, name, call in _calls() if name in OPENERS]
+    assert len(opened) > 10
+    for module, call in opened:
+        has_config = any(keyword.arg == "config" for keyword in call.keywords) or len(call.args) > 2
+        assert has_config, f"{module}:{call.lineno}: give the session the configuration of devices.place"
+
+
+def test_configurations_come_from_the_devices_or_have_no_gpu():
+    others = set()
+    for module, name, call in _calls():
+        if name == "ConfigProto":
+            counts = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "device_count"]
+            others |= {module} if counts != ["{'GPU': 0}"] else set()
+    assert others == OWN_CONFIGURATION.keys(), "use devices.place, or add {'GPU': 0}"

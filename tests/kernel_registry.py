@@ -1,0 +1,37 @@
+"""Kernels for GPUs, by the registry of TensorFlow's wheel, which holds CUDA's too, also where there is no GPU."""
+
+import functools
+
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+# Soft placement puts these on the CPU: {(op, dtype): why}.
+EXCEPTIONS = {("SparseSoftmaxCrossEntropyWithLogits", "float64"): "no network is trained in float64 for its speed"}
+
+
+@functools.cache
+def registered(op):
+    return [kernel for kernel in kernels.get_registered_kernels_for_op(op).kernel
+            if kernel.device_type in ("GPU", "DEFAULT")]  # fmt: skip
+
+
+def has_kernel(node):
+    return any(all(allows(constraint, node) for constraint in kernel.constraint) for kernel in registered(node.op))
+
+
+def allows(constraint, node):
+    value = node.attr[constraint.name]
+    found = {value.type} if value.WhichOneof("value") == "type" else set(value.list.type)
+    return found <= set(constraint.allowed_values.list.type)
+
+
+def nodes_on_gpus(definition):
+    """The operations of a GraphDef that it puts on GPUs, those within functions included."""
+    functions = {function.signature.name for function in definition.library.function}
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return [node for node in nodes if "GPU" in node.device and node.op not in functions]
+
+
+def lacking(nodes):
+    """{(op, dtype)} of those that have no kernel on a GPU."""
+    return {(node.op, tf.as_dtype(node.attr["T"].type).name) for node in nodes if not has_kernel(node)}

@@ -1,0 +1,211 @@
+"""gpu_check on CPUs: what is cheap runs for real, the rest is named, and a failure is a line of the report."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import forked
+import gpu_check
+import jobs
+import pytest
+from gpu_checks import findings, machine, profile, trials
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+
+class Forked(forked.Process):
+    """A section's process that need not import TensorFlow again."""
+
+    def __init__(self, function, settings, log):
+        environment = jobs.environment(jobs.TESTS)
+        super().__init__("gpu_checks", (function, settings), environment, str(log), str(log))
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch, capsys):
+    """(words, sections) -> (exit status, report.json, report.md, what was printed)."""
+
+    def run(*words, sections=gpu_check.SECTIONS):
+        monkeypatch.setattr(gpu_check, "SECTIONS", sections)
+        status = gpu_check.main([f"--out={tmp_path / 'out'}", *words])
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        return status, report, (tmp_path / "out" / "report.md").read_text(), capsys.readouterr().out
+
+    return run
+
+
+def test_without_a_gpu_it_checks_what_is_cheap_and_names_the_rest(check, monkeypatch):
+    monkeypatch.setattr(gpu_check, "start", Forked)
+    status, report, text, printed = check("--quick")
+    assert status == 0, text
+    by_name = {section["name"]: section for section in report["sections"]}
+    assert list(by_name) == [section.name for section in gpu_check.SECTIONS]
+    done = {name for name, section in by_name.items() if section["verdict"] == "ok"}
+    assert done == {"machine", "towers", "dtypes", "profile"}
+    for name, section in by_name.items():
+        unchecked = [each for each in section["findings"] if each["verdict"] == "not checked"]
+        assert unchecked and all(each["numbers"]["why"] for each in unchecked), name
+    differences = [each["numbers"]["greatest_relative_difference"] for each in by_name["towers"]["findings"][1:]]
+    assert len(differences) == 2 and max(differences) < 1e-9
+    assert "- ok: toy: 4 towers on logical CPU devices, cpu, are one after 10 steps" in text
+    assert printed.endswith("report.md, report.json, log.txt\n")
+
+
+FAULTS = """
+import os, time
+
+def crash(findings, settings):
+    findings.measured("before", number=1)
+    os.abort()
+
+def hang(findings, settings):
+    findings.check(True, "before")
+    time.sleep(1000)
+
+def fail(findings, settings):
+    with findings.attempt("this"):
+        raise ValueError("no such card")
+    findings.check(2 > 1, "after")
+
+def leave(findings, settings):
+    raise KeyError("lost")
+"""
+
+
+def test_a_section_that_crashes_hangs_or_fails_is_a_line_and_not_the_end(check, tmp_path, monkeypatch):
+    pathlib.Path(tmp_path, "gpu_faults.py").write_text(FAULTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu_check, "_LEAST_SECS", 1)
+    sections = [gpu_check.Section(name, f"gpu_faults:{name}", name, seconds)
+                for name, seconds in (("crash", 9), ("hang", 2), ("fail", 9), ("leave", 9))]  # fmt: skip
+    status, report, text, printed = check("--quick", "--minutes=0.4", sections=tuple(sections))
+    assert status == 1 and report["verdict"] == "FAILED" and text.startswith("# gpu_check: FAILED\n")
+    told = {section["name"]: [(each["verdict"], each["what"]) for each in section["findings"]]
+            for section in report["sections"]}  # fmt: skip
+    assert told["crash"][0] == ("measured", "before") and "left with status -6" in told["crash"][1][1]
+    assert told["hang"][0] == ("ok", "before") and "its time limit" in told["hang"][1][1]
+    assert told["fail"] == [("FAILED", "this"), ("ok", "after")]
+    assert told["leave"] == [("FAILED", "this section came to its end")]
+    assert "FAILED: this (error ValueError: no such card)" in printed
+    log = pathlib.Path(tmp_path, "out", "log.txt").read_text()
+    assert "in hang" in log and "KeyError: 'lost'" in log
+
+
+def test_who_ends_it_ends_the_section_at_work_too(tmp_path):
+    words = [sys.executable, jobs.TESTS / "gpu_check.py", "--quick", "--only=machine", f"--out={tmp_path / 'out'}"]
+    with subprocess.Popen(words, env=jobs.environment(jobs.TESTS), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("1/1 machine: ")
+        while not (started := children(process.pid)):
+            assert process.poll() is None
+        time.sleep(0.3)  # until it knows whom it has started
+        process.terminate()
+        assert process.wait(jobs.WAIT_SECS) == 143
+    assert not any(pathlib.Path("/proc", pid).exists() for pid in started)
+
+
+def children(process):
+    """The numbers of the processes that one has started."""
+    return pathlib.Path(f"/proc/{process}/task/{process}/children").read_text().split()
+
+
+def test_what_time_does_not_suffice_for_is_not_checked(check):
+    status, report, _, _ = check("--quick", "--minutes=0.01")
+    assert status == 0
+    assert {each["numbers"]["why"] for section in report["sections"] for each in section["findings"]} == {
+        "no time was left"
+    }
+
+
+@pytest.mark.parametrize("words", [["--only=machine,cars"], ["--minutes=0"], ["--min=x"]])
+def test_a_wrong_option_is_refused(words, tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        gpu_check.main([f"--out={tmp_path / 'out'}", *words])
+    assert left.value.code == 2
+    assert "gpu_check: error: " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_script_takes_the_python_that_is_named(tmp_path):
+    named = tmp_path / "my python"
+    named.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"\n')
+    named.chmod(0o755)
+    words = [jobs.ROOT / "scripts" / "gpu_check", "--quick", "--out=a b"]
+    environment = jobs.environment() | {"GPU_CHECK_PYTHON": str(named), "PYTHONPATH": ""}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{jobs.ROOT}:{jobs.ROOT}/tests {jobs.ROOT}/tests/gpu_check.py --quick --out=a b\n"
+
+
+MILLISECOND = 10**9  # picoseconds
+
+
+def a_profile():
+    """Steps from 100 to 120 ms; GPU 0 computes 104 to 110 twice over and 118 to 126, and copies 109 to 112."""
+    space = xplane_pb2.XSpace()
+    host = space.planes.add(name="/host:CPU")
+    add_events(host, "a thread", {"train": [(100, 110), (110, 120)], "MatMul": [(90, 130)]})
+    gpu = space.planes.add(name="/device:GPU:0")
+    add_events(gpu, "Stream #1(Compute)", {"gemm": [(104, 107), (107, 110), (118, 126)]})
+    add_events(gpu, "Stream #2(Compute)", {"add": [(104, 110)]})
+    add_events(gpu, "Stream #3(MemcpyH2D)", {"MemcpyH2D": [(109, 112)]})
+    add_events(gpu, "Steps", {"7": [(100, 120)]})
+    add_events(space.planes.add(name="/device:GPU:1"), "Stream #1(Compute)", {"gemm": [(95, 99)]})
+    return space
+
+
+def add_events(plane, line, events):
+    added = plane.lines.add(name=line, timestamp_ns=50_000_000)
+    for name, intervals in events.items():
+        number = len(plane.event_metadata) + 1
+        plane.event_metadata[number].name = name
+        for start, end in intervals:
+            added.events.add(
+                metadata_id=number, offset_ps=(start - 50) * MILLISECOND, duration_ps=(end - start) * MILLISECOND
+            )
+
+
+def test_the_idle_time_of_a_gpu_is_that_in_which_none_of_its_streams_does_anything():
+    space = a_profile()
+    assert profile.steps_window(space) == (100 * MILLISECOND, 120 * MILLISECOND)
+    one, other = profile.busy_gpus(space).values()
+    assert one == profile.Busy(idle=pytest.approx(1 - (8 + 2) / 20), computing=pytest.approx((6 + 2) / 20), kernels=4)
+    assert other == profile.Busy(idle=1.0, computing=0.0, kernels=0)
+
+
+def test_a_profile_without_steps_is_an_error():
+    with pytest.raises(RuntimeError, match="no marked step"):
+        profile.steps_window(xplane_pb2.XSpace())
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((8, 0), True), ((8, 6), True), ((8, 9), True), ((9, 0), False), ((6, 1), True)]
+)
+def test_binaries_serve_later_minor_versions_only(capability, expected):
+    assert machine.has_binaries(capability, ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]) == expected
+
+
+def test_nvidia_smi_is_asked_of_the_gpus_that_the_process_may_use(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '100, A\\n200, B\\n300, C\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for visible, expected in (("2,0", [["300", "C"], ["100", "A"]]), ("", [["100", "A"], ["200", "B"], ["300", "C"]])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert machine.nvidia_smi(("memory.used", "name")) == expected
+
+
+def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
+    path = tmp_path / "findings"
+    findings.Findings(str(path)).check(False, "one", number=0.5)
+    with open(path, "a") as file:
+        file.write('{"verdict": "ok", "wh')
+    assert [findings.shown(each) for each in findings.read(str(path))] == ["FAILED: one (number 0.5)"]
+
+
+def test_the_choices_are_those_of_the_options():
+    assert {"float32", "float64", "bfloat16"} <= set(trials.dtypes())
+    assert trials.choices("all_reduce") == ("collective", "nccl", "add_n")
+
+
+def test_towers_are_a_power_of_two():
+    assert [trials.power_of_two(count) for count in (0, 1, 2, 3, 7, 8)] == [0, 1, 2, 2, 4, 8]
