@@ -7,12 +7,12 @@ import json
 import subprocess
 import sys
 
+import fake_gpus
 import gpu_graphs
 import jobs
 import pytest
 import shared
-
-COMPILER = shutil.which("g++")
+from kernel_registry import EXCEPTIONS
 
 # Each network, and each variable update with each dtype; gpu_graphs.everything() has all of them with each other.
 CASES = {

@@ -13,7 +13,7 @@ import tower_train
 from tower_train import config as options
 from tower_train import workload as workloads
 from tower_train.bench import flops, systems
-from tower_train.graph import gpus, gradients, stream
+from tower_train.graph import devices, gpus, gradients, stream
 
 v1 = tf.compat.v1
 
