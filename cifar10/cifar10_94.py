@@ -67,14 +67,25 @@ def inference(images: tf.Tensor, training: bool, whitening_kernels) -> tf.Tensor
       training: normalise with the batch's statistics, or with the moving ones.
       whitening_kernels: initializer of the first layer's kernels.
     """
-    maps = images
+    pixels_first = not layers.on_gpu()  # the order of axes in which `convolution` is fastest; cuDNN wants the usual one
+
+    def convolved(maps, filters):
+        return convolution(maps, _kernels(maps, filters), pixels_first)
+
+    def pooled(maps, size):
+        return max_pool(maps, size, pixels_first)
+
     for number, width in enumerate(WIDTHS, start=1):
         with v1.variable_scope(f"block{number}/conv1"):
-            maps = _begin(maps, whitening_kernels) if number == 1 else max_pool(_convolution(maps, width), 2)
+            if number == 1:
+                maps = _begin(images, whitening_kernels)
+                maps = tf.transpose(maps, [1, 2, 0, 3]) if pixels_first else maps
+            else:
+                maps = pooled(convolved(maps, width), 2)
             maps = scaled_gelu(_normalized(maps, training))
         with v1.variable_scope(f"block{number}/conv2"):
-            maps = scaled_gelu(_normalized(_convolution(maps, width), training))
-    features = tf.squeeze(max_pool(maps, 3), [0, 1])
+            maps = scaled_gelu(_normalized(convolved(maps, width), training))
+    features = tf.squeeze(pooled(maps, 3), [0, 1] if pixels_first else [1, 2])
     with v1.variable_scope("linear"):
         weights = layers.weights([features.shape[-1], NUM_CLASSES], features.dtype, _Uniform(), WEIGHT_DECAY)
         return tf.matmul(features, weights) * (OUT * LOGIT_SCALE)
@@ -95,7 +106,7 @@ def scaled_gelu(x: tf.Tensor) -> tf.Tensor:
 
 
 def _begin(images: tf.Tensor, whitening_kernels) -> tf.Tensor:
-    """Applies the whitening, the first convolution and its pooling: [batch, 32, 32, 3] to [15, 15, batch, width]."""
+    """Applies the whitening, the first convolution and its pooling: [batch, 32, 32, 3] to [batch, 15, 15, width]."""
     with v1.variable_scope("whitening"):
         shape = [whitening.SIZE, whitening.SIZE, 3, whitening.NUM_KERNELS]
         with layers.frozen():
@@ -110,11 +121,7 @@ def _begin(images: tf.Tensor, whitening_kernels) -> tf.Tensor:
         return tf.nn.conv2d(scaled_gelu(tf.nn.bias_add(whitened, IN * biases)), weights, 1, "SAME")
 
     maps = layers.gradient_until(WHITENING_BIAS_EPOCHS, convolved, biases, _kernels(whitened, WIDTHS[0]))
-    return tf.transpose(tf.nn.max_pool2d(maps, 2, 2, "VALID"), [1, 2, 0, 3])
-
-
-def _convolution(maps: tf.Tensor, filters: int) -> tf.Tensor:
-    return convolution(maps, _kernels(maps, filters), pixels_first=True)
+    return tf.nn.max_pool2d(maps, 2, 2, "VALID")
 
 
 def _normalized(maps: tf.Tensor, training: bool) -> tf.Tensor:

@@ -24,7 +24,7 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
         # `convolution` would not pay here: its transforms of the 64 outputs cost more than the products with 3 inputs.
         maps = tf.nn.conv2d(images, _filters(images, 64), strides=1, padding="SAME")
         biases = layers.biases(maps)
-        _observed(tf.nn.relu(tf.nn.bias_add(maps, biases)), "conv1")  # for summaries only, so a plain step skips it
+        _observed(tf.nn.relu(tf.nn.bias_add(maps, biases)), "conv1")
     # Bias and relu never change which of two values is the greater, so they may as well follow the pooling, which
     # leaves them a quarter of the values.
     pool1 = tf.nn.relu(tf.nn.bias_add(_max_pool(maps), biases))
@@ -62,22 +62,27 @@ def local_response_normalization(inputs: tf.Tensor) -> tf.Tensor:
     dtype = tf.float32 if inputs.dtype.size < 4 else inputs.dtype
     distances = np.abs(np.subtract.outer(np.arange(channels), np.arange(channels)))
     band = distances <= RADIUS  # symmetric: the gradient sums over the same window as the function
+    is_convolution = layers.on_gpu() and inputs.shape.rank == 4  # in whatever order of axes TensorFlow has the others
 
-    def window_sum(values, weight):
-        rows = tf.reshape(values, [-1, channels])
-        return tf.matmul(rows, tf.constant((band * weight).astype(dtype.as_numpy_dtype)))
+    def window_sum(values, weight, bias=0.0):
+        matrix = (band * weight).astype(dtype.as_numpy_dtype)
+        if is_convolution:
+            sums = tf.nn.conv2d(values, tf.constant(matrix[np.newaxis, np.newaxis]), strides=1, padding="SAME")
+        else:
+            sums = tf.matmul(tf.reshape(values, [-1, channels]), tf.constant(matrix))
+        if bias:  # bias_add: TensorFlow fuses it into the matrix product, as it does not with a plain sum.
+            sums = tf.nn.bias_add(sums, tf.fill([channels], tf.cast(bias, dtype)))
+        return sums if is_convolution else tf.reshape(sums, tf.shape(values))
 
     @tf.custom_gradient
     def normalize(x):
-        squares = window_sum(tf.square(x), ALPHA)
-        # bias_add: TensorFlow fuses it into the matrix product, as it does not with a plain sum.
-        energy = tf.reshape(tf.nn.bias_add(squares, tf.fill([channels], tf.cast(BIAS, dtype))), tf.shape(x))
+        energy = window_sum(tf.square(x), ALPHA, BIAS)
         root = tf.math.rsqrt(energy)
         power = root * tf.sqrt(root)
         y = x * power
 
         def gradient(dy):
-            spread = tf.reshape(window_sum(dy * y / energy, 1.5 * ALPHA), tf.shape(x))
+            spread = window_sum(dy * y / energy, 1.5 * ALPHA)
             return dy * power - x * spread
 
         return y, gradient
@@ -98,6 +103,6 @@ def _max_pool(maps):
 
 
 def _observed(activations, layer):
-    activations = tf.identity(activations, name=layer)
-    v1.add_to_collection("activations", activations)
+    """Returns the activations, and has a copy of them for summaries, which a plain step skips."""
+    v1.add_to_collection("activations", tf.identity(activations, name=layer))
     return activations

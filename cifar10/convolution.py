@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tower_train import layers
+
 
 class Axes(NamedTuple):
     """Real matrices for what happens along the two axes of an image, one axis after the other.
@@ -45,15 +47,13 @@ def convolution(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = Fals
     Args:
       inputs: floating point [batch, height, width, channels]; all but the batch is static.
       weights: [taps, taps, channels, filters]; odd numbers of taps.
-      pixels_first: inputs and outputs are [height, width, batch, ...], in which no order need be changed here.
+      pixels_first: inputs and outputs are [height, width, batch, ...], in which no order need be changed; for CPUs.
 
     Returns:
       [batch, height, width, filters], or [height, width, batch, filters].
     """
-    if "GPU" in inputs.device:
-        inputs = tf.transpose(inputs, [2, 0, 1, 3]) if pixels_first else inputs
-        outputs = tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")
-        return tf.transpose(outputs, [1, 2, 0, 3]) if pixels_first else outputs
+    if layers.on_gpu() and not pixels_first:
+        return tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")
     if inputs.dtype == tf.float16:  # below whose greatest number, 65,504, the sums of a spectrum need not stay
         widened = convolution(tf.cast(inputs, tf.float32), tf.cast(weights, tf.float32), pixels_first)
         return tf.cast(widened, tf.float16)
@@ -67,12 +67,14 @@ def convolution(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = Fals
     return outputs if pixels_first else tf.transpose(outputs, [2, 0, 1, 3])
 
 
-def max_pool(maps: tf.Tensor, size: int) -> tf.Tensor:
-    """Takes the greatest value of each size x size window, pixels first.
+def max_pool(maps: tf.Tensor, size: int, pixels_first: bool = True) -> tf.Tensor:
+    """Takes the greatest value of each size x size window.
 
     From [height, width, batch, channels] to [height // size, width // size, batch, channels]: windows do not overlap,
-    and what fills none is left out.
+    and what fills none is left out. Without pixels_first the batch comes first.
     """
+    if not pixels_first:
+        return tf.nn.max_pool2d(maps, size, size, "VALID")
     if maps.dtype in (tf.float64, tf.float16):  # which TensorFlow does not pool in three dimensions on a CPU
         pooled = tf.nn.max_pool2d(tf.transpose(maps, [2, 0, 1, 3]), size, size, "VALID")
         return tf.transpose(pooled, [1, 2, 0, 3])

@@ -105,7 +105,10 @@ def test_values_of_a_near_type_are_taken():
         ({"gpus": (1, 1)}, ["--gpus=1,1"]),
         ({"gpus": (0, 1), "num_gpus": 3}, ["--num_gpus=3", "--gpus=0,1"]),
         ({"gpus": (0, 1), "device": "cpu"}, ["--gpus=0,1", "--device=cpu"]),
-        ({"all_reduce": "add_n"}, ["--all_reduce=add_n", "--variable_update=mirrored"]),
+        (
+            {"all_reduce": "add_n", "variable_update": "cpu"},
+            ["--all_reduce=add_n", "--variable_update=auto or mirrored"],
+        ),
         ({"worker_hosts": "a:1,b:2"}, ["--worker_hosts=a:1,b:2", "--task_index"]),
         ({"worker_hosts": "a:1,b:2", "task_index": 2}, ["--worker_hosts=a:1,b:2", "--task_index=2"]),
         ({"worker_hosts": "a:1,b", "task_index": 0}, ["--worker_hosts=a:1,b", "host:port"]),

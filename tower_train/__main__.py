@@ -13,8 +13,8 @@ Trains a network with one replica (tower) per GPU: python -m tower_train --num_g
 A workload may have options of its own: --workload=NAME --help lists them too.
 Without GPUs the towers live on logical CPU devices. A run can be stopped with Ctrl-C and resumed with --train_dir.
 Exit status: 0 done, 2 an option or a file is wrong, 3 a loss or gradient was not finite, 4 the last save or evaluation
-failed, 5 copies of a variable differ, 130 SIGINT and 143 SIGTERM to this or to another worker, 138 a worker is missing:
-start all again.
+failed, 5 copies of a variable differ, or means between devices are wrong, 130 SIGINT and 143 SIGTERM to this or to
+another worker, 138 a worker is missing: start all again.
 """
 
 

@@ -68,13 +68,14 @@ class Config(DeviceOptions):
     """All options of a training run. Defaults are those of the original cifar10_multi_gpu_train."""
 
     variable_update: str = option(
-        "cpu", "where the variables live: cpu, one copy for all towers, or mirrored, one on each tower's device",
-        TOWERS, choices=("cpu", "mirrored"), resume="note",
+        "auto", "where the variables live: cpu, one copy for all towers; mirrored, one on each tower's device; auto: "
+        "mirrored where several GPUs average faster than the CPU by the arithmetic of tower_train.plan, else cpu",
+        TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
     all_reduce: str | None = option(
-        None, "how mirrored variables' gradients are averaged: collective (TensorFlow's ring), nccl (GPUs only), or "
-        "add_n (on one device, from where the others copy) (collective)", TOWERS,
-        choices=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "mirrored"),
+        None, "how mirrored variables' gradients are averaged: collective (TensorFlow's ring), nccl (NVIDIA's GPUs "
+        "only), or add_n (on one device, from where the others copy) (nccl between several, else collective)", TOWERS,
+        choices=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "auto", "mirrored"),
     )  # fmt: skip
     all_reduce_dtype: str = option(
         "same", "what gradients are sent in: the same as theirs, or bfloat16, for half of the traffic", TOWERS,
@@ -217,9 +218,10 @@ class Config(DeviceOptions):
         "used is made for that, else float32", TRAINING,
         choices=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
     )  # fmt: skip
-    tensor_float_32: bool = option(
-        True, "let GPUs round the factors of float32 products to 10 bits, which is faster", TRAINING, resume="note"
-    )
+    tensor_float_32: bool | None = option(
+        None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, which "
+        "is to do so)", TRAINING, resume="note",
+    )  # fmt: skip
     deterministic: bool = option(
         False, "let GPUs compute what repeats to the bit, which is slower; refused where an operation cannot", TRAINING,
         resume="note",
@@ -251,8 +253,9 @@ class Config(DeviceOptions):
     )  # fmt: skip
     dump_bad_batch: bool = option(False, "write the batch of such a step to TRAIN_DIR/bad_batch-STEP.npz", RUN)
     stall_timeout_secs: float = option(
-        0.0, "seconds without the end of a step after which to report what is waited for; 0: never", RUN, minimum=0
-    )
+        0.0, "seconds without the end of a step after which to report what is waited for, and after "
+        "--worker_timeout_secs more to leave where that is another worker or an averaging; 0: never", RUN, minimum=0,
+    )  # fmt: skip
 
     log_every_steps: int = option(10, "steps between log lines", REPORTS, minimum=1)
     summary_every_steps: int = option(
@@ -371,3 +374,29 @@ class PredictOptions(RunOptions):
     """Options of `python -m tower_train.predict`."""
 
     top: int = option(3, "classes shown for each example", RUN, minimum=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions(Options):
+    """Options of `python -m tower_train.plan`."""
+
+    params: float = option(1.068298e6, "trained weights of the network", TRAINING, minimum=1)
+    flops: float = option(
+        105e6, "floating-point operations of a training example, forwards and backwards", TRAINING, minimum=1
+    )
+    batch_size: int = option(128, "examples per tower and step", TRAINING, minimum=1)
+    towers: int = option(8, "towers that one machine holds", TOWERS, minimum=1)
+    tower_flops: float = option(50e12, "operations a second that a tower reaches on this network", TOWERS, minimum=1)
+    link: float = option(
+        16e9, "bytes a second between a tower's device and the CPU or another device", TOWERS, minimum=1
+    )
+    launch: float = option(
+        100e-6, "seconds until all devices of a machine have begun to average (taken, not measured)", TOWERS, minimum=0
+    )
+    host_memory: float = option(50e9, "bytes a second that a machine's CPU reads from its memory", TOWERS, minimum=1)
+    all_reduce_dtype: str = option(
+        "same", "what gradients are sent in: same (float32), or bfloat16", TOWERS, choices=("same", "bfloat16")
+    )
+    workers: int = option(128, "machines, at most", MACHINES, minimum=1)
+    bandwidth: float = option(3e9, "bytes a second that a machine sends to another", MACHINES, minimum=1)
+    latency: float = option(50e-6, "seconds until the first byte of a message is there", MACHINES, minimum=0)

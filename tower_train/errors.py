@@ -45,6 +45,12 @@ class MirrorError(UserError):
     exit_status = 5
 
 
+class AllReduceError(UserError):
+    """A mean between devices that came out wrong before the first step."""
+
+    exit_status = 5
+
+
 class WorkerError(UserError):
     """A worker of the cluster that is missing or has failed; another start goes on from the last checkpoint."""
 

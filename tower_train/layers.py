@@ -1,5 +1,6 @@
 """Layers that have to know of the towers: batch normalisation, dropout and other random numbers. And `frozen`,
-`learning` and `gradient_until`, for layers that are not trained, or in a way of their own.
+`learning` and `gradient_until`, for layers that are not trained, or in a way of their own; `on_gpu`, for those that are
+computed in another way there.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
 also here. The moving statistics for evaluation are updated once a step, with the mean over all towers.
@@ -21,6 +22,12 @@ from tower_train.random_layers import dropout, random_normal, random_uniform  # 
 v1 = tf.compat.v1
 
 _GROUP_KEY = 1  # of the devices of all towers, of all workers
+
+
+def on_gpu() -> bool:
+    """Whether what is built here is computed on a GPU, as in a tower that has one: for layers whose fastest form, such
+    as the order of axes, is another one there."""
+    return "GPU" in tf.no_op().device
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import trainings
 
 import cifar10
 from cifar10 import crops
-from tower_train import errors
+from tower_train import errors, layers
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -47,8 +47,12 @@ def plain_network(images, weights):
     return tf.matmul(x, weights["linear/weights"]) / 9
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-9), ("float32", 1e-3)])
-def test_the_network_equals_its_plain_formulation(examples, dtype, tolerance):
+@pytest.mark.parametrize(
+    "dtype, tolerance, on_gpu", [("float64", 1e-9, False), ("float64", 1e-9, True), ("float32", 1e-3, False)]
+)
+def test_the_network_equals_its_plain_formulation(examples, dtype, tolerance, on_gpu, monkeypatch):
+    """In the form that CPUs get and in that of GPUs, which runs here too; names and shapes of weights are the same."""
+    monkeypatch.setattr(layers, "on_gpu", lambda: on_gpu)
     images = np.random.default_rng(0).normal(size=[3, 32, 32, 3]).astype(dtype)
     labels = np.arange(3)
     with tf.Graph().as_default(), v1.Session() as session:

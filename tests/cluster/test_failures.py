@@ -1,10 +1,13 @@
 """The decision who is missing, from the workers' statuses alone."""
 
+import dataclasses
+
 import pytest
 
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.status_board import WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
+from tower_train.graph import progress
 
 HOSTS = ("a:1", "b:2", "c:3")
 STARTS = tuple(f"start of {worker}" for worker in range(3))
@@ -142,3 +145,47 @@ def test_a_status_is_read_as_it_was_written():
     assert WorkerStatus.from_json(written.to_json()) == written
     assert WorkerStatus.from_json("{}") == WorkerStatus()
     assert WorkerStatus.from_json('{"of_a_later_version": 1, "step": 4}') == WorkerStatus(step=4)
+
+
+STEP = dict(state=WorkerState.TRAINING, stalled_secs=TIMEOUT_SECS + 1)
+AVERAGING = status(0, stalled=progress.FOR_AVERAGING, **STEP)
+
+
+@pytest.mark.parametrize(
+    ("third", "who"),
+    [
+        (dict(STEP, stalled="tower_1"), "worker 2 (c:3) waits for tower_1"),
+        (dict(STEP, stalled=progress.FOR_INPUT), "worker 2 (c:3) waits for the input: the examples of"),
+        (dict(STEP, stalled="tower_1", stalled_secs=TIMEOUT_SECS - 1), None),
+        (
+            dict(STEP, stalled=progress.FOR_AVERAGING),
+            "worker 0 (the chief, a:1) waits for the averaging between devices",
+        ),
+        ({}, None),  # the third one saves or evaluates
+    ],
+)
+def test_a_worker_that_lives_and_takes_no_part_in_a_step_is_named_after_the_time_of_a_missing_one(third, who):
+    watch = Watch()
+    watch.read(AVERAGING, dataclasses.replace(AVERAGING, start_id=STARTS[1]), status(2, **third))
+    failure = watch.failure()
+    assert (failure is None) == (who is None)
+    if who:
+        text, exit_status = failure
+        assert exit_status == 138 and f"stands still, for 31 s since that was seen: {who}" in text
+        assert text.startswith("Step 8 ") and "goes on from the last checkpoint" in text
+
+
+def test_normalising_towers_that_wait_for_another_workers_are_not_named_where_its_input_is_late():
+    watch = Watch()
+    waiting = [status(i, stalled="tower_0, tower_1", **STEP) for i in range(2)]
+    watch.read(*waiting, status(2, stalled=progress.FOR_INPUT, **STEP))
+    assert "seen: worker 2 (c:3) waits for the input" in watch.failure()[0]
+
+
+def test_workers_name_a_chief_that_takes_no_part():
+    watch = Watch(index=1)
+    watch.read(AVERAGING)
+    assert watch.failure() is None
+    watch.read(status(0, stalled="tower_0", **STEP))
+    assert "seen: worker 0 (the chief, a:1) waits for tower_0." in watch.failure()[0]
+    assert watch.failure(WorkerState.DONE) is None

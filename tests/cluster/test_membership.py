@@ -43,6 +43,18 @@ def test_workers_that_lose_one_say_which_and_leave(tmp_path):
     assert all(step % 5 == 0 for step in jobs.saved_steps(tmp_path))
 
 
+def test_a_worker_whose_input_hangs_while_it_lives_is_named_and_all_leave(tmp_path):
+    """The second one's of step 6; the first one has done its part of that, and waits."""
+    options = FAULTY | dict(workload="norm_workload:STUCK", worker_timeout_secs=2, stall_timeout_secs=1)
+    with clusters.Cluster(tmp_path, 2, **options) as cluster:
+        assert cluster.end(0, 1) == [138, 138], cluster.outputs()
+        for output in cluster.outputs():
+            last_line = output.splitlines()[-1]
+            assert "error: Step 6 stands still, for" in last_line, output
+            assert f"since that was seen: worker 1 ({cluster.hosts[1]}) waits for the input: the examples" in last_line
+    assert jobs.saved_steps(tmp_path) == [5]
+
+
 def test_a_run_whose_workers_are_killed_waits_and_goes_on_with_every_example_once(tmp_path):
     """First the second worker dies, then the chief; each is started again by the same command. In the end SIGTERM to
     the second worker ends both after the same step, saved."""

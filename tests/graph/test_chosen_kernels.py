@@ -22,10 +22,20 @@ def is_tensor_float_32():
 def test_products_are_rounded_as_the_run_says_also_where_it_is_evaluated(is_tensor_float_32, tmp_path):
     jobs.train_toy(tmp_path, max_steps=1, tensor_float_32=False)
     assert not is_tensor_float_32()
-    jobs.train_toy(tmp_path / "another", max_steps=1)
+    jobs.train_toy(tmp_path / "another", max_steps=1, tensor_float_32=True)
     assert is_tensor_float_32()
     saved_run.read(EvaluateOptions(train_dir=str(tmp_path)))
     assert not is_tensor_float_32()
+
+
+@pytest.mark.parametrize("setting", [False, True])
+def test_a_run_that_says_nothing_leaves_what_the_program_has_set(setting, is_tensor_float_32, tmp_path):
+    tf.config.experimental.enable_tensor_float_32_execution(setting)
+    jobs.train_toy(tmp_path, max_steps=1)
+    assert is_tensor_float_32() == setting
+    assert jobs.read_json(tmp_path, "run.json")["config"]["tensor_float_32"] is None
+    saved_run.read(EvaluateOptions(train_dir=str(tmp_path)))
+    assert is_tensor_float_32() == setting
 
 
 def test_a_deterministic_run_repeats_and_is_evaluated(tmp_path):

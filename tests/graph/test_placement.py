@@ -7,7 +7,7 @@ import pytest
 import cifar10
 from tower_train.config import Config
 from tower_train.errors import ConfigError
-from tower_train.graph import devices, training
+from tower_train.graph import devices, gpus, training
 from tower_train.workload import DataRequest
 
 NUM_GPUS = 4
@@ -45,9 +45,10 @@ def test_every_update_of_a_variable_is_on_the_host(training_nodes):
 
 
 def test_every_convolution_of_tower_i_is_on_gpu_i(training_nodes):
-    kinds = ("Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput")
-    for kind in kinds:
-        assert len(nodes_of(training_nodes, kind)) == 2 * NUM_GPUS
+    """Two layers', and as a convolution the window's sum of two normalisations and of their gradients."""
+    kinds = {"Conv2D": 2 + 4, "Conv2DBackpropFilter": 2, "Conv2DBackpropInput": 2}
+    for kind, count in kinds.items():
+        assert len(nodes_of(training_nodes, kind)) == count * NUM_GPUS
     for node in nodes_of(training_nodes, *kinds):
         tower = re.match("tower_([0-9]+)/", node.name)[1]
         assert node.device == f"/device:GPU:{tower}", node.name
@@ -143,3 +144,35 @@ def test_gpus_that_are_not_there_are_refused_with_a_list_of_those_that_are(confi
         devices.place(config, gpus_here)
     assert str(error.value).startswith(f"{asked}: this machine's GPUs are: {there}. ")
     assert "--device=cpu" in str(error.value)
+
+
+BUILT_FOR = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # as the wheel of TensorFlow 2.21
+
+
+@pytest.mark.parametrize("capability", [(6, 0), (6, 1), (7, 5), (8, 6), (8, 9), (9, 0), None])
+def test_a_card_with_a_binary_of_its_own_or_of_an_earlier_minor_version_is_used_silently(capability):
+    assert gpus.check_binaries([gpus.Gpu("some", capability)] * 2, BUILT_FOR) == []
+
+
+@pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
+def test_a_later_card_is_one_line_about_what_is_compiled(capability):
+    [line] = gpus.check_binaries([gpus.Gpu("B200", capability)] * 2 + [gpus.Gpu("A100", (8, 0))], BUILT_FOR)
+    version = ".".join(map(str, capability))
+    assert f"no binaries for B200 (compute capability {version})" in line and "CUDA_CACHE_MAXSIZE=4294967296" in line
+
+
+@pytest.mark.parametrize(("capability", "built_for"), [((5, 2), BUILT_FOR), ((7, 5), ["sm_60", "sm_80", "compute_90"])])
+def test_a_card_that_tensorflow_was_not_built_for_is_refused(capability, built_for):
+    version = ".".join(map(str, capability))
+    with pytest.raises(ConfigError, match=rf"^old has compute capability {version}, .* 6\.0, .*--device=cpu"):
+        gpus.check_binaries([gpus.Gpu("old", capability)], built_for)
+
+
+def test_only_the_cards_that_carry_towers_are_looked_at():
+    """Against what the installed TensorFlow says of itself."""
+    here = [gpus.Gpu("new", (99, 0)), gpus.Gpu("ancient", (2, 0)), gpus.Gpu("usual", (8, 0))]
+    placed = devices.place(Config(gpus=(2, 0)), here)
+    assert placed.gpus == (here[2], here[0])
+    assert [line.partition(" (")[0] for line in placed.notes] == ["*** TensorFlow has no binaries for new"]
+    with pytest.raises(ConfigError, match=r"^ancient has compute capability 2\.0"):
+        devices.place(Config(num_gpus=2), here)

@@ -5,6 +5,8 @@ import pytest
 
 from tower_train import Config, EvaluateOptions, evaluate_run, host
 from tower_train.config import ExportOptions
+from tower_train.graph import devices
+from tower_train.graph.gpus import Gpu
 from tower_train.inference import saved_model
 from tower_train.run import dtypes
 
@@ -52,41 +54,38 @@ def test_a_processor_is_known_by_its_flags(text, expected, cpuinfo_path):
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
-        ([("A100", (8, 0))], ("bfloat16", "since A100 has arithmetic for it")),
-        ([("H200", (9, 0)), ("A100", (8, 0))], ("bfloat16", "since every GPU used has arithmetic for it")),
-        ([("A100", (8, 0)), ("T4", (7, 5))],
+        ([Gpu("A100", (8, 0))], ("bfloat16", "since A100 has arithmetic for it")),
+        ([Gpu("H200", (9, 0)), Gpu("A100", (8, 0))], ("bfloat16", "since every GPU used has arithmetic for it")),
+        ([Gpu("A100", (8, 0)), Gpu("T4", (7, 5))],
          ("float16", "since T4 has no bfloat16 arithmetic (compute capability 7.5, below 8.0)")),
-        ([("V100", (7, 0))], ("float16", "since V100 has no bfloat16 arithmetic (compute capability 7.0, below 8.0)")),
-        ([("T4", (7, 5)), ("P100", (6, 0))],
+        ([Gpu("V100", (7, 0))],
+         ("float16", "since V100 has no bfloat16 arithmetic (compute capability 7.0, below 8.0)")),
+        ([Gpu("T4", (7, 5)), Gpu("P100", (6, 0))],
          ("float32", "since P100 has no fast arithmetic in float16 (compute capability 6.0, below 7.0)")),
-        ([("T4", (7, 5)), ("X", None)], ("float32", "since the compute capability of X is not known")),
-        ([("X", None)], ("float32", "since the compute capability of X is not known")),
+        ([Gpu("T4", (7, 5)), Gpu("X")], ("float32", "since the compute capability of X is not known")),
+        ([Gpu("X")], ("float32", "since the compute capability of X is not known")),
     ],
 )  # fmt: skip
 def test_every_gpu_must_have_it(gpus, expected):
     assert dtypes.of_gpus(gpus) == expected
 
 
-def test_only_the_gpus_that_are_used_are_looked_at(monkeypatch):
-    capabilities = {"a": (9, 0), "b": (7, 0), "c": (8, 6)}
-    monkeypatch.setattr(dtypes.tf.config, "list_physical_devices", lambda kind: list(capabilities))
-    monkeypatch.setattr(dtypes, "about_gpu", lambda gpu: (gpu, capabilities[gpu]))
+def test_only_the_gpus_that_are_used_are_looked_at():
+    here = [Gpu("a", (9, 0)), Gpu("b", (7, 0)), Gpu("c", (8, 6))]
     for options, expected in [(dict(num_gpus=1), "bfloat16"), (dict(num_gpus=2), "float16"),
                               (dict(gpus=(0, 2)), "bfloat16"), (dict(gpus=(1,)), "float16")]:  # fmt: skip
-        config = Config(**options)
-        assert dtypes.resolve("auto", None, "auto", config.gpus or range(config.num_towers))[0] == expected
+        assert dtypes.resolve("auto", None, devices.place(Config(**options), here).gpus)[0] == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_one_that_is_asked_for_is_left_alone(dtype):
-    assert dtypes.resolve(dtype, "bfloat16", "auto", [0]) == (dtype, [])
+    assert dtypes.resolve(dtype, "bfloat16", []) == (dtype, [])
 
 
-def test_float16_is_said_to_be_for_gpus_where_there_are_none(monkeypatch):
-    [note] = dtypes.resolve("float16", None, "auto", [0])[1]
+def test_float16_is_said_to_be_for_gpus_where_there_are_none():
+    [note] = dtypes.resolve("float16", None, [])[1]
     assert note.startswith("*** --dtype=float16 is for GPUs: on a processor")
-    monkeypatch.setattr(dtypes.tf.config, "list_physical_devices", lambda kind: ["a"])
-    assert dtypes.resolve("float16", None, "auto", [0]) == ("float16", [])
+    assert dtypes.resolve("float16", None, [Gpu("V100", (7, 0))]) == ("float16", [])
 
 
 def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys):

@@ -26,7 +26,7 @@ def test_a_run_moves_between_modes_and_tower_counts(on_cpu, tmp_path):
     """Slots and moving averages of the copies begin as those in the checkpoint."""
     starts = [
         dict(MIRRORED, all_reduce="add_n", check_mirrors_every_steps=1),
-        dict(),
+        dict(variable_update="cpu"),
         dict(MIRRORED, num_gpus=4, batch_size=4, check_mirrors_every_steps=3, eval_every_steps=30),
     ]
     for i, start in enumerate(starts):

@@ -1,6 +1,7 @@
 """A run that stands still says what it waits for."""
 
 import dataclasses
+import threading
 import time
 
 import jobs
@@ -10,7 +11,9 @@ import toy_workload
 
 from tower_train import Config
 from tower_train.graph import devices
+from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.training import training_graph
+from tower_train.run import train
 from tower_train.run.watchdog import Watchdog
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
@@ -102,10 +105,42 @@ def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
         while len(looks) < begin + 4:
             time.sleep(0.01)
 
-    with Watchdog(10.0, {}, clock) as watchdog:
+    stalls = []
+    with Watchdog(10.0, {}, clock, lambda *about: stalls.append(about)) as watchdog:
         for what, takes in (("a save", 9.0), ("an evaluation", 11.0)):
             with watchdog.doing(what):
                 seconds[0] += takes
                 wait_for_looks()
     reports = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*** ")]
     assert reports == ["*** Nothing has ended for 11 s: waiting for an evaluation.", "*** Going on, after 11 s."]
+    assert stalls == [("", 0.0)]  # it was no step
+
+
+def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_names(tmp_path, monkeypatch):
+    """Here it goes on when the process would have been ended, in the third step."""
+    left, freed, mean, calls = [], threading.Event(), AllReduce._mean, []
+
+    def wait(value):
+        calls.append(value)
+        if len(calls) == 3:
+            assert freed.wait(jobs.WAIT_SECS)
+        return value
+
+    def hanging(self, buffers):
+        means = mean(self, buffers)
+        if "known_mean" not in means[0].name and buffers[0].shape != [1]:  # the gradients' one message
+            means[0] = tf.ensure_shape(tf.numpy_function(wait, [means[0]], means[0].dtype), means[0].shape)
+        return means
+
+    def leave(error):
+        left.append(error)
+        freed.set()
+
+    monkeypatch.setattr(AllReduce, "_mean", hanging)
+    monkeypatch.setattr(train, "exit_at_once", leave)
+    options = STALL | dict(variable_update="mirrored", worker_timeout_secs=0.5)
+    assert jobs.train_toy(tmp_path, **options).step == 4
+    text = str(left[0])
+    assert text.startswith("The step under way waits for the averaging between devices, ")
+    assert "all towers are done: logical CPU device 0, logical CPU device 1 have not averaged for 1 s" in text
+    assert left[0].exit_status == 138

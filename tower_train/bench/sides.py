@@ -11,7 +11,7 @@ import tensorflow as tf
 import tower_train
 from tower_train import workload as workloads
 from tower_train.bench import flops, systems
-from tower_train.graph import devices, gradients, stream
+from tower_train.graph import gpus, gradients, stream
 
 v1 = tf.compat.v1
 
@@ -36,9 +36,9 @@ def describe(spec: dict) -> dict:
     examples = workload.examples(_request(spec))
     batch = _one_batch(workload, examples, spec["batch_size"])
     _save(spec["fixed_path"], batch)
-    gpus = [] if spec["device"] == "cpu" else tf.config.list_physical_devices("GPU")
+    present = [] if spec["device"] == "cpu" else tf.config.list_physical_devices("GPU")
     return {
-        "gpus": [devices.name_of(gpu) for gpu in gpus],
+        "gpus": [gpus.about(gpu).name for gpu in present],
         "data": examples.name,
         "dataset": examples.dataset,
         "notice": examples.notice,

@@ -7,6 +7,7 @@ from tower_train import errors
 from tower_train.cluster.status_board import WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
 from tower_train.console import say
+from tower_train.graph import progress
 
 _AGREED = (WorkerState.TRAINING, WorkerState.DONE)
 _REMIND_SECS = 30.0  # between lines about a worker that has not started
@@ -65,7 +66,7 @@ class FailureDetector:
             others = range(1, len(self.statuses)) if mine.state not in (WorkerState.DONE, WorkerState.OVER) else []
         else:
             others = [0] if self.statuses[0].state is not WorkerState.OVER else []
-        return next(filter(None, (self._failure_of(i, mine) for i in others)), None)
+        return next(filter(None, (self._failure_of(i, mine) for i in others)), None) or self._failure_of_stalled(mine)
 
     def is_gone(self, worker: int, mine: WorkerStatus) -> bool:
         """Whether nothing more is to be expected of the start of a worker that this worker, the chief, trained with."""
@@ -99,6 +100,24 @@ class FailureDetector:
                 f"{status.step}. {self.next_step}"
             )
         return None
+
+    def _failure_of_stalled(self, mine: WorkerStatus) -> errors.WorkerError | None:
+        """The failure of workers that live, but whose step stands still, worker_timeout_secs after they reported that.
+
+        The other workers' stands still too: it waits for means in which these take no part.
+        """
+        if mine.state is not WorkerState.TRAINING:
+            return None
+        late = {i: each for i, each in enumerate(self.statuses) if each.stalled_secs > self.worker_timeout_secs}
+        own = {i: each for i, each in late.items() if each.stalled != progress.FOR_AVERAGING}
+        stuck = {i: each for i, each in own.items() if each.stalled == progress.FOR_INPUT} or own
+        if not stuck and len(late) < len(self.statuses):
+            return None
+        who = "; ".join(f"{self._task.name(i)} waits for {each.stalled}" for i, each in (stuck or late).items())
+        secs = min(each.stalled_secs for each in late.values())
+        return _error(
+            f"Step {mine.step + 1} stands still, for {secs:.0f} s since that was seen: {who}. {self.next_step}"
+        )
 
     def _failure_to_start(self, worker: int) -> errors.WorkerError | None:
         name, secs = self._task.name(worker), self._silent_secs(worker)

@@ -82,6 +82,9 @@ class Membership(SingleProcess):
     def session_opened(self, session):
         self._session = session  # closed when a worker is lost, so that a step which waits for it ends
 
+    def note_stall(self, what, seconds):
+        self._note(stalled=what, stalled_secs=seconds)
+
     def agree(self, about, steps_done, last_step):
         if self.task.is_chief:
             self._tell(about=about(), steps=(steps_done, last_step), step=steps_done)
@@ -253,12 +256,13 @@ def join(
       task: this process's.
       devices: those of a process by itself.
       worker_timeout_secs, start_timeout_secs, waits_for_start: as for FailureDetector.
-      leave_at_once: ends the process where its step waits for a missing worker and cannot be ended.
+      leave_at_once: ends the process where its step cannot be ended: it waits for a missing worker, or for means
+        between devices.
 
     Raises:
       RunError: the server cannot be started.
     """
     if task.is_alone:
-        return SingleProcess(task, devices)
+        return SingleProcess(task, devices, worker_timeout_secs, leave_at_once)
     detector = FailureDetector(task, worker_timeout_secs, start_timeout_secs, waits_for_start)
     return Membership(task, devices, detector, leave_at_once)

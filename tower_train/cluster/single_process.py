@@ -1,11 +1,14 @@
 """Cluster membership of a process that trains by itself."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.cluster.task import Task
+from tower_train.graph import progress
 from tower_train.graph.devices import Devices
 
 v1 = tf.compat.v1
@@ -22,8 +25,13 @@ class SingleProcess(v1.train.SessionRunHook):
 
     target = ""
 
-    def __init__(self, task: Task, devices: Devices):
+    def __init__(
+        self, task: Task, devices: Devices, worker_timeout_secs: float = math.inf,
+        leave_at_once: Callable[[errors.WorkerError], None] = lambda error: None,
+    ):  # fmt: skip
+        """Takes the arguments of membership.join."""
         self.task, self.devices = task, devices
+        self._worker_timeout_secs, self._leave_at_once = worker_timeout_secs, leave_at_once
 
     def __enter__(self):
         return self
@@ -46,6 +54,24 @@ class SingleProcess(v1.train.SessionRunHook):
           WorkerError: a worker is missing.
         """
         return steps_done, last_step
+
+    def note_stall(self, what: str, seconds: float) -> None:
+        """Called, by another thread, while a step stands still.
+
+        A process by itself ends if all of its towers are done and it still waits after worker_timeout_secs more: what
+        averages between its devices hangs, and nothing else can free it.
+
+        Args:
+          what: it waits for; empty once it goes on.
+          seconds: since that was reported.
+        """
+        averages = what == progress.FOR_AVERAGING and len(self.devices.towers) > 1
+        if averages and seconds > self._worker_timeout_secs:
+            self._leave_at_once(errors.WorkerError(
+                f"The step under way waits for {what}, though all towers are done: {', '.join(self.devices.names)} "
+                f"have not averaged for {seconds:.0f} s. The same command goes on from the last checkpoint; if that "
+                "happens again, try --all_reduce=collective or --variable_update=cpu."
+            ))  # fmt: skip
 
     def failures_named(self) -> contextlib.AbstractContextManager[None]:
         """Converts TensorFlow's error into a WorkerError that names the missing worker.

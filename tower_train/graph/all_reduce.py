@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 # so on. 1 is the key of layers.py.
 _DEVICES, _HOSTS, _FIRST_DEVICES = 2, 3, 4
 _BROADCASTS = 10**6  # the first instance key of broadcasts, above those of all other operations
-_MESSAGE_BYTES = 4 * 2**20  # of small tensors that travel together; more would make the first of them wait for the last
+MESSAGE_BYTES = 4 * 2**20  # of small tensors that travel together; more would make the first of them wait for the last
 
 
 class AllReduce:
@@ -24,11 +24,15 @@ class AllReduce:
     so that a worker's bytes on the network do not grow with its devices.
 
     Attributes:
+      devices, kind, dtype, num_workers: as given.
       operations: what a step must run of it on all devices, also where a device has no use for the mean: those that
         take part wait for each other.
     """
 
-    def __init__(self, devices: Sequence[str], kind: str, dtype: tf.DType | None = None, num_workers: int = 1):
+    def __init__(
+        self, devices: Sequence[str], kind: str, dtype: tf.DType | None = None, num_workers: int = 1,
+        first_instance: int = 0,
+    ):  # fmt: skip
         """Chooses the way of averaging.
 
         Args:
@@ -37,6 +41,7 @@ class AllReduce:
             between workers the ring).
           dtype: that gradients are sent in; None for their own.
           num_workers: each with as many devices.
+          first_instance: tells its messages from those of another AllReduce in the same session.
 
         Raises:
           ConfigError: nccl without GPUs, or in bfloat16.
@@ -51,7 +56,8 @@ class AllReduce:
                 "--all_reduce_dtype=bfloat16: TensorFlow's NCCL does not send it. Leave the option out, or use "
                 "--all_reduce=collective."
             )
-        self._devices, self._kind, self._dtype, self._num_workers = devices, kind, dtype, num_workers
+        self.devices, self.kind, self.dtype, self.num_workers = devices, kind, dtype, num_workers
+        self._first_instance = first_instance
         self.operations: list[tf.Operation] = []
         self._last_of_nccl: list[tf.Operation] = []
 
@@ -65,7 +71,7 @@ class AllReduce:
         Returns:
           Over devices, the means in the same order. IndexedSlices stay sparse.
         """
-        if len(self._devices) * self._num_workers == 1:
+        if len(self.devices) * self.num_workers == 1:
             return [list(own) for own in values]
         means = [[None] * len(own) for own in values]
         with v1.name_scope("all_reduce"):
@@ -79,7 +85,7 @@ class AllReduce:
 
     def _dense(self, message: list[list[tf.Tensor]], exactly: bool) -> list[list[tf.Tensor]]:
         shapes, dtype = [value.shape for value in message[0]], message[0][0].dtype
-        sent = dtype if exactly or not self._dtype else self._dtype
+        sent = dtype if exactly or not self.dtype else self.dtype
 
         def pack(own):
             return tf.cast(tf.concat([tf.reshape(value, [-1]) for value in own], axis=0), sent)
@@ -92,17 +98,17 @@ class AllReduce:
 
     def _mean(self, buffers: list[tf.Tensor]) -> list[tf.Tensor]:
         count = len(buffers)
-        if self._kind == "add_n" or self._num_workers > 1:
+        if self.kind == "add_n" or self.num_workers > 1:
             turn = len(self.operations) % count  # the devices share the messages out among them
-            with tf.device(self._devices[turn]):
+            with tf.device(self.devices[turn]):
                 mean = tf.add_n(buffers) / count if count > 1 else buffers[0]
-                if self._num_workers > 1:
-                    instance, group = len(self.operations), _FIRST_DEVICES + turn
-                    [mean] = self._collective_means([mean], [self._devices[turn]], instance, self._num_workers, group)
+                if self.num_workers > 1:
+                    instance, group = self._next_instance(), _FIRST_DEVICES + turn
+                    [mean] = self._collective_means([mean], [self.devices[turn]], instance, self.num_workers, group)
             self.operations.append(mean.op)
             return self._on_each(tf.identity, [mean] * count)
-        instance = len(self.operations)  # those of one instance belong together
-        means = self._collective_means(buffers, self._devices, instance, count, _DEVICES)
+        instance = self._next_instance()  # those of one instance belong together
+        means = self._collective_means(buffers, self.devices, instance, count, _DEVICES)
         self.operations += [mean.op for mean in means]
         return means
 
@@ -112,25 +118,30 @@ class AllReduce:
         """The means of one message, on these devices.
 
         NCCL's operations wait for those of the message before: they must begin in the same order on all devices, or
-        wait for each other for ever.
+        wait for each other for ever. They are asked for one by one, since the session's `collective_nccl` asks for all,
+        also for those of layers, which have no such order. None has a `timeout_seconds`: each would keep a thread for
+        as long, step after step (BaseCollectiveExecutor). The watchdog and the membership see to a step that hangs.
         """
         means = []
         for device, buffer in zip(devices, buffers, strict=True):
             with tf.device(device), tf.control_dependencies(self._last_of_nccl):
                 means.append(tf.raw_ops.CollectiveReduce(
                     input=buffer, group_size=size, group_key=group, instance_key=instance, merge_op="Add",
-                    final_op="Div", subdiv_offsets=[0], communication_hint="nccl" if self._kind == "nccl" else "ring",
+                    final_op="Div", subdiv_offsets=[0], communication_hint="nccl" if self.kind == "nccl" else "ring",
                 ))  # fmt: skip
-        if self._kind == "nccl":
+        if self.kind == "nccl":
             self._last_of_nccl = [mean.op for mean in means]
         return means
+
+    def _next_instance(self) -> int:
+        return self._first_instance + len(self.operations)
 
     def _sparse(self, message: list[list[tf.IndexedSlices]], exactly: bool) -> list[list[tf.IndexedSlices]]:
         """All rows of all devices, in the order of the workers and of their devices."""
         slices = [own[0] for own in message]
         parts = [[part.values for part in slices], [part.indices for part in slices]]
-        count = len(slices) * self._num_workers
-        if self._num_workers > 1:
+        count = len(slices) * self.num_workers
+        if self.num_workers > 1:
             with tf.device(HOST):
                 parts = [[self.gather(tf.concat(part, axis=0))] for part in parts]
 
@@ -149,11 +160,11 @@ class AllReduce:
         Returns:
           [workers * n, ...].
         """
-        if self._num_workers == 1:
+        if self.num_workers == 1:
             return rows
         gathered = tf.raw_ops.CollectiveGather(
-            input=rows, group_size=self._num_workers, group_key=_HOSTS, instance_key=len(self.operations),
-            shape=[self._num_workers * rows.shape[0], *rows.shape[1:]],
+            input=rows, group_size=self.num_workers, group_key=_HOSTS, instance_key=self._next_instance(),
+            shape=[self.num_workers * rows.shape[0], *rows.shape[1:]],
         )  # fmt: skip
         self.operations.append(gathered.op)
         return gathered
@@ -163,7 +174,7 @@ class AllReduce:
         done = []
         with v1.name_scope("broadcast"):
             for number, variable in enumerate(variables):
-                about = {"group_size": self._num_workers, "group_key": _HOSTS, "instance_key": _BROADCASTS + number}
+                about = {"group_size": self.num_workers, "group_key": _HOSTS, "instance_key": _BROADCASTS + number}
                 shape, dtype = variable.shape, variable.dtype.base_dtype
                 sent_as = {tf.uint32: tf.int32, tf.uint64: tf.int64}.get(dtype, dtype)  # which are not broadcast
                 with tf.device(HOST):
@@ -177,7 +188,7 @@ class AllReduce:
 
     def _on_each(self, function: Callable, values: list) -> list:
         results = []
-        for device, value in zip(self._devices, values, strict=True):
+        for device, value in zip(self.devices, values, strict=True):
             with tf.device(device):
                 results.append(function(value))
         return results
@@ -190,12 +201,12 @@ def _messages(values: Sequence[Gradient]) -> list[list[int]]:
     """
     messages, bytes_together = [], {}
     for i, value in reversed(list(enumerate(values))):
-        size = _MESSAGE_BYTES if isinstance(value, tf.IndexedSlices) else value.shape.num_elements() * value.dtype.size
-        if size >= _MESSAGE_BYTES // 4:
+        size = MESSAGE_BYTES if isinstance(value, tf.IndexedSlices) else value.shape.num_elements() * value.dtype.size
+        if size >= MESSAGE_BYTES // 4:
             messages.append([i])
             continue
         open_message, size_before = bytes_together.get(value.dtype, (None, 0))
-        if open_message is None or size_before + size > _MESSAGE_BYTES:
+        if open_message is None or size_before + size > MESSAGE_BYTES:
             open_message, size_before = [], 0
             messages.append(open_message)
         open_message.append(i)

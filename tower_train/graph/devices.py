@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import DeviceOptions
+from tower_train.graph import gpus
+from tower_train.graph.gpus import Gpu
 from tower_train.host import NVIDIA_DRIVER
 
 HOST = "/cpu:0"  # where variables, optimizer and moving averages live
@@ -22,6 +24,8 @@ class Devices:
       towers: device string of each tower, such as '/gpu:1'.
       names: what each tower's device is, for people.
       session_config: the ConfigProto under which these device strings exist.
+      gpus: those that carry the towers, in the same order; none for towers on the CPU.
+      notes: lines about them that a run begins with.
       num_workers: processes that train together, each with as many towers.
       worker: which of them this is.
     """
@@ -29,11 +33,13 @@ class Devices:
     towers: tuple[str, ...]
     names: tuple[str, ...]
     session_config: tf.compat.v1.ConfigProto
+    gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()
     num_workers: int = 1
     worker: int = 0
 
 
-def place(options: DeviceOptions, gpus_here: list[str] | None = None, alone: bool = True) -> Devices:
+def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, alone: bool = True) -> Devices:
     """Chooses the devices.
 
     A process sees the chosen GPUs only, numbered in the order of the machine's, from the first time that TensorFlow
@@ -41,38 +47,39 @@ def place(options: DeviceOptions, gpus_here: list[str] | None = None, alone: boo
 
     Args:
       options: num_gpus, gpus, device, threads.
-      gpus_here: names of this machine's GPUs, for planning for another machine; None: look, and set this process up.
+      gpus_here: this machine's GPUs, or their names, for planning for another machine; None: look, and set this process
+        up.
       alone: whether the process may be kept from the other GPUs; False where a program uses them too.
 
     Raises:
-      ConfigError: more GPUs, or others, than there are; the message lists those. Or none that TensorFlow can use on a
-        machine with an NVIDIA driver, where nothing says that the CPU is wanted.
+      ConfigError: more GPUs, or others, than there are; the message lists those. Or one that TensorFlow was not built
+        for, or none that it can use on a machine with an NVIDIA driver, where nothing says that the CPU is wanted.
     """
     looks = gpus_here is None
     if looks:
-        gpus_here = [] if options.device == "cpu" else [name_of(gpu) for gpu in tf.config.list_physical_devices("GPU")]
+        gpus_here = [] if options.device == "cpu" else list(map(gpus.about, tf.config.list_physical_devices("GPU")))
+    gpus_here = [Gpu(each) if isinstance(each, str) else each for each in gpus_here]
     if options.device == "cpu" or (not gpus_here and options.device == "auto" and not options.gpus):
         if looks and options.device == "auto":
             _check_driver()
         return _on_cpu(options, hides=looks and alone)
     wanted = options.gpus or tuple(range(options.num_towers))
     if not set(wanted) <= set(range(len(gpus_here))):
-        there = ", ".join(f"{i} ({name})" for i, name in enumerate(gpus_here)) or "none"
+        there = ", ".join(f"{i} ({gpu.name})" for i, gpu in enumerate(gpus_here)) or "none"
         asked = f"--gpus={','.join(map(str, wanted))}" if options.gpus else f"--num_gpus={len(wanted)}"
         raise errors.ConfigError(
             f"{asked}: this machine's GPUs are: {there}. Ask for those, or use --device=cpu for towers on the CPU."
         )
+    chosen = tuple(gpus_here[i] for i in wanted)
+    notes = gpus.check_binaries(chosen)
     seen, proto = _seen(wanted, alone) if looks else sorted(wanted), _session_config(options)
     if looks:
         use_gpus_alike(proto)
     return Devices(
-        tuple(f"/gpu:{seen.index(i)}" for i in wanted), tuple(f"GPU {i} ({gpus_here[i]})" for i in wanted), proto
-    )
-
-
-def name_of(gpu: tf.config.PhysicalDevice) -> str:
-    """The name of a physical GPU's model, or its number if that is not known."""
-    return tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name)
+        tuple(f"/gpu:{seen.index(i)}" for i in wanted),
+        tuple(f"GPU {i} ({gpu.name})" for i, gpu in zip(wanted, chosen, strict=True)),
+        proto, chosen, tuple(notes),
+    )  # fmt: skip
 
 
 def use_gpus_alike(proto: tf.compat.v1.ConfigProto) -> None:
@@ -121,19 +128,19 @@ def _seen(wanted: tuple[int, ...], alone: bool) -> list[int]:
     return seen
 
 
-def _show(gpus: list[tf.config.PhysicalDevice]) -> None:
+def _show(visible: list[tf.config.PhysicalDevice]) -> None:
     """Hides all other GPUs from this process, and lets memory grow; nothing once TensorFlow has used a device."""
     with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices(gpus, "GPU")
-    let_memory_grow(gpus)
+        tf.config.set_visible_devices(visible, "GPU")
+    let_memory_grow(visible)
 
 
-def let_memory_grow(gpus: list[tf.config.PhysicalDevice]) -> None:
+def let_memory_grow(devices: list[tf.config.PhysicalDevice]) -> None:
     """Keeps TensorFlow from taking all memory of GPUs at once, where it has not used them yet.
 
     A program that gave a GPU logical devices has given them their memory too, and keeps it.
     """
-    for gpu in gpus:
+    for gpu in devices:
         with contextlib.suppress(RuntimeError, ValueError):
             tf.config.experimental.set_memory_growth(gpu, True)
 

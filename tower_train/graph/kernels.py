@@ -8,15 +8,16 @@ import tensorflow as tf
 from tower_train import errors
 
 
-def choose(deterministic: bool, tensor_float_32: bool) -> None:
+def choose(deterministic: bool, tensor_float_32: bool | None) -> None:
     """Chooses them for all that this process builds and runs from now on.
 
     Args:
       deterministic: whether GPUs are to repeat to the bit. It lasts as long as the process does.
       tensor_float_32: whether GPUs may round the factors of float32 products to 10 bits, which is several times as
-        fast (Ampere and later ones).
+        fast (Ampere and later ones); None leaves that as it is, which TensorFlow begins with True.
     """
-    tf.config.experimental.enable_tensor_float_32_execution(tensor_float_32)
+    if tensor_float_32 is not None:
+        tf.config.experimental.enable_tensor_float_32_execution(tensor_float_32)
     if deterministic:
         tf.config.experimental.enable_op_determinism()
 

@@ -9,6 +9,9 @@ from tower_train.workload import Tensors
 
 v1 = tf.compat.v1
 INPUT = "input"
+# What a step that does not end waits for, besides towers.
+FOR_INPUT = "the input: the examples of this step have not come"
+FOR_AVERAGING = "the averaging between devices, the update of the variables, or a session hook"
 
 
 def count_progress(

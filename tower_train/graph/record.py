@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tower_train.graph.iterator_state import IteratorState
+from tower_train.graph.known_mean import KnownMean
 
 
 class ScaleReport(NamedTuple):
@@ -78,6 +79,7 @@ class TrainingGraph:
       variables_finite: {name of one of them: bool scalar}, of those in floating point.
       fingerprints: int64 [copies of all workers, variables], see Variables.fingerprints; None if they are not
         checked.
+      known_mean: the trial of what averages between copies; None for a single one.
       copied: over the columns of fingerprints, the variable's name.
       stream_initializer: starts the stream at the variable examples_seen.
       stream_state: what else a checkpoint needs to hold of the stream, if that does not say it all; else None.
@@ -104,6 +106,7 @@ class TrainingGraph:
     variables: list[tf.Variable]
     variables_finite: dict[str, tf.Tensor]
     fingerprints: tf.Tensor | None
+    known_mean: KnownMean | None
     copied: tuple[str, ...]
     stream_initializer: tf.Operation
     stream_state: IteratorState | None

@@ -141,6 +141,8 @@ def _saved(config: Config, variables: Variables, devices: Devices, sections: Sec
     """The attributes of TrainingGraph that are about what a checkpoint holds, and its copies."""
     sections.begin("checks")
     saved, num_workers = v1.global_variables(), devices.num_workers
+    several = len(variables.devices) * num_workers > 1
+    gradients_dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
     return {
         "drawing": sections.drawing,
         "num_workers": num_workers,
@@ -148,6 +150,7 @@ def _saved(config: Config, variables: Variables, devices: Devices, sections: Sec
         "variables": saved,
         "variables_finite": {v.op.name: gradients.is_finite(v) for v in saved if v.dtype.is_floating},
         "fingerprints": variables.fingerprints() if config.check_mirrors_every_steps else None,
+        "known_mean": variables.known_mean(devices.worker, gradients_dtype) if several else None,
         "copied": tuple(original.op.name for original, *_ in variables.copied()),
         "broadcast": variables.broadcast(saved, devices.worker) if num_workers > 1 else None,
     }

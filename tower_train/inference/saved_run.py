@@ -103,6 +103,6 @@ def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
         workload.check_dataset(options.dataset)
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
     examples = workload.examples(DataRequest("test", dataset, data_dir, config["seed"]))
-    kernels.choose(config.get("deterministic", False), config.get("tensor_float_32", True))
+    kernels.choose(config.get("deterministic", False), config.get("tensor_float_32"))
     decay = 0.0 if options.raw else config["moving_average_decay"]
     return SavedRun(run_dir, workload, examples, config["dtype"], decay, options.best)

@@ -1,12 +1,10 @@
 """--dtype=auto: bfloat16 if the devices of the towers have instructions for it; else float16 on GPUs made for that;
 else float32."""
 
-from collections.abc import Iterable
-
-import tensorflow as tf
+from collections.abc import Sequence
 
 from tower_train import host
-from tower_train.graph import devices
+from tower_train.graph.gpus import Gpu
 
 # As Linux calls them: of x86 (AVX-512 or AMX), and of ARM.
 _INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -14,26 +12,24 @@ _AMPERE, _VOLTA = (8, 0), (7, 0)  # compute capabilities of the first NVIDIA GPU
 _SLOW = "--dtype=float16 is for GPUs: on a processor its convolutions can take hundreds of times as long as in float32."
 
 
-def resolve(dtype: str, began_with: str | None, device: str, gpus: Iterable[int]) -> tuple[str, list[str]]:
+def resolve(dtype: str, began_with: str | None, gpus: Sequence[Gpu]) -> tuple[str, list[str]]:
     """Puts a dtype in the place of auto.
 
     Args:
       dtype: --dtype of this start.
       began_with: the dtype of the starts before, which the run stays with; None for a new run.
-      device: --device.
-      gpus: indices of those that carry towers, if this machine has any.
+      gpus: those that carry towers; none for towers on the CPU.
 
     Returns:
       The dtype, and a line that says what was chosen and why, or that it suits GPUs only; none if there is nothing to
       say.
     """
-    present = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
     if dtype != "auto":
-        return dtype, [f"*** {_SLOW}"] if dtype == "float16" and not present else []
+        return dtype, [f"*** {_SLOW}"] if dtype == "float16" and not gpus else []
     if began_with:
         dtype, why = began_with, "as the run began"
     else:
-        dtype, why = of_gpus([about_gpu(present[i]) for i in gpus]) if present else of_processor()
+        dtype, why = of_gpus(gpus) if gpus else of_processor()
     return dtype, [f"dtype: {dtype}, {why}"]
 
 
@@ -47,12 +43,12 @@ def of_processor() -> tuple[str, str]:
     return "float32", "since this processor has no bfloat16 instructions"
 
 
-def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
-    """(dtype, why) for GPUs, from the name and the compute capability of each, None if it is not known."""
+def of_gpus(gpus: Sequence[Gpu]) -> tuple[str, str]:
+    """(dtype, why) for GPUs."""
     for name, capability in gpus:
         if capability is None:
             return "float32", f"since the compute capability of {name} is not known"
-    name, capability = min(gpus, key=lambda gpu: gpu[1])
+    name, capability = min(gpus, key=lambda gpu: gpu.capability)
     if capability >= _AMPERE:
         return "bfloat16", f"since {name if len(gpus) == 1 else 'every GPU used'} has arithmetic for it"
     dtype, lacking, least = (
@@ -62,8 +58,3 @@ def of_gpus(gpus: list[tuple[str, tuple[int, int] | None]]) -> tuple[str, str]:
     )
     known, least = (".".join(map(str, each)) for each in (capability, least))
     return dtype, f"since {name} has no {lacking} (compute capability {known}, below {least})"
-
-
-def about_gpu(gpu) -> tuple[str, tuple[int, int] | None]:
-    """(name, compute capability) of a physical GPU; None if the capability is not known."""
-    return devices.name_of(gpu), tf.config.experimental.get_device_details(gpu).get("compute_capability")

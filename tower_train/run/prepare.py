@@ -11,7 +11,7 @@ from tower_train.graph import devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
-from tower_train.run import data_check, dtypes, input_stream, profile, report, resume
+from tower_train.run import data_check, dtypes, input_stream, profile, report, resume, variable_update
 from tower_train.run.evaluations import TEST, TRAIN, Evaluations
 from tower_train.run_dir import best, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload
@@ -21,9 +21,10 @@ from tower_train.workload import DataRequest, Examples, Workload
 class Start:
     """One start of a run in one worker, ready to do its steps.
 
-    Its config has the dtype and the workers that were found. Workers that are not the chief know `steps_done`, how many
-    were done before, and `has_steps` once the start is announced. Only the chief has `resumed`, the checkpoint to begin
-    at, `evaluations` of the checkpoints to come, and the `drawing` of the graph if the event files lack it.
+    Its config has the dtype, the place of the variables and the workers that were found. Workers that are not the chief
+    know `steps_done`, how many were done before, and `has_steps` once the start is announced. Only the chief has
+    `resumed`, the checkpoint to begin at, `evaluations` of the checkpoints to come, and the `drawing` of the graph if
+    the event files lack it.
     """
 
     config: Config
@@ -54,22 +55,23 @@ def prepare(
     What the start has open, the sessions of its evaluations, is closed with the stack.
     """
     before = run_dir.read(directory.RUN)
-    dtype, notes = dtypes.resolve(
-        config.dtype, before.get("config", {}).get("dtype"), config.device, config.gpus or range(config.num_towers)
-    )
+    placed = membership.devices
+    dtype, notes = dtypes.resolve(config.dtype, before.get("config", {}).get("dtype"), placed.gpus)
     config = dataclasses.replace(config, dtype=dtype)
     manifest.check_dataset(run_dir.path, before, workload)
     # What `auto` chose at the first start is what the run stays with.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch)
-    graph = training_graph(workload, examples, config, membership.devices)
+    look = functools.partial(variable_update.look_at, workload, examples, config)
+    config, chosen = variable_update.resolve(config, before.get("config", {}).get("variable_update"), placed, look)
+    graph = training_graph(workload, examples, config, placed)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
-        workload, examples, options, config.global_batch, membership.devices.names, graph.num_parameters,
+        workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
-    notes += report.random_notes(graph.random_numbers)
+    notes += [*chosen, *placed.notes, *report.random_notes(graph.random_numbers)]
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start

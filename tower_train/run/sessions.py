@@ -14,15 +14,22 @@ def open_session(
     graph: TrainingGraph,
     membership: SingleProcess,
     session_hooks: Sequence[v1.train.SessionRunHook],
-    restore: Callable[[v1.Session], None] | None = None,
+    restore: Callable[[v1.Session], None] | None,
+    start_timeout_secs: float,
 ) -> v1.train.SingularMonitoredSession:
     """Opens a session in which the variables have the chief's values and the stream is at its place.
 
     The chief's values are those that `restore` gives them, or the initial ones.
+
+    Raises:
+      AllReduceError: what averages between the copies of the variables averages wrongly.
+      WorkerError: it does not end within start_timeout_secs.
     """
 
     def initialize(_, session):
         membership.session_opened(session)
+        if graph.known_mean:
+            graph.known_mean.check(session, start_timeout_secs)
         if restore:
             restore(session)
         elif membership.task.is_chief:

@@ -133,12 +133,14 @@ def run(
     began, graph, failure = time.perf_counter(), start.graph, None
     with contextlib.ExitStack() as stack:
         stack.enter_context(graph.graph.as_default())
-        step_hooks = StepHooks(start, session_hooks, received, stack)
+        step_hooks = StepHooks(start, session_hooks, received, stack, membership.note_stall)
         restore = start.resumed.restore if start.is_chief else None
         try:
             with (
                 membership.failures_named(),
-                sessions.open_session(graph, membership, step_hooks.in_order, restore) as session,
+                sessions.open_session(
+                    graph, membership, step_hooks.in_order, restore, start.config.start_timeout_secs
+                ) as session,
                 input_failures.named(graph.data, start.workload.name),
                 kernels.missing_named(),
             ):
@@ -182,12 +184,12 @@ class StepHooks:
 
     def __init__(
         self, start: Start, session_hooks: Sequence[v1.train.SessionRunHook], received: signals.Received,
-        stack: contextlib.ExitStack,
+        stack: contextlib.ExitStack, note_stall: Callable[[str, float], None],
     ):  # fmt: skip
         config, graph, clock = start.config, start.graph, hooks.TrainingClock()
         self._start, self._received = start, received
         self._user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
-        watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress))
+        watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, note_stall=note_stall))
         self.last_values = hooks.LastValues(graph, clock)
         most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
         self.guard = nonfinite.BatchGuard(graph, most_in_a_row, _dump(start))

@@ -22,13 +22,15 @@ class Watchdog(v1.train.SessionRunHook):
     """A thread that looks whether steps end; use as a context manager, and as a hook.
 
     It reports each stall of more than timeout_secs once, with the stacks of all Python threads, and its end; none if
-    that is 0. `counts` is TrainingGraph.progress.
+    that is 0. While it is a step that stands still it calls note_stall again and again, with what is waited for and for
+    how many seconds it has been reported, and with "" and 0 once that is over. `counts` is TrainingGraph.progress.
     """
 
     def __init__(
-        self, timeout_secs: float, counts: Mapping[str, tf.Tensor], clock: Callable[[], float] = time.monotonic
-    ):
-        self._timeout, self._counts, self._clock = timeout_secs, counts, clock
+        self, timeout_secs: float, counts: Mapping[str, tf.Tensor], clock: Callable[[], float] = time.monotonic,
+        note_stall: Callable[[str, float], None] = lambda what, seconds: None,
+    ):  # fmt: skip
+        self._timeout, self._counts, self._clock, self._note_stall = timeout_secs, counts, clock, note_stall
         self._doing, self._since = "the session to begin", clock()
         self._session, self._started = None, 0
         self._ended = threading.Event()
@@ -72,10 +74,15 @@ class Watchdog(v1.train.SessionRunHook):
             if reported not in (None, since):
                 say(f"*** Going on, after {since - reported:.0f} s.")
                 reported = None
-            if reported is None and seconds > self._timeout and not ended:
-                reported = since
-                what = self._waited_for() if self._doing == _STEP else self._doing
-                say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
+                self._note_stall("", 0.0)
+            if seconds > self._timeout and not ended:
+                is_step = self._doing == _STEP
+                what = self._waited_for() if is_step else self._doing
+                if reported is None:
+                    reported = since
+                    say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
+                if is_step:
+                    self._note_stall(what, seconds - self._timeout)
 
     def _waited_for(self) -> str:
         """Finds out what the step under way lacks, by a second look into its session."""
@@ -86,8 +93,8 @@ class Watchdog(v1.train.SessionRunHook):
             return f"a step whose session does not answer ({errors.reason(error)})"
         behind = [name for name, count in counts.items() if count < self._started]
         if progress.INPUT in behind:
-            return "the input: the examples of this step have not come"
-        return ", ".join(behind) or "the update of the variables, or a session hook"
+            return progress.FOR_INPUT
+        return ", ".join(behind) or progress.FOR_AVERAGING
 
 
 def _stacks() -> str:

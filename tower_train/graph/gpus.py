@@ -1,0 +1,72 @@
+"""GPUs: what is known of one, and whether this TensorFlow has binaries for it."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tower_train import errors
+
+Capability = tuple[int, int]
+_CACHE_BYTES = 2**32  # the most that CUDA keeps; its default is less than all kernels need
+
+
+class Gpu(NamedTuple):
+    """A GPU of this machine.
+
+    Attributes:
+      name: of its model, for people.
+      capability: NVIDIA's compute capability, (major, minor); None of another maker's, or if it is not known.
+    """
+
+    name: str
+    capability: Capability | None = None
+
+
+def about(device: tf.config.PhysicalDevice) -> Gpu:
+    """Looks a physical GPU up; its name is its number if that of its model is not known."""
+    details = tf.config.experimental.get_device_details(device)
+    return Gpu(details.get("device_name", device.name), details.get("compute_capability"))
+
+
+def check_binaries(gpus: Iterable[Gpu], built_for: Sequence[str] | None = None) -> list[str]:
+    """Finds the GPUs for which TensorFlow must compile its kernels first.
+
+    Args:
+      gpus: those that are used.
+      built_for: what TensorFlow was built for, such as ['sm_80', 'compute_90']; None: this one. sm_80 is a binary for
+        8.0 and later ones of 8; compute_90 that for 9.0, and also PTX, which is compiled for all later ones
+        (TensorFlow's configure.py).
+
+    Returns:
+      A line for each model, to be said before the first step.
+
+    Raises:
+      ConfigError: TensorFlow cannot use one of them at all.
+    """
+    if built_for is None:
+        built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
+    found = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", each) for each in built_for]
+    built = [(each[1], (int(each[2]), int(each[3]))) for each in found if each]
+    notes = {}
+    for gpu in gpus:
+        own = gpu.capability
+        if own is None or not built or any(own[0] == of[0] and own >= of for _, of in built):
+            continue
+        if not any(kind == "compute" and own >= of for kind, of in built):
+            raise errors.ConfigError(
+                f"{gpu.name} has compute capability {_text(own)}, for which this TensorFlow was not built: it runs on "
+                f"{', '.join(_text(of) for _, of in built)} and later ones. Use other GPUs (--gpus), an older "
+                "TensorFlow, or --device=cpu."
+            )
+        notes[gpu] = (
+            f"*** TensorFlow has no binaries for {gpu.name} (compute capability {_text(own)}): it compiles each kernel "
+            "when it is first used, so that the first start takes minutes, up to half an hour. Set "
+            f"CUDA_CACHE_MAXSIZE={_CACHE_BYTES}, and later starts find all of them in ~/.nv/ComputeCache."
+        )
+    return list(notes.values())
+
+
+def _text(capability: Capability) -> str:
+    return ".".join(map(str, capability))

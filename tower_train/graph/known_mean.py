@@ -1,0 +1,101 @@
+"""Known means: a run tries the very all-reduce of its steps once, before the first of them.
+
+Wrong means without any error were reported of NCCL in TensorFlow (tensorflow#41539, #62493).
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.graph.all_reduce import MESSAGE_BYTES, AllReduce
+from tower_train.graph.devices import HOST
+
+v1 = tf.compat.v1
+
+_FIRST_INSTANCE = 2 * 10**6  # above the keys of all other collective operations
+_SMALL, _VALUES = 1000, 8  # elements of a small message; different values in a message
+_TOLERANCE = 0.01  # of a value: bfloat16 rounds to 0.004 of it, and the values differ by more than a tenth
+_NEXT_TRY = {
+    "nccl": "Try --all_reduce=collective.",
+    "collective": "Try --all_reduce=add_n, or --variable_update=cpu.",
+    "add_n": "Try --variable_update=cpu.",
+}
+
+
+class KnownMean:
+    """One large message and small ones whose means are known.
+
+    Of n devices of all workers, the one with index j % n alone has a number at place j, and the others 0 there: so a
+    part that is lost, repeated or put elsewhere shows, and whose it is, whatever is rounded.
+    """
+
+    def __init__(self, of_steps: AllReduce, worker: int, dtype: tf.DType):
+        """Builds the messages.
+
+        Args:
+          of_steps: that of the steps.
+          worker: this one's index.
+          dtype: of the gradients.
+        """
+        self._devices, self._num_workers, self._kind = of_steps.devices, of_steps.num_workers, of_steps.kind
+        self._count = len(self._devices) * self._num_workers
+        all_reduce = AllReduce(self._devices, self._kind, of_steps.dtype, self._num_workers, _FIRST_INSTANCE)
+        self._means, self._sent = [], (of_steps.dtype or dtype).name
+        # Between workers each message takes another of the devices.
+        sizes = [MESSAGE_BYTES // dtype.size, *[_SMALL] * max(1, len(self._devices) - 1)]
+        with v1.name_scope("known_mean"):
+            for size in sizes:
+                with tf.device(HOST):
+                    # Nothing here is a constant, or TensorFlow would work the means out beforehand, on the host.
+                    places = tf.range(size) + v1.placeholder_with_default(0, [])
+                    numbers = tf.cast(1 + places // self._count % _VALUES, dtype)
+                message = []
+                for i, device in enumerate(self._devices):
+                    with tf.device(HOST):
+                        own = tf.equal(places % self._count, worker * len(self._devices) + i)
+                        part = tf.where(own, numbers, tf.zeros_like(numbers))
+                    with tf.device(device):
+                        message.append([tf.identity(part)])
+                self._means.append([mean for [mean] in all_reduce.mean(message)])
+
+    def check(self, session: v1.Session, timeout_secs: float) -> None:
+        """Averages the messages and compares; all workers must do so at the same time.
+
+        Raises:
+          AllReduceError: a mean is wrong.
+          WorkerError: the averaging does not end.
+        """
+        try:
+            options = v1.RunOptions(timeout_in_ms=round(min(timeout_secs, 10**9) * 1000))
+            found = session.run(self._means, options=options)
+        except tf.errors.DeadlineExceededError as error:
+            raise errors.WorkerError(
+                f"The averaging {self._between()} has not ended for {timeout_secs:g} s, before the first step: not all "
+                f"of them take part. {self._next_try()}"
+            ) from error
+        for means in found:
+            for device, mean in zip(self._devices, means, strict=True):
+                self._compare(device, mean.astype(np.float64))
+
+    def _compare(self, device: str, mean: np.ndarray) -> None:
+        places = np.arange(len(mean))
+        expected = (1 + places // self._count % _VALUES) / self._count
+        wrong = np.flatnonzero(~(np.abs(mean - expected) <= _TOLERANCE * expected))
+        if len(wrong):
+            first = int(wrong[0])
+            raise errors.AllReduceError(
+                f"The averaging {self._between()} is wrong, before the first step: of {len(mean):,} known means "
+                f"{len(wrong):,} differ on {device}; place {first}, which only {self._owner(first % self._count)} adds "
+                f"to, came out as {mean[first]:g}, expected was {expected[first]:g}. {self._next_try()}"
+            )
+
+    def _between(self) -> str:
+        of_workers = f" of each of {self._num_workers} workers" if self._num_workers > 1 else ""
+        return f"between {', '.join(self._devices)}{of_workers} ({self._kind}, {self._sent})"
+
+    def _owner(self, index: int) -> str:
+        worker, device = divmod(index, len(self._devices))
+        return self._devices[device] + (f" of worker {worker}" if self._num_workers > 1 else "")
+
+    def _next_try(self) -> str:
+        return "Look at the network between the workers." if self._devices == (HOST,) else _NEXT_TRY[self._kind]
