@@ -53,7 +53,7 @@ class NoLossScale:
 
         Args:
           loss: of the step.
-          finite: bool, whether all of the step was finite.
+          finite: bool [...], what of the step was finite.
         """
         return ()
 
@@ -94,7 +94,8 @@ class LossScale(NoLossScale):
         return skip().op if skips else tf.cond(overflowed, skip, lambda: tf.constant(False)).op
 
     def report(self, loss, finite):
-        return ScaleReport(self._scale.read_value(), tf.logical_and(self._can_overflow(loss), tf.logical_not(finite)))
+        failed = tf.logical_not(tf.reduce_all(finite))
+        return ScaleReport(self._scale.read_value(), tf.logical_and(self._can_overflow(loss), failed))
 
     def _can_overflow(self, loss: tf.Tensor) -> tf.Tensor:
         return tf.logical_and(self._now > LEAST, tf.math.is_finite(loss))

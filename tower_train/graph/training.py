@@ -103,7 +103,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         with tf.control_dependencies([finite, *counting]):
             done, seen = counters.global_step.read_value(), counters.examples_seen.read_value()
             report = StepReport(done, seen, loss, mean_losses[0], learning_rate, stopping, finite,
-                                scale.report(loss, tf.reduce_all(finite)))  # fmt: skip
+                                scale.report(loss, finite))  # fmt: skip
         return TrainingGraph(
             graph=graph, train_op=finite.op, report=report, progress=so_far,
             summary=_summary(config, sections, applied[0], source, finite.op), global_step=counters.global_step,
