@@ -19,7 +19,7 @@ NOTHING = "no operation running"
 # The first pattern that an operation's name begins with gives its category: the name scopes that graph/ gives;
 # the update is in the branches of the conditional `train`.
 _PATTERNS = [
-    (INPUT_WAIT, re.compile(r"Iterator")),
+    (INPUT_WAIT, re.compile(r"(next_batch/.*)?Iterator")),
     (AVERAGING, re.compile(r"average_|all_reduce/")),
     (DECAY_AND_CHECK, re.compile(r"weight_decay/|.*/Regularizer/|check_finite/")),
     (MOVING_AVERAGES, re.compile(r"train/.*ExponentialMovingAverage")),

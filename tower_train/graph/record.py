@@ -75,6 +75,7 @@ class TrainingGraph:
       global_batch: examples a step.
       num_examples: examples an epoch.
       random_numbers: what in a tower draws random numbers.
+      note: a line on where examples are distorted, if that is not always so; else None.
     """
 
     graph: tf.Graph
@@ -100,3 +101,4 @@ class TrainingGraph:
     global_batch: int
     num_examples: int
     random_numbers: RandomNumbers
+    note: str | None = None

@@ -69,7 +69,7 @@ def prepare(
         workload, examples, options, config.global_batch, membership.devices.names, graph.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
-    notes += report.random_notes(graph.random_numbers)
+    notes += [graph.note] * bool(graph.note) + report.random_notes(graph.random_numbers)
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
