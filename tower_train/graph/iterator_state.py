@@ -1,6 +1,7 @@
 """The place of a tf.data iterator, kept in a variable so that a checkpoint holds it."""
 
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -11,6 +12,7 @@ v1 = tf.compat.v1
 
 _FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL: refuse state that would not be saved
 _OF_STRINGS = b"\x08\x07"  # how a serialized tensor of strings begins: field 1 of TensorProto, dtype, is DT_STRING
+_ON_THEIR_WAY = "it was saved with batches on their way to GPUs, so go on on GPUs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +57,13 @@ def of(source: Source, step_size: int, staged: Staged | None = None) -> Iterator
         parts = tf.ensure_shape(tf.io.parse_tensor(serialized, tf.variant), [None])
         return tf.group(tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=parts))
 
+    has_batches = tf.equal(tf.strings.substr(variable, 0, len(_OF_STRINGS)), _OF_STRINGS)
+
     def put_back() -> tf.Operation:
-        return _put_back(variable, deserialize, source, staged) if staged else deserialize(variable)
+        if staged:
+            return tf.cond(has_batches, *_put_back(variable, deserialize, source, staged))
+        with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(has_batches), [_ON_THEIR_WAY])]):
+            return deserialize(tf.identity(variable))
 
     if staged:
         state = tf.cond(staged.waiting, lambda: _with_batches(state, staged), lambda: state)
@@ -71,8 +78,11 @@ def _with_batches(state: tf.Tensor, staged: Staged) -> tf.Tensor:
         return tf.io.serialize_tensor(tf.stack([state, *map(tf.io.serialize_tensor, whole)]))
 
 
-def _put_back(variable: tf.Variable, deserialize, source: Source, staged: Staged) -> tf.Operation:
-    """Puts an iterator where the variable says, and the batches on their devices: the saved ones, or the next."""
+def _put_back(
+    variable: tf.Variable, deserialize: Callable, source: Source, staged: Staged
+) -> tuple[Callable, Callable]:
+    """Functions that put an iterator where the variable says, and batches on their devices: the saved ones, and the
+    next ones if none were saved."""
 
     def saved() -> tf.Operation:
         shapes = [tf.TensorShape([None]).concatenate(t.shape[1:]) for t in tf.nest.flatten(staged.batches[0])]
@@ -90,5 +100,4 @@ def _put_back(variable: tf.Variable, deserialize, source: Source, staged: Staged
         with tf.control_dependencies([deserialize(variable)]):
             return staged.put(source.take())
 
-    has_batches = tf.equal(tf.strings.substr(variable, 0, len(_OF_STRINGS)), _OF_STRINGS)
-    return tf.cond(has_batches, saved, next_ones)
+    return saved, next_ones

@@ -114,7 +114,7 @@ def training_stream(
     firsts = _firsts(first, split.tower_batch, split.num_towers)
     if way.distorts_there:
         for i, (features, labels) in enumerate(batches):
-            with way.there(i, "distort"):
+            with way.there(i, features) as features:
                 draws = _draws(examples, firsts[i], split.tower_batch, seed)
                 batches[i] = _with_batch_size((preprocess(workload, features, draws), labels), split.tower_batch)
     return Stream(batches, initializer, firsts, state, staged.renewal if staged else ())
@@ -209,8 +209,8 @@ def evaluation_stream(
     iterator = _iterator(steps, of_batch if examples.elements else by_index, examples, num_towers)
     first, towers = iterator.get_next()
     batches, firsts = [tower[:2] for tower in towers], _firsts(first, tower_batch, num_towers)
-    for i, (features, labels) in enumerate(batches) if way.distorts_there else ():
-        with way.there(i, "prepare"):
+    for i, (features, labels) in enumerate(batches if way.distorts_there else ()):
+        with way.there(i, features) as features:
             batches[i] = _with_batch_size((workload.prepare(features), labels), tower_batch)
     return Stream(batches, iterator.initializer, firsts), [counted for *_, counted in towers]
 

@@ -35,10 +35,10 @@ class Transfer:
     note: str | None = None
 
     @contextlib.contextmanager
-    def there(self, tower: int, what: str) -> Iterator[None]:
-        """Builds a part of a tower within this block: on its device, in its name scope."""
-        with tf.device(self.devices[tower]), tf.compat.v1.name_scope(f"tower_{tower}/{what}/"):
-            yield
+    def there(self, tower: int, features: Tensors) -> Iterator[Tensors]:
+        """Within this block a tower's features are preprocessed on its device, where they come to."""
+        with tf.device(self.devices[tower]), tf.compat.v1.name_scope(f"tower_{tower}/preprocess/"):
+            yield tf.nest.map_structure(tf.identity, features)
 
 
 def stages(devices: Sequence[str]) -> bool:
@@ -83,7 +83,7 @@ def _against(workload: Workload, examples: Examples) -> tuple[str | None, str]:
         before, _ = examples.symbolic_batch()
         draws = PositionDraws(tf.constant(0, tf.int64), 1, examples.num_examples, 0, bool(examples.open))
         with tf.device("/gpu:0"):
-            after = preprocess(workload, before, draws)
+            after = preprocess(workload, tf.nest.map_structure(tf.identity, before), draws)
         lacking = _without_kernel(graph.as_graph_def())
     crossing = ", ".join(dict.fromkeys(tensor.dtype.name for tensor in tf.nest.flatten(before)))
     if lacking:
