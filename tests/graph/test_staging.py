@@ -1,4 +1,4 @@
-"""Staged batches train what unstaged ones do, to the bit, wherever a run is resumed. Staging is for GPUs; forced here."""
+"""Staged batches train what unstaged ones do, to the bit, wherever a run is resumed. It is for GPUs, forced here."""
 
 import dataclasses
 
