@@ -15,6 +15,7 @@ from tower_train.examples import Tensors
 from tower_train.graph.devices import HOST
 
 Batches = list[tuple[Tensors, Tensors]]  # over towers, (features, labels)
+NEXT = "next_batch"  # the operation that fetches the next step's batches
 _NONE = -1  # the position of no batch
 _ON_HOST = (tf.string, tf.variant, tf.resource)
 
@@ -84,7 +85,7 @@ def stage(source: Source, devices: Sequence[str], start: tf.Tensor, step_size: i
         following = start + step_size
     is_wanted = following < end
     following = tf.where(is_wanted, following, tf.constant(_NONE, tf.int64))
-    coming = tf.cond(is_wanted, source.take, lambda: tf.nest.map_structure(_like, first), name="next_batch")
+    coming = tf.cond(is_wanted, source.take, lambda: tf.nest.map_structure(_like, first), name=NEXT)
     renewal = [position.put(following)]
     for place, tensor, now in zip(*map(tf.nest.flatten, (places, coming, batches)), strict=True):
         renewal.append(place.put(tensor, [now.op]))
