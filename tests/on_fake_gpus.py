@@ -43,13 +43,16 @@ def about(tf, case, dumps):
         earlier.unlink()
     session = tf.compat.v1.Session(config=placed.session_config, graph=built.graph)
     session.make_callable(built.report)
+    session.make_callable(built.stream_initializer)
     fetches = [tensor.op.name for tensor in built.report]
     return {
         "towers": placed.towers,
         "names": placed.names,
         "session": str(placed.session_config.gpu_options),
         "context": str(tf.__internal__.eager_context.get_config().gpu_options),
-        "crossing": crossings(tf, *dumps.glob("placer_output*"), fetches) if model == "convnet" else None,
+        "crossing": crossings(tf, min(dumps.glob("placer_output*"), key=os.path.getmtime), fetches)
+        if model == "convnet"
+        else None,
     }
 
 

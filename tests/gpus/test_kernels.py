@@ -8,7 +8,7 @@ from tensorflow.python.framework import kernels
 
 import cifar10
 from tower_train.config import Config
-from tower_train.graph import devices, training
+from tower_train.graph import devices, stream, training, transfer
 from tower_train.workload import DataRequest
 
 # Soft placement puts these on the CPU: {(op, dtype): why}.
@@ -55,3 +55,26 @@ def test_every_operation_on_a_gpu_has_a_kernel_there(model, options, cifar10_dir
     assert len(on_gpus) > 100
     lacking = {(node.op, tf.as_dtype(node.attr["T"].type).name) for node in on_gpus if not has_kernel(node)}
     assert lacking <= EXCEPTIONS.keys()
+
+
+@pytest.mark.parametrize("model", ["convnet", "cifar10_94", "resnet20"])
+def test_examples_stay_on_a_gpu_once_they_are_there(model, cifar10_dir):
+    """Kernels of int32, for one, take their tensors from the host."""
+    workload = cifar10.WORKLOAD.with_options({"model": model})
+    examples = workload.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
+    placed = devices.place(workload.config(), gpus_here=["one"])
+    way = transfer.choose("auto", workload, examples, placed.towers, end=1000)
+    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        stream.training_stream(workload, examples, 0, tf.constant(0, tf.int64), stream.Split(64, 1), way)
+    looked_at = 0
+    for op in graph.get_operations():
+        if "GPU" in op.device:
+            kernel = next(
+                kernel for kernel in registered(op.type) if all(allows(c, op.node_def) for c in kernel.constraint)
+            )
+            for arguments, tensors in ((op.op_def.input_arg, op.inputs), (op.op_def.output_arg, op.outputs)):
+                for argument, tensor in zip(arguments, tensors, strict=False):
+                    looked_at += tensor.shape.num_elements() is not None
+                    if argument.name in kernel.host_memory_arg and tensor.dtype != tf.resource:
+                        assert tensor.shape.num_elements() <= 64, (op.name, argument.name)  # a number an example
+    assert looked_at > 20

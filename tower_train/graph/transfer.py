@@ -13,6 +13,7 @@ from tower_train.graph.devices import HOST
 from tower_train.graph.order import PositionDraws
 from tower_train.workload import Workload
 
+_LOOPS = ("While", "StatelessWhile", "Enter")
 _OF_GPUS = ("GPU", "DEFAULT")  # device types of kernels
 
 
@@ -84,18 +85,18 @@ def _against(workload: Workload, examples: Examples) -> tuple[str | None, str]:
         draws = PositionDraws(tf.constant(0, tf.int64), 1, examples.num_examples, 0, bool(examples.open))
         with tf.device("/gpu:0"):
             after = preprocess(workload, tf.nest.map_structure(tf.identity, before), draws)
-        lacking = _without_kernel(graph.as_graph_def())
+        lacking = _hindrance(graph.as_graph_def())
     crossing = ", ".join(dict.fromkeys(tensor.dtype.name for tensor in tf.nest.flatten(before)))
     if lacking:
-        return f"GPUs have no kernel for {lacking}", crossing
+        return lacking, crossing
     sizes = _bytes(before), _bytes(after)
     if None in sizes or sizes[0] > sizes[1]:
-        return "examples have no more bytes after it", crossing
+        return "it makes examples smaller, or their size is not known", crossing
     return None, crossing
 
 
-def _without_kernel(definition: tf.compat.v1.GraphDef) -> str | None:
-    """An operation that is on a GPU, or in a function, and has no kernel there."""
+def _hindrance(definition: tf.compat.v1.GraphDef) -> str | None:
+    """What GPUs do not do, or slowly, of the operations that are on one, and of the functions that these call."""
     functions = {function.signature.name for function in definition.library.function}
     nodes = [node for node in definition.node if _is_gpu(node.device)]
     reached, left = set(), list(nodes)
@@ -108,9 +109,12 @@ def _without_kernel(definition: tf.compat.v1.GraphDef) -> str | None:
                 nodes += function.node_def
                 left += function.node_def
     for node in nodes:
+        if node.op in _LOOPS:
+            return "loops, such as tf.map_fn's, are slow on GPUs"
         if node.op not in functions and not any(_allows(kernel, node) for kernel in _kernels(node.op)):
-            dtype = node.attr["T"].type
-            return f"{node.op} of {tf.as_dtype(dtype).name}" if dtype else node.op
+            dtype = node.attr["T"].type or node.attr["Tparams"].type
+            of_what = f"{node.op} of {tf.as_dtype(dtype).name}" if dtype else node.op
+            return f"GPUs have no kernel for {of_what}"
     return None
 
 
