@@ -1,11 +1,14 @@
 """The example that is trained on depends on the seed and the position, and on nothing else."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import cifar10
-from tower_train import errors
+from tower_train import errors, host
 from tower_train.data import tf_data
 from tower_train.graph import order, stream
 from tower_train.graph.draws import split_mix
@@ -213,6 +216,35 @@ class TestTrainingStream:
         features, labels = steps(workload, Examples.from_arrays("numbers", numbers, numbers), 1, 10, 1)
         np.testing.assert_array_equal(features, -labels)
         np.testing.assert_array_equal(labels, indices(np.arange(10), 10))
+
+    @pytest.mark.parametrize(("towers", "cores", "most"), [(1, 6, 6), (2, 6, 6), (1, 1, 2)])
+    def test_as_many_batches_are_fetched_at_the_same_time_as_there_are_cores(self, towers, cores, most, monkeypatch):
+        """And two at least, as one may wait for a file."""
+        running, seen, lock = [], [], threading.Lock()
+
+        def fetch(indices):
+            with lock:
+                running.append(1)
+                seen.append(len(running))
+            time.sleep(0.05)
+            with lock:
+                running.pop()
+            return indices
+
+        def fetch_slowly(indices):
+            fetched = tf.ensure_shape(tf.numpy_function(fetch, [indices], tf.int64), indices.shape)
+            return fetched, fetched
+
+        monkeypatch.setattr(host, "cores", lambda: cores)
+        config = v1.ConfigProto(inter_op_parallelism_threads=12, use_per_session_threads=True)
+        with tf.Graph().as_default(), v1.Session(config=config) as session:
+            data = Examples("slow", 100, lambda: fetch_slowly)
+            workload, split = Workload("toy", None, None), stream.Split(1, towers)
+            source = stream.training_stream(workload, data, 0, tf.constant(0, tf.int64), split)
+            session.run(source.initializer)
+            for _ in range(6):
+                session.run(source.batches)
+        assert max(seen) == most
 
     def test_batch_shapes_are_static(self, examples):
         with tf.Graph().as_default():
