@@ -1,7 +1,6 @@
 """The example that is trained on depends on the seed and the position, and on nothing else."""
 
-import threading
-import time
+import dataclasses
 
 import numpy as np
 import pytest
@@ -217,34 +216,20 @@ class TestTrainingStream:
         np.testing.assert_array_equal(features, -labels)
         np.testing.assert_array_equal(labels, indices(np.arange(10), 10))
 
-    @pytest.mark.parametrize(("towers", "cores", "most"), [(1, 6, 6), (2, 6, 6), (1, 1, 2)])
-    def test_as_many_batches_are_fetched_at_the_same_time_as_there_are_cores(self, towers, cores, most, monkeypatch):
-        """And two at least, as one may wait for a file."""
-        running, seen, lock = [], [], threading.Lock()
-
-        def fetch(indices):
-            with lock:
-                running.append(1)
-                seen.append(len(running))
-            time.sleep(0.05)
-            with lock:
-                running.pop()
-            return indices
-
-        def fetch_slowly(indices):
-            fetched = tf.ensure_shape(tf.numpy_function(fetch, [indices], tf.int64), indices.shape)
-            return fetched, fetched
-
+    @pytest.mark.parametrize(
+        ("towers", "cores", "asked", "steps_at_once"),
+        [(1, 2, None, 2), (1, 40, None, 40), (8, 20, None, 3), (8, 4, None, 2), (1, 40, 5, 5)],
+    )
+    def test_all_cores_may_fetch_and_distort(self, towers, cores, asked, steps_at_once, monkeypatch):
+        """TensorFlow runs as many of these functions at the same time as there are cores; each has a part a tower."""
         monkeypatch.setattr(host, "cores", lambda: cores)
-        config = v1.ConfigProto(inter_op_parallelism_threads=12, use_per_session_threads=True)
-        with tf.Graph().as_default(), v1.Session(config=config) as session:
-            data = Examples("slow", 100, lambda: fetch_slowly)
-            workload, split = Workload("toy", None, None), stream.Split(1, towers)
-            source = stream.training_stream(workload, data, 0, tf.constant(0, tf.int64), split)
-            session.run(source.initializer)
-            for _ in range(6):
-                session.run(source.batches)
-        assert max(seen) == most
+        numbers = Examples.from_arrays("numbers", np.arange(9), np.arange(9))
+        workload, split = Workload("toy", None, None), stream.Split(1, towers)
+        with tf.Graph().as_default() as graph:
+            numbers = dataclasses.replace(numbers, parallel_steps=asked)
+            stream.training_stream(workload, numbers, 0, tf.constant(0, tf.int64), split)
+        [parallel] = [op for op in graph.get_operations() if op.type == "ParallelMapDatasetV2"]
+        assert tf.get_static_value(parallel.inputs[-1]) == steps_at_once
 
     def test_batch_shapes_are_static(self, examples):
         with tf.Graph().as_default():
