@@ -1,5 +1,7 @@
 """Positions in the endless stream of examples: the example at each, and the numbers that are drawn for it."""
 
+import contextlib
+
 import numpy as np
 import tensorflow as tf
 
@@ -42,23 +44,37 @@ class PositionDraws:
     Philox is a function of (key, counter): the key comes from the seed and the name, the counter is the position. It
     counts on by one from number to number, so for the indices of examples, which lie anywhere, there is SplitMix64.
 
-    They may be drawn on the device of a tower. Numbers by index are made on the host, where the shuffling cipher is.
+    On a tower's device (on_device) they are drawn there, but for numbers by index, which are made on the host as the
+    indices are.
 
     Attributes:
       positions, epochs: as in workload.Draws.
       indices: int64 [batch], the examples at these positions; None where they come in an order of their own.
     """
 
-    def __init__(self, first_position: tf.Tensor, batch: int, num_examples: int, seed: int, by_index: bool = True):
-        with tf.device(HOST):
+    def __init__(
+        self,
+        first_position: tf.Tensor,
+        batch: int,
+        num_examples: int,
+        seed: int,
+        by_index: bool = True,
+        on_device: bool = False,
+    ):
+        self._on_device = on_device
+        with self._aside():
             self.positions = first_position + tf.range(batch, dtype=tf.int64)
             self.epochs = self.positions // num_examples
             self.indices = shuffled_indices(self.positions, num_examples, seed) if by_index else None
         self._first, self._batch, self._seed = first_position, batch, seed
 
+    def _aside(self):
+        """Builds on the host within this block. Input functions name no device, as TensorFlow calls such ones slowly."""
+        return tf.device(HOST) if self._on_device else contextlib.nullcontext()
+
     def uniform(self, name: str, count: int) -> tf.Tensor:
         counters_each = -(-count // OUTPUTS)
-        with tf.device(HOST):
+        with self._aside():
             where = philox(f"{self._seed} {name}", self._first * counters_each)
         numbers = tf.raw_ops.StatelessRandomUniformV2(shape=[self._batch, counters_each * OUTPUTS], **where)
         return numbers[:, :count]
@@ -69,6 +85,6 @@ class PositionDraws:
                 f"draws.of_example({name!r}): these examples come in an order of their own, so that none has an index "
                 "to draw its numbers by. Use draws.uniform, or examples that are fetched by index."
             )
-        with tf.device(HOST):
+        with self._aside():
             counters = self.indices[:, tf.newaxis] * count + tf.range(count, dtype=tf.int64)
             return split_mix(key_of(f"{self._seed} example {name}"), counters)

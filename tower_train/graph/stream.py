@@ -115,13 +115,13 @@ def training_stream(
     if way.distorts_there:
         for i, (features, labels) in enumerate(batches):
             with way.there(i, features) as features:
-                draws = _draws(examples, firsts[i], split.tower_batch, seed)
+                draws = _draws(examples, firsts[i], split.tower_batch, seed, on_device=True)
                 batches[i] = _with_batch_size((preprocess(workload, features, draws), labels), split.tower_batch)
     return Stream(batches, initializer, firsts, state, staged.renewal if staged else ())
 
 
-def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int) -> PositionDraws:
-    return PositionDraws(first, batch, examples.num_examples, seed, by_index=not examples.elements)
+def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, on_device: bool = False) -> PositionDraws:
+    return PositionDraws(first, batch, examples.num_examples, seed, not examples.elements, on_device)
 
 
 def _examples_by_index(

@@ -82,7 +82,8 @@ def _against(workload: Workload, examples: Examples) -> tuple[str | None, str]:
     """Why examples had better be preprocessed on the host, or None; and what they are before that."""
     with tf.Graph().as_default() as graph, tf.device(HOST):
         before, _ = examples.symbolic_batch()
-        draws = PositionDraws(tf.constant(0, tf.int64), 1, examples.num_examples, 0, bool(examples.open))
+        first = tf.constant(0, tf.int64)
+        draws = PositionDraws(first, 1, examples.num_examples, 0, bool(examples.open), on_device=True)
         with tf.device("/gpu:0"):
             after = preprocess(workload, tf.nest.map_structure(tf.identity, before), draws)
         lacking = _hindrance(graph.as_graph_def())
