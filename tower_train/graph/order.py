@@ -69,7 +69,7 @@ class PositionDraws:
         self._first, self._batch, self._seed = first_position, batch, seed
 
     def _aside(self):
-        """Builds on the host within this block; input functions name no device, as TensorFlow calls such ones slowly."""
+        """Builds on the host within this block; input functions name no device: TensorFlow calls such ones slowly."""
         return tf.device(HOST) if self._on_device else contextlib.nullcontext()
 
     def uniform(self, name: str, count: int) -> tf.Tensor:
