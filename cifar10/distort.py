@@ -30,8 +30,9 @@ MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
 _PIXELS = CROP_SIZE * CROP_SIZE
 _VALUES = _PIXELS * CHANNELS
 
-# Sums over pixels, and copies of a channel's number to its pixels, as matrix products with zeros and ones: several
-# times faster than reducing, or broadcasting over, a last dimension of 3.
+# Sums over pixels, and copies of a channel's number to its pixels, as matrix products with zeros and ones: on CPUs
+# several times faster than reducing, or broadcasting over, a last dimension of 3. GPUs do that quickly, and may round
+# the factors of products to 10 bits.
 _SUM_CHANNELS = np.tile(np.eye(CHANNELS, dtype=np.float32), [_PIXELS, 1])
 _COPY_TO_PIXELS = np.ascontiguousarray(_SUM_CHANNELS.T)
 # Squares are added up in eight parts, because float32 holds integers up to 2^24 only: 1728 / 8 * 255^2 < 2^24.
@@ -46,6 +47,7 @@ def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     """
     row, column, flip, contrast = tf.split(draws.uniform("distort", 4), 4, axis=1)
     places = crops.SIZE - CROP_SIZE + 1
+    images = tf.cast(images, tf.float32)  # of which GPUs have crops
     cropped = crops.crop(images, tf.floor(places * row), tf.floor(places * column), flip < 0.5, CROP_SIZE)
     return _standardize(cropped, MIN_CONTRAST + (MAX_CONTRAST - MIN_CONTRAST) * contrast)
 
@@ -64,8 +66,13 @@ def _standardize(images: tf.Tensor, contrast: tf.Tensor) -> tf.Tensor:
     """
     mean_of_row = functools.partial(tf.reduce_mean, axis=1, keepdims=True)
     values = tf.reshape(images, [-1, _VALUES])
-    sums = tf.cast(tf.matmul(values, _SUM_CHANNELS), tf.float64)
-    squares = tf.cast(tf.matmul(tf.square(values), _SUM_EIGHTHS), tf.float64)
+    on_gpu = _is_on_gpu(images)
+    if on_gpu:
+        sums = tf.reduce_sum(tf.reshape(values, [-1, _PIXELS, CHANNELS]), axis=1)
+        squares = tf.reduce_sum(tf.reshape(tf.square(values), [-1, 8, _VALUES // 8]), axis=2)
+    else:
+        sums, squares = tf.matmul(values, _SUM_CHANNELS), tf.matmul(tf.square(values), _SUM_EIGHTHS)
+    sums, squares = tf.cast(sums, tf.float64), tf.cast(squares, tf.float64)
     means = sums / _PIXELS
     offsets = means - mean_of_row(means)
     within = tf.reduce_sum(squares, axis=1, keepdims=True) / _VALUES - mean_of_row(tf.square(means))
@@ -75,5 +82,13 @@ def _standardize(images: tf.Tensor, contrast: tf.Tensor) -> tf.Tensor:
     centres = tf.round(means)  # subtracted first, and exactly: a nearly constant image has a large gain
     gain = contrast * scale * tf.ones_like(means)
     shift = offsets * scale - gain * (means - centres)
-    centres, gain, shift = (tf.matmul(tf.cast(t, tf.float32), _COPY_TO_PIXELS) for t in (centres, gain, shift))
+    by_channel = [tf.cast(t, tf.float32) for t in (centres, gain, shift)]
+    if on_gpu:
+        centres, gain, shift = (tf.tile(t, [1, _PIXELS]) for t in by_channel)
+    else:
+        centres, gain, shift = (tf.matmul(t, _COPY_TO_PIXELS) for t in by_channel)
     return tf.reshape((values - centres) * gain + shift, [-1, CROP_SIZE, CROP_SIZE, CHANNELS])
+
+
+def _is_on_gpu(tensor: tf.Tensor) -> bool:
+    return "GPU" in tensor.device

@@ -20,15 +20,17 @@ def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     other epoch, and prepares them as `crops.prepare`.
 
     From uint8 [batch, 32, 32, 3] to float32. A gather of pixels is several times faster than padding and
-    `crop_and_resize`.
+    `crop_and_resize`. It is of float32, and places are int64, since GPUs gather no uint8 and compute with int32 on the
+    host.
     """
-    places = tf.cast(tf.floor((2 * MOST + 1) * draws.uniform("shift", 2)), tf.int32) - MOST
+    images = tf.cast(images, tf.float32)
+    places = tf.cast(tf.floor((2 * MOST + 1) * draws.uniform("shift", 2)), tf.int64) - MOST
     first_flip = tf.cast(draws.of_example("flip", 1) < 0.5, tf.int64)
     is_flipped = (first_flip + draws.epochs[:, tf.newaxis]) % 2 > 0
-    forwards = tf.range(SIZE)
+    forwards = tf.range(SIZE, dtype=tf.int64)
     rows = _reflected(forwards + places[:, :1])
     columns = _reflected(tf.where(is_flipped, SIZE - 1 - forwards, forwards) + places[:, 1:])
-    batch = tf.range(tf.shape(images)[0])[:, tf.newaxis, tf.newaxis]
+    batch = tf.range(tf.shape(images, tf.int64)[0])[:, tf.newaxis, tf.newaxis]
     pixels = (batch * SIZE + rows[:, :, tf.newaxis]) * SIZE + columns[:, tf.newaxis, :]
     shifted = tf.gather(tf.reshape(images, [-1, 3]), tf.reshape(pixels, [-1]))
     return crops.prepare(tf.reshape(shifted, [-1, SIZE, SIZE, 3]))

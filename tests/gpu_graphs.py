@@ -18,13 +18,14 @@ POLICIES = {front: ("float32", "float64", "mixed_bfloat16", "mixed_float16") for
 
 
 class Step(NamedTuple):
-    """A graph, and what a step fetches and is fed."""
+    """A graph, what a step fetches and is fed, and the operation that starts its stream, if it has one."""
 
     graph: object
     fetches: list[str]
     feeds: list[str]
     config: object  # of the session
     towers: tuple[str, ...]
+    start: str | None = None
 
 
 def everything():
@@ -109,7 +110,7 @@ def trainer_step(network, has_gpus, **options):
     placed = devices.place(config, None if has_gpus else [f"planned {i}" for i in range(4)])
     built = training.training_graph(workload, examples, config, placed)
     fetches = [tensor.name for tensor in tf.nest.flatten(built.report)]
-    return Step(built.graph, fetches, [], placed.session_config, placed.towers)
+    return Step(built.graph, fetches, [], placed.session_config, placed.towers, built.stream_initializer.name)
 
 
 # The other fronts, with one network of the usual layers.

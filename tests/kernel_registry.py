@@ -15,8 +15,10 @@ def registered(op):
             if kernel.device_type in ("GPU", "DEFAULT")]  # fmt: skip
 
 
-def has_kernel(node):
-    return any(all(allows(constraint, node) for constraint in kernel.constraint) for kernel in registered(node.op))
+def kernel_of(node):
+    """The first of a node's kernels for GPUs; None if there is none."""
+    fitting = (k for k in registered(node.op) if all(allows(constraint, node) for constraint in k.constraint))
+    return next(fitting, None)
 
 
 def allows(constraint, node):
@@ -34,4 +36,4 @@ def nodes_on_gpus(definition):
 
 def lacking(nodes):
     """{(op, dtype)} of those that have no kernel on a GPU."""
-    return {(node.op, tf.as_dtype(node.attr["T"].type).name) for node in nodes if not has_kernel(node)}
+    return {(node.op, tf.as_dtype(node.attr["T"].type).name) for node in nodes if kernel_of(node) is None}

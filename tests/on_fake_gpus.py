@@ -107,7 +107,7 @@ def ancestors(op):
 
 
 def make_executors(step, dumps, softly):
-    """Lets TensorFlow place a graph, cut it into parts and make their kernels.
+    """Lets TensorFlow place a graph, cut it into parts and make their kernels: of a step, and of the stream's start.
 
     Returns:
       Why it could not, or None; what the placer wrote, or None.
@@ -125,10 +125,12 @@ def make_executors(step, dumps, softly):
     others = [name for name in step.fetches if ":" not in name]
     try:
         session._make_callable_from_options(config_pb2.CallableOptions(fetch=tensors, target=others, feed=step.feeds))
-        refused = None
+        placed = next(dumps.glob("placer_output*"))
+        if step.start:
+            session._make_callable_from_options(config_pb2.CallableOptions(target=[step.start]))
+        return None, placed
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
-        refused = error.message
-    return refused, next(dumps.glob("placer_output*"), None)
+        return error.message, None
 
 
 def moved(graph, placed):

@@ -85,6 +85,11 @@ class Config(DeviceOptions):
         0, "steps between checks that all copies of the variables are the same to the bit; 0: none", TOWERS, minimum=0
     )
 
+    distort_on: str = option(
+        "auto", "where examples are distorted: host, device (their tower's), or auto: the device of GPUs that have a "
+        "kernel for each operation of it", TOWERS, choices=("auto", "host", "device"), resume="note",
+    )  # fmt: skip
+
     worker_hosts: str | None = option(
         None, "host:port of every process that trains along, the chief's first, e.g. a:2222,b:2222 (as TF_CONFIG or "
         "Slurm says; else only this process)", MACHINES,

@@ -79,9 +79,9 @@ def test_the_late_tower_is_the_one_that_finishes_last():
     assert attribution.lateness(operations[:1]) == (0, 0.0)
 
 
-def breakdown(towers=4, on_gpus=True, step_secs=0.1, busy=0.5, own=0.5, late_secs=0.0, **seconds):
+def breakdown(towers=4, on_gpus=True, step_secs=0.1, busy=0.5, own=0.5, late_secs=0.0, in_place=None, **seconds):
     parts = {"tower 0": 0.1} | {name.replace("_", " "): value for name, value in seconds.items()}
-    return Breakdown(towers, on_gpus, step_secs, 2, busy, own, parts, late_tower=3, late_secs=late_secs)
+    return Breakdown(towers, on_gpus, step_secs, 2, busy, own, parts, 3, late_secs, in_place)
 
 
 ONE = breakdown(towers=1, step_secs=0.11)
@@ -91,6 +91,8 @@ ONE = breakdown(towers=1, step_secs=0.11)
     ("most", "found"),
     [
         (breakdown(input_wait=0.1), "wait for input for 50% of the step (input-bound)"),
+        (breakdown(in_place=0.06, input_wait=0.01), "wait for input for 40% of the step (input-bound)"),
+        (breakdown(on_gpus=False, in_place=0.06, late_secs=0.03), "(one tower late)"),
         (breakdown(late_secs=0.03), "tower 3 finishes 30.0 ms after the others, which wait for it for 30% of the step"),
         (breakdown(averaging=0.02, update=0.02, moving_averages=0.01), "takes 33% of the step"),
         (breakdown(input_wait=0.02, late_secs=0.05), "(one tower late)"),
@@ -116,7 +118,7 @@ def test_the_sentence_says_when_there_is_no_reason():
 
 
 def test_a_breakdown_has_a_row_for_every_tower_and_a_column_for_every_count():
-    one = Breakdown(1, False, 0.011, 2, 0.9, 0.8, {"tower 0": 0.008, attribution.UPDATE: 0.002}, 0, 0.0)
+    one = Breakdown(1, False, 0.011, 2, 0.9, 0.8, {"tower 0": 0.008, attribution.UPDATE: 0.002}, 0, 0.0, 0.0088)
     two = Breakdown(2, False, 0.009, 2, 1.0, 0.8, {"tower 0": 0.004, "tower 1": 0.004}, 1, 0.0)
     lines = {line.split("|")[1].strip(): line.split("|")[2:4] for line in attribution.table([one, two])}
     found = {name: [" ".join(cell.split()) for cell in cells] for name, cells in lines.items()}
@@ -125,4 +127,5 @@ def test_a_breakdown_has_a_row_for_every_tower_and_a_column_for_every_count():
     assert found["tower 1"] == ["", "4.0 ms 50%"]
     assert found["update"] == ["2.0 ms 20%", "0.0 ms 0%"]
     assert found["a step, without tracing"] == ["11.0 ms", "9.0 ms"]
+    assert found["a step with its input in place"] == ["8.8 ms 80%", ""]
     assert found["cores busy meanwhile"] == ["90% of 2", "100% of 2"]

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import slow_input
 import tensorflow as tf
 
 from tower_train.bench import attribution, breakdown
 from tower_train.bench.systems import BenchmarkOptions
+from tower_train.graph import transfer
 
 TRANSFERS = ("_Send", "_Recv")
 
@@ -71,6 +73,17 @@ def test_a_step_of_the_trainer_has_all_parts(written):
     assert found.share(attribution.OTHER) < 0.1
     assert 0 < found.own <= found.busy <= 1
     assert 0 < found.step_secs < 1
+
+
+@pytest.mark.parametrize("is_staged", [False, True], ids=["fetched in the step", "staged"])
+def test_a_slow_input_is_what_a_step_waits_for(is_staged, monkeypatch):
+    monkeypatch.setattr(transfer, "stages", lambda devices: is_staged)
+    options = BenchmarkOptions(workload="slow_input", dataset="auto", batch_size=8, seconds=0.2, device="cpu")
+    found, _, _ = breakdown.measure(options, 1)
+    assert found.seconds[attribution.INPUT_WAIT] > 0.8 * slow_input.SECONDS
+    assert found.step_secs > 0.9 * slow_input.SECONDS
+    assert found.in_place_secs < 0.5 * slow_input.SECONDS
+    assert "a step with its input in place" in "".join(attribution.table([found]))
 
 
 def test_what_the_update_does_is_recognised(written):

@@ -1,13 +1,15 @@
 """The example that is trained on depends on the seed and the position, and on nothing else."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import cifar10
-from tower_train import errors
+from tower_train import errors, host
 from tower_train.data import tf_data
-from tower_train.graph import stream
+from tower_train.graph import order, stream
 from tower_train.graph.draws import split_mix
 from tower_train.workload import DataRequest, Examples, Workload
 
@@ -16,7 +18,7 @@ v1 = tf.compat.v1
 
 def indices(positions, num_examples, seed=0):
     with tf.Graph().as_default(), v1.Session() as session:
-        found = stream.shuffled_indices(tf.constant(positions, tf.int64), num_examples, seed)
+        found = order.shuffled_indices(tf.constant(positions, tf.int64), num_examples, seed)
         assert found.dtype == tf.int64
         return session.run(found)
 
@@ -24,14 +26,14 @@ def indices(positions, num_examples, seed=0):
 def draws(first, batch, name, count, seed=0, num_examples=100):
     with tf.Graph().as_default(), v1.Session() as session:
         return session.run(
-            stream.PositionDraws(tf.constant(first, tf.int64), batch, num_examples, seed).uniform(name, count)
+            order.PositionDraws(tf.constant(first, tf.int64), batch, num_examples, seed).uniform(name, count)
         )
 
 
 def draws_of_examples(first, batch, name, count, seed=0, num_examples=100):
     """The numbers, and the examples that they belong to."""
     with tf.Graph().as_default(), v1.Session() as session:
-        here = stream.PositionDraws(tf.constant(first, tf.int64), batch, num_examples, seed)
+        here = order.PositionDraws(tf.constant(first, tf.int64), batch, num_examples, seed)
         return session.run([here.of_example(name, count), here.indices])
 
 
@@ -116,7 +118,7 @@ class TestDraws:
 
     def test_they_know_their_positions_and_epochs(self):
         with tf.Graph().as_default(), v1.Session() as session:
-            here = stream.PositionDraws(tf.constant(18, tf.int64), 5, 10, 0)
+            here = order.PositionDraws(tf.constant(18, tf.int64), 5, 10, 0)
             positions, epochs = session.run([here.positions, here.epochs])
         np.testing.assert_array_equal(positions, [18, 19, 20, 21, 22])
         np.testing.assert_array_equal(epochs, [1, 1, 2, 2, 2])
@@ -213,6 +215,21 @@ class TestTrainingStream:
         features, labels = steps(workload, Examples.from_arrays("numbers", numbers, numbers), 1, 10, 1)
         np.testing.assert_array_equal(features, -labels)
         np.testing.assert_array_equal(labels, indices(np.arange(10), 10))
+
+    @pytest.mark.parametrize(
+        ("towers", "cores", "asked", "steps_at_once"),
+        [(1, 2, None, 2), (1, 40, None, 40), (8, 20, None, 3), (8, 4, None, 2), (1, 40, 5, 5)],
+    )
+    def test_all_cores_may_fetch_and_distort(self, towers, cores, asked, steps_at_once, monkeypatch):
+        """TensorFlow runs as many of these functions at the same time as there are cores; each has a part a tower."""
+        monkeypatch.setattr(host, "cores", lambda: cores)
+        numbers = Examples.from_arrays("numbers", np.arange(9), np.arange(9))
+        workload, split = Workload("toy", None, None), stream.Split(1, towers)
+        with tf.Graph().as_default() as graph:
+            numbers = dataclasses.replace(numbers, parallel_steps=asked)
+            stream.training_stream(workload, numbers, 0, tf.constant(0, tf.int64), split)
+        [parallel] = [op for op in graph.get_operations() if op.type == "ParallelMapDatasetV2"]
+        assert tf.get_static_value(parallel.inputs[-1]) == steps_at_once
 
     def test_batch_shapes_are_static(self, examples):
         with tf.Graph().as_default():

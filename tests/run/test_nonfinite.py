@@ -11,6 +11,7 @@ import toy_workload
 from poisoned import EVERY_STEP, poisoned
 
 from tower_train import errors
+from tower_train.graph import transfer
 
 
 @pytest.mark.parametrize(
@@ -118,8 +119,9 @@ def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):
     assert jobs.saved_steps(tmp_path) == [2]
 
 
-@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
-def test_the_batch_is_written_down_as_the_towers_got_it(on_nonfinite, tmp_path):
+@pytest.mark.parametrize(("on_nonfinite", "is_staged"), [("stop", False), ("skip", False), ("skip", True)])
+def test_the_batch_is_written_down_as_the_towers_got_it(on_nonfinite, is_staged, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "stages", lambda devices: is_staged)
     options = dict(on_nonfinite=on_nonfinite, dump_bad_batch=True, max_steps=10)
     options |= dict(max_nonfinite_in_a_row=1) if on_nonfinite == "skip" else {}
     with pytest.raises(errors.NonFiniteError, match=f"written to {tmp_path}/bad_batch-6.npz"):

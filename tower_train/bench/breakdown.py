@@ -16,6 +16,7 @@ from tower_train import host
 from tower_train.bench import attribution, report, sides
 from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.systems import BenchmarkOptions
+from tower_train.graph import staging
 
 v1 = tf.compat.v1
 
@@ -68,6 +69,7 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
         seconds={name: statistics.fmean(one.get(name, 0.0) for one in each) for name in sorted(set().union(*each))},
         late_tower=statistics.mode(tower for tower, _ in late),
         late_secs=statistics.fmean(secs for _, secs in late),
+        in_place_secs=tracer.in_place_secs,
     )
     return breakdown, tracer.traces[-1], f"{result.data}. {result.notice}" if result.notice else result.data
 
@@ -94,35 +96,60 @@ def operations_of(trace: v1.RunMetadata) -> list[Operation]:
 
 
 class _Tracer(v1.train.SessionRunHook):
-    """Lets some steps warm up, times steps for some seconds, traces a few, and asks for the end.
+    """Lets some steps warm up, times steps for some seconds, traces a few, times steps that wait for no input, and asks
+    for the end.
 
-    Its `step_secs`, `own` and `busy` are those of a Breakdown.
+    Its `step_secs`, `own`, `busy` and `in_place_secs` are those of a Breakdown.
     """
 
     def __init__(self, seconds: float):
-        self.step_secs = self.own = self.busy = 0.0
+        self.step_secs = self.own = self.busy = self.in_place_secs = 0.0
         self.traces: list[v1.RunMetadata] = []
         self._seconds, self._steps, self._start = seconds, 0, _clocks()
+        self._inputs, self._given = [], None
+
+    def after_create_session(self, session, coord):
+        self._inputs = inputs_of(session.graph)
 
     def before_run(self, run_context):
+        if self._given:
+            return v1.train.SessionRunArgs(None, self._given)
+        if len(self.traces) > _TRACED_STEPS:
+            return v1.train.SessionRunArgs(self._inputs)
         if self.step_secs:
             return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE))
         return None
 
     def after_run(self, run_context, run_values):
         self._steps += 1
-        if self._steps == _WARM_UP_STEPS:
-            self._start = _clocks()
+        if self._given:
+            if self._steps <= _WARM_UP_STEPS:
+                self._start = _clocks()
+            elif time.perf_counter() - self._start[0] >= self._seconds:
+                self.in_place_secs = (time.perf_counter() - self._start[0]) / (self._steps - _WARM_UP_STEPS)
+                run_context.request_stop()
+        elif len(self.traces) > _TRACED_STEPS:
+            del self.traces[0]  # which also sets tracing up
+            self._given, self._steps = dict(zip(self._inputs, run_values.results, strict=True)), 0
         elif self.step_secs:
             self.traces.append(run_values.run_metadata)
-            if len(self.traces) > _TRACED_STEPS:
-                del self.traces[0]  # the first one also sets tracing up
-                run_context.request_stop()
-        elif self._steps > _WARM_UP_STEPS and time.perf_counter() - self._start[0] >= self._seconds:
+        elif self._steps <= _WARM_UP_STEPS:
+            self._start = _clocks()
+        elif time.perf_counter() - self._start[0] >= self._seconds:
             wall, own, busy = (now - start for now, start in zip(_clocks(), self._start, strict=True))
             self.step_secs = wall / (self._steps - _WARM_UP_STEPS)
             self.own = own / (wall * host.cores())
             self.busy = max(self.own, min(1.0, busy / (wall * host.cores())))
+
+
+def inputs_of(graph: tf.Graph) -> list[tf.Tensor]:
+    """The tensors that bring a step of the trainer its examples, or those of the next step; it waits for none of them
+    that it is given."""
+    operations = graph.get_operations()
+    ahead = [tensor for op in operations if op.name == staging.NEXT for tensor in op.outputs]
+    if ahead:
+        return [reader.outputs[0] for tensor in ahead for reader in tensor.consumers()]
+    return [tensor for op in operations if op.type == "IteratorGetNext" for tensor in op.outputs]
 
 
 def _clocks() -> tuple[float, float, float]:

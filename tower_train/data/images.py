@@ -80,7 +80,7 @@ def examples(
         fingerprint=_fingerprint(used, orientations),
         class_names=listing.class_names,
         notice=" ".join(filter(None, [left_out, listing.notice])) or None,
-        parallel_steps=2 if pixels is not None else host.cores(),
+        parallel_steps=None if pixels is not None else host.cores(),
         labels=used.labels,
     )
 

@@ -21,7 +21,7 @@ def examples(
     num_examples: int | None = None,
     class_names: Sequence[str] = (),
     fingerprint: str = "",
-    parallel_steps: int = 2,
+    parallel_steps: int | None = None,
 ) -> Examples:
     """Makes examples of the elements of a dataset.
 
@@ -33,7 +33,7 @@ def examples(
         TensorFlow finds in the dataset.
       class_names: what label i means; empty where labels are not classes.
       fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
-      parallel_steps: for how many steps the workload's own preprocessing runs at the same time.
+      parallel_steps: for how many steps the workload's own preprocessing runs at the same time; None: as the cores can.
 
     Raises:
       DataError: make returns something else, or num_examples is missing and TensorFlow cannot tell it.

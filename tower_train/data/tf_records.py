@@ -111,7 +111,7 @@ def examples(
       parse: string scalar, a record's content -> (features, label), as with tf.io.parse_single_example.
       class_names: what label i means; empty where labels are not classes.
       batched: parse takes [batch] records at once, as tf.io.parse_example does, which is faster.
-      parallel_steps: how many steps' records are parsed at the same time; None for one a core, or two if batched.
+      parallel_steps: how many steps' records are parsed at the same time; None: as the cores can.
 
     Raises:
       DataError: no such file, one that cannot be read or is compressed, or no records.
@@ -136,7 +136,7 @@ def examples(
         raise errors.DataError(f"{name}: {', '.join(index.paths)} hold no records.")
     return Examples(
         name, len(index.files), open_records, index.fingerprint(), tuple(class_names),
-        parallel_steps=parallel_steps or (2 if batched else host.cores()),
+        parallel_steps=parallel_steps or (None if batched else host.cores()),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import context, stream, towers, update
+from tower_train.graph import context, stream, towers, transfer, update
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import TowerDraws
 from tower_train.graph.variables import Variables
@@ -55,7 +55,8 @@ def evaluation_graph(
     """
     graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
-        source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers))
+        way = transfer.choose("auto", dataclasses.replace(workload, distort=None), examples, devices.towers)
+        source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers), way)
         variables, outputs = Variables(), []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, source.batches, strict=True)):
             draws = TowerDraws("evaluation", source.firsts[i], tower_batch)

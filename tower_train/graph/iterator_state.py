@@ -1,12 +1,18 @@
 """The place of a tf.data iterator, kept in a variable so that a checkpoint holds it."""
 
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from tower_train.graph.devices import HOST
+from tower_train.graph.staging import Source, Staged
 
 v1 = tf.compat.v1
 
 _FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL: refuse state that would not be saved
+_OF_STRINGS = b"\x08\x07"  # how a serialized tensor of strings begins: field 1 of TensorProto, dtype, is DT_STRING
+_ON_THEIR_WAY = "it was saved with batches on their way to GPUs, so go on on GPUs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +21,7 @@ class IteratorState:
 
     The state is what tf.data itself writes of an iterator: the place of every source, what shuffles draw next, and
     every element that is on its way (in shuffle buffers, parallel maps, prefetched), so that none is lost or repeated.
+    Batches that wait on their devices have left the iterator, and are saved beside it.
 
     Attributes:
       variable: string scalar, the state when `note` was last run; empty before.
@@ -29,14 +36,15 @@ class IteratorState:
     length: tf.Tensor
 
 
-def of(iterator, length: tf.Tensor, step_size: int) -> IteratorState:
-    """The state of an initializable iterator that gives batches of step_size.
+def of(source: Source, step_size: int, staged: Staged | None = None) -> IteratorState:
+    """The state of an iterator that gives batches of step_size, and of what it gave and waits on devices.
 
     The variable's name tells the size of the batches, since some of them are part of the state.
     """
     variable = v1.get_variable(
         f"iterator/batches_of_{step_size}", [], tf.string, v1.constant_initializer(b""), trainable=False
     )
+    iterator = source.iterator
     parts = tf.nest.flatten(iterator.element_spec)
     resource = tf.raw_ops.IteratorFromStringHandleV2(
         string_handle=iterator.string_handle(), output_types=[part.dtype for part in parts],
@@ -45,9 +53,51 @@ def of(iterator, length: tf.Tensor, step_size: int) -> IteratorState:
     # In a string, since what reads checkpoints in Python cannot read the variants that TensorFlow saves it in.
     state = tf.io.serialize_tensor(tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_FAIL))
 
-    def deserialize():
-        parts = tf.ensure_shape(tf.io.parse_tensor(variable, tf.variant), [None])
+    def deserialize(serialized: tf.Tensor) -> tf.Operation:
+        parts = tf.ensure_shape(tf.io.parse_tensor(serialized, tf.variant), [None])
         return tf.group(tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=parts))
 
-    resume = tf.cond(tf.equal(variable, b""), tf.no_op, deserialize)
-    return IteratorState(variable, variable.assign(state).op, resume, length)
+    has_batches = tf.equal(tf.strings.substr(variable, 0, len(_OF_STRINGS)), _OF_STRINGS)
+
+    def put_back() -> tf.Operation:
+        if staged:
+            return tf.cond(has_batches, *_put_back(variable, deserialize, source, staged))
+        with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(has_batches), [_ON_THEIR_WAY])]):
+            return deserialize(tf.identity(variable))
+
+    if staged:
+        state = tf.cond(staged.waiting, lambda: _with_batches(state, staged), lambda: state)
+    resume = tf.cond(tf.equal(variable, b""), tf.no_op, put_back)
+    return IteratorState(variable, variable.assign(state).op, resume, source.length)
+
+
+def _with_batches(state: tf.Tensor, staged: Staged) -> tf.Tensor:
+    """The state of an iterator and the batches that have left it, joined so that the number of towers may change."""
+    with tf.device(HOST):
+        whole = [tf.concat(towers, axis=0) for towers in zip(*map(tf.nest.flatten, staged.batches), strict=True)]
+        return tf.io.serialize_tensor(tf.stack([state, *map(tf.io.serialize_tensor, whole)]))
+
+
+def _put_back(
+    variable: tf.Variable, deserialize: Callable, source: Source, staged: Staged
+) -> tuple[Callable, Callable]:
+    """Functions that put an iterator where the variable says, and batches on their devices: the saved ones, and the
+    next ones if none were saved."""
+
+    def saved() -> tf.Operation:
+        shapes = [tf.TensorShape([None]).concatenate(t.shape[1:]) for t in tf.nest.flatten(staged.batches[0])]
+        count = 1 + len(shapes)
+        state, *whole = tf.unstack(tf.ensure_shape(tf.io.parse_tensor(variable, tf.string), [count]))
+        dtypes = [t.dtype for t in tf.nest.flatten(staged.batches[0])]
+        parsed = [
+            tf.ensure_shape(tf.io.parse_tensor(one, dtype), shape)
+            for one, dtype, shape in zip(whole, dtypes, shapes, strict=True)
+        ]
+        batches = source.divided(tf.nest.pack_sequence_as(staged.batches[0], parsed))
+        return tf.group(deserialize(state), staged.put(batches))
+
+    def next_ones() -> tf.Operation:
+        with tf.control_dependencies([deserialize(variable)]):
+            return staged.put(source.take())
+
+    return saved, next_ones

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tower_train.graph.gradients import GradientsAndVariables
-from tower_train.workload import Tensors
 
 v1 = tf.compat.v1
 INPUT = "input"
@@ -15,18 +14,20 @@ FOR_AVERAGING = "the averaging between devices, the update of the variables, or 
 
 
 def count_progress(
-    batches: Sequence[Tensors], tower_losses: Sequence[tf.Tensor], tower_grads: Sequence[GradientsAndVariables]
+    input_arrivals: Sequence[tf.Tensor | tf.Operation],
+    tower_losses: Sequence[tf.Tensor],
+    tower_grads: Sequence[GradientsAndVariables],
 ) -> tuple[list[tf.Operation], dict[str, tf.Tensor]]:
     """Counts, since the session began, the steps whose input has arrived and those that each tower is done with.
 
     Args:
-      batches: over towers, their input.
+      input_arrivals: what is there once the input is that a step waits for.
       tower_losses, tower_grads: over towers, what they make of it.
 
     Returns:
       Ops to run with each step, and {'input' or the tower's name: int64 scalar, the steps so far}.
     """
-    arrivals = {INPUT: tf.nest.flatten(list(batches))}
+    arrivals = {INPUT: list(input_arrivals)}
     for i, (loss, grads) in enumerate(zip(tower_losses, tower_grads, strict=True)):
         arrivals[f"tower_{i}"] = [loss, *(grad.op for grad, _ in grads if grad is not None)]
     ops, counts = [], {}

@@ -43,7 +43,7 @@ class Found(NamedTuple):
     @property
     def instead(self) -> str:
         """The function of tower_train that draws as it does, but by example."""
-        if "Dataset" in self.name:
+        if "Dataset" in self.name or self.name.startswith("preprocess/"):
             return "the draws that `distort` is given"
         if "dropout" in self.name:
             return "tower_train.layers.dropout"

@@ -92,6 +92,7 @@ class TrainingGraph:
       global_batch: examples a step.
       num_examples: examples an epoch.
       random_numbers: what in a tower draws random numbers.
+      note: a line on where examples are distorted, if that is not always so; else None.
     """
 
     graph: tf.Graph
@@ -118,3 +119,4 @@ class TrainingGraph:
     global_batch: int
     num_examples: int
     random_numbers: RandomNumbers
+    note: str | None = None

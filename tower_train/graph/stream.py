@@ -8,79 +8,21 @@ is known to its iterator only, whose state goes into the checkpoint.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, host
 from tower_train.examples import Examples, Tensors, in_fixed_order
-from tower_train.graph import iterator_state
-from tower_train.graph.draws import OUTPUTS, key_of, philox, split_mix
+from tower_train.graph import iterator_state, staging
+from tower_train.graph.devices import HOST
+from tower_train.graph.order import PositionDraws
+from tower_train.graph.transfer import Transfer, preprocess
 from tower_train.workload import Workload
 
-_ROUNDS = 8  # of the shuffling cipher; its default of 4 leaves many neighbours among 50,000 examples together
 _PREFETCHED_STEPS = 2
-
-
-def shuffled_indices(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
-    """The examples at the given places of the endless stream.
-
-    Args:
-      positions: int64 [batch].
-      num_examples: the size of an epoch.
-      seed: 0 <= seed < 2**63.
-
-    Returns:
-      int64 [batch], each 0 <= index < num_examples. Every epoch holds every example once, in an order of its own.
-    """
-    # The cipher looks at the low 8 bits only of each of its three seeds (9 above 65,536 examples), so seeds that count
-    # epochs would soon repeat: it gets random ones.
-    epochs = positions // num_examples
-    first = tf.reduce_min(epochs)
-    seeds = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=tf.stack([tf.reduce_max(epochs) - first + 1, OUTPUTS]), dtype=tf.uint32, **philox(f"{seed}", first)
-    )
-    return tf.raw_ops.RandomIndexShuffle(
-        index=positions % num_examples,
-        seed=tf.gather(seeds[:, :3], epochs - first),
-        max_index=tf.fill(tf.shape(positions), np.int64(num_examples - 1)),
-        rounds=_ROUNDS,
-    )
-
-
-class PositionDraws:
-    """Implements workload.Draws for `batch` consecutive positions.
-
-    Philox is a function of (key, counter): the key comes from the seed and the name, the counter is the position. It
-    counts on by one from number to number, so for the indices of examples, which lie anywhere, there is SplitMix64.
-
-    Attributes:
-      positions, epochs: as in workload.Draws.
-      indices: int64 [batch], the examples at these positions; None where they come in an order of their own.
-    """
-
-    def __init__(self, first_position: tf.Tensor, batch: int, num_examples: int, seed: int, by_index: bool = True):
-        self.positions = first_position + tf.range(batch, dtype=tf.int64)
-        self.epochs = self.positions // num_examples
-        self.indices = shuffled_indices(self.positions, num_examples, seed) if by_index else None
-        self._first, self._batch, self._seed = first_position, batch, seed
-
-    def uniform(self, name: str, count: int) -> tf.Tensor:
-        counters_each = -(-count // OUTPUTS)
-        numbers = tf.raw_ops.StatelessRandomUniformV2(
-            shape=[self._batch, counters_each * OUTPUTS],
-            **philox(f"{self._seed} {name}", self._first * counters_each),
-        )
-        return numbers[:, :count]
-
-    def of_example(self, name: str, count: int) -> tf.Tensor:
-        if self.indices is None:
-            raise errors.GraphError(
-                f"draws.of_example({name!r}): these examples come in an order of their own, so that none has an index "
-                "to draw its numbers by. Use draws.uniform, or examples that are fetched by index."
-            )
-        counters = self.indices[:, tf.newaxis] * count + tf.range(count, dtype=tf.int64)
-        return split_mix(key_of(f"{self._seed} example {name}"), counters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +35,27 @@ class Stream:
       firsts: over towers, int64 scalar, the place of its first example: in training the position, if `start` counts the
         examples seen before the step, in evaluation the example's index.
       state: what to save of it and to restore after that, where the start does not say it all; else None.
+      renewal: ops that each step must run before it counts, as they fetch the next step's batches; none where fetching
+        a batch moves the stream on.
     """
 
     batches: list[tuple[Tensors, Tensors]]
     initializer: tf.Operation
     firsts: list[tf.Tensor]
     state: iterator_state.IteratorState | None = None
+    renewal: Sequence[tf.Operation] = ()
+
+    @property
+    def arrivals(self) -> list:
+        """What is there once the input that a step fetches is."""
+        return list(self.renewal) or tf.nest.flatten(self.batches)
+
+    def renewed(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the same tensor, once the next step's batches are in their place."""
+        if not self.renewal:
+            return tensor
+        with tf.device(HOST), tf.control_dependencies(self.renewal):
+            return tf.identity(tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,15 +80,22 @@ class Split:
         return self.tower_batch * self.num_towers
 
 
-def training_stream(workload: Workload, examples: Examples, seed: int, start: tf.Tensor, split: Split) -> Stream:
+def training_stream(
+    workload: Workload, examples: Examples, seed: int, start: tf.Tensor, split: Split, way: Transfer | None = None
+) -> Stream:
     """The stream from position `start` (int64 scalar) on.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
     of all workers, worker 0's first.
 
+    Args:
+      workload, examples, seed, start, split: what is trained on when, and by whom.
+      way: how batches come to their devices; None: they stay on the host.
+
     Raises:
       ConfigError: several workers on examples that are not fetched by index.
     """
+    way = way or Transfer()
     step_size = split.worker_batch * split.num_workers
     first = start + split.worker * split.worker_batch
     steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - step_size, step_size)
@@ -140,51 +104,70 @@ def training_stream(workload: Workload, examples: Examples, seed: int, start: tf
             f"{examples.name} comes in an order of its own, which {split.num_workers} workers cannot take their parts "
             "of. Use one process, or examples that are fetched by index."
         )
-    if examples.elements:
-        return _training_stream_of_elements(workload, examples, seed, (first, steps), split)
+    on_host = dataclasses.replace(workload, distort=None, prepare=None) if way.distorts_there else workload
+    make = _elements_in_their_order if examples.elements else _examples_by_index
+    source, staged = make(on_host, examples, seed, steps, split), None
+    if way.stages:
+        staged = staging.stage(source, way.devices, start, step_size, way.end)
+    batches, initializer = (staged.batches, staged.fill) if staged else (source.take(), source.iterator.initializer)
+    state = iterator_state.of(source, step_size, staged) if examples.elements else None
+    firsts = _firsts(first, split.tower_batch, split.num_towers)
+    if way.distorts_there:
+        for i, (features, labels) in enumerate(batches):
+            with way.there(i, features) as features:
+                draws = _draws(examples, firsts[i], split.tower_batch, seed, on_device=True)
+                batches[i] = _with_batch_size((preprocess(workload, features, draws), labels), split.tower_batch)
+    return Stream(batches, initializer, firsts, state, staged.renewal if staged else ())
+
+
+def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, on_device: bool = False) -> PositionDraws:
+    return PositionDraws(first, batch, examples.num_examples, seed, not examples.elements, on_device)
+
+
+def _examples_by_index(
+    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, split: Split
+) -> staging.Source:
+    """Fetches examples by index, a tower's batch at a time, from the positions that `steps` begin at."""
     fetch = examples.open()
 
     def tower_examples(first: tf.Tensor):
-        draws = PositionDraws(first, split.tower_batch, examples.num_examples, seed)
+        draws = _draws(examples, first, split.tower_batch, seed)
         features, labels = fetch(draws.indices)
-        return _with_batch_size((_preprocessed(workload, features, draws), labels), split.tower_batch)
+        return _with_batch_size((preprocess(workload, features, draws), labels), split.tower_batch)
 
     def step(first: tf.Tensor):
         return tuple(tower_examples(first + i * split.tower_batch) for i in range(split.num_towers))
 
-    iterator = _iterator(steps, step, examples)
-    return Stream(list(iterator.get_next()), iterator.initializer, _firsts(first, split.tower_batch, split.num_towers))
+    return staging.Source(_iterator(steps, step, examples, split.num_towers), list)
 
 
-def _training_stream_of_elements(
-    workload: Workload, examples: Examples, seed: int, places: tuple[tf.Tensor, tf.data.Dataset], split: Split
-) -> Stream:
-    """The elements of a data set's own dataset, a whole step at a time.
+def _elements_in_their_order(
+    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, split: Split
+) -> staging.Source:
+    """Takes the elements of a data set's own dataset, a whole step at a time; otherwise as `_examples_by_index`.
 
     Towers divide what has left the iterator, so that its state does not depend on their number.
     """
-    step_size = split.worker_batch
-    elements, (now, firsts) = examples.elements(), places
+    step_size, elements = split.worker_batch, examples.elements()
 
     def step(first: tf.Tensor, batch: tuple[Tensors, Tensors]):
         features, labels = batch
-        draws = PositionDraws(first, step_size, examples.num_examples, seed, by_index=False)
-        return _with_batch_size((_preprocessed(workload, features, draws), labels), step_size)
+        draws = _draws(examples, first, step_size, seed)
+        return _with_batch_size((preprocess(workload, features, draws), labels), step_size)
+
+    def divided(whole: tuple[Tensors, Tensors]) -> staging.Batches:
+        return [
+            tf.nest.map_structure(lambda t, i=i: t[i * split.tower_batch : (i + 1) * split.tower_batch], whole)
+            for i in range(split.num_towers)
+        ]
 
     batches = in_fixed_order(elements).batch(step_size, drop_remainder=True)
-    iterator = _iterator(tf.data.Dataset.zip(firsts, batches), step, examples)
-    whole = iterator.get_next()
-    towers = [
-        tf.nest.map_structure(lambda t, i=i: t[i * split.tower_batch : (i + 1) * split.tower_batch], whole)
-        for i in range(split.num_towers)
-    ]
-    length = tf.data.experimental.cardinality(elements)
-    state = iterator_state.of(iterator, length, step_size)
-    return Stream(towers, iterator.initializer, _firsts(now, split.tower_batch, split.num_towers), state)
+    iterator = _iterator(tf.data.Dataset.zip(steps, batches), step, examples)
+    return staging.Source(iterator, divided, tf.data.experimental.cardinality(elements))
 
 
 def evaluation_stream(
-    workload: Workload, examples: Examples, tower_batch: int, num_towers: int
+    workload: Workload, examples: Examples, tower_batch: int, num_towers: int, way: Transfer | None = None
 ) -> tuple[Stream, list[tf.Tensor]]:
     """Every example once, in order of its index.
 
@@ -194,7 +177,8 @@ def evaluation_stream(
     Returns:
       The stream and, over towers, bool [tower_batch]: which examples count.
     """
-    step_size = tower_batch * num_towers
+    way, step_size = way or Transfer(), tower_batch * num_towers
+    prepare = None if way.distorts_there else workload.prepare
     if examples.elements:
         batches = in_fixed_order(examples.elements()).batch(step_size).map(lambda *batch: (batch, _size(batch)))
         steps = tf.data.Dataset.zip(tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size), batches)
@@ -205,7 +189,7 @@ def evaluation_stream(
     def tower_examples(places: tf.Tensor, end, take):
         """Takes a batch from int64 [tower_batch] places; those from `end` on do not count."""
         features, labels = take(tf.minimum(places, end - 1))
-        features = workload.prepare(features) if workload.prepare else features
+        features = prepare(features) if prepare else features
         return _with_batch_size((features, labels, places < end), tower_batch)
 
     def by_index(first: tf.Tensor):
@@ -222,9 +206,12 @@ def evaluation_stream(
     def _places():
         return [i * tower_batch + tf.range(tower_batch, dtype=tf.int64) for i in range(num_towers)]
 
-    iterator = _iterator(steps, of_batch if examples.elements else by_index, examples)
+    iterator = _iterator(steps, of_batch if examples.elements else by_index, examples, num_towers)
     first, towers = iterator.get_next()
     batches, firsts = [tower[:2] for tower in towers], _firsts(first, tower_batch, num_towers)
+    for i, (features, labels) in enumerate(batches if way.distorts_there else ()):
+        with way.there(i, features) as features:
+            batches[i] = _with_batch_size((workload.prepare(features), labels), tower_batch)
     return Stream(batches, iterator.initializer, firsts), [counted for *_, counted in towers]
 
 
@@ -232,21 +219,15 @@ def _firsts(first: tf.Tensor, tower_batch: int, num_towers: int) -> list[tf.Tens
     return [first + i * tower_batch for i in range(num_towers)]
 
 
-def _preprocessed(workload: Workload, features: Tensors, draws: PositionDraws) -> Tensors:
-    if workload.distort:
-        return workload.distort(features, draws)
-    return workload.prepare(features) if workload.prepare else features
-
-
 def _size(batch: tuple[Tensors, Tensors]) -> tf.Tensor:
     return tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
 
 
-def _iterator(steps: tf.data.Dataset, step, examples: Examples):
+def _iterator(steps: tf.data.Dataset, step: Callable, examples: Examples, branches: int = 1):
+    """Makes an iterator of what a function makes of steps, of which it computes so many parts at the same time."""
+    parallel_steps = examples.parallel_steps or max(2, math.ceil(host.cores() / branches))
     step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any
-    dataset = steps.map(step, num_parallel_calls=examples.parallel_steps, deterministic=True).prefetch(
-        _PREFETCHED_STEPS
-    )
+    dataset = steps.map(step, num_parallel_calls=parallel_steps, deterministic=True).prefetch(_PREFETCHED_STEPS)
     return tf.compat.v1.data.make_initializable_iterator(dataset)
 
 

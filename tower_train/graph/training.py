@@ -20,6 +20,7 @@ from tower_train.graph import (
     stream,
     summaries,
     towers,
+    transfer,
     update,
 )
 from tower_train.graph.all_reduce import AllReduce
@@ -55,7 +56,9 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         sections.begin("input")  # 1. The stream: a batch for every tower, from the position that the run has come to.
         places = [device for device in devices.towers for _ in range(config.accumulate_steps)]
         split = stream.Split(config.tower_batch, len(places), devices.num_workers, devices.worker)
-        source = stream.training_stream(workload, examples, config.seed, counters.examples_seen, split)
+        end = config.last_step(examples.num_examples) * config.global_batch
+        way = transfer.choose(config.distort_on, workload, examples, places, end)
+        source = stream.training_stream(workload, examples, config.seed, counters.examples_seen, split, way)
 
         sections.begin("learning_rate")  # 2. The learning rate, a function of the examples seen.
         schedule = learning_schedule(config, examples.num_examples)
@@ -92,14 +95,15 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         skips = config.on_nonfinite == "skip"  # and counts, as each step has its own examples
         with variables.updated():
             finite = gradients.update_if_finite(
-                tower_grads, tower_losses, applied[0], loss, lambda: apply(applied, moving, scale.after_update()),
+                tower_grads, tower_losses, applied[0], source.renewed(loss),
+                lambda: apply(applied, moving, scale.after_update()),
                 lambda: scale.without_update(loss, counters.count, skips),
             )  # fmt: skip
 
         sections.begin("report")  # 8. The report of the step, and what else running wants to know of it.
         counting, so_far = [], {}
         if config.stall_timeout_secs:
-            counting, so_far = progress.count_progress(source.batches, tower_losses, tower_grads)
+            counting, so_far = progress.count_progress(source.arrivals, tower_losses, tower_grads)
         with tf.control_dependencies([finite, *counting]):
             done, seen = counters.global_step.read_value(), counters.examples_seen.read_value()
             report = StepReport(done, seen, loss, mean_losses[0], learning_rate, stopping, finite,
@@ -110,6 +114,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             ask_to_stop=ask_to_stop, num_towers=len(places),
             random_numbers=_random_numbers(workload, source, tower_losses[0], built, config.allow_stateful_random),
             **_about(config, examples, source, applied[0]), **_saved(config, variables, devices, sections),
+            note=way.note,
         )  # fmt: skip
 
 

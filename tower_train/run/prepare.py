@@ -71,7 +71,7 @@ def prepare(
         workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
-    notes += [*chosen, *placed.notes, *report.random_notes(graph.random_numbers)]
+    notes += [*chosen, *placed.notes, *filter(None, [graph.note]), *report.random_notes(graph.random_numbers)]
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start

@@ -138,9 +138,7 @@ def run(
         try:
             with (
                 membership.failures_named(),
-                sessions.open_session(
-                    graph, membership, step_hooks.in_order, restore, start.config.start_timeout_secs
-                ) as session,
+                _opened(start, membership, step_hooks, restore) as session,
                 input_failures.named(graph.data, start.workload.name),
                 kernels.missing_named(),
             ):
@@ -155,6 +153,16 @@ def run(
         elif saver.evaluation_error:
             failure = results.evaluation_error(result.step, saver.evaluation_error)
     return result, failure
+
+
+def _opened(
+    start: Start, membership: SingleProcess, step_hooks: "StepHooks", restore
+) -> v1.train.SingularMonitoredSession:
+    """The session of a start, whose stream may fail on its first examples."""
+    with input_failures.named(start.graph.data, start.workload.name):
+        return sessions.open_session(
+            start.graph, membership, step_hooks.in_order, restore, start.config.start_timeout_secs
+        )
 
 
 def conclude(start: Start, result: Result, failure: errors.UserError | None, membership: SingleProcess) -> Result:

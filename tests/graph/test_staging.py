@@ -1,0 +1,191 @@
+"""Staged batches train what unstaged ones do, to the bit, wherever a run is resumed. It is for GPUs, forced here."""
+
+import dataclasses
+
+import element_workloads
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+import trainings
+
+from tower_train.data import tf_data
+from tower_train.graph import transfer
+from tower_train.workload import DataRequest, Examples
+
+STEPS = 4
+OPTIONS = dict(num_gpus=2, batch_size=4, learning_rate=0.05, moving_average_decay=0.0)
+
+
+@pytest.fixture
+def staging(monkeypatch):
+    monkeypatch.setattr(transfer, "stages", lambda devices: True)
+
+
+def of_many_types(features, labels):
+    """Features of the types that need care on a GPU: int32, of which it has no variables, and text."""
+    return {
+        "numbers": features,
+        "count": tf.cast(labels, tf.int32),
+        "text": tf.strings.as_string(labels),
+        "wide": tf.cast(features, tf.float64),
+        "flag": labels > 0,
+    }
+
+
+def several(features, training):
+    numbers = features["numbers"] + tf.cast(features["wide"], features["numbers"].dtype)
+    others = [tf.cast(features["count"], numbers.dtype), tf.strings.to_number(features["text"], numbers.dtype)]
+    return toy_workload.network(numbers + tf.add_n(others)[:, tf.newaxis], training)
+
+
+def by_index(request):
+    return toy_workload.load(request)
+
+
+def with_types(request):
+    examples = toy_workload.load(request)
+
+    def open_all():
+        fetch = examples.open()
+
+        def typed(indices):
+            features, labels = fetch(indices)
+            return of_many_types(features, labels), labels
+
+        return typed
+
+    return dataclasses.replace(examples, open=open_all)
+
+
+def snapshot(built, session):
+    """All variables, with the state of an iterator noted."""
+    if built.stream_state:
+        session.run(built.stream_state.note)
+    return session.run({variable.op.name: variable for variable in built.variables})
+
+
+def resume(built, session, values):
+    """Begins as the session of a run does: the checkpoint's values, the stream, its state."""
+    session.run(
+        [variable.initializer for variable in built.variables],
+        {variable.initializer.inputs[1]: values[variable.op.name] for variable in built.variables},
+    )
+    session.run(built.stream_initializer)
+    if built.stream_state:
+        session.run(built.stream_state.resume)
+
+
+def without_state(values):
+    return {name: value for name, value in values.items() if not name.startswith("iterator/")}
+
+
+def assert_same(found, expected):
+    found, expected = without_state(found), without_state(expected)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+WORKLOADS = {
+    "by index": toy_workload.WORKLOAD,
+    "of many types": dataclasses.replace(toy_workload.WORKLOAD, examples=with_types, inference=several, distort=None),
+    "in their order": element_workloads.IN_ORDER,
+    "shuffled": dataclasses.replace(
+        toy_workload.WORKLOAD,
+        examples=lambda request: tf_data.examples(
+            "shuffled",
+            lambda: tf.data.Dataset.from_tensor_slices(element_workloads.arrays("train")).shuffle(40, seed=1).repeat(),
+            96,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "distort_on"),
+    [("by index", "device"), ("of many types", "host"), ("in their order", "device"), ("shuffled", "host")],
+)
+def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, distort_on, staging, monkeypatch):
+    """Resumed in another session, and in the same one, every other time after a step that failed half way."""
+    workload = WORKLOADS[kind]
+    examples = workload.examples(DataRequest("train"))
+    with monkeypatch.context() as unstaged:
+        unstaged.setattr(transfer, "stages", lambda devices: False)
+        losses, expected = trainings.train(workload, examples, STEPS, **OPTIONS)
+    with trainings.opened(workload, examples, distort_on=distort_on, **OPTIONS) as (built, session):
+        points, found = [snapshot(built, session)], []
+        for _ in range(STEPS):
+            found.append(float(session.run(built.report).loss))
+            points.append(snapshot(built, session))
+        assert found == losses
+        assert_same(points[-1], expected)
+        fails = tf.debugging.Assert(built.report.loss < 0, ["no"])
+        with tf.compat.v1.Session(graph=built.graph, config=session_config(OPTIONS)) as another:
+            for step, values in enumerate(points[:-1]):
+                resume(built, another, values)
+                if step % 2:
+                    with pytest.raises(tf.errors.InvalidArgumentError):
+                        another.run([built.report, fails])
+                    resume(built, another, values)
+                assert [float(another.run(built.report).loss) for _ in range(step, STEPS)] == losses[step:]
+                assert_same(snapshot(built, another), expected)
+
+
+def session_config(options):
+    return tf.compat.v1.ConfigProto(device_count={"CPU": options["num_gpus"]})
+
+
+def test_a_skipped_step_has_its_own_batch(staging, monkeypatch):
+    features = np.random.default_rng(0).normal(size=[96, 4]).astype(np.float32)
+    features[7] = np.inf
+    examples = Examples.from_arrays("one infinite", features, np.arange(96) % 3, toy_workload.CLASSES)
+    options = dict(num_gpus=2, batch_size=4, on_nonfinite="skip")
+    reports = []
+    for is_staged in (False, True):
+        monkeypatch.setattr(transfer, "stages", lambda devices, is_staged=is_staged: is_staged)
+        with trainings.opened(toy_workload.WORKLOAD, examples, **options) as (built, session):
+            reports.append([session.run(built.report) for _ in range(96 // 8)])
+    plain, staged = reports
+    assert sum(not report.finite.all() for report in plain) == 1
+    for found, expected in zip(staged, plain, strict=True):
+        for name, value in expected._asdict().items():
+            np.testing.assert_array_equal(getattr(found, name), value, err_msg=name)
+
+
+def test_a_step_that_is_not_of_the_batch_in_place_is_refused(staging):
+    """Here one after the last step, for which nothing was fetched."""
+    examples = toy_workload.load(DataRequest("train"))
+    with trainings.opened(toy_workload.WORKLOAD, examples, max_steps=2, **OPTIONS) as (built, session):
+        session.run(built.report)
+        before = session.run(built.report)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the batches on the devices are not those of this"):
+            session.run(built.report)
+        assert session.run(built.global_step) == before.step
+
+
+def test_the_summary_shows_the_images_that_are_trained_on(staging, monkeypatch):
+    images = np.arange(12, dtype=np.uint8)[:, None, None, None] * np.ones([1, 4, 4, 3], np.uint8)
+    examples = Examples.from_arrays("images", images, np.zeros(12, np.int64), "a")
+    workload = dataclasses.replace(
+        toy_workload.WORKLOAD,
+        inference=lambda images, training: toy_workload.layer("out", tf.reshape(images, [-1, 48]), 1),
+        distort=lambda images, draws: tf.cast(images, tf.float32) / 4 - 1 + draws.uniform("light", 1)[:, :, None, None],
+    )
+    shown = []
+    for is_staged in (False, True):
+        monkeypatch.setattr(transfer, "stages", lambda devices, is_staged=is_staged: is_staged)
+        options = dict(batch_size=3, summary_every_steps=1, distort_on="device" if is_staged else "host")
+        with trainings.opened(workload, examples, **options) as (built, session):
+            shown.append([session.run(built.summary) for _ in range(3)])
+    assert len(set(shown[0])) == 3
+    assert shown[0] == shown[1]
+
+
+def test_progress_counts_the_input_that_a_step_waits_for(staging):
+    """That of the next step: its own was there when it began."""
+    examples = toy_workload.load(DataRequest("train"))
+    with trainings.opened(toy_workload.WORKLOAD, examples, stall_timeout_secs=9.0, **OPTIONS) as (built, session):
+        for step in range(3):
+            assert set(session.run(built.progress).values()) == {step}
+            session.run(built.report)

@@ -1,0 +1,138 @@
+"""The next step's batches on the towers' devices while a step is under way.
+
+A step trains on the batches that the step before it left there, and leaves the next ones: they cross while it computes.
+The first ones come when the stream begins, at the position that the run has come to, so that what lay there and was not
+trained on is read again.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tower_train.examples import Tensors
+from tower_train.graph.devices import HOST
+
+Batches = list[tuple[Tensors, Tensors]]  # over towers, (features, labels)
+NEXT = "next_batch"  # the operation that fetches the next step's batches
+_NONE = -1  # the position of no batch
+_ON_HOST = (tf.string, tf.variant, tf.resource)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An initializable iterator of a data set's batches.
+
+    Attributes:
+      iterator: the iterator.
+      divided: what it gives -> a step's batches.
+      length: int64 scalar, the elements of the whole data set; None where examples are fetched by index.
+    """
+
+    iterator: Any
+    divided: Callable[[Any], Batches]
+    length: tf.Tensor | None = None
+
+    def take(self) -> Batches:
+        """Makes the ops that take a step's batches out of the iterator."""
+        return self.divided(self.iterator.get_next())
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """Batches that wait on their devices.
+
+    Attributes:
+      batches: those of the step under way.
+      fill: op that starts the iterator and puts the first ones there; run it after variables hold their values.
+      renewal: ops that put the next step's there, which each step has to run.
+      waiting: bool scalar, whether some wait, as they do but after the last step of a run.
+      put: (batches on the host) -> op that puts these there for the step that comes next.
+    """
+
+    batches: Batches
+    fill: tf.Operation
+    renewal: Sequence[tf.Operation]
+    waiting: tf.Tensor
+    put: Callable[[Batches], tf.Operation]
+
+
+def stage(source: Source, devices: Sequence[str], start: tf.Tensor, step_size: int, end: int) -> Staged:
+    """Stages what an iterator gives.
+
+    Args:
+      source: the iterator.
+      devices: over towers, where their batches wait.
+      start: int64 scalar, the position of a step's first example.
+      step_size: examples a step.
+      end: the position after the run's last example, from which on nothing is taken, so that no example fails that no
+        step needs.
+    """
+    with tf.control_dependencies([source.iterator.initializer]):
+        first = source.take()
+    position = _Place("staged/position", tf.identity(start), HOST)
+    places = tf.nest.map_structure(_Place, _names(first), first, _on(devices, first))
+
+    def put(batches: Batches) -> tf.Operation:
+        puts = tf.nest.map_structure(lambda place, tensor: place.put(tensor), places, batches)
+        return tf.group(position.put(tf.identity(start)), *tf.nest.flatten(puts))
+
+    batches = tf.nest.map_structure(lambda place: place.get(), places)
+    held = position.get()
+    in_step = tf.debugging.assert_equal(held, start, "the batches on the devices are not those of this step")
+    with tf.control_dependencies([in_step]):
+        following = start + step_size
+    is_wanted = following < end
+    following = tf.where(is_wanted, following, tf.constant(_NONE, tf.int64))
+    coming = tf.cond(is_wanted, source.take, lambda: tf.nest.map_structure(_like, first), name=NEXT)
+    renewal = [position.put(following)]
+    for place, tensor, now in zip(*map(tf.nest.flatten, (places, coming, batches)), strict=True):
+        renewal.append(place.put(tensor, [now.op]))
+    return Staged(batches, put(first), renewal, tf.not_equal(held, _NONE), put)
+
+
+class _Place:
+    """A tensor's place on a device, from one step to the next: a variable that is no part of the run's state."""
+
+    def __init__(self, name: str, like: tf.Tensor, device: str):
+        self._dtype, self._shape = like.dtype, like.shape
+        self._device = HOST if like.dtype in _ON_HOST else device
+        # GPUs have no variables of int32, and know how to take its bits for those of a float.
+        self._kept_dtype = tf.float32 if like.dtype == tf.int32 else like.dtype
+        with tf.device(self._device):
+            self._handle = tf.raw_ops.VarHandleOp(dtype=self._kept_dtype, shape=like.shape, shared_name=name, name=name)
+
+    def put(self, tensor: tf.Tensor, after: Sequence[tf.Operation] = ()) -> tf.Operation:
+        """Puts a tensor there, after some ops on this device."""
+        if self._kept_dtype != self._dtype:
+            tensor = tf.bitcast(tensor, self._kept_dtype)
+        with tf.device(self._device), tf.control_dependencies(after):
+            return tf.raw_ops.AssignVariableOp(resource=self._handle, value=tensor)
+
+    def get(self) -> tf.Tensor:
+        with tf.device(self._device):
+            value = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._kept_dtype)
+            if self._kept_dtype != self._dtype:
+                value = tf.bitcast(value, self._dtype)
+        value.set_shape(self._shape)
+        return value
+
+
+def _names(batches: Batches) -> Batches:
+    """A name for each tensor."""
+    count = len(tf.nest.flatten(batches))
+    return tf.nest.pack_sequence_as(batches, [f"staged/part_{i}" for i in range(count)])
+
+
+def _on(devices: Sequence[str], batches: Batches) -> Batches:
+    """The device for each tensor."""
+    return [
+        tf.nest.map_structure(lambda _, device=device: device, batch)
+        for device, batch in zip(devices, batches, strict=True)
+    ]
+
+
+def _like(tensor: tf.Tensor) -> tf.Tensor:
+    """Something of this shape and type that is never looked at."""
+    return tf.zeros([size or 0 for size in tensor.shape], tensor.dtype)
