@@ -334,15 +334,15 @@ def test_dropout_resumes_exactly(examples, tmp_path):
     """And copies of the variables stay the same, those of the random numbers' states and constrained ones included."""
     task = workload(examples, small(0.5, constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])))
 
-    def run(name, steps):
+    def run(name, *hooks):
         mirrored = dict(variable_update="mirrored", check_mirrors_every_steps=1)
-        given = dict(train_dir=str(tmp_path / name), max_steps=steps, num_gpus=2, batch_size=4) | mirrored
-        tower_train.train(task, Config(device="cpu", summary_every_steps=0, **given))
+        given = dict(train_dir=str(tmp_path / name), max_steps=6, save_every_steps=2, num_gpus=2, batch_size=4)
+        tower_train.train(task, Config(device="cpu", summary_every_steps=0, **given, **mirrored), hooks)
         return jobs.variables(tmp_path / name)
 
-    run("halves", 2)
-    whole, halves = run("whole", 6), run("halves", 6)
-    jobs.assert_identical(halves, whole)
+    whole = run("whole", jobs.copy_after(3, tmp_path / "whole", tmp_path / "resumed"))
+    assert jobs.saved_steps(tmp_path / "resumed") == [2]
+    jobs.assert_identical(run("resumed"), whole)
 
 
 def test_constraints_hold_after_a_step(examples):
