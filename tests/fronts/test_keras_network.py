@@ -67,7 +67,7 @@ def before_and_after(session, built, steps):
 
 
 def test_towers_match_one_tower(examples):
-    options = dict(steps=12, sync_batch_norm=True)
+    options = dict(steps=6, sync_batch_norm=True)
     one = train(examples, small(), **options)
     for num_towers, update in ((2, "mirrored"), (4, "cpu")):
         options |= dict(num_gpus=num_towers, batch_size=8 // num_towers, variable_update=update)
