@@ -86,7 +86,7 @@ class Program:
         while not condition():
             assert self.process.poll() is None, self.output()
             assert time.monotonic() < deadline, self.output()
-            time.sleep(0.002)
+            time.sleep(0.01)
 
     def end_by(self, signal_number):
         """Sends a signal and returns the exit status."""
