@@ -49,7 +49,7 @@ def first_of_all(tmp_path_factory, name):
 
 @pytest.fixture(scope="session", autouse=True)
 def one_traceback():
-    """One traceback for all operations: to note pytest's many frames for each took a tenth of the time."""
+    """One traceback for all operations: to note pytest's many frames for each took a twentieth of the time."""
     from tensorflow.python.util import tf_stack
 
     extract, traceback = tf_stack.extract_stack, tf_stack.extract_stack()

@@ -117,7 +117,7 @@ def _innermost(file: str, folders: list[str]) -> str | None:
     return next(around, None)
 
 
-@functools.cache  # as it takes a tenth of the start of a small run otherwise
+@functools.cache  # asked for every folder around every entry of Python's path
 def _installed() -> list[str]:
     return [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(),
             site.getusersitepackages()]  # fmt: skip
