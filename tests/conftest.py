@@ -1,19 +1,20 @@
 """Things that tests of several rooms share. Every test runs on the CPU, also where there are GPUs."""
 
+import contextlib
+import fcntl
 import gc
+import json
 import os
+import subprocess
 import sys
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from tower_train.options import command_line  # noqa: E402
-
-command_line.import_tensorflow()  # whose remarks would follow the summary of the tests
-
-import jobs  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+from tower_train.options import command_line  # noqa: E402
 
 YOUNG_OBJECTS = 400_000  # a graph has as many; to look at them for each 700 new ones took a sixth of the time
 TRAIN_FILES = [f"data_batch_{i}.bin" for i in range(1, 6)]
@@ -21,11 +22,46 @@ RECORDS_PER_FILE = 40  # 200 training examples and 40 test examples in all
 RECORD_BYTES = 3073
 
 
+def pytest_configure(config):
+    """Imports TensorFlow, but not into the process that only starts those of pytest-xdist and would let them wait."""
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
+        command_line.import_tensorflow()  # whose remarks would follow the summary of the tests
+
+
 def pytest_collection_finish():
     """Keeps the garbage collector from what stays until the end."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
+
+
+@contextlib.contextmanager
+def first_of_all(tmp_path_factory, name):
+    """A folder of all of pytest-xdist's processes, and whether this is the one to fill it, while the others wait."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with open(root / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_first = not (root / name).exists()
+        (root / name).mkdir(exist_ok=True)
+        yield root / name, is_first
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_traceback():
+    """One traceback for all operations: to note pytest's many frames for each took a twentieth of the time."""
+    from tensorflow.python.util import tf_stack
+
+    extract, traceback = tf_stack.extract_stack, tf_stack.extract_stack()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: traceback)
+        yield lambda patch: patch.setattr(tf_stack, "extract_stack", extract)
+
+
+@pytest.fixture
+def own_tracebacks(one_traceback, monkeypatch):
+    """Every operation has the traceback of the line that made it."""
+    one_traceback(monkeypatch)
 
 
 def write_records(path, count, seed):
@@ -39,9 +75,9 @@ def write_records(path, count, seed):
 @pytest.fixture(scope="session")
 def cifar10_dir(tmp_path_factory):
     """A directory with all of CIFAR-10's files, small and of random pixels. Only for reading: copy it to damage it."""
-    directory = tmp_path_factory.mktemp("cifar10")
-    for seed, name in enumerate([*TRAIN_FILES, "test_batch.bin"]):
-        write_records(directory / name, RECORDS_PER_FILE, seed)
+    with first_of_all(tmp_path_factory, "cifar10") as (directory, is_first):
+        for seed, name in enumerate([*TRAIN_FILES, "test_batch.bin"] * is_first):
+            write_records(directory / name, RECORDS_PER_FILE, seed)
     return directory
 
 
@@ -62,6 +98,8 @@ def command(monkeypatch, capfd):
 @pytest.fixture(scope="session")
 def toy_run(tmp_path_factory):
     """The directory of a run of the toy workload, 40 steps on two towers, with summaries."""
+    import jobs
+
     directory = tmp_path_factory.mktemp("toy") / "run"
     jobs.train_toy(directory, max_steps=40, summary_every_steps=10)
     return directory
@@ -70,8 +108,10 @@ def toy_run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def cifar10_command(cifar10_dir):
     """The command line of a small run of the reference workload, but for --train_dir."""
+    import jobs
+
     return jobs.flags(
-        num_gpus=2, batch_size=8, max_steps=24, seed=7, data_dir=cifar10_dir, learning_rate=0.01,
+        num_gpus=2, batch_size=5, max_steps=24, seed=7, data_dir=cifar10_dir, learning_rate=0.01,
         moving_average_decay=0.9, log_every_steps=4, summary_every_steps=6, save_every_steps=12, eval_every_steps=12,
     )  # fmt: skip
 
@@ -79,7 +119,12 @@ def cifar10_command(cifar10_dir):
 @pytest.fixture(scope="session")
 def cifar10_run(cifar10_command, tmp_path_factory):
     """(directory, finished process) of that command, run once."""
-    directory = tmp_path_factory.mktemp("cifar10 run") / "train dir"
-    process = jobs.command("tower_train", *cifar10_command, f"--train_dir={directory}")
-    assert process.returncode == 0, process.stderr
-    return directory, process
+    import jobs
+
+    with first_of_all(tmp_path_factory, "cifar10 run") as (root, is_first):
+        directory, output = root / "train dir", root / "output.json"
+        if is_first:
+            process = jobs.command("tower_train", *cifar10_command, f"--train_dir={directory}")
+            assert process.returncode == 0, process.stderr
+            output.write_text(json.dumps(vars(process)))
+        return directory, subprocess.CompletedProcess(**json.loads(output.read_text()))

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 import time
@@ -85,7 +86,7 @@ class Program:
         while not condition():
             assert self.process.poll() is None, self.output()
             assert time.monotonic() < deadline, self.output()
-            time.sleep(0.002)
+            time.sleep(0.01)
 
     def end_by(self, signal_number):
         """Sends a signal and returns the exit status."""
@@ -115,6 +116,11 @@ class At(tf.compat.v1.train.SessionRunHook):
 def stop_at(step):
     """A session hook that asks for the end of the run."""
     return At({step: lambda run_context: run_context.request_stop()})
+
+
+def copy_after(step, train_dir, copy):
+    """A session hook that copies a train_dir after a step, as somebody who kills the run then would find it."""
+    return At({step: lambda run_context: shutil.copytree(train_dir, copy)})
 
 
 def toy_logits(variables, features, suffix="/ExponentialMovingAverage"):

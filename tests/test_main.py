@@ -128,22 +128,18 @@ def test_a_module_in_the_current_directory_trains_by_its_name_and_is_evaluated_b
     source = inspect.getsource(toy_workload)
     assert source.count("\n") < 40
     (tmp_path / "my_workload.py").write_text(source)
-    environment = jobs.environment()  # which does not name tests/
-
-    def run(words, shell=False):
-        return subprocess.run(
-            words, shell=shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=jobs.WAIT_SECS
-        )
-
     words = ["--workload=my_workload", "--num_gpus=2", "--batch_size=16", "--max_steps=200", "--learning_rate=0.05"]
-    trained = run([sys.executable, "-m", "tower_train", *words])
+    trained = jobs.command("tower_train", *words, cwd=tmp_path)
     assert (trained.returncode, trained.stderr) == (0, "")
     [train_dir] = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"toy-\d{8}-\d{6}", train_dir.name)
     assert f"run:      runs/{train_dir.name}\n" in trained.stdout
 
     printed = re.search(r"^Evaluate: (.*)$", trained.stdout, re.MULTILINE)[1]
-    evaluated = run(printed, shell=True)
+    evaluated = subprocess.run(
+        printed, shell=True, cwd=tmp_path, env=jobs.environment(), capture_output=True, text=True,
+        timeout=jobs.WAIT_SECS,
+    )  # fmt: skip
     assert (evaluated.returncode, evaluated.stderr) == (0, "")
     lines = evaluated.stdout.splitlines()
     assert lines[0] == "step 200: 50 examples of toy test, moving averages"

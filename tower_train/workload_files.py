@@ -3,6 +3,7 @@
 A run directory is data, which may come from anybody. No TensorFlow here.
 """
 
+import functools
 import importlib.machinery
 import os
 import pathlib
@@ -116,11 +117,13 @@ def _innermost(file: str, folders: list[str]) -> str | None:
     return next(around, None)
 
 
+@functools.cache  # asked for every folder around every entry of Python's path
 def _installed() -> list[str]:
     return [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(),
             site.getusersitepackages()]  # fmt: skip
 
 
+@functools.cache
 def _library() -> list[str]:
     return [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
 

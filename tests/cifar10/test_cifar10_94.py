@@ -6,7 +6,7 @@ import tensorflow as tf
 import trainings
 
 import cifar10
-from cifar10 import crops
+from cifar10 import cifar10_94, crops
 from tower_train import errors, layers
 from tower_train.workload import DataRequest
 
@@ -111,7 +111,13 @@ def test_a_batch_of_the_users_own_takes_the_place_of_the_recipes():
         WORKLOAD.config(num_gpus=3)
 
 
-def test_synchronized_towers_match_one_tower_step_by_step(examples):
+@pytest.fixture
+def narrow(monkeypatch):
+    """A network of a few channels."""
+    monkeypatch.setattr(cifar10_94, "WIDTHS", (32, 48, 48))
+
+
+def test_synchronized_towers_match_one_tower_step_by_step(examples, narrow):
     """Over the end of the first epoch, the whitening biases' last one, and two looks ahead."""
     options = dict(dtype="float64", sync_batch_norm=True, global_batch_size=2, learning_rate=0.05, steps=5,
                    lookahead_every_steps=2)  # fmt: skip
@@ -121,7 +127,7 @@ def test_synchronized_towers_match_one_tower_step_by_step(examples):
     trainings.assert_same(two, one)
 
 
-def test_the_whitening_layer_and_later_its_biases_stay(examples):
+def test_the_whitening_layer_and_later_its_biases_stay(examples, narrow):
     names = "block1/conv1/whitening/weights", "block1/conv1/whitening/biases", "block1/conv1/weights"
     options = dict(dtype="float32", global_batch_size=2, num_gpus=1, max_steps=100)  # a step is an epoch
     with trainings.opened(WORKLOAD, examples.sample(2), **options) as (built, session):

@@ -20,16 +20,16 @@ v1 = tf.compat.v1
 MODELS = ["convnet", "cifar10_94", "resnet20", "resnet56", "minigooglenet"]
 
 
-STEPS = 40
+STEPS = 24
 
 
 def assert_falls(losses):
     """At this learning rate some steps go wrong, so the middle of the later ones counts.
 
-    Weights that only decay would save 0.1.
+    Weights that only decay would save 0.06.
     """
     assert len(losses) == STEPS
-    assert np.median(losses[STEPS // 2 :]) < np.mean(losses[:5]) - 0.3
+    assert np.median(losses[STEPS // 2 :]) < np.mean(losses[:5]) - 0.2
 
 
 def test_the_port_reads_standardised_crops(request_for):

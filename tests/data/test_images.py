@@ -76,11 +76,11 @@ def plain(original, tmp_path_factory):
     return examples, fetch(examples)
 
 
-def test_labels_are_the_places_of_the_folder_names_in_sorted_order(original):
-    for split, count in (("train", 6), ("test", 2)):
-        examples = load(original, split)
+def test_labels_are_the_places_of_the_folder_names_in_sorted_order(original, plain):
+    of_test = load(original, "test")
+    for examples, (_, labels), count in ((*plain, 6), (of_test, fetch(of_test), 2)):
         assert examples.class_names == CLASSES and examples.num_examples == 3 * count
-        assert fetch(examples)[1].tolist() == np.repeat([0, 1, 2], count).tolist()
+        assert labels.tolist() == np.repeat([0, 1, 2], count).tolist()
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -33,7 +33,8 @@ def network(dropout=0.0, normalized=False):
 
 
 def compiled(model, optimizer="adam"):
-    model.compile(loss="categorical_crossentropy", optimizer=optimizer, metrics=["accuracy"])
+    """To be trained eagerly by Keras, as a few steps take less time than to trace the model's functions."""
+    model.compile(loss="categorical_crossentropy", optimizer=optimizer, metrics=["accuracy"], run_eagerly=True)
     return model
 
 
@@ -68,7 +69,7 @@ def test_training_equals_keras_fit_on_the_joined_batches(tmp_path, towers, optim
 def test_masked_sequences_with_sparse_gradients_equal_keras_fit(tmp_path, towers):
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input([4]), layers.Embedding(5, 3, mask_zero=True), layers.SimpleRNN(3)])
-    model.compile(loss="mse", optimizer=keras.optimizers.Adam(0.01))
+    model.compile(loss="mse", optimizer=keras.optimizers.Adam(0.01), run_eagerly=True)
     ids = rng.integers(0, 5, [24, 4])  # several of each in a batch
     estimator = make(model, tmp_path, towers)
     estimator.train(lambda: tf.data.Dataset.from_tensor_slices((ids, LABELS)).batch(8 // towers))

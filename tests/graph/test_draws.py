@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-import shutil
 
+import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -243,21 +243,22 @@ class TestTowers:
         assert np.std(losses) == pytest.approx(1 / math.sqrt(12 * 240), rel=0.5)
 
     def test_a_resumed_run_ends_as_a_whole_one_to_the_bit_and_with_other_towers_to_rounding(self, tmp_path):
-        def run(name, steps, **options):
-            config = tower_train.Config(train_dir=str(tmp_path / name), max_steps=steps, device="cpu", check_data=False,
-                                        summary_every_steps=0, **(self.OPTIONS | options))  # fmt: skip
-            tower_train.train(WORKLOAD, config)
+        def run(name, hooks=(), **options):
+            steps = dict(max_steps=6, save_every_steps=3, summary_every_steps=0)
+            given = self.OPTIONS | steps | options
+            config = tower_train.Config(train_dir=str(tmp_path / name), device="cpu", check_data=False, **given)
+            tower_train.train(WORKLOAD, config, hooks)
             reader = tf.train.load_checkpoint(str(tmp_path / name))
             return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
-        whole = run("whole", 6, num_gpus=2, batch_size=4)
-        run("halves", 3, num_gpus=2, batch_size=4)
-        shutil.copytree(tmp_path / "halves", tmp_path / "moved")
-        halves = run("halves", 6, num_gpus=2, batch_size=4)
-        moved = run("moved", 6, num_gpus=4, batch_size=2)
-        assert whole.keys() == halves.keys() == moved.keys()
+        copies = [jobs.copy_after(4, tmp_path / "whole", tmp_path / name) for name in ("resumed", "moved")]
+        whole = run("whole", copies, num_gpus=2, batch_size=4)
+        assert jobs.saved_steps(tmp_path / "moved") == [3]
+        resumed = run("resumed", num_gpus=2, batch_size=4)
+        moved = run("moved", num_gpus=4, batch_size=2)
+        assert whole.keys() == resumed.keys() == moved.keys()
         for name, value in whole.items():
-            assert halves[name].tobytes() == value.tobytes(), name
+            assert resumed[name].tobytes() == value.tobytes(), name
             np.testing.assert_allclose(moved[name], value, rtol=0, atol=1e-9 * max(1, np.abs(value).max()))
 
     @pytest.mark.parametrize(("num_towers", "tower_batch"), [(1, 40), (3, 4)])

@@ -183,10 +183,11 @@ def test_all_that_optimizers_keep_is_named_as_without_marks():
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     options = dict(workload=WORKLOAD, num_gpus=2, batch_size=4, dtype="float64", optimizer="adam")
-    jobs.train_toy(tmp_path / "whole", max_steps=STEPS, **options)
-    for max_steps in (4, STEPS):
-        jobs.train_toy(tmp_path / "parts", max_steps=max_steps, **options)
-    jobs.assert_identical(jobs.variables(tmp_path / "parts"), jobs.variables(tmp_path / "whole"))
+    options |= dict(max_steps=STEPS, save_every_steps=4)
+    jobs.train_toy(tmp_path / "whole", [jobs.copy_after(5, tmp_path / "whole", tmp_path / "resumed")], **options)
+    assert jobs.saved_steps(tmp_path / "resumed") == [4]
+    jobs.train_toy(tmp_path / "resumed", **options)
+    jobs.assert_identical(jobs.variables(tmp_path / "resumed"), jobs.variables(tmp_path / "whole"))
 
 
 def test_a_network_with_marks_is_exported(tmp_path, caplog):

@@ -66,7 +66,7 @@ def shuffled(x):
     ],
     ids=["dropout", "seeded", "in cond", "in map_fn", "in tf.function", "two", "categorical", "pool"],
 )  # fmt: skip
-def test_is_refused_with_its_name_its_line_and_what_to_use(change, text):
+def test_is_refused_with_its_name_its_line_and_what_to_use(change, text, own_tracebacks):
     with pytest.raises(errors.GraphError, match=text) as refusal:
         train(change)
     assert str(refusal.value).startswith("workload changed: ") and "\n" not in str(refusal.value)
@@ -109,7 +109,7 @@ def test_what_only_evaluation_draws_is_not_refused():
     trainings.train(workload, toy_workload.load(DataRequest("train")), 0)
 
 
-def test_the_option_trains_all_the_same_and_log_and_run_json_tell(tmp_path, capsys):
+def test_the_option_trains_all_the_same_and_log_and_run_json_tell(tmp_path, capsys, own_tracebacks):
     workload = toy(lambda x: tf.nn.dropout(x, 0.5))
     jobs.train_toy(tmp_path, workload=workload, max_steps=1, allow_stateful_random=True)
     output, run = capsys.readouterr().out, jobs.read_json(tmp_path, "run.json")

@@ -55,7 +55,7 @@ def test_every_example_counts_once_on_the_weights_asked_for(raw, num_gpus, batch
 
 
 def test_the_reference_workload_counts_the_labels_of_its_file(cifar10_run, cifar10_dir):
-    during = jobs.read_json(cifar10_run[0], "result.json")["evaluation"]  # on two towers of 8
+    during = jobs.read_json(cifar10_run[0], "result.json")["evaluation"]  # on two towers of 5
     found = evaluate(cifar10_run[0], num_gpus=3, batch_size=7)
     labels = np.fromfile(cifar10_dir / "test_batch.bin", np.uint8).reshape(-1, 3073)[:, 0]
     assert np.sum(found.confusion, axis=1).tolist() == np.bincount(labels, minlength=10).tolist()

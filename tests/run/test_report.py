@@ -41,11 +41,11 @@ def test_log_lines_have_the_originals_form_and_agree_with_metrics_jsonl(cifar10_
         assert line["loss"] == f"{record['loss']:.2f}"
         assert line["rate"] == f"{record['examples_per_sec']:.1f}"
         assert line["seconds"] == f"{record['sec_per_batch']:.3f}"
-        assert record["examples"] == record["step"] * 16
+        assert record["examples"] == record["step"] * 10
         assert record["epoch"] == record["examples"] / 200
-        # A tower batch is 8 examples.
-        assert record["examples_per_sec"] * record["sec_per_batch"] == pytest.approx(8)
-    training_secs = sum(4 * 16 / record["examples_per_sec"] for record in records)
+        # A tower batch is 5 examples.
+        assert record["examples_per_sec"] * record["sec_per_batch"] == pytest.approx(5)
+    training_secs = sum(4 * 10 / record["examples_per_sec"] for record in records)
     assert 0 < training_secs < jobs.read_json(directory, "result.json")["seconds"]
 
 
@@ -56,9 +56,9 @@ def test_a_run_opens_with_what_it_is_about_to_do(cifar10_run):
     assert dict(line.split(":", 1) for line in opening[1:]) == {
         "data": f"     {jobs.read_json(directory, 'run.json')['data']['name']}, 200 examples",
         "towers": "   2, on logical CPU device 0, logical CPU device 1 (no GPU is used)",
-        "batch": "    16 examples a step (2 x 8)",
+        "batch": "    10 examples a step (2 x 5)",
         "network": "  1,068,298 parameters, float32; sgd, learning rate 0.01",
-        "steps": "    0 to 24 (1.9 epochs)",
+        "steps": "    0 to 24 (1.2 epochs)",
         "run": f"      {directory}",
     }
     assert process.stderr == ""

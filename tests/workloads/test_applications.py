@@ -55,14 +55,14 @@ def weights(tmp_path_factory, base):
 
 @pytest.fixture(scope="module")
 def run(data, weights, tmp_path_factory):
-    """The folder of a run of 6 steps; and of one that stopped after 2 in between, which ends where it ends."""
+    """The folder of a run of 6 steps; and of what there was of it after 3, resumed from its step 2."""
     root = tmp_path_factory.mktemp("runs")
-    for name, step in (("whole", 6), ("halves", 2), ("halves", 6)):
+    for name, hooks in (("whole", [jobs.copy_after(3, root / "whole", root / "resumed")]), ("resumed", [])):
         config = tower_train.Config(
-            train_dir=str(root / name), data_dir=str(data), max_steps=step, num_gpus=1, batch_size=8,
+            train_dir=str(root / name), data_dir=str(data), max_steps=6, num_gpus=1, batch_size=8, save_every_steps=2,
             summary_every_steps=0, optimizer="adam", learning_rate=0.01, moving_average_decay=0.5, device="cpu",
         )  # fmt: skip
-        tower_train.train(WORKLOAD, config, workload_options=OPTIONS | {"weights": str(weights)})
+        tower_train.train(WORKLOAD, config, hooks, workload_options=OPTIONS | {"weights": str(weights)})
     return root
 
 
@@ -79,7 +79,7 @@ def test_training_begins_with_the_files_weights_and_leaves_frozen_ones_alone(run
 
 
 def test_a_run_resumes_exactly(run):
-    jobs.assert_identical(jobs.variables(run / "halves"), jobs.variables(run / "whole"))
+    jobs.assert_identical(jobs.variables(run / "resumed"), jobs.variables(run / "whole"))
 
 
 def test_evaluation_export_and_prediction_need_no_weights_file(run, data, weights, base, tmp_path):

@@ -78,23 +78,30 @@ def check(listing: Listing, size: int, channels: int, pixels: np.ndarray | None 
 def _decoder(size: int, channels: int, resized: bool) -> Iterator[Callable]:
     """Yields a function from files' paths and what they must begin with to (digest, orientation, image or something
     that depends on it) of each, None of those that cannot be decoded; many at a time, in their order."""
-    with tf.Graph().as_default(), tf.device("/cpu:0"):
+    graph, feeds, fetches = _decoding(size, channels, resized)
+    # A step for each file, and no tf.data: that would have to begin anew to tell of which file a remark is.
+    with v1.Session(graph=graph, config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+        load = session.make_callable(fetches, feed_list=feeds)
+
+        def load_if_possible(*file):
+            with contextlib.suppress(tf.errors.OpError):
+                return load(*file)
+
+        with futures.ThreadPoolExecutor(host.cores()) as pool:
+            yield functools.partial(pool.map, load_if_possible)
+
+
+@functools.cache  # for the training images and the test images
+def _decoding(size: int, channels: int, resized: bool) -> tuple[tf.Graph, list, list]:
+    """Builds the graph of `_decoder`; returns it, its feeds and its fetches."""
+    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
         path, kind = v1.placeholder(tf.string, []), v1.placeholder(tf.string, [])
         contents = tf.io.read_file(path)
         with tf.control_dependencies([tf.raw_ops.Assert(condition=decoding.is_kind(contents, kind), data=[path])]):
             contents = tf.identity(contents)
         image, turn = decoding.decode(contents, channels), orientation(contents)
         image = decoding.resized(image, size, size, turn) if resized else tf.reduce_max(image)
-        # A step for each file, and no tf.data: that would have to begin anew to tell of which file a remark is.
-        with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
-            load = session.make_callable([decoding.digest(contents), turn, image], feed_list=[path, kind])
-
-            def load_if_possible(*file):
-                with contextlib.suppress(tf.errors.OpError):
-                    return load(*file)
-
-            with futures.ThreadPoolExecutor(host.cores()) as pool:
-                yield functools.partial(pool.map, load_if_possible)
+        return graph, [path, kind], [decoding.digest(contents), turn, image]
 
 
 def _what_is_wrong(path: bytes, kind: bytes, remark: str, header: Callable) -> str:
