@@ -1,7 +1,5 @@
 """Things that tests of several rooms share. Every test runs on the CPU, also where there are GPUs."""
 
-import contextlib
-import fcntl
 import gc
 import json
 import os
@@ -13,6 +11,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import shared  # noqa: E402
 
 from tower_train.options import command_line  # noqa: E402
 
@@ -33,18 +32,6 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
-
-
-@contextlib.contextmanager
-def first_of_all(tmp_path_factory, name):
-    """A folder of all of pytest-xdist's processes, and whether this is the one to fill it, while the others wait."""
-    root = tmp_path_factory.getbasetemp()
-    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
-    with open(root / f"{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        is_first = not (root / name).exists()
-        (root / name).mkdir(exist_ok=True)
-        yield root / name, is_first
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,10 +62,12 @@ def write_records(path, count, seed):
 @pytest.fixture(scope="session")
 def cifar10_dir(tmp_path_factory):
     """A directory with all of CIFAR-10's files, small and of random pixels. Only for reading: copy it to damage it."""
-    with first_of_all(tmp_path_factory, "cifar10") as (directory, is_first):
-        for seed, name in enumerate([*TRAIN_FILES, "test_batch.bin"] * is_first):
+
+    def write(directory):
+        for seed, name in enumerate([*TRAIN_FILES, "test_batch.bin"]):
             write_records(directory / name, RECORDS_PER_FILE, seed)
-    return directory
+
+    return shared.once(tmp_path_factory, "cifar10", write)
 
 
 @pytest.fixture
@@ -121,10 +110,10 @@ def cifar10_run(cifar10_command, tmp_path_factory):
     """(directory, finished process) of that command, run once."""
     import jobs
 
-    with first_of_all(tmp_path_factory, "cifar10 run") as (root, is_first):
-        directory, output = root / "train dir", root / "output.json"
-        if is_first:
-            process = jobs.command("tower_train", *cifar10_command, f"--train_dir={directory}")
-            assert process.returncode == 0, process.stderr
-            output.write_text(json.dumps(vars(process)))
-        return directory, subprocess.CompletedProcess(**json.loads(output.read_text()))
+    def run(folder):
+        process = jobs.command("tower_train", *cifar10_command, f"--train_dir={folder / 'train dir'}")
+        assert process.returncode == 0, process.stderr
+        (folder / "output.json").write_text(json.dumps(vars(process)))
+
+    folder = shared.once(tmp_path_factory, "cifar10 run", run)
+    return folder / "train dir", subprocess.CompletedProcess(**json.loads((folder / "output.json").read_text()))

@@ -215,8 +215,13 @@ def _step_context(config: Config, devices: Devices, split: stream.Split, epochs_
 def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tensors:
     """Delays a tower's batch until the tower before it on its device has its gradients, so that the device holds the
     activations of one at a time."""
+
+    def there(tensor):
+        with tf.device(tensor.device):
+            return tf.identity(tensor)
+
     with tf.control_dependencies([grad.op for grad, _ in tower_grads if grad is not None]):
-        return tf.nest.map_structure(tf.identity, batch)
+        return tf.nest.map_structure(there, batch)
 
 
 def _stop_wish(num_workers: int, dtype: tf.DType) -> tuple[list[tf.Tensor], tf.Operation | None]:
