@@ -257,9 +257,10 @@ class Config(DeviceOptions):
         needs=("on_nonfinite", "skip"),
     )  # fmt: skip
     dump_bad_batch: bool = option(False, "write the batch of such a step to TRAIN_DIR/bad_batch-STEP.npz", RUN)
-    stall_timeout_secs: float = option(
-        0.0, "seconds without the end of a step after which to report what is waited for, and after "
-        "--worker_timeout_secs more to leave where that is another worker or an averaging; 0: never", RUN, minimum=0,
+    stall_timeout_secs: float | None = option(
+        None, "seconds without the end of a step after which to report what is waited for, and after "
+        "--worker_timeout_secs more to leave where that is another worker or an averaging; 0: never (1800 where "
+        "several workers or GPUs average, else 0)", RUN, minimum=0,
     )  # fmt: skip
 
     log_every_steps: int = option(10, "steps between log lines", REPORTS, minimum=1)

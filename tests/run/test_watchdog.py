@@ -13,7 +13,7 @@ from tower_train import Config
 from tower_train.graph import devices
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.training import training_graph
-from tower_train.run import train
+from tower_train.run import train, watchdog
 from tower_train.run.watchdog import Watchdog
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
@@ -144,3 +144,20 @@ def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_nam
     assert text.startswith("The step under way waits for the averaging between devices, ")
     assert "all towers are done: logical CPU device 0, logical CPU device 1 have not averaged for 1 s" in text
     assert left[0].exit_status == 138
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "num_workers", "expected"),
+    [
+        (dict(num_gpus=2, device="cpu", variable_update="mirrored"), [], 1, 0.0),
+        (dict(num_gpus=2, variable_update="cpu"), ["a", "b"], 1, 0.0),
+        (dict(num_gpus=2, variable_update="mirrored"), ["a", "b"], 1, 1800.0),
+        (dict(num_gpus=1, device="cpu"), [], 2, 1800.0),
+        (dict(num_gpus=1, device="cpu", stall_timeout_secs=0.0), [], 2, 0.0),
+        (dict(num_gpus=1, device="cpu", stall_timeout_secs=9.0), [], 1, 9.0),
+    ],
+)
+def test_steps_that_wait_for_other_devices_are_watched_by_default(options, gpus, num_workers, expected):
+    config = Config(**options)
+    placed = dataclasses.replace(devices.place(config, gpus), num_workers=num_workers)
+    assert watchdog.timeout_secs(config, placed) == expected

@@ -11,7 +11,7 @@ from tower_train.graph import devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
-from tower_train.run import data_check, dtypes, input_stream, profile, report, resume, variable_update
+from tower_train.run import data_check, dtypes, input_stream, profile, report, resume, variable_update, watchdog
 from tower_train.run.evaluations import TEST, TRAIN, Evaluations
 from tower_train.run_dir import best, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload
@@ -65,6 +65,7 @@ def prepare(
     input_stream.check_options(examples, config.dump_bad_batch)
     look = functools.partial(variable_update.look_at, workload, examples, config)
     config, chosen = variable_update.resolve(config, before.get("config", {}).get("variable_update"), placed, look)
+    config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, placed))
     graph = training_graph(workload, examples, config, placed)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(

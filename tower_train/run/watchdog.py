@@ -10,12 +10,24 @@ from collections.abc import Callable, Iterator, Mapping
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.config import Config
 from tower_train.console import say
-from tower_train.graph import progress
+from tower_train.graph import cost, progress
+from tower_train.graph.devices import Devices
 
 v1 = tf.compat.v1
+_STALL_TIMEOUT_SECS = 1800.0  # the first step of some GPUs compiles for many minutes
 _ASK_SECS = 5  # for the session to tell how far it is; it may be stuck altogether
 _STEP = "a step"
+
+
+def timeout_secs(config: Config, placed: Devices) -> float:
+    """--stall_timeout_secs, or the time after which a step stands still where nothing is asked: 0, for none, but where
+    devices wait for each other."""
+    if config.stall_timeout_secs is not None:
+        return config.stall_timeout_secs
+    is_between_gpus = config.variable_update == cost.MIRRORED and len(placed.gpus) > 1
+    return _STALL_TIMEOUT_SECS if placed.num_workers > 1 or is_between_gpus else 0.0
 
 
 class Watchdog(v1.train.SessionRunHook):
