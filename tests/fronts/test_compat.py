@@ -23,6 +23,8 @@ PRIVATE = re.compile(r"(?<!self)(?<!cls)\._(?!_|replace\b|asdict\b|exit\b|curren
 BELOW = {  # modules under the room that touch a private name, and where that is tested
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
+    "graph/muon.py": "tests/graph/test_learning.py",
+    "graph/transfer.py": "tests/graph/test_transfer.py",
 }
 
 

@@ -52,7 +52,8 @@ class KerasOptimizer:
                 self._optimizer = self._make()
                 with _standing_in(weights, variables), tf.variable_creator_scope(_named_under(self._optimizer.name)):
                     self._optimizer.build(variables)
-        return v1.gradients(self._optimizer.scale_loss(loss), weights)
+        optimizer = self._optimizer or self._make()  # a canned Estimator has one of its own in each tower
+        return v1.gradients(optimizer.scale_loss(loss), weights)
 
     def apply_gradients(self, grads, weights, variables: list[keras.Variable], global_step) -> tf.Operation:
         """Returns the op that applies gradients.

@@ -58,6 +58,11 @@ class Part:
         if isinstance(optimizer, str) and optimizer in _OPTIMIZERS:
             return _OPTIMIZERS[optimizer](self.rate)
         made = optimizer() if callable(optimizer) else optimizer
+        if isinstance(made, keras.optimizers.LossScaleOptimizer):
+            raise errors.ConfigError(
+                f"optimizer={made!r}: canned Estimators compute in float32, which needs no loss scale. Give its inner "
+                "optimizer."
+            )
         if isinstance(made, keras.optimizers.Optimizer):
             return KerasOptimizer((lambda: made) if callable(optimizer) else copies_of(made))
         if not isinstance(made, v1.train.Optimizer):
