@@ -63,6 +63,23 @@ def cifar10_model(name):
     return cifar10.WORKLOAD.with_options({"model": name}), (32, 32, 3), 10
 
 
+def one_block_of_each_kind(name):
+    """ResNet-8, or a MiniGoogLeNet of two modules: what resnet20, resnet56 and minigooglenet are built of."""
+    import dataclasses
+    import functools
+    from unittest import mock
+
+    from cifar10 import minigooglenet, resnet
+
+    def small_minigooglenet(images, training):
+        with mock.patch.object(minigooglenet, "STAGES", [([(32, 32)], 80), ([(176, 160)], None)]):
+            return minigooglenet.inference(images, training)
+
+    workload, shape, classes = cifar10_model(name)
+    small = functools.partial(resnet.inference, depth=8) if name == "resnet20" else small_minigooglenet
+    return dataclasses.replace(workload, inference=small), shape, classes
+
+
 def fashion_mnist():
     from tower_train.workloads import fashion_mnist
 
@@ -84,6 +101,8 @@ def template():
 NETWORKS = {
     **{name: lambda name=name: cifar10_model(name)
        for name in ("convnet", "resnet20", "resnet56", "minigooglenet", "cifar10_94")},
+    "resnet8": lambda: one_block_of_each_kind("resnet20"),
+    "googlenet": lambda: one_block_of_each_kind("minigooglenet"),
     "fashion_mnist": fashion_mnist,
     "image_folder": lambda: image_folder(64),
     "MobileNet": lambda: image_folder(64, network="MobileNet"),
@@ -105,7 +124,7 @@ def trainer_step(network, has_gpus, **options):
     examples = Examples.from_arrays("drawn", values, labels, [f"class {i}" for i in range(classes)])
     sizes = {} if "batch_size" in options else {"batch_size": BATCH}
     limits = {name: None for name in ("global_batch_size", "epochs") if name in workload.recipe}
-    common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32"}
+    common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32", "moving_average_decay": 0.0}
     config = workload.config(**(common | limits | sizes | options))
     placed = devices.place(config, None if has_gpus else [f"planned {i}" for i in range(4)])
     built = training.training_graph(workload, examples, config, placed)

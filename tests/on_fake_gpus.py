@@ -6,6 +6,7 @@ is a list in JSON; gpu_graphs.graph_of says what a case is. Prints a list in JSO
 
 import collections
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -27,6 +28,7 @@ def main(plugin, cases):
 
         if plugin:
             load_library.load_pluggable_device_library(plugin)
+        gc.disable()  # a graph has hundreds of thousands of objects, and stays
         found = [audit(case, pathlib.Path(dumps) if plugin else None) for case in json.loads(cases)]
         print(json.dumps(found))
         sys.stdout.flush()

@@ -14,27 +14,28 @@ import pytest
 import shared
 from kernel_registry import EXCEPTIONS
 
-# Each network, and each variable update with each dtype; gpu_graphs.everything() has all of them with each other.
+# Each network, of the deep ones one block of each kind, with both variable updates, and all dtypes and all-reduces.
+# scripts/gpu_check has gpu_graphs.everything(): all with each other, and the deep ones whole.
 CASES = {
     f"{network}-{update}-{dtype}": dict(network=network, dtype=dtype, **gpu_graphs.UPDATES[update], **options)
     for network, update, dtype, options in (
-        ("convnet", "cpu", "float32", {}),
+        ("convnet", "cpu", "float32", dict(moving_average_decay=0.9)),
         ("convnet", "add_n", "float32", {}),
-        ("convnet", "collective", "bfloat16", {}),
-        ("convnet", "nccl", "float64", dict(optimizer="momentum")),
+        ("convnet", "nccl", "float64", dict(optimizer="momentum", moving_average_decay=0.9)),
         ("cifar10_94", "cpu", "bfloat16", dict(lookahead_every_steps=2)),
         ("cifar10_94", "nccl", "float16", {}),
-        ("resnet20", "cpu", "float32", dict(optimizer="lars")),
-        ("resnet20", "add_n", "float16", dict(sync_batch_norm=True)),
-        ("minigooglenet", "cpu", "float16", {}),
-        ("fashion_mnist", "add_n", "float64", {}),
+        ("resnet8", "cpu", "float32", dict(optimizer="lars")),
+        ("resnet8", "add_n", "float16", {}),
+        ("googlenet", "cpu", "float16", {}),
+        ("googlenet", "collective", "bfloat16", {}),
+        ("fashion_mnist", "cpu", "float64", {}),
         ("fashion_mnist", "collective", "float32", dict(clip_gradients=1.0)),
+        ("image_folder", "cpu", "bfloat16", {}),
         ("image_folder", "nccl", "bfloat16", dict(accumulate_steps=2)),
         ("VGG16", "cpu", "float32", {}),
-        ("VGG16", "add_n", "float16", {}),
+        ("VGG16", "add_n", "float16", dict(optimizer="muon")),
         ("template", "cpu", "float64", {}),
         ("template", "collective", "float64", dict(sync_batch_norm=True)),
-        ("template", "nccl", "float32", {}),
     )
 }
 
@@ -43,8 +44,8 @@ CASES = {
 CROSSING = {
     "convnet": (1_068_298, 1_068_298, 4 * 32 * 32 * 3),
     "cifar10_94": (1_971_352 + 288, 1_971_352 + 2304, 4 * 32 * 32 * 3),
-    "resnet20": (269_722, 269_722 + 1376, 4 * 32 * 32 * 3),
-    "minigooglenet": (1_651_114, 1_651_114 + 3424, 4 * 32 * 32 * 3),
+    "resnet8": (75_290, 75_290 + 480, 4 * 32 * 32 * 3),
+    "googlenet": (316_618, 316_618 + 1152, 4 * 32 * 32 * 3),
     "fashion_mnist": (93_322, 93_322, 4 * 28 * 28),
     "image_folder": (243_013, 243_013, 4 * 64 * 64 * 3),
     "VGG16": (14_724_933, 10_245, 4 * 64 * 64 * 3),
