@@ -177,13 +177,6 @@ def test_a_profile_without_steps_is_an_error():
         profile.steps_window(xplane_pb2.XSpace())
 
 
-@pytest.mark.parametrize(
-    ("capability", "expected"), [((8, 0), True), ((8, 6), True), ((8, 9), True), ((9, 0), False), ((6, 1), True)]
-)
-def test_binaries_serve_later_minor_versions_only(capability, expected):
-    assert machine.has_binaries(capability, ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]) == expected
-
-
 def test_nvidia_smi_is_asked_of_the_gpus_that_the_process_may_use(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\nprintf '100, A\\n200, B\\n300, C\\n'\n")

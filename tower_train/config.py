@@ -86,8 +86,8 @@ class Config(DeviceOptions):
     )
 
     distort_on: str = option(
-        "auto", "where examples are distorted: host, device (their tower's), or auto: the device of GPUs that have a "
-        "kernel for each operation of it", TOWERS, choices=("auto", "host", "device"), resume="note",
+        "auto", "where training examples are distorted: host, device (their tower's), or auto: the device of GPUs that "
+        "have a kernel for each operation of it", TOWERS, choices=("auto", "host", "device"), resume="note",
     )  # fmt: skip
 
     worker_hosts: str | None = option(

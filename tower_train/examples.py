@@ -37,7 +37,7 @@ class Examples:
       class_names: what label i means; empty where labels are not classes.
       notice: what the user must be told about this data, and what is done with it, at every start, or None.
       dataset: the --dataset that names exactly this data, if 'auto' chose it.
-      parallel_steps: how many steps' examples are fetched at the same time; None: as the cores can.
+      parallel_steps: how many steps' examples are fetched at the same time; None: as the cores can, or two of elements.
       elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see
         data/tf_data.py.
       labels: integers [num_examples], the classes of all examples, if they are at hand; only looked at for mistakes.

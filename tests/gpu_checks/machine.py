@@ -39,7 +39,7 @@ def check(findings, settings):
         return
     for gpu in gpus:
         with findings.attempt(f"{gpu.name} computes"):
-            _check_gpu(tf, findings, gpu, build.get("cuda_compute_capabilities", []))
+            _check_gpu(tf, findings, gpu)
     _time_starts(findings, settings)
 
 
@@ -73,16 +73,8 @@ def nvidia_smi(columns) -> list[list[str]] | None:
     return [lines[int(i)] for i in seen] if all(i.isdigit() and int(i) < len(lines) for i in seen) else lines
 
 
-def has_binaries(capability: tuple[int, int], built: list[str]) -> bool:
-    """Whether kernels need not be compiled when they are first used: those of a minor version serve later ones."""
-    binaries = [name.removeprefix("sm_") for name in built if name.startswith("sm_")]
-    return any(
-        int(name[:-1]) == capability[0] and int(name[-1]) <= capability[1] for name in binaries if name.isdigit()
-    )
-
-
-def _check_gpu(tf, findings, gpu, built):
-    from tower_train.graph import devices
+def _check_gpu(tf, findings, gpu):
+    from tower_train.graph import devices, gpus
 
     devices.let_memory_grow(tf.config.list_physical_devices("GPU"))
     details = tf.config.experimental.get_device_details(gpu)
@@ -90,7 +82,7 @@ def _check_gpu(tf, findings, gpu, built):
     place = gpu.name.removeprefix("/physical_device:")
     findings.measured(
         f"{place}: {details.get('device_name')}", compute_capability=str(capability),
-        kernels="binaries" if capability and has_binaries(capability, built) else "compiled when first used",
+        kernels="compiled when first used" if gpus.check_binaries([gpus.about(gpu)]) else "binaries",
     )  # fmt: skip
     a, b = np.random.default_rng(0).normal(size=[2, 256, 256]).astype(np.float32)
     images, kernels = a.reshape([4, 32, 32, 16]), b[:144].reshape([3, 3, 16, 256])

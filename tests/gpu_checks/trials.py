@@ -12,6 +12,7 @@ import toy_workload
 import trainings
 
 import cifar10
+from gpu_checks import machine
 from tower_train.bench import sides
 from tower_train.config import Config
 from tower_train.graph import devices, kernels
@@ -19,6 +20,8 @@ from tower_train.workload import DataRequest, Workload
 
 TOLERANCE = 1e-9  # of float64, as everywhere
 WARM_UP_STEPS = 10
+_SHARE_FOR_PARTS = 0.7
+_SECS_TO_TELL = 5  # before a section's own end
 
 
 def gpus() -> list[tf.config.PhysicalDevice]:
@@ -35,7 +38,7 @@ def places(parts_megabytes: int) -> tuple[int, str]:
     if count == 1:
         split_first_gpu(2, parts_megabytes)
         return 2, "2 parts of one GPU"
-    towers = max(2, power_of_two(count))
+    towers = max(2, power_of_two(min(count, 8)))
     return towers, f"{towers} {'GPUs' if count else 'logical CPU devices'}"
 
 
@@ -45,7 +48,9 @@ def power_of_two(count: int) -> int:
 
 
 def split_first_gpu(parts: int, megabytes: int) -> None:
-    """Lets the first GPU carry several towers, and hides the others."""
+    """Lets the first GPU carry several towers, each with so much memory or what is there, and hides the others."""
+    if totals := machine.nvidia_smi(("memory.total",)):
+        megabytes = min(megabytes, int(_SHARE_FOR_PARTS * float(totals[0][0]) / parts))  # libraries need some too
     tf.config.set_visible_devices(gpus()[:1], "GPU")
     tf.config.set_logical_device_configuration(
         gpus()[0], [tf.config.LogicalDeviceConfiguration(memory_limit=megabytes)] * parts
@@ -115,7 +120,7 @@ def command(module: str, *words, seconds: float) -> subprocess.CompletedProcess:
     try:
         done = subprocess.run(
             [sys.executable, "-m", module, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=max(5.0, seconds), env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            text=True, timeout=max(5.0, seconds - _SECS_TO_TELL), env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         print((error.stdout or b"").decode(errors="replace"), flush=True)

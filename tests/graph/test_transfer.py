@@ -9,6 +9,7 @@ import tensorflow as tf
 import cifar10
 from cifar10 import distort
 from tower_train import errors
+from tower_train.data import tf_data
 from tower_train.graph import devices, evaluation, stream, transfer
 from tower_train.workload import DataRequest, Examples, Workload
 
@@ -76,6 +77,15 @@ def test_a_wish_is_heeded_or_refused_in_one_line():
     with pytest.raises(errors.ConfigError, match="^--distort_on=device: GPUs have no kernel for PyFunc. Use") as error:
         of(in_python, wanted="device")
     assert "\n" not in str(error.value)
+
+
+def test_examples_in_an_order_of_their_own_cross_distorted_unless_asked_for():
+    """Checkpoints hold them as they cross, and are to be resumed on any device."""
+    dataset = tf.data.Dataset.from_tensors((np.zeros([4, 4, 3], np.uint8), 0)).repeat()
+    examples = tf_data.examples("endless", lambda: dataset, 9, "abc")
+    found = of(as_floats, examples)
+    assert not found.distorts_there and found.note.startswith("distorts: on the host, as this data set has an order")
+    assert of(as_floats, examples, wanted="device").distorts_there
 
 
 @pytest.mark.parametrize("model", ["convnet", "cifar10_94", "resnet20"])

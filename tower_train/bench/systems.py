@@ -200,7 +200,7 @@ def trainer(name: str, towers: int, batch_size: int, dtype: str = "float32", **s
         and UNGUARDED, silence without the check that each step is finite; warm_up_steps, done before it is measured;
         num_processes, variable_update and all_reduce.
     """
-    defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="cpu", all_reduce=None)
+    defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None)
     settings = defaults | dict(towers=towers, dtype=dtype) | settings
     return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype)
 

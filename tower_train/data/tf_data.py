@@ -33,7 +33,7 @@ def examples(
         TensorFlow finds in the dataset.
       class_names: what label i means; empty where labels are not classes.
       fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
-      parallel_steps: for how many steps the workload's own preprocessing runs at the same time; None: as the cores can.
+      parallel_steps: for how many steps the workload's own preprocessing runs at the same time; None: two.
 
     Raises:
       DataError: make returns something else, or num_examples is missing and TensorFlow cannot tell it.

@@ -36,14 +36,14 @@ class IteratorState:
     length: tf.Tensor
 
 
-def of(source: Source, step_size: int, staged: Staged | None = None) -> IteratorState:
+def of(source: Source, step_size: int, staged: Staged | None = None, is_preprocessed: bool = True) -> IteratorState:
     """The state of an iterator that gives batches of step_size, and of what it gave and waits on devices.
 
-    The variable's name tells the size of the batches, since some of them are part of the state.
+    The variable's name tells the size of the batches, and whether they are preprocessed, since some of them are part of
+    the state.
     """
-    variable = v1.get_variable(
-        f"iterator/batches_of_{step_size}", [], tf.string, v1.constant_initializer(b""), trainable=False
-    )
+    name = f"iterator/batches_of_{step_size}{'' if is_preprocessed else '_not_distorted'}"
+    variable = v1.get_variable(name, [], tf.string, v1.constant_initializer(b""), trainable=False)
     iterator = source.iterator
     parts = tf.nest.flatten(iterator.element_spec)
     resource = tf.raw_ops.IteratorFromStringHandleV2(

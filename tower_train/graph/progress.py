@@ -36,7 +36,7 @@ def count_progress(
             f"progress/{name}", [], tf.int64, v1.zeros_initializer(), trainable=False,
             collections=[v1.GraphKeys.LOCAL_VARIABLES],
         )  # fmt: skip
-        with tf.control_dependencies(arrived):
+        with tf.control_dependencies([tf.group(*arrived)]):  # one message from each device
             ops.append(counter.assign_add(1).op)
         counts[name] = counter.read_value()
     return ops, counts

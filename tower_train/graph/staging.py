@@ -14,6 +14,8 @@ import tensorflow as tf
 from tower_train.examples import Tensors
 from tower_train.graph.devices import HOST
 
+v1 = tf.compat.v1
+
 Batches = list[tuple[Tensors, Tensors]]  # over towers, (features, labels)
 NEXT = "next_batch"  # the operation that fetches the next step's batches
 _NONE = -1  # the position of no batch
@@ -69,7 +71,7 @@ def stage(source: Source, devices: Sequence[str], start: tf.Tensor, step_size: i
       end: the position after the run's last example, from which on nothing is taken, so that no example fails that no
         step needs.
     """
-    with tf.control_dependencies([source.iterator.initializer]):
+    with tf.control_dependencies([source.iterator.initializer, v1.tables_initializer()]):
         first = source.take()
     position = _Place("staged/position", tf.identity(start), HOST)
     places = tf.nest.map_structure(_Place, _names(first), first, _on(devices, first))

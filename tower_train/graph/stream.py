@@ -23,6 +23,7 @@ from tower_train.graph.transfer import Transfer, preprocess
 from tower_train.workload import Workload
 
 _PREFETCHED_STEPS = 2
+_MOST_PARALLEL_STEPS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +111,10 @@ def training_stream(
     if way.stages:
         staged = staging.stage(source, way.devices, start, step_size, way.end)
     batches, initializer = (staged.batches, staged.fill) if staged else (source.take(), source.iterator.initializer)
-    state = iterator_state.of(source, step_size, staged) if examples.elements else None
+    state = iterator_state.of(source, step_size, staged, not way.distorts_there) if examples.elements else None
     firsts = _firsts(first, split.tower_batch, split.num_towers)
     if way.distorts_there:
+        batches = list(batches)  # those of the stage stay as they are
         for i, (features, labels) in enumerate(batches):
             with way.there(i, features) as features:
                 draws = _draws(examples, firsts[i], split.tower_batch, seed, on_device=True)
@@ -225,7 +227,9 @@ def _size(batch: tuple[Tensors, Tensors]) -> tf.Tensor:
 
 def _iterator(steps: tf.data.Dataset, step: Callable, examples: Examples, branches: int = 1):
     """Makes an iterator of what a function makes of steps, of which it computes so many parts at the same time."""
-    parallel_steps = examples.parallel_steps or max(2, math.ceil(host.cores() / branches))
+    # What is computed ahead takes memory, and of elements is a part of every checkpoint.
+    ahead = 2 if examples.elements else min(max(2, math.ceil(host.cores() / branches)), _MOST_PARALLEL_STEPS)
+    parallel_steps = examples.parallel_steps or ahead
     step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any
     dataset = steps.map(step, num_parallel_calls=parallel_steps, deterministic=True).prefetch(_PREFETCHED_STEPS)
     return tf.compat.v1.data.make_initializable_iterator(dataset)

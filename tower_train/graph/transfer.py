@@ -52,7 +52,7 @@ def choose(wanted: str, workload: Workload, examples: Examples, devices: Sequenc
 
     Args:
       wanted: --distort_on; auto is the device of GPUs that have a kernel for all of it, unless examples have more bytes
-        before it than after.
+        before it than after, or come in an order of their own, whose checkpoints hold examples as they cross.
       workload, examples: what is trained.
       devices, end: as in Transfer.
 
@@ -62,6 +62,9 @@ def choose(wanted: str, workload: Workload, examples: Examples, devices: Sequenc
     is_staged, is_done = stages(devices), bool(workload.distort or workload.prepare)
     if not all(map(_is_gpu, devices)) or not is_done or wanted == "host":
         return Transfer(devices, is_done and wanted == "device", is_staged, end)
+    if examples.elements and wanted == "auto":
+        note = "distorts: on the host, as this data set has an order of its own; on the GPUs with --distort_on=device"
+        return Transfer(devices, False, is_staged, end, note)
     against, crossing = _against(workload, examples)
     if against and wanted == "device":
         raise errors.ConfigError(

@@ -197,7 +197,8 @@ class StepHooks:
         config, graph, clock = start.config, start.graph, hooks.TrainingClock()
         self._start, self._received = start, received
         self._user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
-        watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, note_stall=note_stall))
+        noted = {"note_stall": note_stall} if graph.known_mean else {}  # a step that averages may have to be ended
+        watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, **noted))
         self.last_values = hooks.LastValues(graph, clock)
         most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
         self.guard = nonfinite.BatchGuard(graph, most_in_a_row, _dump(start))
