@@ -125,6 +125,8 @@ def trainer_step(network, has_gpus, **options):
     sizes = {} if "batch_size" in options else {"batch_size": BATCH}
     limits = {name: None for name in ("global_batch_size", "epochs") if name in workload.recipe}
     common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32", "moving_average_decay": 0.0}
+    if options.get("variable_update") == "mirrored":
+        common["stall_timeout_secs"] = 1800.0  # as a run has it by default
     config = workload.config(**(common | limits | sizes | options))
     placed = devices.place(config, None if has_gpus else [f"planned {i}" for i in range(4)])
     built = training.training_graph(workload, examples, config, placed)

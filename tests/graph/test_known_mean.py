@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.graph import known_mean
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.known_mean import KnownMean
 
@@ -20,7 +21,7 @@ def check(count, kind, dtype=tf.float32, sent=None, timeout_secs=60.0):
     with tf.Graph().as_default():
         known = KnownMean(AllReduce([f"/cpu:{i}" for i in range(count)], kind, sent), 0, dtype)
         with v1.Session(config=v1.ConfigProto(device_count={"CPU": count})) as session:
-            known.check(session, timeout_secs)
+            known.check(session, timeout_secs, pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,20 @@ def test_an_averaging_in_which_one_device_takes_no_part_ends(monkeypatch):
     text = r"between /cpu:0, /cpu:1 \(collective, float32\) has not ended for 0.5 s, .* Try --all_reduce=add_n"
     with pytest.raises(errors.WorkerError, match=text):
         check(2, "collective", timeout_secs=0.5)
+
+
+def test_a_process_leaves_where_tensorflow_does_not_come_back(monkeypatch):
+    """As from a kernel that waits for another device's, which nothing can stop."""
+    left, came_back = [], threading.Event()
+    monkeypatch.setattr(known_mean, "_GRACE_SECS", 0.1)
+    monkeypatch.setattr(v1.Session, "run", lambda *args, **kwargs: came_back.wait(10) and [])
+
+    def leave(error):
+        left.append(error)
+        came_back.set()
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        all_reduce = AllReduce(("/cpu:0", "/cpu:1"), "collective")
+        KnownMean(all_reduce, 0, tf.float32).check(session, 0.1, leave)
+    [error] = left
+    assert "has not ended for 0.1 s" in str(error) and error.exit_status == 138

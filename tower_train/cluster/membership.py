@@ -51,7 +51,7 @@ class Membership(SingleProcess):
     def __init__(self, task: Task, devices: Devices, detector: FailureDetector, leave_at_once: LeaveAtOnce):
         super().__init__(task, server.devices_among_workers(devices, task))
         self._detector, self._interval = detector, min(1.0, detector.worker_timeout_secs / 10)
-        self._leave_at_once = leave_at_once
+        self.leave_at_once = leave_at_once
         self._lock, self._status = threading.Lock(), WorkerStatus(start_id=uuid.uuid4().hex)
         self._failure, self._session = None, None
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
@@ -237,7 +237,7 @@ class Membership(SingleProcess):
         if self._session:
             threading.Thread(target=self._session.close, daemon=True).start()
         if not self._freed.wait(_GRACE_SECS):
-            self._leave_at_once(self._failure)
+            self.leave_at_once(self._failure)
 
 
 def exit_at_once(error: errors.WorkerError) -> None:

@@ -21,6 +21,7 @@ class SingleProcess(v1.train.SessionRunHook):
       task: this process's.
       devices: where its towers live.
       target: the server to open sessions on.
+      leave_at_once: ends the process where TensorFlow does not come back, with an error to say why.
     """
 
     target = ""
@@ -31,7 +32,7 @@ class SingleProcess(v1.train.SessionRunHook):
     ):  # fmt: skip
         """Takes the arguments of membership.join."""
         self.task, self.devices = task, devices
-        self._worker_timeout_secs, self._leave_at_once = worker_timeout_secs, leave_at_once
+        self._worker_timeout_secs, self.leave_at_once = worker_timeout_secs, leave_at_once
 
     def __enter__(self):
         return self
@@ -67,7 +68,7 @@ class SingleProcess(v1.train.SessionRunHook):
         """
         averages = what == progress.FOR_AVERAGING and len(self.devices.towers) > 1
         if averages and seconds > self._worker_timeout_secs:
-            self._leave_at_once(errors.WorkerError(
+            self.leave_at_once(errors.WorkerError(
                 f"The step under way waits for {what}, though all towers are done: {', '.join(self.devices.names)} "
                 f"have not averaged for {seconds:.0f} s. The same command goes on from the last checkpoint; if that "
                 "happens again, try --all_reduce=collective or --variable_update=cpu."

@@ -3,6 +3,9 @@
 Wrong means without any error were reported of NCCL in TensorFlow (tensorflow#41539, #62493).
 """
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 
@@ -15,6 +18,7 @@ v1 = tf.compat.v1
 _FIRST_INSTANCE = 2 * 10**6  # above the keys of all other collective operations
 _SMALL, _VALUES = 1000, 8  # elements of a small message; different values in a message
 _TOLERANCE = 0.01  # of a value: bfloat16 rounds to 0.004 of it, and the values differ by more than a tenth
+_MOST_SECS, _GRACE_SECS = 10**6, 10.0
 _NEXT_TRY = {
     "nccl": "Try --all_reduce=collective.",
     "collective": "Try --all_reduce=add_n, or --variable_update=cpu.",
@@ -58,21 +62,35 @@ class KnownMean:
                         message.append([tf.identity(part)])
                 self._means.append([mean for [mean] in all_reduce.mean(message)])
 
-    def check(self, session: v1.Session, timeout_secs: float) -> None:
+    def check(
+        self, session: v1.Session, timeout_secs: float, leave_at_once: Callable[[errors.WorkerError], None]
+    ) -> None:  # fmt: skip
         """Averages the messages and compares; all workers must do so at the same time.
+
+        Args:
+          session: to do it in.
+          timeout_secs: after which the averaging is given up.
+          leave_at_once: ends the process, should TensorFlow not come back from what it was told to give up, as from a
+            kernel that runs.
 
         Raises:
           AllReduceError: a mean is wrong.
           WorkerError: the averaging does not end.
         """
+        timeout_secs = min(timeout_secs, _MOST_SECS)
+        late = errors.WorkerError(
+            f"The averaging {self._between()} has not ended for {timeout_secs:g} s, before the first step: not all "
+            f"of them take part. {self._next_try()}"
+        )
+        leaving = threading.Timer(timeout_secs + _GRACE_SECS, leave_at_once, [late])
+        leaving.daemon = True
+        leaving.start()
         try:
-            options = v1.RunOptions(timeout_in_ms=round(min(timeout_secs, 10**9) * 1000))
-            found = session.run(self._means, options=options)
+            found = session.run(self._means, options=v1.RunOptions(timeout_in_ms=round(timeout_secs * 1000)))
         except tf.errors.DeadlineExceededError as error:
-            raise errors.WorkerError(
-                f"The averaging {self._between()} has not ended for {timeout_secs:g} s, before the first step: not all "
-                f"of them take part. {self._next_try()}"
-            ) from error
+            raise late from error
+        finally:
+            leaving.cancel()
         for means in found:
             for device, mean in zip(self._devices, means, strict=True):
                 self._compare(device, mean.astype(np.float64))

@@ -41,15 +41,13 @@ def make_optimizer(
 ) -> v1.train.Optimizer:  # fmt: skip
     """An optimizer by its name on the command line: sgd, momentum, adam, muon, or lars (see lars_gradients); muon with
     0 iterations is momentum."""
+    if name == "sgd":
+        return v1.train.GradientDescentOptimizer(learning_rate)
+    if name == "adam":
+        return v1.train.AdamOptimizer(learning_rate)
     if name == "muon" and muon_iterations:
         return Muon(learning_rate, momentum, nesterov, muon_iterations)
-    return {
-        "sgd": lambda: v1.train.GradientDescentOptimizer(learning_rate),
-        "momentum": lambda: v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov),
-        "muon": lambda: v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov),
-        "adam": lambda: v1.train.AdamOptimizer(learning_rate),
-        "lars": lambda: v1.train.MomentumOptimizer(learning_rate, momentum),
-    }[name]()
+    return v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov)
 
 
 def by_learning(

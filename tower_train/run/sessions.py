@@ -29,7 +29,7 @@ def open_session(
     def initialize(_, session):
         membership.session_opened(session)
         if graph.known_mean:
-            graph.known_mean.check(session, start_timeout_secs)
+            graph.known_mean.check(session, start_timeout_secs, membership.leave_at_once)
         if restore:
             restore(session)
         elif membership.task.is_chief:
