@@ -218,7 +218,7 @@ class TestTrainingStream:
 
     @pytest.mark.parametrize(
         ("towers", "cores", "asked", "steps_at_once"),
-        [(1, 2, None, 2), (1, 40, None, 40), (8, 20, None, 3), (8, 4, None, 2), (1, 40, 5, 5)],
+        [(1, 2, None, 2), (1, 12, None, 12), (1, 40, None, 16), (8, 20, None, 3), (8, 4, None, 2), (1, 40, 5, 5)],
     )
     def test_all_cores_may_fetch_and_distort(self, towers, cores, asked, steps_at_once, monkeypatch):
         """TensorFlow runs as many of these functions at the same time as there are cores; each has a part a tower."""
