@@ -57,7 +57,7 @@ SECTIONS = (
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a section."""
+    """The outcome of a section."""
 
     section: Section
     findings: list[dict]

@@ -1,4 +1,4 @@
-"""What several processes of one test run need, made by the first of them."""
+"""Folders that several processes of one test run need, made by the first of them."""
 
 import fcntl
 import os

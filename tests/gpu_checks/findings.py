@@ -12,7 +12,7 @@ VERDICTS = (FAILED, UNCHECKED, OK, MEASURED)  # the worst first
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a section is told.
+    """The settings that a section is given.
 
     Attributes:
       seconds: its time limit.

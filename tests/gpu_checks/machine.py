@@ -57,7 +57,7 @@ def _time_starts(findings, settings):
 
 
 def nvidia_smi(columns) -> list[list[str]] | None:
-    """What nvidia-smi says of each GPU that this process may use; None if it says nothing."""
+    """Asks nvidia-smi about each GPU that this process may use: rows; None without an answer."""
     program = shutil.which("nvidia-smi", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/nvidia/bin")
     if not program:
         return None

@@ -1,4 +1,4 @@
-"""Where examples are once they have come to a GPU, by the registry of TensorFlow's kernels."""
+"""Examples stay on a GPU once they have come there, by the registry of TensorFlow's kernels."""
 
 import kernel_registry
 import pytest

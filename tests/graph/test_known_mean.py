@@ -1,4 +1,4 @@
-"""What averages between devices is tried on known numbers before the first step."""
+"""The all-reduce of a run is tried on known numbers before the first step."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Where examples are preprocessed: on the GPUs where all of it has kernels there, with the same results."""
+"""The place where examples are preprocessed: the GPUs where all of it has kernels there, with the same results."""
 
 import dataclasses
 

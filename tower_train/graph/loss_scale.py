@@ -49,7 +49,7 @@ class NoLossScale:
         return count() if skips else tf.no_op()
 
     def report(self, loss: tf.Tensor, finite: tf.Tensor) -> ScaleReport | tuple[()]:
-        """What running wants to know of it after a step; empty for no scale.
+        """The record of it after a step, for the log and the guard; empty for no scale.
 
         Args:
           loss: of the step.

@@ -48,7 +48,7 @@ class Stream:
 
     @property
     def arrivals(self) -> list:
-        """What is there once the input that a step fetches is."""
+        """The ops or tensors that are done once the input that a step fetches has come."""
         return list(self.renewal) or tf.nest.flatten(self.batches)
 
     def renewed(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -19,7 +19,7 @@ _OF_GPUS = ("GPU", "DEFAULT")  # device types of kernels
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """How batches come to their devices.
+    """The way of batches to their devices.
 
     Attributes:
       devices: over the batches of a step, the device of its tower.
@@ -100,7 +100,7 @@ def _against(workload: Workload, examples: Examples) -> tuple[str | None, str]:
 
 
 def _hindrance(definition: tf.compat.v1.GraphDef) -> str | None:
-    """What GPUs do not do, or slowly, of the operations that are on one, and of the functions that these call."""
+    """The first obstacle on GPUs among the operations that are on one, and of the functions that these call."""
     functions = {function.signature.name for function in definition.library.function}
     nodes = [node for node in definition.node if _is_gpu(node.device)]
     reached, left = set(), list(nodes)

@@ -20,7 +20,7 @@ v1 = tf.compat.v1
 
 
 class Network(NamedTuple):
-    """What decides of a network.
+    """A network as far as it decides.
 
     Attributes:
       num_parameters: trained weights.
