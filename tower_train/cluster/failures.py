@@ -64,8 +64,12 @@ class FailureDetector:
         """The failure that ends this worker, whose status is given; None while all is well."""
         if self._task.is_chief:
             others = range(1, len(self.statuses)) if mine.state not in (WorkerState.DONE, WorkerState.OVER) else []
+        elif self.statuses[0].state is not WorkerState.OVER:
+            others = [0]
+        elif mine.state is WorkerState.STARTING:  # that was an earlier training of both
+            return self._failure_to_start(0)
         else:
-            others = [0] if self.statuses[0].state is not WorkerState.OVER else []
+            others = []
         return next(filter(None, (self._failure_of(i, mine) for i in others)), None) or self._failure_of_stalled(mine)
 
     def is_gone(self, worker: int, mine: WorkerStatus) -> bool:

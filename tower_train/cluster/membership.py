@@ -107,7 +107,8 @@ class Membership(SingleProcess):
         """Waits for a start of the chief that trains with this start of this worker; returns its steps."""
         compared = None
         while self._status.start_id not in (chief := self._chief).members:
-            if chief.about is not None and chief.start_id != compared:
+            is_of_now = chief.about is not None and chief.state is not WorkerState.OVER
+            if is_of_now and chief.start_id != compared:
                 compared = chief.start_id
                 self._note(state=WorkerState.STARTING, chief=compared)
                 self._compare(about, chief.about)

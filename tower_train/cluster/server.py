@@ -10,15 +10,23 @@ from tower_train.graph.devices import Devices
 
 v1 = tf.compat.v1
 
+_servers: dict[Task, tf.distribute.Server] = {}  # TensorFlow stops none before the process ends
+
 
 def start(task: Task, config: v1.ConfigProto) -> tf.distribute.Server:
-    """Starts the server of a task; RunError if it cannot be."""
+    """Starts the server of a task, or returns the one that runs since an earlier training of this process.
+
+    Raises:
+      RunError: it cannot be started.
+    """
     try:
-        return tf.distribute.Server({"worker": list(task.hosts)}, "worker", task.index, config=config)
+        if task not in _servers:
+            _servers[task] = tf.distribute.Server({"worker": list(task.hosts)}, "worker", task.index, config=config)
+        return _servers[task]
     except tf.errors.OpError as error:
         raise errors.RunError(
             f"{task.name(task.index)} cannot be started: its port is in use, or cannot be had ({error.message}). "
-            "Stop what uses it, or give --worker_hosts with another port."
+            "Stop what uses it, or give another port (--worker_hosts, TF_CONFIG)."
         ) from None
 
 

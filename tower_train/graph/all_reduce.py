@@ -14,6 +14,9 @@ v1 = tf.compat.v1
 # so on. 1 is the key of layers.py.
 _DEVICES, _HOSTS, _FIRST_DEVICES = 2, 3, 4
 _BROADCASTS = 10**6  # the first instance key of broadcasts, above those of all other operations
+# What TensorFlow does not broadcast, and what holds all its values.
+_SENT_AS = {tf.uint32: tf.int32, tf.uint64: tf.int64, tf.bfloat16: tf.float32,
+            **dict.fromkeys([tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32)}  # fmt: skip
 MESSAGE_BYTES = 4 * 2**20  # of small tensors that travel together; more would make the first of them wait for the last
 
 
@@ -143,7 +146,7 @@ class AllReduce:
         count = len(slices) * self.num_workers
         if self.num_workers > 1:
             with tf.device(HOST):
-                parts = [[self.gather(tf.concat(part, axis=0))] for part in parts]
+                parts = [[part] for part in self._gather_rows([tf.concat(part, axis=0) for part in parts])]
 
         def joined(_):
             values, indices = (tf.concat(part, axis=0) for part in parts)
@@ -151,11 +154,30 @@ class AllReduce:
 
         return self._on_each(joined, slices)
 
+    def _gather_rows(self, parts: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The rows of all workers; where their number is not known beforehand, each may have another one.
+
+        Args:
+          parts: tensors of equally many rows.
+        """
+        if parts[0].shape[0] is not None:
+            return [self.gather(part) for part in parts]
+        count = tf.shape(parts[0])[:1]
+        counts = self.gather(tf.ensure_shape(count, [1]))
+        most = tf.reduce_max(counts)
+        is_row = tf.reshape(tf.sequence_mask(counts, most), [-1])
+
+        def gather(part):
+            rest = [[0, 0]] * (part.shape.rank - 1)
+            return tf.boolean_mask(self.gather(tf.pad(part, [[0, most - count[0]], *rest])), is_row)
+
+        return [gather(part) for part in parts]
+
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """The rows of all workers, in their order; each must have as many. To be called on the host.
 
         Args:
-          rows: [n, ...], a static shape.
+          rows: [n, ...].
 
         Returns:
           [workers * n, ...].
@@ -164,7 +186,7 @@ class AllReduce:
             return rows
         gathered = tf.raw_ops.CollectiveGather(
             input=rows, group_size=self.num_workers, group_key=_HOSTS, instance_key=self._next_instance(),
-            shape=[self.num_workers * rows.shape[0], *rows.shape[1:]],
+            shape=[],  # the kernel takes that of the rows
         )  # fmt: skip
         self.operations.append(gathered.op)
         return gathered
@@ -176,14 +198,17 @@ class AllReduce:
             for number, variable in enumerate(variables):
                 about = {"group_size": self.num_workers, "group_key": _HOSTS, "instance_key": _BROADCASTS + number}
                 shape, dtype = variable.shape, variable.dtype.base_dtype
-                sent_as = {tf.uint32: tf.int32, tf.uint64: tf.int64}.get(dtype, dtype)  # which are not broadcast
+                sent_as = _SENT_AS.get(dtype, dtype)
+                convert = tf.bitcast if sent_as.size == dtype.size else tf.cast
                 with tf.device(HOST):
                     if worker == 0:
-                        value = tf.bitcast(variable.read_value(), sent_as)
+                        value = variable.read_value()
+                        value = value if sent_as == dtype else convert(value, sent_as)
                         done.append(tf.raw_ops.CollectiveBcastSend(input=value, shape=shape, **about).op)
                     else:
-                        received = tf.raw_ops.CollectiveBcastRecv(T=sent_as, shape=shape, **about)
-                        done.append(variable.assign(tf.bitcast(received, dtype), read_value=False))
+                        value = tf.raw_ops.CollectiveBcastRecv(T=sent_as, shape=shape, **about)
+                        value = value if sent_as == dtype else convert(value, dtype)
+                        done.append(variable.assign(value, read_value=False))
             return tf.group(*done)
 
     def _on_each(self, function: Callable, values: list) -> list:

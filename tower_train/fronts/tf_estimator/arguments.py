@@ -9,6 +9,7 @@ import tensorflow as tf
 from tower_train import console, errors
 from tower_train.config import check_folder
 from tower_train.fronts.tf_estimator.run_config import RunConfig, get_default_session_config
+from tower_train.fronts.tf_estimator.task import EVALUATOR
 
 v1 = tf.compat.v1
 
@@ -26,6 +27,10 @@ def config_with_model_dir(config: RunConfig | None, model_dir) -> RunConfig:
     if model_dir and config.model_dir and model_dir != config.model_dir:
         raise errors.ConfigError(f"model_dir={model_dir} and RunConfig's {config.model_dir} differ. Give one of them.")
     model_dir = model_dir or config.model_dir
+    if not model_dir and config.task_type == EVALUATOR:
+        raise errors.ConfigError(
+            "An evaluator watches the model_dir that the chief writes. Give that, as to all tasks."
+        )
     if not model_dir:
         model_dir = tempfile.mkdtemp()
         console.notice(f"No model_dir was given; using the temporary {model_dir}.")

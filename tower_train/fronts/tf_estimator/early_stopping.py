@@ -40,6 +40,8 @@ def make_early_stopping_hook(
             f"run_every_secs={run_every_secs} and run_every_steps={run_every_steps}: give one of them, and None for "
             "the other."
         )
+    if not estimator.config.is_chief:  # which reads the evaluations, and ends all workers
+        return v1.train.SessionRunHook()
     return _StopOnPredicate(should_stop_fn, run_every_secs, run_every_steps)
 
 

@@ -12,6 +12,7 @@ from tower_train.fronts import compat
 from tower_train.fronts.keras_variables import outside_graph
 from tower_train.fronts.tf_estimator.arguments import check_input_fn
 from tower_train.fronts.tf_estimator.model_fn import call_with_taken, check_parameters
+from tower_train.graph.all_reduce import AllReduce
 
 v1 = tf.compat.v1
 _LARGE_BYTES = 2**16
@@ -27,13 +28,23 @@ class Inputs:
       input_fn: the user's function; may take some of the arguments.
       arguments: {name: value}, such as mode, params and config.
       with_labels: whether a pair is (features, labels); if not, its second part is left out.
+      num_batches: batches that each session.run takes.
+      all_reduce: between the workers, which end together; None for a process by itself.
+
+    Attributes:
+      hook: starts the data.
+      arrivals: what is there once the batches are.
+      ask_to_stop: the op that ends the input of all workers; None for a process by itself.
 
     Raises:
       ConfigError: it is no function, or needs other arguments.
       DataError: it returns None, a generator, or a data set made outside of it.
     """
 
-    def __init__(self, input_fn: Callable, arguments: dict, with_labels: bool = True):
+    def __init__(
+        self, input_fn: Callable, arguments: dict, with_labels: bool = True, num_batches: int = 1,
+        all_reduce: AllReduce | None = None,
+    ):  # fmt: skip
         check_input_fn(input_fn)
         check_parameters(input_fn, "input_fn", tuple(arguments))
         with _arrays_outside_the_graph():
@@ -46,12 +57,19 @@ class Inputs:
                 "tf.data.Dataset.from_generator makes of one."
             )
         self._with_labels, self._taken = with_labels, []
-        self._iterator = self._tensors = None
+        self._iterator = self._tensors = self._batches = self.ask_to_stop = None
         if isinstance(found, tf.data.Dataset):
             self._iterator = _iterator(found)
         else:
             self._tensors = _as_tensors(found)
-        self.hook = _Start(self._iterator and self._iterator.initializer)
+        initializers = [self._iterator.initializer] if self._iterator else []
+        if all_reduce and all_reduce.num_workers > 1:
+            if not self._iterator:
+                raise errors.DataError(
+                    "input_fn returned tensors; several workers need a tf.data.Dataset, to end together. Return one."
+                )
+            initializers.append(self._take_together(num_batches, all_reduce))
+        self.hook = _Start(initializers)
 
     def next_batch(self):
         """Returns (features, labels) of one more tower; labels may be None.
@@ -59,6 +77,8 @@ class Inputs:
         Raises:
           DataError: the elements are not pairs, or there are no batches for several towers.
         """
+        if self._batches is not None:
+            return self._split(next(self._batches))
         if self._tensors is not None:
             if self._taken:
                 raise errors.DataError(
@@ -70,6 +90,28 @@ class Inputs:
             element = self._iterator.get_next()
         self._taken = tf.nest.flatten(element, expand_composites=True)
         return self._split(element)
+
+    def _take_together(self, num_batches: int, all_reduce: AllReduce) -> tf.Operation:
+        """Takes the batches of a session.run, which ends in all workers as it does at the end of a data set if one of
+        them lacks a batch or was asked to stop. Returns a further initializer."""
+        asked = v1.get_variable("tower_train/asked_to_stop", [], tf.bool, v1.zeros_initializer(), trainable=False,
+                                collections=[v1.GraphKeys.LOCAL_VARIABLES])  # fmt: skip
+        self.ask_to_stop = asked.assign(True, read_value=False)
+        optionals = []
+        for _ in range(num_batches):
+            with tf.control_dependencies(self._taken):
+                optionals.append(self._iterator.get_next_as_optional())
+            self._taken = [optionals[-1].has_value()]
+        ready = tf.reduce_all([~asked.read_value(), *(optional.has_value() for optional in optionals)])
+        [[share]] = all_reduce.mean([[tf.cast(ready, tf.float32)]], exactly=True)
+        nothing = v1.data.make_initializable_iterator(tf.data.Dataset.range(0))
+        with tf.control_dependencies([tf.cond(share < 1, lambda: tf.group(nothing.get_next()), tf.no_op)]):
+            self._batches = iter([optional.get_value() for optional in optionals])
+        return nothing.initializer
+
+    @property
+    def arrivals(self) -> list:
+        return self._taken
 
     @property
     def are_endless(self) -> bool:
@@ -131,9 +173,8 @@ def _iterator(dataset: tf.data.Dataset):
 class _Start(v1.train.SessionRunHook):
     """Starts the data once variables and tables are initialised."""
 
-    def __init__(self, initializer):
-        self._initializer = initializer
+    def __init__(self, initializers: list[tf.Operation]):
+        self._initializers = initializers
 
     def after_create_session(self, session, coord):
-        if self._initializer is not None:
-            session.run(self._initializer)
+        session.run(self._initializers)

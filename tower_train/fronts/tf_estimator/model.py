@@ -14,9 +14,11 @@ from tower_train.fronts.tf_estimator.inputs import Inputs
 from tower_train.fronts.tf_estimator.model_fn import call_model_fn
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
-from tower_train.graph.devices import HOST
+from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.devices import HOST, Devices
 
 v1 = tf.compat.v1
+_SEED_STEP = 1_000_003  # between the graph seeds of workers
 
 
 class Built(NamedTuple):
@@ -25,11 +27,13 @@ class Built(NamedTuple):
     Attributes:
       specs: over towers.
       captures: their changes of variables.
+      all_reduce: averages between workers.
       inputs: where their batches come from.
     """
 
     specs: list[EstimatorSpec]
     captures: list[Captured]
+    all_reduce: AllReduce
     inputs: Inputs
 
 
@@ -54,20 +58,24 @@ class Model(NamedTuple):
             v1.train.create_global_step()
             yield
 
-    def build(self, mode: str, input_fn: Callable, devices: tuple[str, ...]) -> Built:
-        """Builds one tower a device in the default graph.
+    def build(self, mode: str, input_fn: Callable, placed: Devices) -> Built:
+        """Builds one tower a device in the default graph, for one worker among several if `placed` says so.
 
         Raises:
           UserError: wrong input or model.
         """
-        if self.config.device_fn and len(devices) > 1:
+        towers, workers, seed = len(placed.towers), placed.num_workers, self.config.tf_random_seed
+        if self.config.device_fn and towers > 1:
             raise errors.ConfigError(
-                f"RunConfig: device_fn places the ops of one tower, and there are {len(devices)}. Leave it out."
+                f"RunConfig: device_fn places the ops of one tower, and there are {towers}. Leave it out."
             )
-        context = tf.distribute.InputContext(num_replicas_in_sync=len(devices))
+        context = tf.distribute.InputContext(workers, placed.worker, workers * towers)
         taken = {"mode": mode, "params": copy.deepcopy(self.params), "config": self.config, "input_context": context}
-        inputs = Inputs(input_fn, taken, with_labels=mode != ModeKeys.PREDICT)
-        return Built(*self._towers(mode, inputs.next_batch, devices), inputs)
+        all_reduce = AllReduce((HOST,), "collective", num_workers=workers)
+        inputs = Inputs(input_fn, taken, mode != ModeKeys.PREDICT, towers, all_reduce)
+        if seed is not None and placed.worker:  # their input may be shuffled alike; what their towers draw differs
+            v1.set_random_seed(seed + placed.worker * _SEED_STEP)
+        return Built(*self._towers(mode, inputs.next_batch, placed.towers), all_reduce, inputs)
 
     def build_for_export(self, mode: str, receiver) -> tuple[EstimatorSpec, tf.Operation | None]:
         """Builds the model on what an exported graph is fed with; returns its spec, and its step in mode TRAIN."""

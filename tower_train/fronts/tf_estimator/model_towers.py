@@ -13,6 +13,7 @@ from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator.captured import Captured, assign, capturing
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec
 from tower_train.graph import context, gradients
+from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import HOST
 from tower_train.graph.record import StepReport
 
@@ -27,7 +28,7 @@ class TrainStep(NamedTuple):
 
     Attributes:
       op: does the step.
-      loss: scalar, the mean of the towers' losses.
+      loss: scalar, the mean of all towers' losses.
       report: None, as is `checked`, if a single tower updates its variables without an optimizer of TensorFlow's.
       checked: names of the columns of report.finite.
       num_towers: rows of report.finite, less one.
@@ -91,27 +92,30 @@ def build_towers(
     return specs, captures
 
 
-def train_step(specs: list[EstimatorSpec], captures: list[Captured]) -> TrainStep:
+def train_step(specs: list[EstimatorSpec], captures: list[Captured], all_reduce: AllReduce | None = None) -> TrainStep:
     """Makes one update for all towers.
 
     Args:
       specs: from build_towers in mode TRAIN.
       captures: from there too.
+      all_reduce: averages between workers; None for a process by itself.
 
     Raises:
       GraphError: towers that cannot be averaged.
     """
-    loss = tf.add_n([spec.loss for spec in specs]) / len(specs)
+    all_reduce = all_reduce or AllReduce((HOST,), "add_n")
+    [[loss]] = all_reduce.mean([[tf.add_n([spec.loss for spec in specs]) / len(specs)]], exactly=True)
+    workers = all_reduce.num_workers
     assigned = assign((variable.value, value) for variable, value in captures[0].assigned)
     counts = {len(captured.updates) for captured in captures}
-    if counts == {0} and len(specs) == 1:
+    if counts == {0} and len(specs) * workers == 1:
         return TrainStep(tf.group(specs[0].train_op, assigned), loss, None, None, 1)
     if len(counts) > 1 or counts == {0}:
         raise errors.GraphError(
             f"model_fn called apply_gradients of a tf.compat.v1.train optimizer {sorted(counts)} times in its towers. "
             "Each tower must do so equally often, at least once: that is where gradients are averaged."
         )
-    finite, applied = _update_if_finite(specs, captures, loss)
+    finite, applied = _update_if_finite(specs, captures, loss, all_reduce)
     for captured in captures:
         for update in captured.updates:
             compat.add_control_input(update.placeholder, finite.op)  # what waits for it, waits for the update
@@ -122,13 +126,16 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured]) -> TrainSte
     op = tf.group(specs[0].train_op, finite, assigned)
     # The optimizers' own ops are in a branch, where whoever loads this graph would not find them.
     v1.get_default_graph().get_collection_ref(v1.GraphKeys.TRAIN_OP)[:] = [op]
-    return TrainStep(op, loss, report, checked, len(specs))
+    return TrainStep(op, loss, report, checked, len(specs), workers)
 
 
-def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor):
+def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor, all_reduce: AllReduce):
     """Averages and applies the gradients, call by call; returns what is finite, and the applied pairs looked at."""
     calls = list(zip(*[captured.updates for captured in captures], strict=True))
-    averaged = [gradients.average_gradients([update.grads_and_vars for update in call]) for call in calls]
+    averaged = [
+        _over_workers(gradients.average_gradients([update.grads_and_vars for update in call]), all_reduce)
+        for call in calls
+    ]
     tower_grads = [
         [p for update in c.updates if not update.looks_itself for p in update.grads_and_vars] for c in captures
     ]
@@ -142,6 +149,25 @@ def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss
     with tf.control_dependencies(before):
         losses = tf.stack([spec.loss for spec in specs])
         return gradients.update_if_finite(tower_grads, losses, applied, loss, apply), applied
+
+
+def _over_workers(
+    grads_and_vars: gradients.GradientsAndVariables, all_reduce: AllReduce
+) -> gradients.GradientsAndVariables:
+    """The means over workers of this worker's means over towers."""
+    if all_reduce.num_workers == 1:
+        return grads_and_vars
+    [means] = all_reduce.mean([[_of_known_shape(*pair) for pair in grads_and_vars]])
+    return [(mean, variable) for mean, (_, variable) in zip(means, grads_and_vars, strict=True)]
+
+
+def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient of its variable's shape; of a sparse one, workers may have rows for any number of indices."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return tf.ensure_shape(grad, variable.shape)
+    values = tf.ensure_shape(grad.values, [None, *variable.shape[1:]])
+    any_number = v1.placeholder_with_default(values, [None, *variable.shape[1:]])
+    return tf.IndexedSlices(any_number, grad.indices, grad.dense_shape)
 
 
 class _SharedVariables:

@@ -1,5 +1,6 @@
 """The sessions of an Estimator: training, and computing with a checkpoint."""
 
+import contextlib
 import copy
 import functools
 
@@ -10,6 +11,7 @@ from tower_train.fronts.tf_estimator import eval_metrics
 from tower_train.fronts.tf_estimator.model_towers import TrainStep
 from tower_train.fronts.tf_estimator.run_config import RunConfig, WarmStartSettings
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec
+from tower_train.fronts.tf_estimator.workers import Together
 from tower_train.graph import devices
 from tower_train.run_dir import checkpoint
 
@@ -46,10 +48,15 @@ class Sessions:
         if config.session_config:
             self._proto.MergeFrom(config.session_config)
             devices.use_gpus_alike(self._proto)
+            if placed.num_workers > 1:  # a session sees this worker's devices only
+                self._proto.device_filters[:] = placed.session_config.device_filters
             if config.session_config.HasField("gpu_options") and "gpu" in placed.towers[0]:
                 _say_without_effect()
 
-    def train(self, step: TrainStep, spec: EstimatorSpec, newest: str | None, hooks: list, saving_listeners) -> int:
+    def train(
+        self, step: TrainStep, spec: EstimatorSpec, newest: str | None, hooks: list, saving_listeners,
+        together: Together | None,
+    ) -> int:  # fmt: skip
         """Trains in model_dir and saves there, until a hook or the end of the input stops it.
 
         Args:
@@ -58,6 +65,8 @@ class Sessions:
           newest: path of the checkpoint to begin at, or None.
           hooks: session hooks; those of the config and of the spec come after them, in the order of TensorFlow 1.15.
           saving_listeners: CheckpointSaverListeners, or None.
+          together: with the other workers, of which the chief alone begins at the checkpoint, reports and saves; None
+            for a process by itself.
 
         Returns:
           The number of steps done.
@@ -67,8 +76,9 @@ class Sessions:
           ConfigError: listeners that would not be called.
           NonFiniteError: a loss or a gradient is not finite.
         """
-        config = self._config
-        self._begin_at(newest, spec)
+        config, is_chief = self._config, not together or together.is_chief
+        if is_chief:
+            self._begin_at(newest, spec)
         saver = spec.scaffold.saver or v1.train.Saver(
             max_to_keep=config.keep_checkpoint_max, keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
             save_relative_paths=True, defer_build=True,
@@ -80,21 +90,40 @@ class Sessions:
             values = {_LOSS: step.loss, "step": v1.train.get_global_step()}
             hooks = [*hooks, v1.train.LoggingTensorHook(values, every_n_iter=config.log_step_count_steps)]
         hooks = [*hooks, *spec.training_hooks]
-        chief_hooks = [*spec.training_chief_hooks, *self._savers(spec, hooks, scaffold, saving_listeners)]
-        done = 0
+        if is_chief:
+            savers = self._savers(spec, hooks, scaffold, saving_listeners)
+            hooks = [*spec.training_chief_hooks, *savers, *self._reporters(scaffold), *hooks]
+        else:
+            hooks = [hook for hook in hooks if not isinstance(hook, v1.train.CheckpointSaverHook)]
+        if together:
+            scaffold, hooks = together.scaffold(scaffold), together.hooks(hooks)
+        fetches, done = [step.op, step.loss, together.counting if together else []], 0
         try:
-            with v1.train.MonitoredTrainingSession(
-                checkpoint_dir=config.model_dir, scaffold=scaffold, hooks=hooks, chief_only_hooks=chief_hooks,
-                save_checkpoint_secs=None, save_checkpoint_steps=None, save_summaries_secs=None,
-                save_summaries_steps=config.save_summary_steps or None, config=self._proto,
-                log_step_count_steps=config.log_step_count_steps, save_graph_def=config.checkpoint_save_graph_def,
-            ) as session:  # fmt: skip
+            with (
+                together.running() if together else contextlib.nullcontext(),
+                # Not one that opens itself again after an error: the other workers would not.
+                v1.train.SingularMonitoredSession(
+                    hooks, scaffold, together.target if together else "", self._proto,
+                    checkpoint_dir=config.model_dir if is_chief else None,
+                ) as session,
+            ):  # fmt: skip
                 while not session.should_stop():
-                    session.run([step.op, step.loss])
+                    session.run(fetches)
                     done += 1
         except errors.NonFiniteError as error:
             raise NonFiniteLossError(str(error)) from None
         return done
+
+    def _reporters(self, scaffold: v1.train.Scaffold) -> list:
+        """Returns the hooks that write steps/sec and summaries to model_dir."""
+        config, found = self._config, []
+        if config.log_step_count_steps:
+            found.append(v1.train.StepCounterHook(config.log_step_count_steps, output_dir=config.model_dir))
+        if config.save_summary_steps:
+            found.append(v1.train.SummarySaverHook(
+                config.save_summary_steps, output_dir=config.model_dir, scaffold=scaffold
+            ))  # fmt: skip
+        return found
 
     def _savers(self, spec: EstimatorSpec, hooks: list, scaffold: v1.train.Scaffold, saving_listeners) -> list:
         """Returns the hook that saves checkpoints; none if the user brings one or wants none."""

@@ -79,6 +79,8 @@ class _Settings:
     checkpoint_save_graph_def: bool = True
     num_gpus: int | None = None
     gpus: Sequence[int] | None = None
+    worker_timeout_secs: float = train_config.Config.worker_timeout_secs
+    stall_timeout_secs: float | None = None
 
     def __post_init__(self):
         steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
@@ -116,6 +118,11 @@ class _Settings:
             raise errors.ConfigError(
                 f"RunConfig: session_config={self.session_config!r}; it must be a tf.compat.v1.ConfigProto."
             )
+        for name, least in (("worker_timeout_secs", "above 0"), ("stall_timeout_secs", "0 or more, or None")):
+            value = getattr(self, name)
+            is_number = isinstance(value, numbers.Real) and (value > 0 or value == 0 != (least == "above 0"))
+            if not is_number and not (value is None and "None" in least):
+                raise errors.ConfigError(f"RunConfig: {name}={value!r}; it must be a number of seconds, {least}.")
         if self.device_fn is not None and not callable(self.device_fn):
             raise errors.ConfigError(f"RunConfig: device_fn={self.device_fn!r}; it must be a function of an op.")
 
@@ -130,7 +137,8 @@ def _with_read_only_settings(cls: type) -> type:
 
 @_with_read_only_settings
 class RunConfig:
-    """The settings of an Estimator's runs. Names and defaults are those of TensorFlow 1.15; num_gpus and gpus are new.
+    """The settings of an Estimator's runs. Names and defaults are those of TensorFlow 1.15; those from num_gpus on are
+    new.
 
     Each argument is a read-only property too.
 
@@ -147,14 +155,17 @@ class RunConfig:
       log_step_count_steps: steps between log lines of the loss and of steps/sec; None for none.
       train_distribute: a tf.distribute strategy, whose number of replicas is taken for num_gpus.
       device_fn: (op) -> device, for each op of a model that one tower trains.
-      protocol: accepted; there is no server.
+      protocol: accepted; workers talk by grpc.
       eval_distribute: accepted; an evaluation takes one device and gives the same metrics.
       experimental_distribute: a tf.distribute DistributeConfig, whose train_distribute is taken.
-      experimental_max_worker_delay_secs: accepted; there is one worker.
-      session_creation_timeout_secs: accepted, for the same reason.
+      experimental_max_worker_delay_secs: accepted; workers begin together.
+      session_creation_timeout_secs: seconds to wait for workers that have not started.
       checkpoint_save_graph_def: whether checkpoints come with the graph.
       num_gpus: towers that train; None for one.
       gpus: the ids of the GPUs that carry them, instead of num_gpus.
+      worker_timeout_secs: seconds without a sign of life after which another worker is taken to be missing.
+      stall_timeout_secs: of several workers, seconds without the end of a step after which it is reported what is
+        waited for, and after worker_timeout_secs more all leave; None for 1800, 0 for never.
 
     Raises:
       ConfigError: values out of range, or that exclude each other.
@@ -175,8 +186,8 @@ class RunConfig:
     is_chief = property(lambda self: self._task.is_chief, doc="Whether this process is the one that saves.")
     num_worker_replicas = property(lambda self: self._task.num_workers, doc="The number of processes that train.")
     num_ps_replicas = property(lambda self: self._task.num_ps, doc="The number of parameter servers.")
-    master = property(lambda self: self._task.address, doc="The target of a session; empty for this process.")
-    evaluation_master = property(lambda self: "", doc="The target of an evaluation's session: this process.")
+    master = property(lambda self: self._task.address, doc="The address of this process; empty for a single one.")
+    evaluation_master = property(lambda self: self._task.evaluation_master, doc="TF_CONFIG's eval_session_master.")
     service = property(lambda self: self._task.service, doc="The service of TF_CONFIG.")
 
     @property

@@ -6,8 +6,8 @@ import os
 
 from tower_train import errors
 
-_CHIEFS = ("chief", "master")
-_TRAINERS = (*_CHIEFS, "worker")
+CHIEFS, EVALUATOR = ("chief", "master"), "evaluator"
+TRAINERS = (*CHIEFS, "worker")  # in the order in which workers are counted
 _VARIABLE = "TF_CONFIG"
 
 
@@ -16,11 +16,13 @@ class Task:
     """One process of a cluster; by default the only one.
 
     Attributes:
-      cluster: {type of task: addresses}, empty for a single process.
+      cluster: {type of task: addresses}, empty for a single process and for an evaluator, which stands outside.
       type: of this process's task.
       index: among the tasks of its type.
       model_dir: the directory for all; None if TF_CONFIG names none.
       service: further settings, which are passed on.
+      master: the session's target that TF_CONFIG names; None if it names none.
+      evaluation_master: likewise, of evaluations.
     """
 
     cluster: dict[str, list[str]] = dataclasses.field(default_factory=dict)
@@ -28,17 +30,21 @@ class Task:
     index: int = 0
     model_dir: str | None = None
     service: dict | None = None
+    master: str | None = None
+    evaluation_master: str = ""
 
     @property
     def is_chief(self) -> bool:
         """Whether it is the one that saves."""
-        has_chief = any(name in self.cluster for name in _CHIEFS)
-        return self.type in _CHIEFS or (self.type == "worker" and self.index == 0 and not has_chief)
+        has_chief = any(name in self.cluster for name in CHIEFS)
+        return self.type in CHIEFS or (self.type == "worker" and self.index == 0 and not has_chief)
 
     @property
     def num_workers(self) -> int:
         """The number of tasks that train."""
-        return sum(len(self.cluster.get(name, ())) for name in _TRAINERS) if self.cluster else 1
+        if not self.cluster:
+            return 0 if self.type == EVALUATOR else 1
+        return sum(len(self.cluster.get(name, ())) for name in TRAINERS)
 
     @property
     def num_ps(self) -> int:
@@ -47,18 +53,19 @@ class Task:
 
     @property
     def id_in_cluster(self) -> int | None:
-        """Its number among all, the chief first; None for an evaluator, which stands outside."""
-        if not self.cluster:
-            return 0
-        types = sorted(self.cluster, key=lambda name: (name not in _CHIEFS, name != "worker", name))
-        tasks = [(name, i) for name in types for i in range(len(self.cluster[name]))]
-        return tasks.index((self.type, self.index)) if (self.type, self.index) in tasks else None
+        """Its number among all, the chief first and parameter servers last; None for an evaluator."""
+        if self.type == EVALUATOR:
+            return None
+        types = sorted(self.cluster, key=lambda name: (name not in CHIEFS, name == "ps", name))
+        return sum(len(self.cluster[name]) for name in types[: types.index(self.type)]) + self.index if types else 0
 
     @property
     def address(self) -> str:
         """The session's target: empty for a single process."""
+        if self.master is not None:
+            return self.master
         addresses = self.cluster.get(self.type, ())
-        return f"grpc://{addresses[self.index]}" if self.num_workers + self.num_ps > 1 and addresses else ""
+        return f"grpc://{addresses[self.index]}" if sum(map(len, self.cluster.values())) > 1 else ""
 
 
 def read() -> Task:
@@ -70,35 +77,33 @@ def read() -> Task:
     text = os.environ.get(_VARIABLE) or "{}"
     try:
         found = json.loads(text)
-        task = found.get("task") or {}
+        given = found.get("task") or {}
         cluster = {name: list(addresses) for name, addresses in (found.get("cluster") or {}).items()}
-        kind, index = task.get("type", "worker"), int(task.get("index", 0))
-        read = Task(cluster, kind, index, found.get("model_dir"), found.get("service"))
+        kind, index = given.get("type", "worker"), int(given.get("index", 0))
+        masters = found.get("session_master"), found.get("eval_session_master", "")
+        task = Task(cluster, kind, index, found.get("model_dir"), found.get("service"), *masters)
     except (AttributeError, TypeError, ValueError) as error:
         raise errors.ConfigError(
             f'{_VARIABLE}={text}: it must be JSON such as {{"cluster": {{"worker": ["host:2222"]}}, "task": {{"type": '
             f'"worker", "index": 0}}}} ({error}). Correct or unset it.'
         ) from None
-    if cluster and kind != "evaluator" and not 0 <= index < len(cluster.get(kind, ())):
+    if fault := _fault(task, given):
+        raise errors.ConfigError(f"{_VARIABLE}: {fault}. Correct or unset it.")
+    return dataclasses.replace(task, cluster={}) if kind == EVALUATOR else task
+
+
+def _fault(task: Task, given: dict) -> str | None:
+    """Why this task cannot be one of its cluster; None if it can."""
+    cluster, place = task.cluster, f"{task.type} {task.index}"
+    if task.index < 0:
+        return f"this task is {place}; tasks are counted from 0"
+    if not cluster:
+        return None
+    if not {"type", "index"} <= given.keys():
+        return f"it has a cluster, but its task is {given}, which must have a type and an index"
+    if (chiefs := sum(len(cluster.get(name, ())) for name in CHIEFS)) > 1:
+        return f"its cluster has {chiefs} tasks of the types chief and master; there must be one"
+    if task.type != EVALUATOR and not task.index < len(cluster.get(task.type, ())):
         there = ", ".join(f"{len(addresses)} {name}" for name, addresses in cluster.items())
-        raise errors.ConfigError(
-            f"{_VARIABLE}: this task is {kind} {index}, but its cluster has {there}. Correct or unset it."
-        )
-    return read
-
-
-def check_is_alone(config) -> None:
-    """Refuses to train in one of several processes, each of which would write to the same model_dir.
-
-    Raises:
-      ConfigError: the RunConfig tells of others.
-    """
-    workers, servers = config.num_worker_replicas, config.num_ps_replicas
-    if workers <= 1 and not servers and config.task_type in _TRAINERS:
-        return
-    others = f" and {servers} parameter server{'s' * (servers > 1)}" if servers else ""
-    raise errors.ConfigError(
-        f"{_VARIABLE} describes {workers} worker{'s' * (workers != 1)}{others}, and makes this process a task of type "
-        f"{config.task_type!r}. An Estimator trains in one process: unset {_VARIABLE} and start one, with "
-        "RunConfig(num_gpus=N); for several machines write a workload (README)."
-    )
+        return f"this task is {place}, but its cluster has {there}"
+    return None

@@ -9,8 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import console, errors
+from tower_train.cluster.single_process import SingleProcess
 from tower_train.fronts import placement
-from tower_train.fronts.tf_estimator import arguments, eval_events, model_towers, predictions, saved_model, task
+from tower_train.fronts.tf_estimator import (
+    arguments,
+    eval_events,
+    model_towers,
+    predictions,
+    saved_model,
+    task,
+    workers,
+)
 from tower_train.fronts.tf_estimator.model import Model
 from tower_train.fronts.tf_estimator.model_fn import check_model_fn
 from tower_train.fronts.tf_estimator.monitored_sessions import Sessions
@@ -85,43 +94,62 @@ class Estimator:
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None) -> "Estimator":
         """Trains, from the newest checkpoint in model_dir if there is one.
 
+        Under a TF_CONFIG of several workers each calls this, trains on what its own input_fn gives, and ends after the
+        same step: the last for which all have batches, or after which one hook asked for the end. The chief alone reads
+        and writes model_dir; all begin with its values.
+
         Args:
           input_fn: returns a tf.data.Dataset of batches (features, labels). Each tower takes the next one: a step
             consumes as many batches as there are towers. Batches at the end that do not suffice for all are left out.
-          hooks: session hooks.
+            To an argument input_context it is given a tf.distribute.InputContext, for
+            dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id).
+          hooks: session hooks, of every worker; a CheckpointSaverHook of the chief only.
           steps: do so many steps more; None goes on until the input ends.
           max_steps: stop at this global step, which may have been reached already; instead of steps.
-          saving_listeners: tf.compat.v1.train.CheckpointSaverListeners.
+          saving_listeners: tf.compat.v1.train.CheckpointSaverListeners, of the chief.
 
         Returns:
           self.
 
         Raises:
           UserError: wrong arguments, input or model; the message says how to mend it.
+          WorkerError: another worker is missing.
         """
         arguments.check_steps(steps, max_steps)
         arguments.check_input_fn(input_fn)
-        config, listeners = self.config, arguments.checked_listeners(saving_listeners)
-        task.check_is_alone(config)
-        hooks, newest = arguments.checked_hooks(hooks), self.latest_checkpoint()
-        if max_steps is not None and newest and _step_of(newest) >= max_steps:
-            console.notice(f"Nothing to train: {newest} is at or after max_steps={max_steps}.")
-            return self
-        if steps or max_steps:
-            hooks.append(v1.train.StopAtStepHook(steps, max_steps))
-        placed, sessions = self._placed(config.towers)
-        with self._model.graph():
-            specs, captures, inputs = self._model.build(ModeKeys.TRAIN, input_fn, placed.towers)
-            step = model_towers.train_step(specs, captures)
-            v1.summary.scalar("loss", step.loss)
-            guard = nonfinite.NonFiniteGuard(step) if step.report else v1.train.NanTensorHook(step.loss)
-            done = sessions.train(step, specs[0], newest, [inputs.hook, *hooks, guard], listeners)
-        if not done:
-            raise errors.DataError(
-                f"input_fn yielded too little to train on: a step takes {len(specs)} batch{'es' * (len(specs) > 1)}, "
-                "one a tower. Look at its files and filters, or repeat() the data set."
-            )
+        hooks, listeners = arguments.checked_hooks(hooks), arguments.checked_listeners(saving_listeners)
+        with workers.join(self.config, self._placed(self.config.towers)) as member:
+            newest = self.latest_checkpoint() if member.task.is_chief else None
+            first = step_of(newest) if newest else 0
+            last = first + steps if steps else max_steps
+            if last is not None and first >= last:
+                console.notice(f"Nothing to train: {newest} is at or after max_steps={max_steps}.")
+                if member.task.is_alone:
+                    return self
+            with self._model.graph():
+                self._train(member, input_fn, newest, (first, last), hooks, listeners)
         return self
+
+    def _train(self, member: SingleProcess, input_fn, newest: str | None, steps: tuple, hooks, listeners) -> None:
+        """Trains in the default graph, from the first of the steps to the last, which may be None."""
+        built = self._model.build(ModeKeys.TRAIN, input_fn, member.devices)
+        step = model_towers.train_step(built.specs, built.captures, built.all_reduce)
+        v1.summary.scalar("loss", step.loss)
+        guard = nonfinite.NonFiniteGuard(step) if step.report else v1.train.NanTensorHook(step.loss)
+        together = None if member.task.is_alone else workers.Together(member, self.config, built, step)
+        first, last = together.agree(*steps) if together else steps
+        if last is None or first < last:
+            ends = [v1.train.StopAtStepHook(last_step=last)] if last is not None else []
+            sessions = Sessions(self.config, member.devices, self._warm_start)
+            hooks = [built.inputs.hook, *hooks, *ends, guard]
+            if not sessions.train(step, built.specs[0], newest, hooks, listeners, together):
+                towers = len(built.specs)
+                raise errors.DataError(
+                    f"input_fn yielded too little to train on: a step takes {towers} batch{'es' * (towers > 1)}, one a "
+                    f"tower{' of each worker' * bool(together)}. Look at its files and filters, or repeat() the data "
+                    "set."
+                )
+        member.leave(None)
 
     def evaluate(self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None) -> dict:
         """Evaluates a checkpoint, on one device.
@@ -139,8 +167,7 @@ class Estimator:
         Raises:
           UserError: as for train.
         """
-        path = checkpoint_path or self.latest_checkpoint()
-        return self._evaluate(input_fn, steps, hooks, path, name)
+        return self._evaluate(input_fn, steps, hooks, checkpoint_path or self._newest(), name)
 
     def evaluate_values(self, values: dict, input_fn, steps=None, hooks=None, name=None) -> dict:
         """Evaluates values of variables, {name: value}, instead of a checkpoint; otherwise like `evaluate`."""
@@ -149,13 +176,15 @@ class Estimator:
     def _evaluate(self, input_fn, steps, hooks, path: str | None, name: str | None, values=None) -> dict:
         arguments.check_steps(steps)
         arguments.check_input_fn(input_fn)
-        hooks, (placed, sessions) = arguments.checked_hooks(hooks), self._placed(1)
+        hooks, placed = arguments.checked_hooks(hooks), self._placed(1)
         with self._model.graph():
-            [spec], _, inputs = self._model.build(ModeKeys.EVAL, input_fn, placed.towers)
-            found = sessions.evaluate(path, spec, [inputs.hook, *hooks], steps, values)
+            built = self._model.build(ModeKeys.EVAL, input_fn, placed)
+            sessions = Sessions(self.config, placed, self._warm_start)
+            found = sessions.evaluate(path, *built.specs, [built.inputs.hook, *hooks], steps, values)
         if not found:
             raise errors.DataError("input_fn yielded no batch to evaluate. Look at its files and filters.")
-        eval_events.write(self.eval_dir(name), found, path)
+        if self.config.is_chief or self.config.task_type == task.EVALUATOR:
+            eval_events.write(self.eval_dir(name), found, path)
         return found
 
     def predict(
@@ -174,16 +203,16 @@ class Estimator:
           UserError: as for train.
         """
         arguments.check_input_fn(input_fn)
-        hooks, path = arguments.checked_hooks(hooks), checkpoint_path or self.latest_checkpoint()
-        placed, sessions = self._placed(1)
+        hooks, path, placed = arguments.checked_hooks(hooks), checkpoint_path or self._newest(), self._placed(1)
         with self._model.graph():
-            [spec], _, inputs = self._model.build(ModeKeys.PREDICT, input_fn, placed.towers)
+            [spec], _, _, inputs = self._model.build(ModeKeys.PREDICT, input_fn, placed)
             if inputs.are_endless:
                 console.notice(
                     "input_fn returned tensors, of which predictions never end. Take as many as you need, or return a "
                     "tf.data.Dataset."
                 )
             fetched = predictions.chosen(spec.predictions, predict_keys)
+            sessions = Sessions(self.config, placed, self._warm_start)
             session = sessions.open(path, spec, [inputs.hook, *hooks, *spec.prediction_hooks])
         try:
             while not session.should_stop():
@@ -244,12 +273,26 @@ class Estimator:
     def _export(self, base, receivers: dict, path: str | None, form: saved_model.Form) -> bytes:
         base, path = os.fsdecode(base), path or self.latest_checkpoint() or self._start()
         arguments.check_directory(base, "export_dir_base")
-        return saved_model.write(base, self._model, self._placed(1)[1], receivers, path, form)
+        sessions = Sessions(self.config, self._placed(1), self._warm_start)
+        return saved_model.write(base, self._model, sessions, receivers, path, form)
 
-    def _placed(self, towers) -> tuple[Devices, Sessions]:
-        """Returns the devices of towers, and sessions on them."""
-        placed = placement.place(towers, "num_gpus", in_session=True)
-        return placed, Sessions(self.config, placed, self._warm_start)
+    def _placed(self, towers) -> Devices:
+        """Returns the devices of towers."""
+        return placement.place(towers, "num_gpus", in_session=True)
+
+    def _newest(self) -> str | None:
+        """Returns the newest checkpoint; None if there is none, and this process might have trained it.
+
+        Raises:
+          RunError: it is the chief's, and not here.
+        """
+        path = self.latest_checkpoint()
+        if not path and not self.config.is_chief:
+            raise errors.RunError(
+                f"model_dir={self.model_dir} holds no checkpoint, which the chief writes. Do this in the chief only "
+                "(if estimator.config.is_chief), or give all tasks one model_dir that they share."
+            )
+        return path
 
     def _start(self) -> str | None:
         """Returns the checkpoint that training would start from; None if it would start from values.
@@ -303,7 +346,7 @@ class Estimator:
         return path
 
 
-def _step_of(path: str) -> int:
+def step_of(path: str) -> int:
     """The step that a checkpoint was saved at; 0 if it does not tell."""
     reader = tf.train.load_checkpoint(path)
     return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0

@@ -1,5 +1,6 @@
 """train_and_evaluate: training with an evaluation, and exports, after checkpoints."""
 
+import math
 import numbers
 import os
 import time
@@ -9,11 +10,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tower_train import console, errors
-from tower_train.fronts.tf_estimator import arguments, task
+from tower_train.fronts.tf_estimator import arguments
 from tower_train.fronts.tf_estimator.exporters import Exporter
-from tower_train.fronts.tf_estimator.tower_estimator import Estimator
+from tower_train.fronts.tf_estimator.task import EVALUATOR
+from tower_train.fronts.tf_estimator.tower_estimator import Estimator, step_of
 
 v1 = tf.compat.v1
+_LOOK_SECS = 1.0  # between looks of an evaluator for a new checkpoint
 
 
 class _Train(NamedTuple):
@@ -61,8 +64,8 @@ class EvalSpec(_Eval):
       name: likewise.
       hooks: likewise.
       exporters: an Exporter or several, of different names; each may export the evaluated model.
-      start_delay_secs: accepted; there is one process, which evaluates in between.
-      throttle_secs: the least time between evaluations; new checkpoints in between are left out.
+      start_delay_secs: how long an evaluator task waits before it begins.
+      throttle_secs: the least time between the starts of evaluations; new checkpoints in between are left out.
 
     Raises:
       ConfigError: an argument is of another kind, or two exporters have one name.
@@ -101,8 +104,11 @@ def _checked_exporters(exporters) -> tuple[Exporter, ...]:
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple:
     """Trains, evaluates checkpoints while training and the last one, and exports.
 
+    A process by itself does all of that, as does a TF_CONFIG's master with its workers. A chief and its workers only
+    train; the task of type evaluator evaluates each new checkpoint, until it has evaluated one of max_steps.
+
     Returns:
-      The last evaluation's result and the list of its exporters' results; (None, []) if there was nothing to train.
+      The last evaluation's result and the list of its exporters' results; (None, []) if this process did not evaluate.
 
     Raises:
       UserError: as Estimator.train and Estimator.evaluate.
@@ -115,49 +121,79 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     for name, value, kind in given:
         if not isinstance(value, kind):
             raise errors.ConfigError(f"{name} must be a {kind.__name__}; got a {type(value).__name__}.")
-    task.check_is_alone(estimator.config)
-    evaluating = _Evaluating(estimator, eval_spec, train_spec.max_steps)
-    estimator.train(
-        train_spec.input_fn, hooks=train_spec.hooks, max_steps=train_spec.max_steps,
-        saving_listeners=[*train_spec.saving_listeners, evaluating],
-    )  # fmt: skip
+    config, evaluating = estimator.config, _Evaluating(estimator, eval_spec, train_spec.max_steps)
+    if config.task_type == EVALUATOR:
+        _watch(estimator, evaluating, eval_spec, config.task_id)
+    else:
+        is_alone = config.num_worker_replicas == 1 and config.task_type == "worker"
+        listeners = [*train_spec.saving_listeners, *([evaluating] if is_alone or config.task_type == "master" else [])]
+        estimator.train(
+            train_spec.input_fn, hooks=train_spec.hooks, max_steps=train_spec.max_steps, saving_listeners=listeners
+        )
     return evaluating.result, evaluating.exported
 
 
+def _watch(estimator: Estimator, evaluating: "_Evaluating", spec: EvalSpec, index: int) -> None:
+    """Evaluates the checkpoints of another process until it has evaluated one of the last step."""
+    if index > 0:
+        raise errors.ConfigError(f"TF_CONFIG: this is evaluator {index}; there can only be one, number 0.")
+    time.sleep(spec.start_delay_secs)
+    path, began = None, -math.inf
+    while not evaluating.is_over:
+        newest = estimator.latest_checkpoint()
+        is_throttled = time.monotonic() - began < spec.throttle_secs
+        if newest == path or (is_throttled and not evaluating.is_last(step_of(newest))):
+            time.sleep(_LOOK_SECS)
+            continue
+        path, began = newest, time.monotonic()
+        evaluating.evaluate(path)
+
+
 class _Evaluating(v1.train.CheckpointSaverListener):
-    """Evaluates saved checkpoints, but for the untrained model at the beginning."""
+    """Evaluates checkpoints; as a listener all that are saved, but for the untrained model at the beginning.
+
+    Attributes:
+      result: of the last evaluation; None if there was none.
+      exported: its exporters' results.
+      is_over: whether it was of the last step.
+    """
 
     def __init__(self, estimator: Estimator, spec: EvalSpec, max_steps: int | None):
         self._estimator, self._spec, self._max_steps = estimator, spec, max_steps
         self._evaluated_step = self._evaluated_at = self._first_step = None
-        self.result, self.exported = None, []
+        self.result, self.exported, self.is_over = None, [], False
 
     def after_save(self, session, global_step_value):
         if self._first_step is None:
             self._first_step, self._evaluated_at = global_step_value, time.monotonic()
         elif time.monotonic() - self._evaluated_at >= self._spec.throttle_secs:
-            self._try_to_evaluate(global_step_value)
+            self.evaluate(self._estimator.latest_checkpoint())
 
     def end(self, session, global_step_value):
         if global_step_value not in (self._first_step, self._evaluated_step):
-            self._try_to_evaluate(global_step_value)
+            self.evaluate(self._estimator.latest_checkpoint())
 
-    def _try_to_evaluate(self, step: int) -> None:
+    def is_last(self, step: int) -> bool:
+        """Whether there is none after this step."""
+        return bool(self._max_steps and step >= self._max_steps)
+
+    def evaluate(self, path: str) -> None:
+        """Evaluates a checkpoint and has it exported."""
         try:
-            self._evaluate(step)
+            self._evaluate(path)
         except Exception:
-            path = self._estimator.latest_checkpoint()
-            console.notice(f"The evaluation or an export of step {step} failed. Saved: {path}")
+            console.notice(f"The evaluation or an export of {path} failed.")
             raise
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, path: str) -> None:
         spec, estimator = self._spec, self._estimator
-        self.result = estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, name=spec.name)
+        self.result = estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
+        step = int(self.result["global_step"])
         self._evaluated_step, self._evaluated_at = step, time.monotonic()
-        path, is_last = estimator.latest_checkpoint(), bool(self._max_steps and step >= self._max_steps)
+        self.is_over = self.is_last(step)
         self.exported = [
             exporter.export(
-                estimator, os.path.join(estimator.model_dir, "export", exporter.name), path, self.result, is_last
+                estimator, os.path.join(estimator.model_dir, "export", exporter.name), path, self.result, self.is_over
             )
             for exporter in spec.exporters
         ]
