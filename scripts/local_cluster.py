@@ -1,9 +1,13 @@
 """Starts a whole cluster on loopback: python scripts/local_cluster.py --workers=2 --num_gpus=2 [options of the trainer]
 
+Or any program, which finds its place in TF_CONFIG: python scripts/local_cluster.py --workers=2 -- python mine.py
+
 Each worker's lines begin with its name. Ctrl-C reaches all of them. The exit status is the chief's.
 """
 
 import argparse
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,18 +21,17 @@ _LINGER_SECS = 60  # for the others to end when the chief has
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(usage=__doc__, allow_abbrev=False)
     parser.add_argument("--workers", type=int, default=2, help="processes; the first is the chief")
-    options, flags = parser.parse_known_args(argv)
+    words, program = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, None)
+    options, flags = parser.parse_known_args(words)
     if options.workers < 1:
         parser.error(f"--workers={options.workers}: it must be at least 1.")
-    hosts = ",".join(host.free_addresses(options.workers))
-    # In sessions of their own: the terminal's Ctrl-C would reach them twice, and the second leaves at once.
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-u", "-m", "tower_train", *flags, f"--worker_hosts={hosts}", f"--task_index={index}"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )
-        for index in range(options.workers)
-    ]  # fmt: skip
+    if program is not None and (flags or not program):
+        parser.error(f"{' '.join([*flags, '--', *program])}: give --workers, then -- and the program with its words.")
+    hosts = host.free_addresses(options.workers)
+    try:
+        workers = [_start(hosts, index, flags, program) for index in range(options.workers)]
+    except OSError as error:
+        parser.error(f"{program[0]} cannot be started: {error.strerror}. Give a program, as in -- python mine.py.")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: [worker.send_signal(number) for worker in workers])
     readers = [threading.Thread(target=_pass_on, args=[i, worker.stdout]) for i, worker in enumerate(workers)]
@@ -43,6 +46,22 @@ def main(argv: list[str]) -> int:
     for reader in readers:
         reader.join()
     return status if status >= 0 else 128 - status
+
+
+def _start(hosts: list[str], index: int, flags: list[str], program: list[str] | None) -> subprocess.Popen:
+    """Starts one worker: the trainer with these flags, or the program."""
+    environment = dict(os.environ)
+    if program is None:
+        place = [f"--worker_hosts={','.join(hosts)}", f"--task_index={index}"]
+        words = [sys.executable, "-u", "-m", "tower_train", *flags, *place]
+    else:
+        task = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+        environment |= {"TF_CONFIG": json.dumps(task), "PYTHONUNBUFFERED": "1"}
+        words = [sys.executable, *program[1:]] if program[0] in ("python", "python3") else program
+    # In sessions of their own: the terminal's Ctrl-C would reach them twice, and the second leaves at once.
+    return subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
 
 
 def _pass_on(index: int, lines) -> None:

@@ -42,6 +42,7 @@ _HOMES = {
     "EvaluateOptions": "tower_train.config",
     "average_gradients": "tower_train.graph.gradients",
     "classification_metrics": "tower_train.measures",
+    "cluster": "tower_train.cluster",
     "data": "tower_train.data",
     "estimator": "tower_train.estimator",
     "evaluate_run": "tower_train.inference.saved_evaluation",

@@ -30,6 +30,7 @@ class FailureDetector:
       start_timeout_secs: after how long a worker that has not started is missing.
       waits_for_start: until all have agreed, wait without a limit for workers that are not there.
       clock: seconds since some moment.
+      next_step: what to do after a failure; None: what a run does.
 
     Attributes:
       statuses: over workers, as last read; workers that are not the chief know the chief's only.
@@ -39,14 +40,14 @@ class FailureDetector:
 
     def __init__(
         self, task: Task, worker_timeout_secs: float, start_timeout_secs: float, waits_for_start: bool,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, next_step: str | None = None,
     ):  # fmt: skip
         self._task, self._clock, self.worker_timeout_secs = task, clock, worker_timeout_secs
         self._start_timeout, self._waits_for_start = start_timeout_secs, waits_for_start
         self.statuses = (WorkerStatus(),) * len(task.hosts)
         self._last_heartbeats = [clock()] * len(task.hosts)
         self._last_reminder = clock()
-        self.next_step = f"The step under way is not saved. {_WAITING if waits_for_start else _RESTART}"
+        self.next_step = next_step or f"The step under way is not saved. {_WAITING if waits_for_start else _RESTART}"
 
     def note(self, statuses: Sequence[WorkerStatus], mine: WorkerStatus) -> None:
         """Takes notice of the statuses read from the board, and of this worker's own.

@@ -130,12 +130,15 @@ class Membership(SingleProcess):
         try:
             yield
         except (RuntimeError, *_LOST_WORKER) as error:  # RuntimeError: the session was closed because of a failure
-            if isinstance(error, _LOST_WORKER):
-                self._explain(error)
-            self._freed.set()
-            if self._failure:
-                raise self._failure from error
+            if (failure := self.failure_behind(error)) is not error:
+                raise failure from error
             raise
+
+    def failure_behind(self, error):
+        if isinstance(error, _LOST_WORKER):
+            self._explain(error)
+        self._freed.set()
+        return self._failure or error
 
     def _explain(self, error: tf.errors.OpError) -> None:
         """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
@@ -249,7 +252,7 @@ def exit_at_once(error: errors.WorkerError) -> None:
 
 def join(
     task: Task, devices: Devices, worker_timeout_secs: float, start_timeout_secs: float, waits_for_start: bool,
-    leave_at_once: LeaveAtOnce = exit_at_once,
+    leave_at_once: LeaveAtOnce = exit_at_once, next_step: str | None = None,
 ) -> SingleProcess:  # fmt: skip
     """Makes this process a member of its cluster; for several workers, starts its server.
 
@@ -259,11 +262,12 @@ def join(
       worker_timeout_secs, start_timeout_secs, waits_for_start: as for FailureDetector.
       leave_at_once: ends the process where its step cannot be ended: it waits for a missing worker, or for means
         between devices.
+      next_step: as for FailureDetector.
 
     Raises:
       RunError: the server cannot be started.
     """
     if task.is_alone:
         return SingleProcess(task, devices, worker_timeout_secs, leave_at_once)
-    detector = FailureDetector(task, worker_timeout_secs, start_timeout_secs, waits_for_start)
+    detector = FailureDetector(task, worker_timeout_secs, start_timeout_secs, waits_for_start, next_step=next_step)
     return Membership(task, devices, detector, leave_at_once)

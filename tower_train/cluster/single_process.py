@@ -82,6 +82,11 @@ class SingleProcess(v1.train.SessionRunHook):
         """
         return contextlib.nullcontext()
 
+    def failure_behind(self, error: BaseException) -> BaseException:
+        """Waits until a missing worker is named, if one may be behind an error of a step; returns the WorkerError that
+        names it, or the error itself."""
+        return error
+
     def leave(self, stopped_by: str | None) -> str | None:
         """Waits until all have come to their end, so that nobody misses what another still has to send.
 

@@ -1,0 +1,62 @@
+"""The end of a program that is a worker: it leaves the cluster with the others, or says to them why it ends."""
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.cluster.single_process import SingleProcess
+from tower_train.console import notice
+
+_IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError, errors.AllReduceError)
+
+
+class Ending:
+    """Takes part in Python's end of a program, from the moment it is made.
+
+    An uncaught exception is explained by the cluster, which is told of it; those that name a worker or an option are
+    said in one line, and their status is the process's. Otherwise the process leaves when all others do.
+    """
+
+    def __init__(self):
+        self._membership, self._shutdown, self._status = None, lambda error=None: None, 0
+        self._excepthook, sys.excepthook = sys.excepthook, self._note
+        atexit.register(self._leave)
+
+    def of(self, membership: SingleProcess, shutdown: Callable[[BaseException | None], None]) -> None:
+        """Tells it of the cluster: its membership, and Cluster.shutdown."""
+        self._membership, self._shutdown = membership, shutdown
+
+    def _note(self, kind, error, trace) -> None:
+        """Python's excepthook."""
+        if self._membership and not _is_of_variables(error):
+            error = self._membership.failure_behind(error)
+        if isinstance(error, KeyboardInterrupt):
+            error.exit_status = 130  # as of the shell, and for the others too
+        self._shutdown(error)
+        if isinstance(error, _IN_ONE_LINE):
+            self._end_with(error)
+        else:
+            self._excepthook(kind, error, trace)
+
+    def _leave(self) -> None:
+        try:
+            self._shutdown()
+        except errors.WorkerError as error:
+            self._end_with(error)
+        if self._status:
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+            os._exit(self._status)
+
+    def _end_with(self, error: errors.UserError) -> None:
+        notice(f"error: {error}")
+        self._status = error.exit_status
+
+
+def _is_of_variables(error: BaseException) -> bool:
+    """Whether it is the usual error of a variable without a value, behind which there is no missing worker."""
+    return isinstance(error, tf.errors.FailedPreconditionError) and "incarnation" not in error.message

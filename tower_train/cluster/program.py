@@ -1,0 +1,149 @@
+"""A program that has a session of its own, as one worker of a cluster: its rank, its devices, its end."""
+
+import tensorflow as tf
+
+from tower_train import __version__, errors
+from tower_train.cluster import membership
+from tower_train.cluster.ending import Ending
+from tower_train.cluster.task import Task, find_task
+from tower_train.config import DeviceOptions
+from tower_train.graph import devices
+
+v1 = tf.compat.v1
+
+_NEXT_STEP = (
+    "The step under way is lost. Start the program again on every machine: it goes on from its last checkpoint, if it "
+    "keeps one."
+)
+_current: "Cluster | None" = None
+
+
+class Cluster:
+    """This process among the workers that train together.
+
+    Attributes:
+      rank: this worker's index, from 0 on; worker 0 is the chief.
+      size: the number of workers.
+      local_rank, local_size: the same among the workers of this machine, which are those with one host name.
+      is_chief: whether this worker logs and saves.
+      target: the master for this worker's sessions: v1.train.MonitoredTrainingSession(master=cluster.target, ...).
+      devices: device strings for the towers of this worker, such as ('/gpu:0', '/gpu:1').
+      membership: what watches over the workers.
+    """
+
+    def __init__(self, task: Task, placed: devices.Devices, worker_timeout_secs: float, start_timeout_secs: float):
+        """Joins the cluster and waits until all workers have. Arguments as for `init`.
+
+        Raises:
+          ConfigError: another version of TensorFlow, or of this package, than the chief's.
+          RunError: the worker's port cannot be had.
+          WorkerError: a worker does not start, or has failed.
+        """
+        self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
+        self.local_rank, self.local_size = _local(task)
+        self.membership = membership.join(
+            task, placed, worker_timeout_secs, start_timeout_secs, waits_for_start=False, next_step=_NEXT_STEP
+        )
+        self.target, self.devices = self.membership.target, placed.towers
+        self._is_open = True
+        self.membership.__enter__()
+        try:
+            self.membership.agree(_versions, 0, 0)
+        except BaseException as error:
+            self.shutdown(error)
+            raise
+
+    @property
+    def session_config(self) -> v1.ConfigProto:
+        """A ConfigProto for this worker's sessions, to be changed at will: every session needs what it holds."""
+        config = v1.ConfigProto()
+        config.CopyFrom(self.membership.devices.session_config)
+        return config
+
+    def shutdown(self, error: BaseException | None = None) -> None:
+        """Leaves the cluster, for good: waits until all have come to their end, or tells them of an error.
+
+        A program need not call it: at its end Python does.
+
+        Args:
+          error: what ends this worker before its time.
+
+        Raises:
+          WorkerError: a worker failed that this one had to wait for.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            if error is None:
+                self.membership.leave(None)
+        except errors.WorkerError as failure:
+            error = failure
+            raise
+        finally:
+            self.membership.__exit__(type(error) if error else None, error, None)
+
+
+def init(
+    num_gpus: int | None = None, gpus: tuple[int, ...] | None = None, worker_timeout_secs: float = 30.0,
+    start_timeout_secs: float = 1800.0,
+) -> Cluster:  # fmt: skip
+    """Makes this process a worker of its cluster, and waits until all are there. To be called before anything else that
+    uses a device; later calls return the same Cluster.
+
+    TF_CONFIG or Slurm's variables say which worker it is; without them it is by itself, of a cluster of size 1. By
+    default the workers of one machine share its GPUs out among them.
+
+    From then on a worker that dies, or of which nothing is heard, is missed by the others: they say which in one line
+    and end with status 138. An exception that ends one worker ends the others too. A program that comes to its end
+    waits until all have.
+
+    Args:
+      num_gpus: devices for towers in this worker: GPUs, or logical CPU devices where there are none.
+      gpus: this machine's GPUs that this worker uses, by number; () for none.
+      worker_timeout_secs: seconds without a sign of life after which a worker is missing.
+      start_timeout_secs: seconds to wait for workers that have not started.
+
+    Raises:
+      ConfigError: TF_CONFIG or Slurm's variables contradict themselves, or GPUs that are not there.
+      RunError, WorkerError: as for Cluster.
+    """
+    global _current
+    if _current is None:
+        ending = Ending()
+        task = find_task(None, None)
+        placed = devices.place(_device_options(task, num_gpus, gpus))
+        _current = Cluster(task, placed, worker_timeout_secs, start_timeout_secs)
+        ending.of(_current.membership, _current.shutdown)
+    return _current
+
+
+def current() -> Cluster:
+    """The cluster that `init` made; GraphError before that."""
+    if _current is None:
+        raise errors.GraphError("This program is in no cluster yet. Call tower_train.cluster.init() first.")
+    return _current
+
+
+def _local(task: Task) -> tuple[int, int]:
+    """(rank, size) among the workers that have this one's host name."""
+    names = [host.rpartition(":")[0] for host in task.hosts]
+    here = names[task.index]
+    return names[: task.index].count(here), names.count(here)
+
+
+def _device_options(task: Task, num_gpus: int | None, gpus: tuple[int, ...] | None) -> DeviceOptions:
+    """This worker's share of its machine's GPUs where nothing says which; workers take turns if they are too few."""
+    if gpus is not None:
+        return DeviceOptions(num_gpus=num_gpus, gpus=tuple(gpus) or None, device="auto" if gpus else "cpu")
+    here = len(tf.config.list_physical_devices("GPU"))
+    if not here:
+        return DeviceOptions(num_gpus=num_gpus)
+    rank, size = _local(task)
+    count = num_gpus or max(1, here // size)
+    first = rank * count if count * size <= here else rank % here
+    return DeviceOptions(gpus=tuple(range(first, first + count)))
+
+
+def _versions() -> dict[str, str]:
+    return {"tower_train": __version__, "TensorFlow": tf.__version__}
