@@ -71,6 +71,14 @@ def _run(module, words, environment, stdout, stderr, cwd):
     os.chdir(cwd)
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+    try:
+        _run_main(module, words)
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # as Python does, and multiprocessing does not
+        sys.exit(1)
+
+
+def _run_main(module, words):
     if module == "-c":
         source, *words = words
         sys.argv[:] = [module, *words]

@@ -1,48 +1,72 @@
-"""A task of a cluster that trains the linear regression: python -m regression_program MODEL_DIR JSON.
+"""One task of a cluster that trains the linear regression, then a table of which each example has some rows.
 
-The JSON holds max_steps, towers, settings of RunConfig and, of one task, what goes wrong there.
+python -m regression_program MODEL_DIR MAX_STEPS [STEP of which the worker's task waits]
 """
 
 import json
 import sys
 import time
 
+import numpy as np
 import tensorflow as tf
 from regression import BATCH, X, Y, make
 
 from tower_train import estimator as tf_estimator
 
-
-class Wait(tf_estimator.SessionRunHook):
-    """Keeps a run from going on after a step."""
-
-    def __init__(self, step):
-        self._left = step
-
-    def after_run(self, run_context, run_values):
-        self._left -= 1
-        if not self._left:
-            time.sleep(1000)
+v1 = tf.compat.v1
+TABLE_ROWS = [[[0], [1, 2, 2], [3]], [[2, 3], [0], [1, 1, 1], [2]]]  # over workers, over their batches
 
 
-def sharded(epochs, input_context):
+class Weights(tf_estimator.SessionRunHook):
+    """Keeps all variables as they are at the end; waits for ever before one step."""
+
+    def __init__(self, wait_before):
+        self._wait_before, self._steps, self.values = wait_before, 0, None
+
+    def begin(self):
+        self._variables = {v.op.name: v.read_value() for v in v1.global_variables()}
+
+    def before_run(self, run_context):
+        self._steps += 1
+        while self._steps == self._wait_before:
+            time.sleep(1)
+
+    def end(self, session):
+        self.values = {name: value.tolist() for name, value in session.run(self._variables).items()}
+
+
+def in_turn(input_context):
     """Batches that the workers take in turn."""
-    rows = tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).repeat(epochs).batch(BATCH)
-    return rows.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+    batches = tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).repeat().batch(BATCH)
+    return batches.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
 
 
-def main(model_dir, text):
-    given = json.loads(text)
-    estimator = make(model_dir, given.get("towers", 1), **given.get("config", {}))
-    hooks = [Wait(given["wait_after"])] if given.get("waits") == estimator.config.task_type else []
-    train = tf_estimator.TrainSpec(
-        lambda input_context: sharded(given.get("epochs"), input_context), given.get("max_steps"), hooks
+def table_rows(input_context):
+    rows = TABLE_ROWS[input_context.input_pipeline_id]
+    return tf.data.Dataset.from_generator(lambda: map(np.array, rows), output_types=tf.int64, output_shapes=[None])
+
+
+def table_fn(features, mode):
+    table = v1.get_variable("table", [4, 2], tf.float64, v1.ones_initializer())
+    loss = tf.reduce_sum(tf.square(tf.nn.embedding_lookup(table, features)))
+    train_op = v1.train.GradientDescentOptimizer(0.125).minimize(loss, v1.train.get_global_step())
+    return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def main(model_dir, max_steps, wait_before=0):
+    config = dict(save_checkpoints_steps=2, worker_timeout_secs=4)
+    estimator, hook = make(f"{model_dir}/line", 2, **config), Weights(int(wait_before))
+    result, _ = tf_estimator.train_and_evaluate(
+        estimator,
+        tf_estimator.TrainSpec(in_turn, int(max_steps), [hook]),
+        tf_estimator.EvalSpec(lambda: tf.data.Dataset.from_tensors(({"x": X}, Y)), start_delay_secs=0, throttle_secs=0),
     )
-    evaluate = tf_estimator.EvalSpec(
-        lambda: tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(48), start_delay_secs=0, throttle_secs=0
-    )
-    result, _ = tf_estimator.train_and_evaluate(estimator, train, evaluate)
-    print(json.dumps(result and {name: float(value) for name, value in result.items()}))
+    found = {"line": hook.values, "evaluated": result and {name: float(value) for name, value in result.items()}}
+    if not result:
+        hook = Weights(0)
+        make(f"{model_dir}/table", fn=table_fn).train(table_rows, hooks=[hook])
+        found["table"] = hook.values
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

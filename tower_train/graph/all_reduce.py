@@ -13,7 +13,9 @@ v1 = tf.compat.v1
 # Keys of groups of devices: a process's own, the workers' hosts, and the workers' first devices, their second ones, and
 # so on. 1 is the key of layers.py.
 _DEVICES, _HOSTS, _FIRST_DEVICES = 2, 3, 4
-_BROADCASTS = 10**6  # the first instance key of broadcasts, above those of all other operations
+_BROADCASTS = 10**6  # the first instance key of broadcasts, above those of an AllReduce's other operations
+TRIAL = 2 * 10**6  # the first of a known mean's
+INSTANCES = 3 * 10**6  # keys of an AllReduce with its broadcasts and its trial
 # What TensorFlow does not broadcast, and what holds all its values.
 _SENT_AS = {tf.uint32: tf.int32, tf.uint64: tf.int64, tf.bfloat16: tf.float32,
             **dict.fromkeys([tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32)}  # fmt: skip
@@ -27,7 +29,7 @@ class AllReduce:
     so that a worker's bytes on the network do not grow with its devices.
 
     Attributes:
-      devices, kind, dtype, num_workers: as given.
+      devices, kind, dtype, num_workers, first_instance: as given.
       operations: what a step must run of it on all devices, also where a device has no use for the mean: those that
         take part wait for each other.
     """
@@ -44,7 +46,7 @@ class AllReduce:
             between workers the ring).
           dtype: that gradients are sent in; None for their own.
           num_workers: each with as many devices.
-          first_instance: tells its messages from those of another AllReduce in the same session.
+          first_instance: tells its messages from those of another AllReduce of the same session or server.
 
         Raises:
           ConfigError: nccl without GPUs, or in bfloat16.
@@ -60,7 +62,7 @@ class AllReduce:
                 "--all_reduce=collective."
             )
         self.devices, self.kind, self.dtype, self.num_workers = devices, kind, dtype, num_workers
-        self._first_instance = first_instance
+        self.first_instance = first_instance
         self.operations: list[tf.Operation] = []
         self._last_of_nccl: list[tf.Operation] = []
 
@@ -137,7 +139,7 @@ class AllReduce:
         return means
 
     def _next_instance(self) -> int:
-        return self._first_instance + len(self.operations)
+        return self.first_instance + len(self.operations)
 
     def _sparse(self, message: list[list[tf.IndexedSlices]], exactly: bool) -> list[list[tf.IndexedSlices]]:
         """All rows of all devices, in the order of the workers and of their devices."""
@@ -196,7 +198,8 @@ class AllReduce:
         done = []
         with v1.name_scope("broadcast"):
             for number, variable in enumerate(variables):
-                about = {"group_size": self.num_workers, "group_key": _HOSTS, "instance_key": _BROADCASTS + number}
+                instance = self.first_instance + _BROADCASTS + number
+                about = {"group_size": self.num_workers, "group_key": _HOSTS, "instance_key": instance}
                 shape, dtype = variable.shape, variable.dtype.base_dtype
                 sent_as = _SENT_AS.get(dtype, dtype)
                 convert = tf.bitcast if sent_as.size == dtype.size else tf.cast

@@ -10,12 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph.all_reduce import MESSAGE_BYTES, AllReduce
+from tower_train.graph.all_reduce import MESSAGE_BYTES, TRIAL, AllReduce
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
 
-_FIRST_INSTANCE = 2 * 10**6  # above the keys of all other collective operations
 _SMALL, _VALUES = 1000, 8  # elements of a small message; different values in a message
 _TOLERANCE = 0.01  # of a value: bfloat16 rounds to 0.004 of it, and the values differ by more than a tenth
 _MOST_SECS, _GRACE_SECS = 10**6, 10.0
@@ -43,7 +42,8 @@ class KnownMean:
         """
         self._devices, self._num_workers, self._kind = of_steps.devices, of_steps.num_workers, of_steps.kind
         self._count = len(self._devices) * self._num_workers
-        all_reduce = AllReduce(self._devices, self._kind, of_steps.dtype, self._num_workers, _FIRST_INSTANCE)
+        first = of_steps.first_instance + TRIAL
+        all_reduce = AllReduce(self._devices, self._kind, of_steps.dtype, self._num_workers, first)
         self._means, self._sent = [], (of_steps.dtype or dtype).name
         # Between workers each message takes another of the devices.
         sizes = [MESSAGE_BYTES // dtype.size, *[_SMALL] * max(1, len(self._devices) - 1)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -14,10 +15,13 @@ from tower_train.fronts.tf_estimator.inputs import Inputs
 from tower_train.fronts.tf_estimator.model_fn import call_model_fn
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
-from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.all_reduce import INSTANCES, AllReduce
 from tower_train.graph.devices import HOST, Devices
 
 v1 = tf.compat.v1
+# Of this process with others, which keep what a key was used for. All have as many.
+_trainings = itertools.count()
+_MOST_TRAININGS = (2**31 - 1) // INSTANCES
 _SEED_STEP = 1_000_003  # between the graph seeds of workers
 
 
@@ -71,7 +75,8 @@ class Model(NamedTuple):
             )
         context = tf.distribute.InputContext(workers, placed.worker, workers * towers)
         taken = {"mode": mode, "params": copy.deepcopy(self.params), "config": self.config, "input_context": context}
-        all_reduce = AllReduce((HOST,), "collective", num_workers=workers)
+        first_instance = next(_trainings) % _MOST_TRAININGS * INSTANCES if workers > 1 else 0
+        all_reduce = AllReduce((HOST,), "collective", num_workers=workers, first_instance=first_instance)
         inputs = Inputs(input_fn, taken, mode != ModeKeys.PREDICT, towers, all_reduce)
         if seed is not None and placed.worker:  # their input may be shuffled alike; what their towers draw differs
             v1.set_random_seed(seed + placed.worker * _SEED_STEP)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tower_train import console, errors
-from tower_train.cluster.failures import FailureDetector
-from tower_train.cluster.membership import Membership, exit_at_once
+from tower_train.cluster import membership
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import Task
 from tower_train.config import Config
@@ -76,9 +75,8 @@ def join(config: RunConfig, placed: Devices) -> SingleProcess:
             "worker's address. Leave it out: the workers of TF_CONFIG train together without a strategy."
         )
     _leave_by_status()
-    detector = FailureDetector(found, config.worker_timeout_secs, config.session_creation_timeout_secs, False)
-    detector.next_step = _NEXT_STEP
-    member = Membership(found, placed, detector, exit_at_once)
+    timeouts = config.worker_timeout_secs, config.session_creation_timeout_secs
+    member = membership.join(found, placed, *timeouts, waits_for_start=False, next_step=_NEXT_STEP)
     member.devices.session_config.isolate_session_state = True  # what the server has of an earlier training stays there
     return member
 
