@@ -60,7 +60,7 @@ class MeansWatch:
         config = v1.ConfigProto(operation_timeout_in_ms=_ASK_SECS * 1000)
         config.MergeFrom(self._membership.devices.session_config)
         with tf.Graph().as_default() as graph:
-            counts = worker_means.counts(self._membership.devices)
+            counts = worker_means.counts()
         with v1.Session(self._membership.target, graph, config) as session:
             while not self._ended.wait(_LOOK_SECS):
                 with contextlib.suppress(tf.errors.OpError):

@@ -9,6 +9,7 @@ from tower_train.cluster.means_watch import MeansWatch
 from tower_train.cluster.task import Task, find_task
 from tower_train.config import DeviceOptions
 from tower_train.graph import devices
+from tower_train.graph.collectives import Workers
 
 v1 = tf.compat.v1
 
@@ -30,6 +31,7 @@ class Cluster:
       target: the master for this worker's sessions: v1.train.MonitoredTrainingSession(master=cluster.target, ...).
       devices: device strings for the towers of this worker, such as ('/gpu:0', '/gpu:1').
       membership: what watches over the workers.
+      workers: what operations between them need to know.
       start_timeout_secs: as given.
     """
 
@@ -51,6 +53,7 @@ class Cluster:
             task, placed, worker_timeout_secs, start_timeout_secs, waits_for_start=False, next_step=_NEXT_STEP
         )
         self.target, self.devices = self.membership.target, placed.towers
+        self.workers = Workers(self.membership.devices, self.membership.compare)
         self._is_open, self._watch = True, MeansWatch(self.membership, stall_timeout_secs)
         self.membership.__enter__()
         try:
@@ -127,6 +130,11 @@ def init(
         _current = Cluster(task, placed, worker_timeout_secs, start_timeout_secs, stall_timeout_secs)
         ending.of(_current.membership, _current.shutdown)
     return _current
+
+
+def is_initialized() -> bool:
+    """Whether `init` has made the cluster."""
+    return _current is not None
 
 
 def current() -> Cluster:

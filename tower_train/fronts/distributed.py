@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
@@ -10,7 +9,6 @@ from tower_train.cluster.program import Cluster, current
 from tower_train.graph import collectives
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.collectives import Keys
-from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables, name_of
 from tower_train.graph.known_mean import KnownMean
 from tower_train.graph.worker_means import average_over_workers
@@ -69,7 +67,7 @@ class DistributedOptimizer(v1.train.Optimizer):
 
     def average(self, grads_and_vars: GradientsAndVariables) -> GradientsAndVariables:
         """The means over workers of gradients that each has computed, as compute_gradients returns them."""
-        return average_over_workers(grads_and_vars, self._cluster.membership.devices, self._dtype, self._densify)
+        return average_over_workers(grads_and_vars, self._cluster.workers, self._dtype, self._densify)
 
     def apply_gradients(self, *args, **kwargs) -> tf.Operation:
         """The optimizer's own."""
@@ -113,7 +111,7 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
             return
         placed = self._cluster.membership.devices
         self._broadcast = broadcast_variables(v1.global_variables(), self._root, self._cluster)
-        with tf.device(collectives.job_device(placed)):
+        with tf.device(self._cluster.workers.device):
             all_reduce = AllReduce(placed.towers[:1], "collective", None, placed.num_workers)
             self._known_mean = KnownMean(all_reduce, placed.worker, tf.float32)
 
@@ -132,13 +130,14 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
 
 def _check_session(session: v1.Session, cluster: Cluster) -> None:
     """Raises GraphError for a session in which a step would wait for ever, or change another worker's variables."""
-    if session.sess_str.decode() != cluster.target:
+    master = session.sess_str.decode()
+    if master != cluster.target:
         raise errors.GraphError(
-            f"This session's master is {session.sess_str.decode()!r}. Open it with master=cluster.target ({cluster.target}), "
-            "or it has no other workers."
+            f"This session's master is {master!r}, where there are no other workers. Open it with "
+            f"master=cluster.target, which is {cluster.target!r}."
         )
-    own = collectives.job_device(cluster.membership.devices)
-    if others := [device.name for device in session.list_devices() if not device.name.startswith(f"{own}/")]:
+    own = f"{cluster.workers.device}/"
+    if others := [device.name for device in session.list_devices() if not device.name.startswith(own)]:
         raise errors.GraphError(
             f"This session sees {others[0]}, another worker's. Open it with config=cluster.session_config, changed as "
             "you like."
@@ -163,30 +162,21 @@ def broadcast_variables(
     """
     cluster = cluster or current()
     check_rank(root_rank, cluster)
-    placed, keys, done = cluster.membership.devices, Keys.of(v1.get_default_graph()), []
     if cluster.size == 1:
         return tf.no_op("broadcast")
+    workers, keys, done = cluster.workers, Keys.of(v1.get_default_graph()), []
     keys.meaning |= {name_of(each): f"{each.dtype.base_dtype.name}{each.shape}" for each in variables}
-    with v1.name_scope("broadcast"), tf.device(collectives.job_device(placed)):
-        with tf.device(HOST):
-            compared = tf.numpy_function(lambda: _compare(cluster, keys), [], tf.bool)
-        for variable in variables:
-            dtype, key = variable.dtype.base_dtype, keys.take(f"broadcast of {name_of(variable)}")
-            with tf.control_dependencies([compared]):
+    with v1.name_scope("broadcast"), tf.device(workers.device):
+        with tf.control_dependencies([keys.compared(workers)]):
+            for variable in variables:
+                dtype, key = variable.dtype.base_dtype, keys.take(f"broadcast of {name_of(variable)}")
                 value = variable.read_value() if cluster.rank == root_rank else None
-                found = collectives.broadcast(value, dtype, variable.shape, placed, key, root_rank)
-            done.append(found.op if cluster.rank == root_rank else variable.assign(found, read_value=False))
+                found = collectives.broadcast(value, dtype, variable.shape, workers, key, root_rank)
+                done.append(found.op if cluster.rank == root_rank else variable.assign(found, read_value=False))
         return tf.group(*done)
 
 
 def check_rank(root_rank: int, cluster: Cluster) -> None:
     """Raises GraphError for a number that is no worker's."""
     if not 0 <= root_rank < cluster.size:
-        raise errors.GraphError(
-            f"root_rank={root_rank}: there are workers 0 to {cluster.size - 1}. Choose one of them."
-        )
-
-
-def _compare(cluster: Cluster, keys: Keys) -> np.bool_:
-    cluster.membership.compare(keys.meaning)
-    return np.True_
+        raise errors.GraphError(f"root_rank={root_rank}: there are workers 0 to {cluster.size - 1}. Choose one.")

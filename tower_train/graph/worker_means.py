@@ -7,8 +7,8 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.graph import collectives
 from tower_train.graph.all_reduce import AllReduce
-from tower_train.graph.collectives import Keys
-from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.collectives import Keys, Workers
+from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables, name_of
 
 v1 = tf.compat.v1
@@ -19,7 +19,7 @@ ARRIVED, AVERAGED = 0, 1  # its columns
 
 
 def average_over_workers(
-    grads_and_vars: GradientsAndVariables, placed: Devices, dtype: tf.DType | None = None, densify: bool = False
+    grads_and_vars: GradientsAndVariables, workers: Workers, dtype: tf.DType | None = None, densify: bool = False
 ) -> GradientsAndVariables:
     """The mean over workers of each variable's gradient.
 
@@ -28,7 +28,7 @@ def average_over_workers(
 
     Args:
       grads_and_vars: of this worker; gradients of their variables' shapes, IndexedSlices or None.
-      placed: this worker's devices; the first one averages.
+      workers: between which; the first device of each averages.
       dtype: that dense gradients are sent in; None for their own.
       densify: make IndexedSlices dense, which are gathered otherwise.
 
@@ -46,37 +46,38 @@ def average_over_workers(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise errors.GraphError(f"{twice[0]} is the name of two variables, which workers tell apart by their names.")
     order = [i for i in sorted(range(len(names)), key=names.__getitem__) if grads_and_vars[i][0] is not None]
-    if placed.num_workers == 1 or not order:
+    if workers.size == 1 or not order:
         return list(grads_and_vars)
-    grads = [_of_shape(*grads_and_vars[i], densify) for i in order]
     keys = Keys.of(v1.get_default_graph())
     for name, (grad, variable) in zip(names, grads_and_vars, strict=True):
         keys.meaning[f"the gradient of {name}"] = _described(grad, variable, densify)
-    with v1.name_scope("average_over_workers"), tf.device(collectives.job_device(placed)):
+    with v1.name_scope("average_over_workers"), tf.device(workers.device):
+        with tf.control_dependencies([keys.compared(workers)]):
+            grads = [_of_shape(*grads_and_vars[i], densify) for i in order]
         chosen = [names[i] for i in order]
         count = _Count(keys.take(f"averaging {chosen}", 1 + len(grads)), grads)
-        means = _means(grads, chosen, placed, dtype, count.key)
-        means = count.after(means, placed.towers[0])
+        means = _means(grads, chosen, workers, dtype, count.key)
+        means = count.after(means, workers.placed.towers[0])
     result = list(grads_and_vars)
     for i, mean in zip(order, means, strict=True):
         result[i] = mean, grads_and_vars[i][1]
     return result
 
 
-def _means(grads: Sequence, names: Sequence[str], placed: Devices, dtype: tf.DType | None, key: int) -> list:
+def _means(grads: Sequence, names: Sequence[str], workers: Workers, dtype: tf.DType | None, key: int) -> list:
     keys, means = Keys.of(v1.get_default_graph()), list(grads)
     dense = [i for i, grad in enumerate(grads) if not isinstance(grad, tf.IndexedSlices)]
     if dense:
-        device = placed.towers[0]
-        all_reduce = AllReduce([device], "collective", dtype, placed.num_workers, key + 1)
+        device = workers.placed.towers[0]
+        all_reduce = AllReduce([device], "collective", dtype, workers.size, key + 1)
         with tf.device(device):
             sent = [_widened(grads[i]) for i in dense]
         [found] = all_reduce.mean([sent])
         for i, mean in zip(dense, found, strict=True):
             means[i] = tf.cast(mean, grads[i].dtype)
     for i in set(range(len(grads))) - set(dense):
-        values, indices = collectives.gather([grads[i].values, grads[i].indices], placed, keys.take(names[i], 3))
-        means[i] = tf.IndexedSlices(values / placed.num_workers, indices, grads[i].dense_shape)
+        values, indices = collectives.gather([grads[i].values, grads[i].indices], workers, keys.take(names[i], 3))
+        means[i] = tf.IndexedSlices(values / workers.size, indices, grads[i].dense_shape)
     return means
 
 
@@ -111,17 +112,17 @@ def _table() -> tf.Tensor:
     return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=_COUNTS)
 
 
-def counts(placed: Devices) -> tf.Tensor:
+def counts() -> tf.Tensor:
     """int64 [2]: how often, on this worker's server, gradients were there and how often their means, so far."""
-    with tf.device(collectives.job_device(placed) + HOST):
+    with tf.device(HOST):
         places, values = tf.raw_ops.LookupTableExportV2(table_handle=_table(), Tkeys=tf.int64, Tvalues=tf.int64)
         return tf.math.unsorted_segment_sum(values, places % 2, 2)
 
 
 def _of_shape(grad, variable, densify: bool):
-    """A gradient of a static shape, dense if that is asked for."""
+    """A gradient, dense ones of a static shape."""
     if isinstance(grad, tf.IndexedSlices) and not densify:
-        return grad
+        return tf.IndexedSlices(tf.identity(grad.values), grad.indices, grad.dense_shape)
     grad = tf.convert_to_tensor(grad)
     if not grad.dtype.is_floating:
         raise errors.GraphError(f"The gradient of {name_of(variable)} is {grad.dtype.name}, which has no mean.")
