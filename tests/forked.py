@@ -1,5 +1,6 @@
 """Python processes for tests, forked from a server that has imported TensorFlow, which takes three seconds."""
 
+import atexit
 import functools
 import gc
 import multiprocessing
@@ -71,14 +72,17 @@ def _run(module, words, environment, stdout, stderr, cwd):
     os.chdir(cwd)
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+    atexit._clear()  # what is the server's
     try:
-        _run_main(module, words)
+        _run_program(module, words)
     except Exception:
-        sys.excepthook(*sys.exc_info())  # as Python does, and multiprocessing does not
+        sys.excepthook(*sys.exc_info())  # as Python ends, which multiprocessing does not
         sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()
 
 
-def _run_main(module, words):
+def _run_program(module, words):
     if module == "-c":
         source, *words = words
         sys.argv[:] = [module, *words]

@@ -32,7 +32,7 @@ class Ending:
 
     def _note(self, kind, error, trace) -> None:
         """Python's excepthook."""
-        if self._membership and not _is_of_variables(error):
+        if self._membership and _may_be_anothers(error):
             error = self._membership.failure_behind(error)
         if isinstance(error, KeyboardInterrupt):
             error.exit_status = 130  # as of the shell, and for the others too
@@ -57,6 +57,7 @@ class Ending:
         self._status = error.exit_status
 
 
-def _is_of_variables(error: BaseException) -> bool:
-    """Whether it is the usual error of a variable without a value, behind which there is no missing worker."""
-    return isinstance(error, tf.errors.FailedPreconditionError) and "incarnation" not in error.message
+def _may_be_anothers(error: BaseException) -> bool:
+    """Whether another worker may be behind an error: it is TensorFlow's, or of a session that was closed therefore."""
+    is_of_variables = isinstance(error, tf.errors.FailedPreconditionError) and "incarnation" not in error.message
+    return isinstance(error, (tf.errors.OpError, RuntimeError)) and not is_of_variables

@@ -29,6 +29,7 @@ LeaveAtOnce = Callable[[errors.WorkerError], None]
 
 _GRACE_SECS = 5  # for the step under way to end once its session is closed
 _WAITING_SECS = 0.1  # between exchanges while nothing is trained
+_COMPARISON = "number of the comparison"
 # What TensorFlow may raise in a step that another worker does not take part in.
 _LOST_CONNECTION = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
 _LOST_WORKER = (
@@ -53,7 +54,7 @@ class Membership(SingleProcess):
         self._detector, self._interval = detector, min(1.0, detector.worker_timeout_secs / 10)
         self.leave_at_once = leave_at_once
         self._lock, self._status = threading.Lock(), WorkerStatus(start_id=uuid.uuid4().hex)
-        self._failure, self._session = None, None
+        self._failure, self._session, self._comparisons = None, None, 0
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
         self._server = server.start(task, self.devices.session_config)
         self.target = self._server.target
@@ -82,6 +83,9 @@ class Membership(SingleProcess):
     def session_opened(self, session):
         self._session = session  # closed when a worker is lost, so that a step which waits for it ends
 
+    def note_means(self, count, waiting_secs):
+        self._note(step=count, waiting_secs=waiting_secs)
+
     def note_stall(self, what, seconds):
         self._note(stalled=what, stalled_secs=seconds)
 
@@ -93,6 +97,20 @@ class Membership(SingleProcess):
             steps_done, last_step = self._await_chief(json.loads(json.dumps(about())))
             self._tell(state=WorkerState.TRAINING, step=steps_done)
         return steps_done, last_step
+
+    def compare(self, about):
+        about = json.loads(json.dumps(about))
+        self._comparisons += 1
+        if self.task.is_chief:
+            self._tell(about=about | {_COMPARISON: self._comparisons})
+            return
+        while (self._chief.about or {}).get(_COMPARISON) != self._comparisons:
+            self._pause()
+        try:
+            self._compare(about | {_COMPARISON: self._comparisons}, self._chief.about)
+        except errors.ConfigError as error:
+            self._fail(error)
+            raise
 
     def _await_others(self) -> tuple[str, ...]:
         """Waits, in the chief, until all others are ready; returns the start_ids of all workers."""
@@ -219,7 +237,7 @@ class Membership(SingleProcess):
                 self._fail(failure)
                 self._release()
 
-    def _fail(self, failure: errors.WorkerError) -> None:
+    def _fail(self, failure: errors.UserError) -> None:
         self._tell(state=WorkerState.FAILED, failure=str(failure), exit_status=failure.exit_status)
         self._failure = failure
 

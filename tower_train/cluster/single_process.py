@@ -56,6 +56,20 @@ class SingleProcess(v1.train.SessionRunHook):
         """
         return steps_done, last_step
 
+    def compare(self, about: Mapping) -> None:
+        """Makes sure that workers that have agreed mean the same; all must call it.
+
+        Args:
+          about: what must be the same, by name.
+
+        Raises:
+          ConfigError: this worker is not about the same as the chief, which ends all.
+          WorkerError: a worker is missing.
+        """
+
+    def note_means(self, count: int, waiting_secs: float) -> None:
+        """Called, by another thread, with the number of means over workers and the time that the next one has taken."""
+
     def note_stall(self, what: str, seconds: float) -> None:
         """Called, by another thread, while a step stands still.
 

@@ -1,0 +1,57 @@
+"""Programs with a session of their own, several workers of them in processes of their own, against plain numpy."""
+
+import clusters
+import jobs
+import numpy as np
+import pytest
+import session_program
+
+
+def trained(initial_w, initial_e, steps):
+    """Momentum (0.05, 0.9) of w and Adam (0.1) of e in turns, on all examples at once, by hand."""
+    features, rows = session_program.data()
+    w, e = initial_w.copy(), initial_e.copy()
+    velocity, first, second = np.zeros_like(w), np.zeros_like(e), np.zeros_like(e)
+    for step in range(1, steps + 1):
+        residuals = features @ w - e[rows]
+        velocity = 0.9 * velocity + 2 / len(rows) * features.T @ residuals
+        w = w - 0.05 * velocity
+        grad = np.zeros_like(e)
+        np.add.at(grad, rows, -2 / len(rows) * (features @ w - e[rows]))
+        first, second = 0.9 * first + 0.1 * grad, 0.999 * second + 0.001 * grad**2
+        rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        e = e - rate * first / (np.sqrt(second) + 1e-8)
+    return w, e, velocity
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_workers_train_what_numpy_trains_on_all_examples_from_the_chiefs_values(size, tmp_path):
+    with clusters.programs(size, "session_program", str(tmp_path)) as workers:
+        assert [each.process.wait(jobs.WAIT_SECS) for each in workers] == [0] * size, [w.output() for w in workers]
+    values = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(size)]
+    w, e, velocity = trained(values[0]["w 0"], values[0]["e 0"], 2 * session_program.STEPS)
+    for each in values:
+        jobs.assert_identical(each, values[0])
+        np.testing.assert_allclose(each["w end"], w, rtol=1e-9)
+        np.testing.assert_allclose(each["e end"], e, rtol=1e-9)
+        np.testing.assert_allclose(each["w/Momentum end"], velocity, rtol=1e-9)
+        assert each["global_step end"] == 2 * session_program.STEPS
+
+
+@pytest.mark.parametrize(("fault", "status", "text"), [
+    ("killed", 138, "worker 2 (HOST) is missing: no sign of life"),
+    ("asleep", 138, "worker 2 (HOST) waits for its program or its input: it has no gradients for this step"),
+    ("raises", 1, "worker 2 (HOST): OSError"),
+    ("early", 2, "worker 2 (HOST) has ended after step"),
+    ("shape", 2, "worker 2 (HOST) cannot train along: the gradient of w is float64[5], the chief's float64[4]; w is"),
+    ("direct", 2, "This session's master is '', where there are no other workers. Open it with master=cluster.target"),
+    ("unfiltered", 2, "another worker's. Open it with config=cluster.session_config"),
+])  # fmt: skip
+def test_who_keeps_the_others_from_training_is_named(fault, status, text, tmp_path):
+    with clusters.programs(3, "session_program", str(tmp_path), fault) as workers:
+        statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]
+        outputs = [each.output() for each in workers]
+    for rank in (0, 1):
+        [error] = [line for line in outputs[rank].splitlines() if line.startswith("tower_train: error: ")]
+        print(error)
+    assert statuses[:2] == [status] * 2, outputs
