@@ -1,6 +1,6 @@
 """One task of a cluster that trains the linear regression, then a table of which each example has some rows.
 
-python -m regression_program MODEL_DIR MAX_STEPS [STEP of which the worker's task waits]
+python -m regression_program MODEL_DIR MAX_STEPS [hangs|stops STEP]: so the worker does after that step of this start
 """
 
 import json
@@ -18,17 +18,19 @@ TABLE_ROWS = [[[0], [1, 2, 2], [3]], [[2, 3], [0], [1, 1, 1], [2]]]  # over work
 
 
 class Weights(tf_estimator.SessionRunHook):
-    """Keeps all variables as they are at the end; waits for ever before one step."""
+    """Keeps all variables as they are at the end; does something after one step."""
 
-    def __init__(self, wait_before):
-        self._wait_before, self._steps, self.values = wait_before, 0, None
+    def __init__(self, what=None, step=0):
+        self._what, self._left, self.values = what, int(step), None
 
     def begin(self):
         self._variables = {v.op.name: v.read_value() for v in v1.global_variables()}
 
-    def before_run(self, run_context):
-        self._steps += 1
-        while self._steps == self._wait_before:
+    def after_run(self, run_context, run_values):
+        self._left -= 1
+        if self._what == "stops" and not self._left:
+            run_context.request_stop()
+        while self._what == "hangs" and not self._left:
             time.sleep(1)
 
     def end(self, session):
@@ -53,9 +55,9 @@ def table_fn(features, mode):
     return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def main(model_dir, max_steps, wait_before=0):
-    config = dict(save_checkpoints_steps=2, worker_timeout_secs=4)
-    estimator, hook = make(f"{model_dir}/line", 2, **config), Weights(int(wait_before))
+def main(model_dir, max_steps, *fault):
+    estimator = make(f"{model_dir}/line", 2, save_checkpoints_steps=2, worker_timeout_secs=4)
+    hook = Weights() if estimator.config.is_chief else Weights(*fault)
     result, _ = tf_estimator.train_and_evaluate(
         estimator,
         tf_estimator.TrainSpec(in_turn, int(max_steps), [hook]),
@@ -63,7 +65,7 @@ def main(model_dir, max_steps, wait_before=0):
     )
     found = {"line": hook.values, "evaluated": result and {name: float(value) for name, value in result.items()}}
     if not result:
-        hook = Weights(0)
+        hook = Weights()
         make(f"{model_dir}/table", fn=table_fn).train(table_rows, hooks=[hook])
         found["table"] = hook.values
     print(json.dumps(found))

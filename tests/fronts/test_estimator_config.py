@@ -81,11 +81,71 @@ def test_tasks_that_do_not_train(tmp_path, monkeypatch, cluster, kind, said):
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
-def test_properties_tell_the_task_in_a_cluster(monkeypatch):
-    set_task(monkeypatch, {"worker": ["a:1", "b:1"], "chief": ["c:1"], "ps": ["d:1"]}, "worker", 1)
+CLUSTER = {"chief": ["c:0"], "ps": ["p:1", "p:2"], "worker": ["w:3", "w:4", "w:5"]}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "index", "expected"),
+    [  # expected: is_chief, num_worker_replicas, num_ps_replicas, global_id_in_cluster, master
+        (CLUSTER, "chief", 0, (True, 4, 2, 0, "grpc://c:0")),
+        (CLUSTER, "worker", 1, (False, 4, 2, 2, "grpc://w:4")),
+        (CLUSTER, "ps", 1, (False, 4, 2, 5, "grpc://p:2")),
+        (CLUSTER, "evaluator", 7, (False, 0, 0, None, "")),
+        ({"chief": ["c:0"], "worker": ["w:3"], "other": ["o:6"]}, "worker", 0, (False, 2, 0, 2, "grpc://w:3")),
+        ({"master": ["m:0"], "worker": ["w:3"]}, "master", 0, (True, 2, 0, 0, "grpc://m:0")),
+        ({"worker": ["w:3", "w:4"]}, "worker", 0, (True, 2, 0, 0, "grpc://w:3")),
+        ({"chief": ["c:0"]}, "chief", 0, (True, 1, 0, 0, "")),
+    ],
+)
+def test_properties_tell_the_task_in_a_cluster(monkeypatch, cluster, kind, index, expected):
+    set_task(monkeypatch, cluster, kind, index)
     config = RunConfig()
-    assert (config.is_chief, config.task_id, config.global_id_in_cluster) == (False, 1, 2)
-    assert (config.num_worker_replicas, config.num_ps_replicas, config.master) == (3, 1, "grpc://b:1")
+    ids = config.num_worker_replicas, config.num_ps_replicas, config.global_id_in_cluster
+    assert (config.is_chief, *ids, config.master) == expected
+    assert (config.task_type, config.task_id, config.evaluation_master) == (kind, index, "")
+    assert config.cluster_spec.as_dict() == ({} if kind == "evaluator" else cluster)
+
+
+def test_masters_that_tf_config_names(monkeypatch):
+    set_task(monkeypatch, {}, session_master="here", eval_session_master="there")
+    assert (RunConfig().master, RunConfig().evaluation_master) == ("here", "there")
+
+
+def test_an_evaluator_ends_once_it_has_evaluated_the_last_step(tmp_path, monkeypatch):
+    exported = []
+
+    class Exported(tf_estimator.Exporter):
+        name = "mine"
+
+        def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
+            exported.append((checkpoint_path, eval_result["global_step"], is_the_final_export))
+
+    make(tmp_path).train(input_fn, max_steps=3)
+    spec = tf_estimator.EvalSpec(input_fn, name="test", start_delay_secs=0, throttle_secs=99, exporters=Exported())
+    set_task(monkeypatch, CLUSTER, "evaluator")
+    result, _ = tf_estimator.train_and_evaluate(make(tmp_path), tf_estimator.TrainSpec(input_fn, 3), spec)
+    assert result["global_step"] == 3 and exported == [(f"{tmp_path}/model.ckpt-3", 3, True)]
+    assert jobs.events(tmp_path / "eval_test").Scalars("loss")[0].step == 3
+    with pytest.raises(errors.ConfigError, match="An evaluator watches the model_dir that the chief writes"):
+        make(None)
+    set_task(monkeypatch, CLUSTER, "evaluator", 1)
+    with pytest.raises(errors.ConfigError, match="this is evaluator 1; there can only be one"):
+        tf_estimator.train_and_evaluate(make(tmp_path), tf_estimator.TrainSpec(input_fn, 3), spec)
+
+
+def test_a_worker_evaluates_by_itself_what_the_chief_saved_where_it_finds_that_and_writes_nothing(
+    tmp_path, monkeypatch
+):
+    trained = make(tmp_path / "shared").train(input_fn, max_steps=3)
+    expected, before = trained.evaluate(input_fn), jobs.contents(tmp_path)
+    set_task(monkeypatch, {"worker": ["a:1", "b:1"]}, "worker", 1)
+    assert make(tmp_path / "shared").evaluate(input_fn) == expected and jobs.contents(tmp_path) == before
+    elsewhere = make(tmp_path / "elsewhere")
+    for act in (lambda: elsewhere.evaluate(input_fn), lambda: next(elsewhere.predict(input_fn))):
+        with pytest.raises(errors.RunError, match="holds no checkpoint, which the chief writes. Do this in the chief"):
+            act()
+    stop = tf_estimator.experimental.stop_if_lower_hook(elsewhere, "no such metric", 1)
+    assert type(stop) is tf_estimator.SessionRunHook  # the chief decides
 
 
 def test_tf_config_may_name_the_model_dir_and_must_make_sense(monkeypatch):
@@ -96,6 +156,15 @@ def test_tf_config_may_name_the_model_dir_and_must_make_sense(monkeypatch):
     set_task(monkeypatch, {"worker": ["a:1"]}, "worker", 1)
     with pytest.raises(errors.ConfigError, match="this task is worker 1, but its cluster has 1 worker"):
         RunConfig()
+    for cluster, task, match in (
+        ({"chief": ["a:1", "b:1"]}, {"type": "chief", "index": 0}, "2 tasks of the types chief and master"),
+        ({"chief": ["a:1"], "master": ["b:1"]}, {"type": "chief", "index": 0}, "there must be one"),
+        ({"worker": ["a:1", "b:1"]}, {"type": "worker"}, "must have a type and an index"),
+        ({"chief": ["a:1"]}, {"type": "evaluator", "index": -1}, "tasks are counted from 0"),
+    ):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+        with pytest.raises(errors.ConfigError, match=match):
+            RunConfig()
     for text in ("{", "[]", '{"task": 3}'):
         monkeypatch.setenv("TF_CONFIG", text)
         with pytest.raises(errors.ConfigError, match="it must be JSON such as"):
@@ -144,6 +213,8 @@ def test_settings_that_cannot_be():
         ({"tf_random_seed": 1.5}, "tf_random_seed=1.5; it must be an int"),
         ({"session_config": {}}, "it must be a tf.compat.v1.ConfigProto"),
         ({"device_fn": "/cpu:0"}, "it must be a function of an op"),
+        ({"worker_timeout_secs": 0}, "worker_timeout_secs=0; it must be a number of seconds, above 0"),
+        ({"stall_timeout_secs": -1}, "stall_timeout_secs=-1; it must be a number of seconds, 0 or more, or None"),
     ]:
         with pytest.raises(errors.ConfigError, match=match):
             RunConfig(**kwargs)

@@ -69,17 +69,19 @@ def test_workers_train_as_one_machine_and_an_evaluator_watches(tmp_path):
 
 
 def test_a_worker_that_dies_is_named_and_a_restart_goes_on_from_the_chiefs_checkpoint(tmp_path):
+    """In the end a hook of the worker ends both after the same step."""
     folders = {"chief": str(tmp_path / "model"), "worker": str(tmp_path / "other")}
-    with tasks(folders, "9", "6", types=("chief", "worker")) as (started, hosts):
+    with tasks(folders, "100", "hangs", "5", types=("chief", "worker")) as (started, hosts):
         started["chief"].wait_until(lambda: jobs.saved_step(tmp_path / "model/line") == 4)
         started["worker"].process.send_signal(signal.SIGKILL)
         assert started["chief"].process.wait(jobs.WAIT_SECS) == 138, started["chief"].output()
         last = started["chief"].output().splitlines()[-1]
         assert f"tower_train: error: worker 1 ({hosts['worker']}) is missing" in last
         assert "Start the same program on all machines again" in last
-    with tasks(folders, "9", types=("chief", "worker")) as (started, _):
+    with tasks(folders, "100", "stops", "5", types=("chief", "worker")) as (started, _):
         found = ends(started)
     batches = [*range(0, 4), *range(0, 5)]  # each start begins the input anew
     values = expected_weights(9, 4, first_row=lambda step: batches[step] * 4 * BATCH)
     for kind in found:
+        assert found[kind]["line"]["global_step"] == 9
         assert_line(found[kind], values)
