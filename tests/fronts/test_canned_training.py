@@ -1,5 +1,7 @@
 """Canned estimators train what numpy trains on the joined batches of all towers."""
 
+import json
+
 import jobs
 import keras
 import numpy as np
@@ -26,7 +28,7 @@ v1 = tf.compat.v1
 STEPS = 9
 RATE = 2**-6
 SGD = v1.train.GradientDescentOptimizer(RATE)
-MEAN = v1.losses.Reduction.SUM_OVER_BATCH_SIZE
+SUM, MEAN = v1.losses.Reduction.SUM, v1.losses.Reduction.SUM_OVER_BATCH_SIZE
 
 
 def losses_of(model_dir, tag="loss"):
@@ -245,3 +247,20 @@ def test_dropout_follows_the_seed_differs_between_towers_and_is_for_training_onl
         np.testing.assert_array_equal(first.get_variable_value(name), second.get_variable_value(name))
     predicted = [{p["predictions"][0] for p in first.predict(input_fn(None, epochs=1))} for _ in range(2)]
     assert predicted[0] == predicted[1]
+
+
+@pytest.mark.parametrize(("reduction", "workers", "expected"), [(SUM, 1, 10), (SUM, 2, 20), (MEAN, 2, 5)])
+def test_the_mean_over_workers_is_the_sum_over_their_batches_if_the_loss_is_a_sum(
+    tmp_path, monkeypatch, reduction, workers, expected
+):
+    task = {"cluster": {"worker": ["a:1", "b:1"][:workers]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    estimator = tf_estimator.LinearRegressor(
+        [tf.feature_column.numeric_column("x")], tmp_path, loss_reduction=reduction
+    )
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.train.create_global_step()
+        features, labels = {"x": tf.constant([[5.0], [7.0]])}, tf.constant([[1.0], [3.0]])
+        spec = estimator.model_fn(features, labels, tf_estimator.ModeKeys.TRAIN, estimator.config)
+        session.run(v1.global_variables_initializer())
+        assert session.run(spec.loss) == expected

@@ -9,7 +9,7 @@ import jobs
 import numpy as np
 import pytest
 from regression import BATCH, X, Y, expected_weights
-from regression_program import TABLE_ROWS
+from regression_program import OTHER_TYPES, TABLE_ROWS
 
 FRONTS = jobs.TESTS / "fronts"
 
@@ -66,6 +66,7 @@ def test_workers_train_as_one_machine_and_an_evaluator_watches(tmp_path):
     for kind in ("chief", "worker"):
         np.testing.assert_allclose(found[kind]["table"]["table"], table, rtol=1e-9)
         assert found[kind]["table"]["global_step"] == 3
+        assert [found[kind]["table"][dtype.name] for dtype in OTHER_TYPES] == [[1]] * len(OTHER_TYPES)
 
 
 def test_a_worker_that_dies_is_named_and_a_restart_goes_on_from_the_chiefs_checkpoint(tmp_path):

@@ -174,6 +174,7 @@ def model_fn_of(head: Head, *parts: Part) -> Callable:
     def model_fn(features, labels, mode, config: RunConfig) -> EstimatorSpec:
         logits = tf.add_n([part.logits(features, mode, head.units) for part in parts])
         towers = config.towers if isinstance(config.towers, int) else len(config.towers)
+        towers *= max(1, config.num_worker_replicas)
 
         def minimize(loss: tf.Tensor) -> tf.Operation:
             ops = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
