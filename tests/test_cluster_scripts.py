@@ -1,5 +1,6 @@
 """scripts/local_cluster, and what starts a cluster elsewhere, as far as it can be checked without one."""
 
+import json
 import os
 import re
 import signal
@@ -34,6 +35,21 @@ def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path)
     assert any("batch:    16 examples a step (2 x 4 on each of 2 workers)" in line for line in lines)
     assert any(line.startswith("[worker 1] worker 1 (localhost:") for line in lines)
     assert any("Stopped by SIGINT at step" in line for line in lines)
+
+
+def test_a_local_cluster_has_an_evaluator_for_a_program_that_wants_one():
+    words = [sys.executable, LOCAL_CLUSTER, "--workers=2", "--evaluator"]
+    source = "import os; print(os.environ['TF_CONFIG'])"
+    done = subprocess.run(
+        [*words, "--", "python", "-c", source], env=jobs.environment(), capture_output=True, text=True
+    )
+    printed = dict(line.removeprefix("[").split("] ", 1) for line in done.stdout.splitlines())
+    tasks = {name: json.loads(text) for name, text in printed.items()}
+    assert tasks["evaluator"]["task"] == {"type": "evaluator", "index": 0}
+    assert tasks["worker 1"]["task"] == {"type": "worker", "index": 1}
+    assert len({str(each["cluster"]) for each in tasks.values()}) == 1 and len(tasks) == 3
+    alone = subprocess.run(words, env=jobs.environment(), capture_output=True, text=True)
+    assert alone.returncode == 2 and "--evaluator is for programs, as in --evaluator -- python mine.py" in alone.stderr
 
 
 def test_the_manifest_is_a_tfjob_that_gives_the_trainer_options_that_it_has():

@@ -64,7 +64,7 @@ class Head:
           mode: likewise.
           logits: [batch, units].
           minimize: loss -> op that does a step.
-          towers: how many all workers have in TRAIN: their mean of loss is the sum of all examples' losses, if it is a sum.
+          towers: those of all workers in TRAIN: their mean of loss is the sum of all examples' losses, if it is a sum.
 
         Raises:
           DataError: labels or weights of another shape or type.
