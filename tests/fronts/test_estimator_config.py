@@ -214,7 +214,7 @@ def test_settings_that_cannot_be():
         ({"session_config": {}}, "it must be a tf.compat.v1.ConfigProto"),
         ({"device_fn": "/cpu:0"}, "it must be a function of an op"),
         ({"worker_timeout_secs": 0}, "worker_timeout_secs=0; it must be a number of seconds, above 0"),
-        ({"stall_timeout_secs": -1}, "stall_timeout_secs=-1; it must be a number of seconds, 0 or more, or None"),
+        ({"stall_timeout_secs": -1}, "stall_timeout_secs=-1; it must be a number of seconds, 0 or more"),
     ]:
         with pytest.raises(errors.ConfigError, match=match):
             RunConfig(**kwargs)

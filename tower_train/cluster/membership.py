@@ -244,7 +244,7 @@ class Membership(SingleProcess):
     def _exchange(self) -> None:
         with self._lock:
             chief = self._status.chief
-            if self._status.state is WorkerState.STARTING:
+            if self._status.state is WorkerState.STARTING or not chief:  # none is known to one that fails at once
                 chief = self._status.start_id if self.task.is_chief else self._chief.start_id
             status = dataclasses.replace(self._status, heartbeat=self._status.heartbeat + 1, chief=chief)
             self._status = status

@@ -80,7 +80,7 @@ class _Settings:
     num_gpus: int | None = None
     gpus: Sequence[int] | None = None
     worker_timeout_secs: float = train_config.Config.worker_timeout_secs
-    stall_timeout_secs: float | None = None
+    stall_timeout_secs: float = 1800.0
 
     def __post_init__(self):
         steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
@@ -118,11 +118,10 @@ class _Settings:
             raise errors.ConfigError(
                 f"RunConfig: session_config={self.session_config!r}; it must be a tf.compat.v1.ConfigProto."
             )
-        for name, least in (("worker_timeout_secs", "above 0"), ("stall_timeout_secs", "0 or more, or None")):
+        for name, allowed in (("worker_timeout_secs", "above 0"), ("stall_timeout_secs", "0 or more")):
             value = getattr(self, name)
-            is_number = isinstance(value, numbers.Real) and (value > 0 or value == 0 != (least == "above 0"))
-            if not is_number and not (value is None and "None" in least):
-                raise errors.ConfigError(f"RunConfig: {name}={value!r}; it must be a number of seconds, {least}.")
+            if not isinstance(value, numbers.Real) or value < 0 or (value == 0 and allowed == "above 0"):
+                raise errors.ConfigError(f"RunConfig: {name}={value!r}; it must be a number of seconds, {allowed}.")
         if self.device_fn is not None and not callable(self.device_fn):
             raise errors.ConfigError(f"RunConfig: device_fn={self.device_fn!r}; it must be a function of an op.")
 
@@ -165,7 +164,7 @@ class RunConfig:
       gpus: the ids of the GPUs that carry them, instead of num_gpus.
       worker_timeout_secs: seconds without a sign of life after which another worker is taken to be missing.
       stall_timeout_secs: of several workers, seconds without the end of a step after which it is reported what is
-        waited for, and after worker_timeout_secs more all leave; None for 1800, 0 for never.
+        waited for, and after worker_timeout_secs more all leave; 0 for never.
 
     Raises:
       ConfigError: values out of range, or that exclude each other.

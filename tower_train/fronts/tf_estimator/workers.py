@@ -11,7 +11,6 @@ from tower_train import console, errors
 from tower_train.cluster import membership
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import Task
-from tower_train.config import Config
 from tower_train.fronts.tf_estimator import task
 from tower_train.fronts.tf_estimator.model import Built
 from tower_train.fronts.tf_estimator.model_towers import TrainStep
@@ -21,7 +20,7 @@ from tower_train.graph.devices import Devices
 from tower_train.graph.known_mean import KnownMean
 from tower_train.options import rules
 from tower_train.run.hooks import UserHook
-from tower_train.run.watchdog import Watchdog, timeout_secs
+from tower_train.run.watchdog import Watchdog
 
 v1 = tf.compat.v1
 _NEXT_STEP = (
@@ -120,12 +119,9 @@ class Together:
         self._start_timeout_secs = config.session_creation_timeout_secs
         self._broadcast = built.all_reduce.broadcast(v1.global_variables(), worker)
         self._known_mean = KnownMean(built.all_reduce, worker, step.loss.dtype)
-        grads = [[pair for update in tower.updates for pair in update.grads_and_vars] for tower in built.captures]
-        with v1.variable_scope("tower_train"):
-            losses = [spec.loss for spec in built.specs]
-            self.counting, counts = progress.count_progress(built.inputs.arrivals, losses, grads)
-        stall_timeout_secs = timeout_secs(Config(stall_timeout_secs=config.stall_timeout_secs), member.devices)
-        self._watchdog = Watchdog(stall_timeout_secs, counts, note_stall=member.note_stall)
+        with v1.variable_scope("tower_train"):  # of the input only: towers wait until all workers have theirs
+            self.counting, counts = progress.count_progress(built.inputs.arrivals, [], [])
+        self._watchdog = Watchdog(config.stall_timeout_secs, counts, note_stall=member.note_stall)
 
     def agree(self, steps_done: int, last_step: float | None) -> tuple[int, float | None]:
         """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.
