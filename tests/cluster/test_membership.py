@@ -150,6 +150,22 @@ def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(m
     assert isinstance(error, errors.WorkerError) and f"worker 1 ({hosts[1]}) is missing" in str(error)
 
 
+def test_a_worker_that_fails_before_the_chief_has_started_is_named():
+    hosts = tuple(clusters.hosts(2))
+    chief, other = (membership.join(Task(hosts, i), devices.place(Config()), 6.0, 60.0, False) for i in (0, 1))
+
+    def fail():
+        with other:
+            raise errors.DataError("no files here")
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        failed = pool.submit(fail)
+        with pytest.raises(errors.WorkerError, match=r"worker 1 .*: no files here"), chief:
+            chief.agree(dict, 0, 0)
+        with pytest.raises(errors.DataError):
+            failed.result(jobs.WAIT_SECS)
+
+
 def test_a_worker_that_waits_follows_the_chief_from_one_start_to_the_next():
     hosts = tuple(clusters.hosts(2))
     member = membership.join(Task(hosts, 1), devices.place(Config()), 30.0, 30.0, waits_for_start=True)

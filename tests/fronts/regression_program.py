@@ -1,6 +1,7 @@
-"""One task of a cluster that trains the linear regression, then a table of which each example has some rows.
+"""One task of a cluster that trains the linear regression, then a table of which each example has some rows, then the
+regression until the worker stops it.
 
-python -m regression_program MODEL_DIR MAX_STEPS [hangs|stops STEP]: so the worker does after that step of this start
+python -m regression_program MODEL_DIR MAX_STEPS [STEP], after which the worker hangs
 """
 
 import json
@@ -19,19 +20,19 @@ TABLE_ROWS = [[[0], [1, 2, 2], [3]], [[2, 3], [0], [1, 1, 1], [2]]]  # over work
 
 
 class Weights(tf_estimator.SessionRunHook):
-    """Keeps all variables as they are at the end; does something after one step."""
+    """Keeps all variables as they are at the end; hangs or stops after one step."""
 
-    def __init__(self, what=None, step=0):
-        self._what, self._left, self.values = what, int(step), None
+    def __init__(self, hangs_after=None, stops_after=None):
+        self._hangs_after, self._stops_after, self._steps, self.values = hangs_after, stops_after, 0, None
 
     def begin(self):
         self._variables = {v.op.name: v.read_value() for v in v1.global_variables()}
 
     def after_run(self, run_context, run_values):
-        self._left -= 1
-        if self._what == "stops" and not self._left:
+        self._steps += 1
+        if self._steps == self._stops_after:
             run_context.request_stop()
-        while self._what == "hangs" and not self._left:
+        while self._steps == self._hangs_after:
             time.sleep(1)
 
     def end(self, session):
@@ -59,20 +60,19 @@ def table_fn(features, mode, config):
     return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def main(model_dir, max_steps, *fault):
-    estimator = make(f"{model_dir}/line", 2, save_checkpoints_steps=2, worker_timeout_secs=4)
-    hook = Weights() if estimator.config.is_chief else Weights(*fault)
-    result, _ = tf_estimator.train_and_evaluate(
-        estimator,
-        tf_estimator.TrainSpec(in_turn, int(max_steps), [hook]),
-        tf_estimator.EvalSpec(lambda: tf.data.Dataset.from_tensors(({"x": X}, Y)), start_delay_secs=0, throttle_secs=0),
+def main(model_dir, max_steps, hangs_after=0):
+    line = make(f"{model_dir}/line", 2, save_checkpoints_steps=2, worker_timeout_secs=4)
+    is_chief = line.config.is_chief
+    hooks = [Weights(hangs_after=not is_chief and int(hangs_after)), Weights(), Weights(stops_after=not is_chief and 2)]
+    everything = tf_estimator.EvalSpec(
+        lambda: tf.data.Dataset.from_tensors(({"x": X}, Y)), start_delay_secs=0, throttle_secs=0
     )
-    found = {"line": hook.values, "evaluated": result and {name: float(value) for name, value in result.items()}}
+    train = tf_estimator.TrainSpec(in_turn, int(max_steps), hooks[:1])
+    result, _ = tf_estimator.train_and_evaluate(line, train, everything)
     if not result:
-        hook = Weights()
-        make(f"{model_dir}/table", fn=table_fn).train(table_rows, hooks=[hook])
-        found["table"] = hook.values
-    print(json.dumps(found))
+        make(f"{model_dir}/table", fn=table_fn).train(table_rows, hooks=hooks[1:2])
+        make(f"{model_dir}/stopped", 2).train(in_turn, hooks=hooks[2:])
+    print(json.dumps([result and {name: float(value) for name, value in result.items()}, *[h.values for h in hooks]]))
 
 
 if __name__ == "__main__":

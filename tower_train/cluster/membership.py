@@ -72,10 +72,17 @@ class Membership(SingleProcess):
         if error is not None and not self._failure:
             text = str(error) if isinstance(error, errors.UserError) else kind.__name__
             self._tell(state=WorkerState.FAILED, failure=text, exit_status=getattr(error, "exit_status", 1))
+            self._await_chiefs_start()
         if error is not None:
             time.sleep(3 * self._interval)  # for the others to read why
         self._freed.set()
         self._end_watch()
+
+    def _await_chiefs_start(self) -> None:
+        """Waits a while for a chief that has not started yet, so that it hears of this worker's failure."""
+        deadline = time.monotonic() + self._detector.worker_timeout_secs
+        while not self._status.chief and time.monotonic() < deadline:
+            time.sleep(_WAITING_SECS)
 
     def after_run(self, run_context, run_values):
         self._note(step=self._status.step + 1)
