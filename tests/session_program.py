@@ -34,8 +34,7 @@ def train_ops(cluster, features, rows, fault):
 
     def momentum():
         optimizer = tower_train.DistributedOptimizer(v1.train.MomentumOptimizer(0.05, 0.9))
-        scaled = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, 128.0)
-        return scaled.minimize(loss, v1.train.get_or_create_global_step(), [w])
+        return optimizer.minimize(loss, v1.train.get_or_create_global_step(), [w])
 
     def adam():
         return tower_train.DistributedOptimizer(v1.train.AdamOptimizer(0.1)).minimize(loss, var_list=[e])

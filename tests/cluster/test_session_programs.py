@@ -1,6 +1,7 @@
 """Programs with a session of their own, several workers of them in processes of their own, against plain numpy."""
 
 import clusters
+import horovod_program
 import jobs
 import numpy as np
 import pytest
@@ -55,3 +56,43 @@ def test_who_keeps_the_others_from_training_is_named(fault, status, text, tmp_pa
         [error] = [line for line in outputs[rank].splitlines() if line.startswith("tower_train: error: ")]
         print(error)
     assert statuses[:2] == [status] * 2, outputs
+
+
+@pytest.fixture(scope="module")
+def horovods(tmp_path_factory):
+    """[{name: value}] of two workers."""
+    folder = tmp_path_factory.mktemp("horovod")
+    with clusters.programs(2, "horovod_program", str(folder)) as workers:
+        assert [each.process.wait(jobs.WAIT_SECS) for each in workers] == [0, 0], [w.output() for w in workers]
+    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(2)]
+
+
+BASE = np.array([[0, 1, 0], [1, 0, 1]])  # what of_rank adds the rank to
+EXPECTED = (
+    {f"sum {dtype.name}": 2 * BASE + 1 for dtype in horovod_program.REDUCED}
+    | {f"mean {dtype.name}": BASE + 1 for dtype in horovod_program.REDUCED}
+    | {"min": BASE + 1, "max": BASE + 2, "product": (BASE + 1) * (BASE + 2)}
+    | {f"rows {dtype.name}": [[0, 1], [1, 2], [1, 2]] for dtype in horovod_program.SENT if dtype.name != "bool"}
+    | {f"sent {dtype.name}": BASE + 1 for dtype in horovod_program.SENT if dtype.name != "bool"}
+    | {"rows bool": [[False, True], [True, True], [True, True]], "sent bool": BASE + 1 > 0}
+    | {"gradient of a sum": [[30.0]], "gradient of a mean": [[15.0]]}
+    | {"slices": [[1.5], [1.0], [0.0]], "compressed": [1.0, 0.333984375]}  # bfloat16's 1/3
+    | {"dense": [1.0, 0.5, 0.5], "towers": [5.5] * 3, "half": [60000.0, 1.0], "scaled": [0.5] * 3}
+)
+
+
+def test_horovods_operations_make_what_their_formulas_say(horovods):
+    for rank, values in enumerate(horovods):
+        expected = EXPECTED | {
+            "gradient of rows": [[[30.0]], [[60.0], [90.0]]][rank],
+            "gradient of what is sent": [[[0.0], [30.0]][rank]],
+        }
+        assert values.keys() == expected.keys() | {"before", "after"}
+        for name, value in expected.items():
+            np.testing.assert_array_equal(values[name], value, err_msg=name)
+
+
+def test_all_get_the_variables_of_the_root(horovods):
+    assert not np.array_equal(horovods[0]["before"], horovods[1]["before"])
+    for values in horovods:
+        np.testing.assert_array_equal(values["after"], horovods[1]["before"])

@@ -70,7 +70,7 @@ class Membership(SingleProcess):
 
     def __exit__(self, kind, error, _):
         if error is not None and not self._failure:
-            text = str(error) if isinstance(error, errors.UserError) else kind.__name__
+            text = str(error) if isinstance(error, errors.UserError) else f"{kind.__name__}: {errors.reason(error)}"
             self._tell(state=WorkerState.FAILED, failure=text, exit_status=getattr(error, "exit_status", 1))
         if error is not None:
             time.sleep(3 * self._interval)  # for the others to read why
