@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tower_train
+import tower_train.horovod as hvd
 
 v1 = tf.compat.v1
 STEPS, EXAMPLES = 3, 12  # of each half
@@ -56,7 +57,7 @@ def main(folder, fault=""):
     features, rows = (np.split(each, cuts)[cluster.rank] for each in (features, rows))
     with tf.Graph().as_default():
         places = v1.placeholder(tf.float64, [None, 4]), v1.placeholder(tf.int64, [None])
-        turns = train_ops(cluster, *places, fault)
+        turns = train_ops(cluster, *places, fault) + ([hvd.allreduce(places[1])] if fault == "sizes" else [])
         hooks = [tower_train.BroadcastGlobalVariablesHook(0)]
         values = {}
         for half in range(2):

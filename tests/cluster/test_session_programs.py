@@ -1,5 +1,7 @@
 """Programs with a session of their own, several workers of them in processes of their own, against plain numpy."""
 
+import re
+
 import clusters
 import horovod_program
 import jobs
@@ -46,16 +48,18 @@ def test_workers_train_what_numpy_trains_on_all_examples_from_the_chiefs_values(
     ("early", 2, "worker 2 (HOST) has ended after step"),
     ("shape", 2, "worker 2 (HOST) cannot train along: the gradient of w is float64[5], the chief's float64[4]; w is"),
     ("direct", 2, "This session's master is '', where there are no other workers. Open it with master=cluster.target"),
+    ("sizes", 2, "give tensors of different sizes to one operation between them"),
     ("unfiltered", 2, "another worker's. Open it with config=cluster.session_config"),
 ])  # fmt: skip
 def test_who_keeps_the_others_from_training_is_named(fault, status, text, tmp_path):
     with clusters.programs(3, "session_program", str(tmp_path), fault) as workers:
         statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]
         outputs = [each.output() for each in workers]
-    for rank in (0, 1):
-        [error] = [line for line in outputs[rank].splitlines() if line.startswith("tower_train: error: ")]
-        print(error)
     assert statuses[:2] == [status] * 2, outputs
+    for output in outputs[:2]:
+        [line] = [line for line in output.splitlines() if line.startswith("tower_train: error: ")]
+        assert text in re.sub(r"localhost:\d+", "HOST", line)
+        assert "Traceback" not in output
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ class Ending:
     def _leave(self) -> None:
         try:
             self._shutdown()
-        except errors.WorkerError as error:
+        except errors.UserError as error:
             self._end_with(error)
         if self._status:
             for stream in filter(None, (sys.stdout, sys.stderr)):

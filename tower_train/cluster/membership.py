@@ -32,6 +32,7 @@ _WAITING_SECS = 0.1  # between exchanges while nothing is trained
 _COMPARISON = "number of the comparison"
 # What TensorFlow may raise in a step that another worker does not take part in.
 _LOST_CONNECTION = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
+_OTHER_SIZE = "Size Mismatch"  # in what it raises for tensors of different sizes
 _LOST_WORKER = (
     *_LOST_CONNECTION, tf.errors.CancelledError, tf.errors.InternalError, tf.errors.FailedPreconditionError
 )  # fmt: skip
@@ -159,6 +160,11 @@ class Membership(SingleProcess):
 
     def _explain(self, error: tf.errors.OpError) -> None:
         """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
+        if _OTHER_SIZE in error.message and not self._failure:
+            self._fail(errors.ConfigError(
+                f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
+                f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
+            ))  # fmt: skip
         # Of groups that stand for an earlier start of a worker. Nobody else may notice.
         is_stale = "incarnation" in error.message
         pause_secs = self._interval / 5

@@ -129,16 +129,16 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
 
 
 def _check_session(session: v1.Session, cluster: Cluster) -> None:
-    """Raises GraphError for a session in which a step would wait for ever, or change another worker's variables."""
+    """Raises ConfigError for a session in which a step would wait for ever, or change another worker's variables."""
     master = session.sess_str.decode()
     if master != cluster.target:
-        raise errors.GraphError(
+        raise errors.ConfigError(
             f"This session's master is {master!r}, where there are no other workers. Open it with "
             f"master=cluster.target, which is {cluster.target!r}."
         )
     own = f"{cluster.workers.device}/"
     if others := [device.name for device in session.list_devices() if not device.name.startswith(own)]:
-        raise errors.GraphError(
+        raise errors.ConfigError(
             f"This session sees {others[0]}, another worker's. Open it with config=cluster.session_config, changed as "
             "you like."
         )
