@@ -67,7 +67,7 @@ def main(folder, fault=""):
                 hooks=hooks, checkpoint_dir=folder if cluster.is_chief else None, save_checkpoint_steps=STEPS,
             ) as session:  # fmt: skip
                 values |= {f"{each.op.name} {half}": session.run(each) for each in v1.global_variables()}
-                for step in range(STEPS - (fault == "early" and is_faulty)):
+                for step in range(STEPS):
                     if is_faulty and step == 1:
                         commit(fault)
                     for train_op in turns:
@@ -79,6 +79,8 @@ def main(folder, fault=""):
 def commit(fault):
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "early":
+        sys.exit()
     if fault == "raises":
         raise OSError("no more data")
     if fault == "asleep":

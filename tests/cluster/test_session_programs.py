@@ -47,7 +47,7 @@ def test_workers_train_what_numpy_trains_on_all_examples_from_the_chiefs_values(
     ("raises", 1, "worker 2 (HOST): OSError"),
     ("early", 2, "worker 2 (HOST) has ended after step"),
     ("shape", 2, "worker 2 (HOST) cannot train along: the gradient of w is float64[5], the chief's float64[4]; w is"),
-    ("direct", 2, "This session's master is '', where there are no other workers. Open it with master=cluster.target"),
+    ("direct", 2, "A session was opened in which there are no other workers. Open it with master=cluster.target"),
     ("sizes", 2, "give tensors of different sizes to one operation between them"),
     ("unfiltered", 2, "another worker's. Open it with config=cluster.session_config"),
 ])  # fmt: skip

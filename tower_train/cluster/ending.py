@@ -32,7 +32,12 @@ class Ending:
 
     def _note(self, kind, error, trace) -> None:
         """Python's excepthook."""
-        if self._membership and _may_be_anothers(error):
+        if self._membership and _is_of_another_session(error, self._membership.target):
+            error = errors.ConfigError(
+                "A session was opened in which there are no other workers. Open it with master=cluster.target, which is "
+                f"{self._membership.target!r}."
+            )
+        elif self._membership and _may_be_anothers(error):
             error = self._membership.failure_behind(error)
         if isinstance(error, KeyboardInterrupt):
             error.exit_status = 130  # as of the shell, and for the others too
@@ -61,3 +66,9 @@ def _may_be_anothers(error: BaseException) -> bool:
     """Whether another worker may be behind an error: it is TensorFlow's, or of a session that was closed therefore."""
     is_of_variables = isinstance(error, tf.errors.FailedPreconditionError) and "incarnation" not in error.message
     return isinstance(error, (tf.errors.OpError, RuntimeError)) and not is_of_variables
+
+
+def _is_of_another_session(error: BaseException, target: str) -> bool:
+    """Whether a session that is not of the cluster has refused operations between workers (Workers.device)."""
+    text = error.message if isinstance(error, tf.errors.InvalidArgumentError) else ""
+    return bool(target) and "/job:worker" in text and "/job:localhost" in text

@@ -106,6 +106,7 @@ class Membership(SingleProcess):
             self._tell(about=about | {_COMPARISON: self._comparisons})
             return
         while (self._chief.about or {}).get(_COMPARISON) != self._comparisons:
+            self._changed.set()  # to look now
             self._pause()
         try:
             self._compare(about | {_COMPARISON: self._comparisons}, self._chief.about)

@@ -89,8 +89,9 @@ class DistributedOptimizer(v1.train.Optimizer):
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
     """Gives the global variables of all workers the values that one of them has, once they are initialized or restored.
 
-    Before that it makes sure that the workers mean the same: that their variables and gradients have the same names,
-    dtypes and shapes, that their sessions are of the cluster, and that known numbers are averaged rightly.
+    It makes sure that their sessions are of the cluster, that their variables and gradients have the same names, dtypes
+    and shapes, and that known numbers are averaged rightly. If a step fails because a worker is missing, that one is
+    named; the session is not opened again, as MonitoredSession would.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "", cluster: Cluster | None = None):
@@ -165,7 +166,7 @@ def broadcast_variables(
     if cluster.size == 1:
         return tf.no_op("broadcast")
     workers, keys, done = cluster.workers, Keys.of(v1.get_default_graph()), []
-    keys.meaning |= {name_of(each): f"{each.dtype.base_dtype.name}{each.shape}" for each in variables}
+    keys.meaning |= {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
     with v1.name_scope("broadcast"), tf.device(workers.device):
         with tf.control_dependencies([keys.compared(workers)]):
             for variable in variables:
