@@ -34,8 +34,8 @@ class Ending:
         """Python's excepthook."""
         if self._membership and _is_of_another_session(error, self._membership.target):
             error = errors.ConfigError(
-                "A session was opened in which there are no other workers. Open it with master=cluster.target, which is "
-                f"{self._membership.target!r}."
+                "A session was opened in which there are no other workers. Open it with master=cluster.target, which "
+                f"is {self._membership.target!r}."
             )
         elif self._membership and _may_be_anothers(error):
             error = self._membership.failure_behind(error)
