@@ -78,9 +78,10 @@ def main(folder):
         init, sent = v1.global_variables_initializer(), hvd.broadcast_global_variables(1)
         with v1.Session(hvd.target(), config=config) as session:
             session.run(init)
-            before = session.run("rows:0")
+            [rows] = [each for each in v1.global_variables() if each.op.name == "rows"]
+            before = session.run(rows)
             session.run(sent)
-            values = session.run(made | gradients) | {"before": before, "after": session.run("rows:0")}
+            values = session.run(made | gradients) | {"before": before, "after": session.run(rows)}
     plain = {name: value.astype(np.float32) if value.dtype.name == "bfloat16" else value
              for name, value in values.items()}  # fmt: skip
     np.savez(f"{folder}/{hvd.rank()}.npz", **plain)

@@ -35,10 +35,11 @@ def train_ops(cluster, features, rows, fault):
 
     def momentum():
         optimizer = tower_train.DistributedOptimizer(v1.train.MomentumOptimizer(0.05, 0.9))
-        return optimizer.minimize(loss, v1.train.get_or_create_global_step(), [w])
+        return optimizer.minimize(loss, var_list=[w])
 
     def adam():
-        return tower_train.DistributedOptimizer(v1.train.AdamOptimizer(0.1)).minimize(loss, var_list=[e])
+        optimizer = tower_train.DistributedOptimizer(v1.train.AdamOptimizer(0.1))
+        return optimizer.minimize(loss, v1.train.get_or_create_global_step(), [e])  # the last of a step, which is saved
 
     if is_last:  # the order in which operations are made is a worker's own
         return [each() for each in (adam, momentum)][::-1]
@@ -65,6 +66,7 @@ def main(folder, fault=""):
                 master="" if fault == "direct" else cluster.target,
                 config=None if fault == "unfiltered" else cluster.session_config,
                 hooks=hooks, checkpoint_dir=folder if cluster.is_chief else None, save_checkpoint_steps=STEPS,
+                log_step_count_steps=None,
             ) as session:  # fmt: skip
                 values |= {f"{each.op.name} {half}": session.run(each) for each in v1.global_variables()}
                 for step in range(STEPS):
