@@ -32,7 +32,6 @@ _WAITING_SECS = 0.1  # between exchanges while nothing is trained
 _COMPARISON = "number of the comparison"
 # What TensorFlow may raise in a step that another worker does not take part in.
 _LOST_CONNECTION = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
-_OTHER_SIZE = "Size Mismatch"  # in what it raises for tensors of different sizes
 _LOST_WORKER = (
     *_LOST_CONNECTION, tf.errors.CancelledError, tf.errors.InternalError, tf.errors.FailedPreconditionError
 )  # fmt: skip
@@ -154,6 +153,11 @@ class Membership(SingleProcess):
             raise
 
     def failure_behind(self, error):
+        if _is_of_sizes(error) and not self._failure:
+            self._fail(errors.ConfigError(
+                f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
+                f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
+            ))  # fmt: skip
         if isinstance(error, _LOST_WORKER):
             self._explain(error)
         self._freed.set()
@@ -161,11 +165,6 @@ class Membership(SingleProcess):
 
     def _explain(self, error: tf.errors.OpError) -> None:
         """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
-        if _OTHER_SIZE in error.message and not self._failure:
-            self._fail(errors.ConfigError(
-                f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
-                f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
-            ))  # fmt: skip
         # Of groups that stand for an earlier start of a worker. Nobody else may notice.
         is_stale = "incarnation" in error.message
         pause_secs = self._interval / 5
@@ -266,6 +265,14 @@ class Membership(SingleProcess):
             threading.Thread(target=self._session.close, daemon=True).start()
         if not self._freed.wait(_GRACE_SECS):
             self.leave_at_once(self._failure)
+
+
+def _is_of_sizes(error: BaseException) -> bool:
+    """Whether workers gave tensors of different sizes to one operation, as TensorFlow finds in either of two ways."""
+    if not isinstance(error, tf.errors.OpError):
+        return False
+    is_collective = error.op is not None and error.op.type.startswith("Collective")
+    return "Size Mismatch" in error.message or (is_collective and isinstance(error, tf.errors.InvalidArgumentError))
 
 
 def exit_at_once(error: errors.WorkerError) -> None:
