@@ -5,9 +5,8 @@ import os
 import sys
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from tower_train import errors
+from tower_train.cluster import step_errors
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.console import notice
 
@@ -32,12 +31,12 @@ class Ending:
 
     def _note(self, kind, error, trace) -> None:
         """Python's excepthook."""
-        if self._membership and _is_of_another_session(error, self._membership.target):
+        if self._membership and step_errors.is_of_another_session(error, self._membership.target):
             error = errors.ConfigError(
                 "A session was opened in which there are no other workers. Open it with master=cluster.target, which "
                 f"is {self._membership.target!r}."
             )
-        elif self._membership and _may_be_anothers(error):
+        elif self._membership and step_errors.may_be_anothers(error):
             error = self._membership.failure_behind(error)
         if isinstance(error, KeyboardInterrupt):
             error.exit_status = 130  # as of the shell, and for the others too
@@ -60,15 +59,3 @@ class Ending:
     def _end_with(self, error: errors.UserError) -> None:
         notice(f"error: {error}")
         self._status = error.exit_status
-
-
-def _may_be_anothers(error: BaseException) -> bool:
-    """Whether another worker may be behind an error: it is TensorFlow's, or of a session that was closed therefore."""
-    is_of_variables = isinstance(error, tf.errors.FailedPreconditionError) and "incarnation" not in error.message
-    return isinstance(error, (tf.errors.OpError, RuntimeError)) and not is_of_variables
-
-
-def _is_of_another_session(error: BaseException, target: str) -> bool:
-    """Whether a session that is not of the cluster has refused operations between workers (Workers.device)."""
-    text = error.message if isinstance(error, tf.errors.InvalidArgumentError) else ""
-    return bool(target) and "/job:worker" in text and "/job:localhost" in text

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster import server
+from tower_train.cluster import server, step_errors
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerStatus
@@ -30,11 +30,6 @@ LeaveAtOnce = Callable[[errors.WorkerError], None]
 _GRACE_SECS = 5  # for the step under way to end once its session is closed
 _WAITING_SECS = 0.1  # between exchanges while nothing is trained
 _COMPARISON = "number of the comparison"
-# What TensorFlow may raise in a step that another worker does not take part in.
-_LOST_CONNECTION = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
-_LOST_WORKER = (
-    *_LOST_CONNECTION, tf.errors.CancelledError, tf.errors.InternalError, tf.errors.FailedPreconditionError
-)  # fmt: skip
 
 
 class Membership(SingleProcess):
@@ -147,33 +142,35 @@ class Membership(SingleProcess):
     def failures_named(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, *_LOST_WORKER) as error:  # RuntimeError: the session was closed because of a failure
+        except (
+            RuntimeError,
+            *step_errors.LOST_WORKER,
+        ) as error:  # RuntimeError: the session was closed because of a failure
             if (failure := self.failure_behind(error)) is not error:
                 raise failure from error
             raise
 
     def failure_behind(self, error):
-        if _is_of_sizes(error) and not self._failure:
+        if step_errors.is_of_sizes(error) and not self._failure:
             self._fail(errors.ConfigError(
                 f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
                 f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
             ))  # fmt: skip
-        if isinstance(error, _LOST_WORKER):
+        if isinstance(error, step_errors.LOST_WORKER):
             self._explain(error)
         self._freed.set()
         return self._failure or error
 
     def _explain(self, error: tf.errors.OpError) -> None:
         """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
-        # Of groups that stand for an earlier start of a worker. Nobody else may notice.
-        is_stale = "incarnation" in error.message
+        is_stale = step_errors.is_of_earlier_start(error)
         pause_secs = self._interval / 5
         # Counts pauses, not seconds: a process that was stopped must look once more before it gives up.
         for _ in range(0 if is_stale else round(self._detector.worker_timeout_secs / pause_secs) + 25):
             if self._failure:
                 return
             time.sleep(pause_secs)
-        if is_stale or isinstance(error, _LOST_CONNECTION):
+        if is_stale or isinstance(error, step_errors.LOST_CONNECTION):
             self._fail(errors.WorkerError(
                 f"The connection to another worker was lost at step {self._status.step} "
                 f"({errors.reason(error)}). {self._detector.next_step}"
@@ -265,14 +262,6 @@ class Membership(SingleProcess):
             threading.Thread(target=self._session.close, daemon=True).start()
         if not self._freed.wait(_GRACE_SECS):
             self.leave_at_once(self._failure)
-
-
-def _is_of_sizes(error: BaseException) -> bool:
-    """Whether workers gave tensors of different sizes to one operation, as TensorFlow finds in either of two ways."""
-    if not isinstance(error, tf.errors.OpError):
-        return False
-    is_collective = error.op is not None and error.op.type.startswith("Collective")
-    return "Size Mismatch" in error.message or (is_collective and isinstance(error, tf.errors.InvalidArgumentError))
 
 
 def exit_at_once(error: errors.WorkerError) -> None:
