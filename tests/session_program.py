@@ -17,6 +17,9 @@ import tower_train.horovod as hvd
 
 v1 = tf.compat.v1
 STEPS, EXAMPLES = 3, 12  # of each half
+# As TensorFlow keeps them in float32, they have to be exact there.
+RATE, MOMENTUM = 1 / 16, 7 / 8
+ADAM = 1 / 8, 7 / 8, 15 / 16, 2.0**-20  # rate, beta1, beta2, epsilon
 
 
 def data():
@@ -34,11 +37,11 @@ def train_ops(cluster, features, rows, fault):
     loss *= cluster.size / EXAMPLES
 
     def momentum():
-        optimizer = tower_train.DistributedOptimizer(v1.train.MomentumOptimizer(0.05, 0.9))
+        optimizer = tower_train.DistributedOptimizer(v1.train.MomentumOptimizer(RATE, MOMENTUM))
         return optimizer.minimize(loss, var_list=[w])
 
     def adam():
-        optimizer = tower_train.DistributedOptimizer(v1.train.AdamOptimizer(0.1))
+        optimizer = tower_train.DistributedOptimizer(v1.train.AdamOptimizer(*ADAM))
         return optimizer.minimize(loss, v1.train.get_or_create_global_step(), [e])  # the last of a step, which is saved
 
     if is_last:  # the order in which operations are made is a worker's own

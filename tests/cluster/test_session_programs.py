@@ -11,19 +11,19 @@ import session_program
 
 
 def trained(initial_w, initial_e, steps):
-    """Momentum (0.05, 0.9) of w and Adam (0.1) of e in turns, on all examples at once, by hand."""
+    """Momentum of w and Adam of e in turns, on all examples at once, by hand."""
     features, rows = session_program.data()
+    rate, beta1, beta2, epsilon = session_program.ADAM
     w, e = initial_w.copy(), initial_e.copy()
     velocity, first, second = np.zeros_like(w), np.zeros_like(e), np.zeros_like(e)
     for step in range(1, steps + 1):
-        residuals = features @ w - e[rows]
-        velocity = 0.9 * velocity + 2 / len(rows) * features.T @ residuals
-        w = w - 0.05 * velocity
+        velocity = session_program.MOMENTUM * velocity + 2 / len(rows) * features.T @ (features @ w - e[rows])
+        w = w - session_program.RATE * velocity
         grad = np.zeros_like(e)
         np.add.at(grad, rows, -2 / len(rows) * (features @ w - e[rows]))
-        first, second = 0.9 * first + 0.1 * grad, 0.999 * second + 0.001 * grad**2
-        rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-        e = e - rate * first / (np.sqrt(second) + 1e-8)
+        first, second = beta1 * first + (1 - beta1) * grad, beta2 * second + (1 - beta2) * grad**2
+        step_rate = rate * np.sqrt(1 - beta2**step) / (1 - beta1**step)
+        e = e - step_rate * first / (np.sqrt(second) + epsilon)
     return w, e, velocity
 
 
