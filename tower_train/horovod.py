@@ -11,7 +11,7 @@ from tower_train.cluster import program
 from tower_train.fronts import distributed
 from tower_train.fronts.distributed import BroadcastGlobalVariablesHook, broadcast_variables
 from tower_train.graph import collectives
-from tower_train.graph.collectives import Keys
+from tower_train.graph.collectives import Keys, described
 
 __all__ = [
     "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedOptimizer", "Max", "Min", "Product", "Sum",
@@ -115,7 +115,7 @@ def allreduce(
         sent = own if compression is None or not own.dtype.is_floating else tf.cast(own, compression)
         final = "Div" if op == Average else "Id"
         found = _between_workers(
-            "allreduce", name, sent, f"{op} of {own.dtype.name}{own.shape}",
+            "allreduce", name, sent, f"{op} of {described(own.dtype, own.shape)}",
             lambda value, workers, key: collectives.reduce(value, workers, key, _MERGES[op], final),
         )  # fmt: skip
         return tf.cast(found, own.dtype), lambda grad: allreduce(grad, op=_linear(op), name=name and f"{name}/gradient")
@@ -136,7 +136,8 @@ def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         counts = _gather(tf.shape(own)[:1], name and f"{name}/counts")
 
         def gradient(grad):
-            first = tf.reduce_sum(counts[: rank()])
+            with tf.control_dependencies([counts]):  # which all workers must take part in
+                first = tf.reduce_sum(counts[: rank()])
             return allreduce(grad, op=Sum, name=name and f"{name}/gradient")[first : first + tf.shape(own)[0]]
 
         return _gather(own, name), gradient
@@ -148,7 +149,7 @@ def _gather(tensor: tf.Tensor, name: str | None) -> tf.Tensor:
     if tensor.shape.rank == 0:
         raise errors.GraphError(f"allgather got {tensor.name}, a scalar. It needs rows: give it tensor[tf.newaxis].")
     return _between_workers(
-        "allgather", name, tensor, f"rows of {tensor.dtype.name}{tensor.shape[1:]}",
+        "allgather", name, tensor, f"rows of {described(tensor.dtype, tensor.shape[1:])}",
         lambda value, workers, key: collectives.gather([value], workers, key)[0], keys=2,
     )  # fmt: skip
 
@@ -167,10 +168,11 @@ def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.
     def sent(own):
         def gradient(grad):
             total = allreduce(grad, op=Sum, name=name and f"{name}/gradient")
-            return total if rank() == root_rank else tf.zeros_like(total)
+            with tf.control_dependencies([total]):  # which all workers must take part in
+                return tf.identity(total) if rank() == root_rank else tf.zeros_like(total)
 
         found = _between_workers(
-            "broadcast", name, own, f"{own.dtype.name}{own.shape} of worker {root_rank}",
+            "broadcast", name, own, f"{described(own.dtype, own.shape)} of worker {root_rank}",
             lambda value, workers, key: collectives.broadcast(
                 value, own.dtype, own.shape, workers, key, root_rank
             ),

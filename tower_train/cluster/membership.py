@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster import server
+from tower_train.cluster import server, step_errors
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerStatus
@@ -29,12 +29,8 @@ LeaveAtOnce = Callable[[errors.WorkerError], None]
 
 _GRACE_SECS = 5  # for the step under way to end once its session is closed
 _WAITING_SECS = 0.1  # between exchanges while nothing is trained
+_MOST_SHOWN = 5  # differences between workers
 _COMPARISON = "number of the comparison"
-# What TensorFlow may raise in a step that another worker does not take part in.
-_LOST_CONNECTION = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
-_LOST_WORKER = (
-    *_LOST_CONNECTION, tf.errors.CancelledError, tf.errors.InternalError, tf.errors.FailedPreconditionError
-)  # fmt: skip
 
 
 class Membership(SingleProcess):
@@ -70,7 +66,7 @@ class Membership(SingleProcess):
 
     def __exit__(self, kind, error, _):
         if error is not None and not self._failure:
-            text = str(error) if isinstance(error, errors.UserError) else kind.__name__
+            text = str(error) if isinstance(error, errors.UserError) else f"{kind.__name__}: {errors.reason(error)}"
             self._tell(state=WorkerState.FAILED, failure=text, exit_status=getattr(error, "exit_status", 1))
             self._await_chiefs_start()
         if error is not None:
@@ -112,6 +108,7 @@ class Membership(SingleProcess):
             self._tell(about=about | {_COMPARISON: self._comparisons})
             return
         while (self._chief.about or {}).get(_COMPARISON) != self._comparisons:
+            self._changed.set()  # to look now
             self._pause()
         try:
             self._compare(about | {_COMPARISON: self._comparisons}, self._chief.about)
@@ -144,6 +141,8 @@ class Membership(SingleProcess):
     def _compare(self, about: dict, chiefs: dict) -> None:
         differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
                      for name in sorted({*chiefs, *about}) if chiefs.get(name) != about.get(name)]  # fmt: skip
+        if len(differing) > _MOST_SHOWN:
+            differing[_MOST_SHOWN:] = [f"and {len(differing) - _MOST_SHOWN} more"]
         if differing:
             raise errors.ConfigError(
                 f"{self.task.name(self.task.index)} cannot train along: {'; '.join(differing)}. Start all workers "
@@ -154,28 +153,35 @@ class Membership(SingleProcess):
     def failures_named(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, *_LOST_WORKER) as error:  # RuntimeError: the session was closed because of a failure
+        except (
+            RuntimeError,
+            *step_errors.LOST_WORKER,
+        ) as error:  # RuntimeError: the session was closed because of a failure
             if (failure := self.failure_behind(error)) is not error:
                 raise failure from error
             raise
 
     def failure_behind(self, error):
-        if isinstance(error, _LOST_WORKER):
+        if step_errors.is_of_sizes(error) and not self._failure:
+            self._fail(errors.ConfigError(
+                f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
+                f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
+            ))  # fmt: skip
+        if isinstance(error, step_errors.LOST_WORKER):
             self._explain(error)
         self._freed.set()
         return self._failure or error
 
     def _explain(self, error: tf.errors.OpError) -> None:
         """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
-        # Of groups that stand for an earlier start of a worker. Nobody else may notice.
-        is_stale = "incarnation" in error.message
+        is_stale = step_errors.is_of_earlier_start(error)
         pause_secs = self._interval / 5
         # Counts pauses, not seconds: a process that was stopped must look once more before it gives up.
         for _ in range(0 if is_stale else round(self._detector.worker_timeout_secs / pause_secs) + 25):
             if self._failure:
                 return
             time.sleep(pause_secs)
-        if is_stale or isinstance(error, _LOST_CONNECTION):
+        if is_stale or isinstance(error, step_errors.LOST_CONNECTION):
             self._fail(errors.WorkerError(
                 f"The connection to another worker was lost at step {self._status.step} "
                 f"({errors.reason(error)}). {self._detector.next_step}"

@@ -89,7 +89,7 @@ class Cluster:
         try:
             if error is None:
                 self.membership.leave(None)
-        except errors.WorkerError as failure:
+        except errors.UserError as failure:
             error = failure
             raise
         finally:

@@ -89,8 +89,9 @@ class DistributedOptimizer(v1.train.Optimizer):
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
     """Gives the global variables of all workers the values that one of them has, once they are initialized or restored.
 
-    Before that it makes sure that the workers mean the same: that their variables and gradients have the same names,
-    dtypes and shapes, that their sessions are of the cluster, and that known numbers are averaged rightly.
+    It makes sure that their sessions are of the cluster, that their variables and gradients have the same names, dtypes
+    and shapes, and that known numbers are averaged rightly. If a step fails because a worker is missing, that one is
+    named; the session is not opened again, as MonitoredSession would.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "", cluster: Cluster | None = None):
@@ -129,16 +130,16 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
 
 
 def _check_session(session: v1.Session, cluster: Cluster) -> None:
-    """Raises GraphError for a session in which a step would wait for ever, or change another worker's variables."""
+    """Raises ConfigError for a session in which a step would wait for ever, or change another worker's variables."""
     master = session.sess_str.decode()
     if master != cluster.target:
-        raise errors.GraphError(
+        raise errors.ConfigError(
             f"This session's master is {master!r}, where there are no other workers. Open it with "
             f"master=cluster.target, which is {cluster.target!r}."
         )
     own = f"{cluster.workers.device}/"
     if others := [device.name for device in session.list_devices() if not device.name.startswith(own)]:
-        raise errors.GraphError(
+        raise errors.ConfigError(
             f"This session sees {others[0]}, another worker's. Open it with config=cluster.session_config, changed as "
             "you like."
         )
@@ -165,7 +166,7 @@ def broadcast_variables(
     if cluster.size == 1:
         return tf.no_op("broadcast")
     workers, keys, done = cluster.workers, Keys.of(v1.get_default_graph()), []
-    keys.meaning |= {name_of(each): f"{each.dtype.base_dtype.name}{each.shape}" for each in variables}
+    keys.meaning |= {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
     with v1.name_scope("broadcast"), tf.device(workers.device):
         with tf.control_dependencies([keys.compared(workers)]):
             for variable in variables:

@@ -100,6 +100,11 @@ class Keys:
         return np.True_
 
 
+def described(dtype: tf.DType, shape: tf.TensorShape) -> str:
+    """A dtype and a shape as workers compare them."""
+    return f"{dtype.name}{'[?]' if shape.rank is None else shape.as_list()}"
+
+
 def reduce(tensor: tf.Tensor, workers: Workers, key: int, merge: str = "Add", final: str = "Id") -> tf.Tensor:
     """The sum (merge='Add'), 'Min', 'Max' or product ('Mul') over workers, of equal shapes; final='Div': by size.
 

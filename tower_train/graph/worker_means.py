@@ -137,4 +137,4 @@ def _described(grad, variable, densify: bool) -> str:
     if grad is None:
         return "none"
     rows = "rows of " if isinstance(grad, tf.IndexedSlices) and not densify else ""
-    return f"{rows}{grad.dtype.name}{variable.shape.as_list()}"
+    return rows + collectives.described(grad.dtype, variable.shape)
