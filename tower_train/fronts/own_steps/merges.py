@@ -1,0 +1,111 @@
+"""From the towers' tensors to the batch's: joined rows, means over examples, metrics, assigned variables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts import compat
+from tower_train.fronts.own_steps.tower import Tower
+
+
+def rows(towers: Sequence[Tower], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the towers' tensors, each [rows, ...], less the rows of towers without examples."""
+    if len(towers) == 1:
+        return list(tensors)
+    return [t[: tf.where(tower.part.examples > 0, tf.shape(t)[0], 0)] for tower, t in zip(towers, tensors, strict=True)]
+
+
+def joined(towers: Sequence[Tower], tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Joins the towers' rows, and Keras' masks of them."""
+    if len(towers) == 1:
+        return tensors[0]
+    whole, masks = tf.concat(rows(towers, tensors), axis=0), [compat.mask_of(tensor) for tensor in tensors]
+    if None not in masks:
+        compat.set_mask(whole, tf.concat(rows(towers, masks), axis=0))
+    return whole
+
+
+def mean(towers: Sequence[Tower], values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The mean of the towers' values, weighted by their examples."""
+    if len(towers) == 1:
+        return values[0]
+    return tf.add_n([tf.cast(t.part.share, v.dtype) * v for t, v in zip(towers, values, strict=True)])
+
+
+def update_metrics(towers: Sequence[Tower]) -> list[keras.metrics.Metric]:
+    """Does the updates of metrics that all towers asked for, each once: of all rows, of scalars' means.
+
+    Returns:
+      The metrics.
+    """
+
+    def whole(*values):
+        if not tf.is_tensor(values[0]):
+            return values[0]
+        if values[0].shape.rank == 0:
+            return mean(towers, values) if values[0].dtype.is_floating else tf.add_n(values)
+        return joined(towers, values)
+
+    called = list(zip(*(tower.updates for tower in towers), strict=True))
+    for updates in called:
+        each = [(update.args, update.kwargs) for update in updates]
+        args, kwargs = keras.tree.map_structure(whole, *each)
+        updates[0].metric.update_state(*args, **kwargs)
+    return [updates[0].metric for updates in called]
+
+
+def assign(model: keras.Model, towers: Sequence[Tower]) -> None:
+    """Assigns what layers assigned in the towers: the mean over examples to moving averages of batch normalisation,
+    the first tower's value to what is the same in all of them.
+
+    Raises:
+      ConfigError: `tower_step` assigned to something else.
+    """
+    averages = {id(variable) for variable in compat.moving_statistics_of(model)}
+    normalized = [layer for layer in compat.sublayers(model) if isinstance(layer, keras.layers.SpectralNormalization)]
+    same = {id(variable) for layer in normalized for variable in (layer.kernel, layer.vector_u)}
+    for key, (variable, value) in towers[0].assigned.items():
+        if key in averages:
+            variable.assign(mean(towers, [tower.assigned[key][1] for tower in towers]))
+        elif key in same or compat.is_seed_state(variable):
+            variable.assign(value)
+        else:
+            raise errors.ConfigError(
+                f"{type(model).__name__}.tower_step assigns to {variable.path}, which every tower would do. Yield "
+                "steps.Once(function) with a function that assigns, of joined tensors where it needs the whole batch; "
+                "a metric must be an attribute of the model."
+            )
+
+
+def logs(model: keras.Model, towers: Sequence[Tower], returned: Sequence[Any]) -> dict[str, tf.Tensor]:
+    """The means over examples of the scalars that the towers' steps returned.
+
+    Raises:
+      ConfigError: they returned something else.
+    """
+    found = {}
+    for name, value in _dictionary(model, returned[0]).items():
+        values = [tf.convert_to_tensor(each[name]) for each in returned]
+        if values[0].shape.rank != 0:
+            raise errors.ConfigError(
+                f"{type(model).__name__}.tower_step returns {name!r} with shape {values[0].shape}; give a scalar: its "
+                "mean over the tower's examples."
+            )
+        found[name] = mean(towers, [_floating(value) for value in values])
+    return found
+
+
+def _dictionary(model: keras.Model, returned: Any) -> dict:
+    if returned is None or isinstance(returned, dict):
+        return returned or {}
+    raise errors.ConfigError(
+        f"{type(model).__name__}.tower_step returns {type(returned).__name__}; give a dict of scalars to report, or "
+        "nothing."
+    )
+
+
+def _floating(value: tf.Tensor) -> tf.Tensor:
+    return value if value.dtype.is_floating else tf.cast(value, keras.config.floatx())
