@@ -1,7 +1,6 @@
 """A step of a model's own in all towers, which wait for each other at each yield."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -14,25 +13,13 @@ from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
 
 
-class Result(NamedTuple):
-    """What a step reports.
-
-    Attributes:
-      logs: {name: scalar} that it returned, means over the batch's examples.
-      metrics: that it updated.
-    """
-
-    logs: dict[str, tf.Tensor]
-    metrics: list[keras.metrics.Metric]
-
-
 def run(
     model: keras.Model,
     data,
     devices: Sequence[str],
     merge_device: str,
     apply: Callable[[keras.optimizers.Optimizer, list[GradientsAndVariables]], None],
-) -> Result:
+) -> merges.Logs:
     """Runs `model.tower_step` on consecutive parts of a batch.
 
     Args:
@@ -44,7 +31,7 @@ def run(
     """
     cut = parts.split(data, len(devices))
     towers = [Tower(model, part, device) for part, device in zip(cut, devices, strict=True)]
-    answers, metrics = [None] * len(towers), []
+    answers = [None] * len(towers)
     while True:
         requests = [requested(model, tower.advance(answer)) for tower, answer in zip(towers, answers, strict=True)]
         kind = type(requests[0])
@@ -56,10 +43,10 @@ def run(
             for losses in zip(*requests, strict=True):
                 updates.append((losses[0].optimizer, backward.tower_gradients(towers, losses, merge_device)))
         with tf.device(HOST):
-            metrics += merges.update_metrics(towers)
+            merges.update_metrics(towers)
             merges.assign(model, towers)
             if kind is Finished:
-                return Result(merges.logs(model, towers, [request.logs for request in requests]), metrics)
+                return merges.logs(model, towers, [request.logs for request in requests])
             for optimizer, tower_grads in updates:
                 apply(optimizer, tower_grads)
             answers = [requests[0].function() if kind is Once else None] * len(towers)

@@ -1,7 +1,7 @@
 """From the towers' tensors to the batch's: joined rows, means over examples, metrics, assigned variables."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -35,12 +35,8 @@ def mean(towers: Sequence[Tower], values: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.cast(t.part.share, v.dtype) * v for t, v in zip(towers, values, strict=True)])
 
 
-def update_metrics(towers: Sequence[Tower]) -> list[keras.metrics.Metric]:
-    """Does the updates of metrics that all towers asked for, each once: of all rows, of scalars' means.
-
-    Returns:
-      The metrics.
-    """
+def update_metrics(towers: Sequence[Tower]) -> None:
+    """Does the updates of metrics that all towers asked for, each once: of all rows, of scalars' means."""
 
     def whole(*values):
         if not tf.is_tensor(values[0]):
@@ -49,12 +45,10 @@ def update_metrics(towers: Sequence[Tower]) -> list[keras.metrics.Metric]:
             return mean(towers, values) if values[0].dtype.is_floating else tf.add_n(values)
         return joined(towers, values)
 
-    called = list(zip(*(tower.updates for tower in towers), strict=True))
-    for updates in called:
+    for updates in zip(*(tower.updates for tower in towers), strict=True):
         each = [(update.args, update.kwargs) for update in updates]
         args, kwargs = keras.tree.map_structure(whole, *each)
         updates[0].metric.update_state(*args, **kwargs)
-    return [updates[0].metric for updates in called]
 
 
 def assign(model: keras.Model, towers: Sequence[Tower]) -> None:
@@ -80,22 +74,39 @@ def assign(model: keras.Model, towers: Sequence[Tower]) -> None:
             )
 
 
-def logs(model: keras.Model, towers: Sequence[Tower], returned: Sequence[Any]) -> dict[str, tf.Tensor]:
-    """The means over examples of the scalars that the towers' steps returned.
+class Logs(NamedTuple):
+    """What a step reports.
+
+    Attributes:
+      results: {name: scalar} of metrics, up to this step.
+      means: {name: scalar} of others, over this batch's examples.
+    """
+
+    results: dict[str, tf.Tensor]
+    means: dict[str, tf.Tensor]
+
+
+def logs(model: keras.Model, towers: Sequence[Tower], returned: Sequence[Any]) -> Logs:
+    """Merges what the towers' steps returned, once metrics are up to date.
 
     Raises:
-      ConfigError: they returned something else.
+      ConfigError: they returned something else than scalars.
     """
-    found = {}
+    merged = Logs({}, {})
+    metrics = {id(value): (metric, part) for value, metric, part in towers[0].results}
     for name, value in _dictionary(model, returned[0]).items():
+        if id(value) in metrics:
+            metric, part = metrics[id(value)]
+            merged.results[name] = metric.result() if part is None else metric.result()[part]
+            continue
         values = [tf.convert_to_tensor(each[name]) for each in returned]
         if values[0].shape.rank != 0:
             raise errors.ConfigError(
                 f"{type(model).__name__}.tower_step returns {name!r} with shape {values[0].shape}; give a scalar: its "
                 "mean over the tower's examples."
             )
-        found[name] = mean(towers, [_floating(value) for value in values])
-    return found
+        merged.means[name] = mean(towers, [_floating(value) for value in values])
+    return merged
 
 
 def _dictionary(model: keras.Model, returned: Any) -> dict:

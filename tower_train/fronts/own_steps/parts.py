@@ -82,8 +82,13 @@ def split(data, count: int) -> list[Part]:
     """
     leaves = [leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)]
     with tf.device(HOST):
-        total = tf.cast(_size(leaves[0]), keras.config.floatx())
+        total = tf.cast(batch_size(data), keras.config.floatx())
         return [_part(data, leaves, i, count, total) for i in range(count)]
+
+
+def batch_size(data) -> Size:
+    """The examples of a batch: the rows of its first tensor."""
+    return _size(next(leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)))
 
 
 def _part(data, leaves: Sequence[tf.Tensor], index: int, count: int, total: tf.Tensor) -> Part:

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts.own_steps import lockstep, rehearsal
+from tower_train.fronts.own_steps import lockstep, parts, rehearsal
 from tower_train.fronts.parallel_model import ParallelModel
 from tower_train.graph import gradients
 from tower_train.graph.devices import HOST
@@ -55,9 +55,10 @@ class StepModel(ParallelModel):
                     if not optimizer.built:
                         optimizer.build(variables)
                 self._progress.is_rehearsed = True
-        result = lockstep.run(self.template, data, self.towers, self._merge_device, _apply)
+        logs = lockstep.run(self.template, data, self.towers, self._merge_device, _apply)
         with tf.device(HOST):
-            return self._progress.report(result, data)
+            examples = parts.batch_size(data)
+            return logs.results | {name: self._progress.mean(name, logs.means[name], examples) for name in logs.means}
 
     def test_step(self, data):
         """Evaluates a batch as the template does."""
@@ -77,21 +78,12 @@ class _Progress:
         self.is_rehearsed = False
         self.means: dict[str, keras.metrics.Mean] = {}
 
-    def report(self, result: lockstep.Result, data) -> dict[str, tf.Tensor]:
-        """Returns the logs of a step: results of metrics that it updated, and else means."""
-        of_metrics = {}
-        for metric in result.metrics:
-            found = metric.result()
-            of_metrics |= found if isinstance(found, dict) else {metric.name: found}
-        examples = tf.shape(next(leaf for leaf in keras.tree.flatten(data) if leaf is not None))[0]
-        logs = {}
-        for name, value in result.logs.items():
-            if name not in of_metrics:
-                if name not in self.means:
-                    self.means[name] = keras.metrics.Mean(name=name)
-                self.means[name].update_state(value, sample_weight=examples)
-            logs[name] = of_metrics[name] if name in of_metrics else self.means[name].result()
-        return logs
+    def mean(self, name: str, value: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
+        """Returns the mean so far of a value that is a mean over a step's examples."""
+        if name not in self.means:
+            self.means[name] = keras.metrics.Mean(name=name)
+        self.means[name].update_state(value, sample_weight=examples)
+        return self.means[name].result()
 
 
 def _apply(optimizer: keras.optimizers.Optimizer, tower_grads: list[gradients.GradientsAndVariables]) -> None:

@@ -43,6 +43,7 @@ class Tower:
       part: of the batch.
       device: string.
       updates: over calls of update_state in this phase.
+      results: over what metrics' result() gave, (the scalar, the metric, its name in a result of several, or None).
       joins: over the Joins of this phase, (the tower's own floating-point tensors, its copies of the joined ones).
       assigned: {id: (variable, value)} of this phase.
     """
@@ -58,6 +59,7 @@ class Tower:
         self.part, self.device = part, device
         self._model = model
         self._steps: Generator = model.tower_step(part.data)
+        self.results: list[tuple[tf.Tensor, keras.metrics.Metric, str | None]] = []
         self._metrics = list({id(m): m for m in [*model.metrics, *compat.layer_metrics(model)]}.values())
         self.begin_phase()
 
@@ -86,6 +88,7 @@ class Tower:
             for context in (tf.device(self.device), tf.name_scope(f"tower_{self.part.index}/"), self._scope):
                 stack.enter_context(context)
             for metric in self._metrics:
+                stack.enter_context(compat.replaced(metric, "result", self._reader(metric)))
                 stack.enter_context(compat.replaced(metric, "update_state", self._recorder(metric)))
             if self.part.count > 1:
                 stack.enter_context(compat.drawn_for_more(self.part.rows_of_draw, self._refuse_draw))
@@ -139,6 +142,17 @@ class Tower:
 
     def _recorder(self, metric: keras.metrics.Metric) -> Callable:
         return lambda *args, **kwargs: self.updates.append(MetricUpdate(metric, args, kwargs))
+
+    def _reader(self, metric: keras.metrics.Metric) -> Callable:
+        read = metric.result
+
+        def result():
+            found = keras.tree.map_structure(tf.identity, read())
+            for name, value in found.items() if isinstance(found, dict) else [(None, found)]:
+                self.results.append((value, metric, name))
+            return found
+
+        return result
 
     def _refuse_draw(self, name: str) -> None:
         raise errors.ConfigError(
