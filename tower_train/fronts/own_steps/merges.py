@@ -36,14 +36,15 @@ def mean(towers: Sequence[Tower], values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def update_metrics(towers: Sequence[Tower]) -> None:
-    """Does the updates of metrics that all towers asked for, each once: of all rows, of scalars' means."""
+    """Does the updates of metrics that all towers asked for, each once: of all rows, of the means of floating-point
+    scalars, and of the sums of integers."""
 
     def whole(*values):
         if not tf.is_tensor(values[0]):
             return values[0]
-        if values[0].shape.rank == 0:
-            return mean(towers, values) if values[0].dtype.is_floating else tf.add_n(values)
-        return joined(towers, values)
+        if values[0].shape.rank:
+            return joined(towers, values)
+        return mean(towers, values) if values[0].dtype.is_floating else _count(towers, values)
 
     for updates in zip(*(tower.updates for tower in towers), strict=True):
         each = [(update.args, update.kwargs) for update in updates]
@@ -110,12 +111,17 @@ def logs(model: keras.Model, towers: Sequence[Tower], returned: Sequence[Any]) -
 
 
 def _dictionary(model: keras.Model, returned: Any) -> dict:
-    if returned is None or isinstance(returned, dict):
-        return returned or {}
+    if isinstance(returned, dict) and returned:
+        return returned
     raise errors.ConfigError(
-        f"{type(model).__name__}.tower_step returns {type(returned).__name__}; give a dict of scalars to report, or "
-        "nothing."
+        f"{type(model).__name__}.tower_step returns {returned if returned == {} else type(returned).__name__}; give a "
+        'dict of scalars to report, such as {"loss": loss}.'
     )
+
+
+def _count(towers: Sequence[Tower], values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum over the towers that have examples."""
+    return tf.add_n([tf.where(tower.part.share > 0, v, 0) for tower, v in zip(towers, values, strict=True)])
 
 
 def _floating(value: tf.Tensor) -> tf.Tensor:
