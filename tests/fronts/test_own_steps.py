@@ -264,6 +264,38 @@ def test_masks_metrics_loss_scales_and_fewer_examples_than_towers(float64):
     assert history["sizes"] == pytest.approx([expected.mean_loss.result().numpy()], abs=1e-9)
 
 
+class Guide(keras.Model):
+    """The step of Keras' guide "Customizing what happens in fit"."""
+
+    def tower_step(self, data):
+        x, y = data
+        y_pred = self(x, training=True)
+        loss = self.compute_loss(y=y, y_pred=y_pred)  # with the regularizers'
+        yield steps.Loss(loss)
+        for metric in self.metrics:
+            metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_the_step_of_keras_guide_trains_and_reports_what_keras_does(float64):
+    def fitted(kind, make):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input([4])
+        model = kind(inputs, layers.Dense(1, kernel_regularizer="l2")(layers.Dense(5, "tanh")(inputs)))
+        run = make(model)
+        run.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
+        x = np.random.default_rng(0).normal(size=[15, 4])
+        history = run.fit(x, x[:, :1], 5, epochs=2, verbose=0, shuffle=False, validation_data=(x, x[:, :1]))
+        return model, history.history
+
+    expected, history = fitted(keras.Model, lambda model: model)
+    model, found = fitted(Guide, lambda model: tower_train.multi_gpu_model(model, gpus=3))
+    assert_same_weights(model, expected)
+    assert found.keys() == history.keys()
+    for name, values in history.items():
+        assert found[name] == pytest.approx(values, abs=1e-9), name
+
+
 METRIC = keras.metrics.Mean(name="elsewhere")
 
 

@@ -25,7 +25,8 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         model.save("my_model.keras")
 
     Args:
-      model: the template. Its weights stay where they were created, which should be the CPU.
+      model: the template. Its weights stay where they were created, which should be the CPU. A `tower_step` of its own
+        (see tower_train.steps) takes the place of Keras' training step.
       gpus: how many towers, or a list of the GPUs that carry them, or None for all GPUs. Without GPUs a count of towers
         lives on the CPU.
       cpu_merge: whether the towers' outputs are joined, and the loss is computed, on the CPU; if not, on the first
@@ -33,7 +34,7 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       cpu_relocation: whether to move the template's weights to the CPU.
 
     Returns:
-      A `ParallelModel`.
+      A `ParallelModel`, for a model with a `tower_step` a `StepModel`.
 
     Raises:
       ConfigError: missing GPUs, or a model that cannot be split.

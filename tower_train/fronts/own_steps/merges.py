@@ -95,12 +95,13 @@ def logs(model: keras.Model, towers: Sequence[Tower], returned: Sequence[Any]) -
     """
     merged = Logs({}, {})
     metrics = {id(value): (metric, part) for value, metric, part in towers[0].results}
-    for name, value in _dictionary(model, returned[0]).items():
+    flat = [_dictionary(model, each) for each in returned]
+    for name, value in flat[0].items():
         if id(value) in metrics:
             metric, part = metrics[id(value)]
             merged.results[name] = metric.result() if part is None else metric.result()[part]
             continue
-        values = [tf.convert_to_tensor(each[name]) for each in returned]
+        values = [tf.convert_to_tensor(each[name]) for each in flat]
         if values[0].shape.rank != 0:
             raise errors.ConfigError(
                 f"{type(model).__name__}.tower_step returns {name!r} with shape {values[0].shape}; give a scalar: its "
@@ -111,12 +112,16 @@ def logs(model: keras.Model, towers: Sequence[Tower], returned: Sequence[Any]) -
 
 
 def _dictionary(model: keras.Model, returned: Any) -> dict:
-    if isinstance(returned, dict) and returned:
-        return returned
-    raise errors.ConfigError(
-        f"{type(model).__name__}.tower_step returns {returned if returned == {} else type(returned).__name__}; give a "
-        'dict of scalars to report, such as {"loss": loss}.'
-    )
+    """Returns what a step reports, with the results of several metrics in one beside the others."""
+    if not isinstance(returned, dict) or not returned:
+        raise errors.ConfigError(
+            f"{type(model).__name__}.tower_step returns {returned if returned == {} else type(returned).__name__}; "
+            'give a dict of scalars to report, such as {"loss": loss}.'
+        )
+    flat = {}
+    for name, value in returned.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def _count(towers: Sequence[Tower], values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -31,7 +31,7 @@ def rehearse(model: keras.Model, data, device: str, count: int) -> Trained:
         asked[:] = _requests(model, batch)
 
     specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.TensorSpec(leaf.shape, leaf.dtype), data)
-    with tf.device(device), keras.StatelessScope():
+    with tf.device(device), keras.StatelessScope(), keras.SymbolicScope():
         graph = tf.function(step, autograph=False).get_concrete_function(specs).graph
     found = list(random_state.find(graph.get_operations()))
     if found and count > 1:
