@@ -374,6 +374,13 @@ def assignment(self, x):
     self.count.assign_add(1.0)
 
 
+def own_update(self, x):
+    with tf.GradientTape() as tape:
+        loss = ops.mean(self.dense(x))
+    self.optimizer.apply_gradients([(tape.gradient(loss, self.dense.bias.value), self.dense.bias)])
+    yield steps.Loss(ops.mean(self.dense(x)))
+
+
 def unknown_metric(self, x):
     yield steps.Loss(ops.mean(self.dense(x)))
     METRIC.update_state(1.0)
@@ -403,6 +410,7 @@ def no_rows(self, x):
      (another_variable, "a Loss for .*, which is no trainable weight"),
      (late_loss, "depends on none of its 2 variables.*compute the loss anew"),
      (assignment, r"Own.tower_step assigns to own.*/count, which every tower would do. Yield steps.Once"),
+     (own_update, "tower_step assigns to .* a steps.Loss in place of apply_gradients"),
      (unknown_metric, "tower_step assigns to .*a metric must be an attribute"),
      (no_log, r"returns 'rows' with shape \(2, 4\); give a scalar"), (no_cut_draw, "keras.random.gamma.*gpus=1"),
      (no_logs, "returns NoneType; give a dict"), (no_rows, "Join of a scalar")],

@@ -35,6 +35,10 @@ def run(
     while True:
         requests = [requested(model, tower.advance(answer)) for tower, answer in zip(towers, answers, strict=True)]
         kind = type(requests[0])
+        if any(type(request) is not kind for request in requests):
+            raise errors.ConfigError(
+                f"{type(model).__name__}.tower_step yields different requests in different towers."
+            )
         if kind is Join:
             answers = _join(towers, [request.tensors for request in requests], merge_device)
             continue

@@ -13,7 +13,7 @@ from tower_train.graph.devices import HOST
 class StepModel(ParallelModel):
     """A Keras model whose training steps are its template's `tower_step`, run in all towers.
 
-    Evaluation is the template's own, on the first tower's device; prediction is split over the towers.
+    Evaluation is the template's own, on the first tower's device. Prediction is split over the towers.
     """
 
     def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str):
@@ -64,6 +64,13 @@ class StepModel(ParallelModel):
         """Evaluates a batch as the template does."""
         with tf.device(self.towers[0]):
             return self.template.test_step(data)
+
+    def predict_step(self, data):
+        """Computes the outputs of a batch: in towers, unless the template has a way of its own."""
+        if type(self.template).predict_step is keras.Model.predict_step:
+            return super().predict_step(data)
+        with tf.device(self.towers[0]):
+            return self.template.predict_step(data)
 
 
 class _Progress:
