@@ -285,7 +285,7 @@ def test_the_step_of_keras_guide_trains_and_reports_what_keras_does(float64):
         run = make(model)
         run.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
         x = np.random.default_rng(0).normal(size=[15, 4])
-        history = run.fit(x, x[:, :1], 5, epochs=2, verbose=0, shuffle=False, validation_data=(x, x[:, :1]))
+        history = run.fit(x, x[:, :1], 5, verbose=0, shuffle=False, validation_data=(x, x[:, :1]))
         return model, history.history
 
     expected, history = fitted(keras.Model, lambda model: model)
@@ -305,6 +305,7 @@ class Own(keras.Model):
     def __init__(self, step):
         super().__init__()
         self.step, self.dense, self.norm = step, layers.Dense(1), layers.BatchNormalization(momentum=0.9)
+        self.dense.build([None, 4])
         self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
 
     def call(self, x):
@@ -377,8 +378,8 @@ def assignment(self, x):
 def own_update(self, x):
     with tf.GradientTape() as tape:
         loss = ops.mean(self.dense(x))
-    self.optimizer.apply_gradients([(tape.gradient(loss, self.dense.bias.value), self.dense.bias)])
-    yield steps.Loss(ops.mean(self.dense(x)))
+    update(tape, loss, self.dense.trainable_weights, self.optimizer)
+    yield steps.Join(x)
 
 
 def unknown_metric(self, x):
@@ -410,7 +411,7 @@ def no_rows(self, x):
      (another_variable, "a Loss for .*, which is no trainable weight"),
      (late_loss, "depends on none of its 2 variables.*compute the loss anew"),
      (assignment, r"Own.tower_step assigns to own.*/count, which every tower would do. Yield steps.Once"),
-     (own_update, "tower_step assigns to .* a steps.Loss in place of apply_gradients"),
+     (own_update, "calls apply_gradients.*Yield steps.Loss"),
      (unknown_metric, "tower_step assigns to .*a metric must be an attribute"),
      (no_log, r"returns 'rows' with shape \(2, 4\); give a scalar"), (no_cut_draw, "keras.random.gamma.*gpus=1"),
      (no_logs, "returns NoneType; give a dict"), (no_rows, "Join of a scalar")],

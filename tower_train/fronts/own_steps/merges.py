@@ -70,8 +70,7 @@ def assign(model: keras.Model, towers: Sequence[Tower]) -> None:
         else:
             raise errors.ConfigError(
                 f"{type(model).__name__}.tower_step assigns to {variable.path}, which every tower would do. Yield "
-                "steps.Once(function) with a function that assigns, of joined tensors where it needs the whole batch, "
-                "and a steps.Loss in place of apply_gradients; "
+                "steps.Once(function) with a function that assigns, of joined tensors where it needs the whole batch; "
                 "a metric must be an attribute of the model."
             )
 

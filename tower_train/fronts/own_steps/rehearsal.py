@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import console, errors
+from tower_train.fronts import compat
 from tower_train.fronts.own_steps import lockstep
 from tower_train.fronts.own_steps.requests import Join, Once
 from tower_train.graph import random_state
@@ -56,9 +57,17 @@ def _requests(model: keras.Model, batch) -> list:
         raise errors.ConfigError(
             f"{type(model).__name__}.tower_step returns {type(generator).__name__}; yield a steps.Loss for each update."
         )
+
+    def refuse(*args, **kwargs):
+        raise errors.ConfigError(
+            f"{type(model).__name__}.tower_step calls apply_gradients, which every tower would do. Yield "
+            "steps.Loss(loss, variables, optimizer) in place of the gradients and their use."
+        )
+
     while True:
         try:
-            asked.append(generator.send(answer))
+            with compat.replaced(keras.optimizers.Optimizer, "apply_gradients", refuse):
+                asked.append(generator.send(answer))
         except StopIteration:
             return asked
         answer = asked[-1].tensors if isinstance(asked[-1], Join) else None
