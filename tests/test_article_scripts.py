@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-SCRIPTS = ["keras_multi_gpu", "estimator_fashion_mnist", "estimator_retinal_oct", "choose_gpus"]
+SCRIPTS = ["keras_multi_gpu", "estimator_fashion_mnist", "estimator_retinal_oct", "choose_gpus", "keras_dcgan"]
 
 
 def run(name, *options):
@@ -32,7 +32,8 @@ def test_help_and_mistakes_are_answered_without_tensorflow(name):
 @pytest.mark.parametrize(
     "name, word",
     [("keras_multi_gpu", "--gpus=0"), ("keras_multi_gpu", "--save=model"), ("estimator_fashion_mnist", "--num_gpus=-1"),
-     ("estimator_retinal_oct", "--batch_size=many"), ("choose_gpus", "--gpus=first")],
+     ("estimator_retinal_oct", "--batch_size=many"), ("choose_gpus", "--gpus=first"),
+     ("keras_dcgan", "--save=generator.h5")],
 )  # fmt: skip
 def test_a_bad_value_is_named_without_tensorflow(name, word):
     mistaken = run(name, word)
@@ -61,6 +62,18 @@ def test_keras_on_several_towers_saves_the_plain_model(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "2 towers on the CPU" in done.stderr and "Saved vgg.keras" in done.stdout
     assert keras.models.load_model(tmp_path / "vgg.keras").input_shape == (None, 32, 32, 3)
+
+
+def test_a_dcgan_writes_pictures_and_saves_its_generator(tmp_path, monkeypatch, capsys):
+    pictures, saved = tmp_path / "there" / "pictures", tmp_path / "generator.keras"
+    words = ["--steps=2", "--batch_size=8", f"--pictures={pictures}", f"--save={saved}"]
+    monkeypatch.setattr(sys, "argv", ["script", *words])
+    assert runpy.run_path(jobs.ROOT / "scripts" / "keras_dcgan.py")["main"]([]) == 0
+    shown = capsys.readouterr()
+    assert "2 towers on the CPU" in shown.err and re.search(r"d_loss: 1\.\d+ - g_loss: 0\.\d+", shown.out)
+    picture = tf.io.decode_png((pictures / "epoch-001.png").read_bytes())
+    assert picture.shape == [8 * 28, 8 * 28, 1] and len(np.unique(picture)) > 10
+    assert keras.models.load_model(saved)(tf.ones([1, 64])).shape == [1, 28, 28, 1]
 
 
 def timed(shown):

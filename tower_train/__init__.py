@@ -54,6 +54,7 @@ _HOMES = {
     "mean_squared_error": "tower_train.measures",
     "multi_gpu_model": "tower_train.fronts.multi_gpu_model",
     "regression_metrics": "tower_train.measures",
+    "steps": "tower_train.steps",
     "softmax_cross_entropy": "tower_train.measures",
     "tower_loss": "tower_train.graph.towers",
     "train": "tower_train.run.train",

@@ -276,6 +276,32 @@ def test_draws_are_taken_from_elsewhere_where_there_are_any():
     assert list(seeds.state.numpy() - before) == [0, 2]
 
 
+def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
+    def rows(size):
+        return None if size == 3 else (10, tf.range(size) + 4)
+
+    def refuse(name):
+        raise KeyError(name)
+
+    random, inputs = keras.random, tf.ones([2, 50])
+    draws = [
+        lambda size: random.normal((size, 4), seed=1), lambda size: random.truncated_normal((size, 4), seed=1),
+        lambda size: random.uniform(tf.constant([size, 4]), seed=1), lambda size: random.randint([size], 0, 99, seed=1),
+        lambda size: random.dropout(tf.ones([size, 50]), 0.5, seed=1),
+        lambda size: random.dropout(tf.ones([size, 50]), 0.5, noise_shape=[None, 50], seed=1),
+    ]  # fmt: skip
+    alone = random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1)
+    for draw in draws:
+        whole, three = draw(10), draw(3)
+        with compat.drawn_for_more(rows, refuse):
+            np.testing.assert_array_equal(draw(2), whole[4:6])
+            np.testing.assert_array_equal(draw(3), three)
+            np.testing.assert_array_equal(random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1), alone)
+            with pytest.raises(KeyError, match="gamma"):
+                random.gamma([2], 1.0)
+        np.testing.assert_array_equal(draw(10), whole)
+
+
 def test_moving_statistics_make_batch_normalisation_treat_examples_alone():
     model = keras.Sequential([keras.Input([2]), keras.layers.BatchNormalization()])
     assert [v.name for v in compat.moving_statistics_of(model)] == ["moving_mean", "moving_variance"]

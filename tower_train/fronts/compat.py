@@ -193,6 +193,48 @@ def drawn_otherwise(draws: Callable[[Any, Any], Any]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def drawn_for_more(
+    rows: Callable[[Any], tuple[Any, tf.Tensor] | None], refuse: Callable[[str], None]
+) -> Iterator[None]:
+    """Within this block Keras draws random numbers for more rows, from the same seeds, and keeps some of them.
+
+    Args:
+      rows: first size of a draw's shape, an integer or a scalar tensor -> (the size to draw, indices of the rows to
+        keep), or None, which leaves the draw as it is.
+      refuse: gets the name of a function of keras.random whose numbers are not cut by rows, and raises.
+    """
+
+    def for_more(draw):
+        def drawn(shape, *args, **kwargs):
+            sizes = [shape[i] for i in range(len(shape) if not tf.is_tensor(shape) else shape.shape[0])]
+            chosen = rows(sizes[0]) if sizes else None
+            if chosen is None:
+                return draw(shape, *args, **kwargs)
+            return tf.gather(draw((chosen[0], *sizes[1:]), *args, **kwargs), chosen[1])
+
+        return drawn
+
+    def dropout(inputs, rate, noise_shape=None, seed=None):
+        sizes = [tf.shape(inputs)[i] if size is None else size for i, size in enumerate(inputs.shape)]
+        is_shared = noise_shape is not None and isinstance(noise_shape[0], int) and noise_shape[0] == 1
+        chosen = rows(sizes[0]) if 0 < rate < 1 and not is_shared else None
+        if chosen is None:
+            return drop(inputs, rate, noise_shape, seed)
+        noise_shape = noise_shape and (None, *noise_shape[1:])
+        kept = drop(tf.ones((chosen[0], *sizes[1:]), inputs.dtype), rate, noise_shape, seed)
+        return inputs * tf.gather(kept, chosen[1])
+
+    drop = backend_random.dropout
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(backend_random, "dropout", dropout))
+        for name in ("normal", "truncated_normal", "uniform", "randint"):
+            stack.enter_context(replaced(backend_random, name, for_more(getattr(backend_random, name))))
+        for name in ("beta", "binomial", "categorical", "gamma", "shuffle"):
+            stack.enter_context(replaced(backend_random, name, lambda *_, name=name, **__: refuse(name)))
+        yield
+
+
 def seed_state(seed) -> keras.Variable | None:
     """The variable of a keras.random.SeedGenerator; None for another seed."""
     return getattr(seed, "state", None)

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, placement
+from tower_train.fronts.own_steps.step_model import StepModel
 from tower_train.fronts.parallel_model import ParallelModel
 from tower_train.graph.devices import HOST
 
@@ -24,7 +25,8 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         model.save("my_model.keras")
 
     Args:
-      model: the template. Its weights stay where they were created, which should be the CPU.
+      model: the template. Its weights stay where they were created, which should be the CPU. A `tower_step` of its own
+        (see tower_train.steps) takes the place of Keras' training step.
       gpus: how many towers, or a list of the GPUs that carry them, or None for all GPUs. Without GPUs a count of towers
         lives on the CPU.
       cpu_merge: whether the towers' outputs are joined, and the loss is computed, on the CPU; if not, on the first
@@ -32,7 +34,7 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       cpu_relocation: whether to move the template's weights to the CPU.
 
     Returns:
-      A `ParallelModel`.
+      A `ParallelModel`, for a model with a `tower_step` a `StepModel`.
 
     Raises:
       ConfigError: missing GPUs, or a model that cannot be split.
@@ -43,7 +45,12 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         _check_divisible(model)
     if cpu_relocation:
         _relocate(model)
-    return ParallelModel(model, placed.towers, HOST if cpu_merge else placed.towers[0])
+    kind = StepModel if _has_tower_step(model) else ParallelModel
+    return kind(model, placed.towers, HOST if cpu_merge else placed.towers[0])
+
+
+def _has_tower_step(model) -> bool:
+    return hasattr(type(model), "tower_step")
 
 
 def _check(model) -> None:
@@ -63,10 +70,11 @@ def _check(model) -> None:
         for name in ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
         if getattr(type(model), name) is not getattr(keras.Model, name)
     ]
-    if overridden:
+    if overridden and not _has_tower_step(model):
         raise errors.ConfigError(
             f"multi_gpu_model: {type(model).__name__} defines its own {', '.join(overridden)}, which towers would not "
-            "call. Put the computation into call() and add_loss(), or into losses and metrics for compile()."
+            "call. Put the computation into call() and add_loss(), or into losses and metrics for compile(), or the "
+            "training into a tower_step() (tower_train.steps)."
         )
 
 

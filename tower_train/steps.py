@@ -1,0 +1,8 @@
+"""Training steps of a Keras model's own for multi_gpu_model: what a model's `tower_step` yields.
+
+from tower_train import steps
+"""
+
+from tower_train.fronts.own_steps.requests import Join, Loss, Once
+
+__all__ = ["Join", "Loss", "Once"]
