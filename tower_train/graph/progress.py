@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.postponed import Postponed
 
 v1 = tf.compat.v1
 INPUT = "input"
@@ -29,7 +30,11 @@ def count_progress(
     """
     arrivals = {INPUT: list(input_arrivals)}
     for i, (loss, grads) in enumerate(zip(tower_losses, tower_grads, strict=True)):
-        arrivals[f"tower_{i}"] = [loss, *(grad.op for grad, _ in grads if grad is not None)]
+        arrivals[f"tower_{i}"] = [loss]
+        for grad, _ in grads:
+            arrivals[f"tower_{i}"] += (
+                grad.known if isinstance(grad, Postponed) else [grad.op] if grad is not None else []
+            )
     ops, counts = [], {}
     for name, arrived in arrivals.items():
         counter = v1.get_variable(
