@@ -48,7 +48,7 @@ def postponed(tower_grads: list[list[tuple]]) -> list[list[tuple]]:
     by_variable = []
     for row in zip(*tower_grads, strict=True):
         grads = [grad for grad, _ in row]
-        if all(tf.is_tensor(grad) for grad in grads):
+        if all(isinstance(grad, tf.Tensor) for grad in grads):
             known = [[] for _ in grads]
             sum_of = _sum(grads, known)
             row = [(Postponed(sum_of, i, known[i]), variable) for i, (_, variable) in enumerate(row)]
