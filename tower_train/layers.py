@@ -1,6 +1,6 @@
 """Layers that have to know of the towers: batch normalisation, dropout and other random numbers. And `frozen`,
 `learning` and `gradient_until`, for layers that are not trained, or in a way of their own; `on_gpu`, for those that are
-computed in another way there.
+computed in another way there; `once`, for what is the same in all towers.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
 also here. The moving statistics for evaluation are updated once a step, with the mean over all towers.
