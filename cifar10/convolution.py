@@ -59,10 +59,8 @@ def convolution(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = Fals
         return tf.cast(widened, tf.float16)
     maps = inputs if pixels_first else tf.transpose(inputs, [1, 2, 0, 3])
     of_maps, of_kernels, to_outputs = transforms(tuple(maps.shape[:2]), tuple(weights.shape[:2]))
-    products = [
-        tf.matmul(of_x, of_g)
-        for of_x, of_g in zip(_spectrum(maps, of_maps), _spectrum(weights, of_kernels), strict=True)
-    ]
+    kernels = layers.once(f"spectrum for {maps.shape[:2]}", lambda weights: _spectrum(weights, of_kernels), weights)
+    products = [tf.matmul(of_x, of_g) for of_x, of_g in zip(_spectrum(maps, of_maps), kernels, strict=True)]
     outputs = _image(products, to_outputs)
     return outputs if pixels_first else tf.transpose(outputs, [2, 0, 1, 3])
 

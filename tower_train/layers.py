@@ -1,6 +1,6 @@
 """Layers that have to know of the towers: batch normalisation, dropout and other random numbers. And `frozen`,
 `learning` and `gradient_until`, for layers that are not trained, or in a way of their own; `on_gpu`, for those that are
-computed in another way there.
+computed in another way there; `once`, for what is the same in all towers.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
 also here. The moving statistics for evaluation are updated once a step, with the mean over all towers.
@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -258,6 +259,17 @@ def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
         final_op="Div",
         subdiv_offsets=[0],
     )
+
+
+def once(name: str, build: Callable[[tf.Tensor], Any], weights: tf.Tensor) -> Any:
+    """Computes something of weights alone. Towers that share cores, as logical CPU devices do, compute it once.
+
+    Args:
+      name: tells it from what else is computed of the same weights.
+      build: takes the weights, and nothing that depends on the tower or its batch.
+      weights: of get_variable.
+    """
+    return context.once((name, weights.ref()), lambda: build(weights))
 
 
 def weights(

@@ -11,6 +11,7 @@ from tower_train import errors, host
 from tower_train.data import tf_data
 from tower_train.graph import order, stream
 from tower_train.graph.draws import split_mix
+from tower_train.graph.transfer import Transfer
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -221,13 +222,15 @@ class TestTrainingStream:
         [(1, 2, None, 2), (1, 12, None, 12), (1, 40, None, 16), (8, 20, None, 3), (8, 4, None, 2), (1, 40, 5, 5)],
     )
     def test_all_cores_may_fetch_and_distort(self, towers, cores, asked, steps_at_once, monkeypatch):
-        """TensorFlow runs as many of these functions at the same time as there are cores; each has a part a tower."""
+        """TensorFlow runs as many of these functions at the same time as there are cores; each has a part a tower with
+        a device of its own."""
         monkeypatch.setattr(host, "cores", lambda: cores)
         numbers = Examples.from_arrays("numbers", np.arange(9), np.arange(9))
         workload, split = Workload("toy", None, None), stream.Split(1, towers)
         with tf.Graph().as_default() as graph:
             numbers = dataclasses.replace(numbers, parallel_steps=asked)
-            stream.training_stream(workload, numbers, 0, tf.constant(0, tf.int64), split)
+            way = Transfer(["/cpu:0"] * towers, distorts_there=True)
+            stream.training_stream(workload, numbers, 0, tf.constant(0, tf.int64), split, way)
         [parallel] = [op for op in graph.get_operations() if op.type == "ParallelMapDatasetV2"]
         assert tf.get_static_value(parallel.inputs[-1]) == steps_at_once
 

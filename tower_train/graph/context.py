@@ -8,8 +8,8 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -65,6 +65,7 @@ class Context:
       learning: {variable's name: its rate}, of the variables created in blocks of layers.learning.
       draws: the random numbers of its layers; None where examples have no positions.
       drawn_by_tower: names of random numbers of its layers that depend on the towers all the same.
+      common: {key: what `once` built} of towers that share cores; None where each tower builds its own.
     """
 
     tower: int = 0
@@ -75,6 +76,7 @@ class Context:
     learning: dict[str, Learning] = dataclasses.field(default_factory=dict)
     draws: TowerDraws | None = None
     drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
+    common: dict[Hashable, Any] | None = None
 
     def of_tower(self, index: int, draws: TowerDraws | None = None):
         """Enters the context of a tower that is trained: the one so many after this one's."""
@@ -87,6 +89,21 @@ _CURRENT: contextvars.ContextVar[Context | None] = contextvars.ContextVar("tower
 def current() -> Context:
     """Returns the context of the tower that is being built; an empty one outside of towers."""
     return _CURRENT.get() or Context()
+
+
+def once(key: Hashable, build: Callable[[], Any]) -> Any:
+    """Returns what `build` makes, which is the same for all towers: towers that share cores share it.
+
+    Args:
+      key: tells it from all else that a tower builds so.
+      build: takes nothing of the tower, only variables and constants.
+    """
+    common, key = current().common, (tf.compat.v1.get_default_graph(), key)  # a branch or a loop is a graph of its own
+    if common is None:
+        return build()
+    if key not in common:
+        common[key] = build()
+    return common[key]
 
 
 @contextlib.contextmanager

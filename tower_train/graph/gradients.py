@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train import console, errors
+from tower_train.graph.postponed import Postponed
 
 v1 = tf.compat.v1
 
-Gradient = tf.Tensor | tf.IndexedSlices | None
+Gradient = tf.Tensor | tf.IndexedSlices | Postponed | None
 GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
 
 _untrained = weakref.WeakValueDictionary()  # {id: variable} of those that a notice has named
@@ -119,7 +120,7 @@ def update_if_finite(
 
     def refused():
         with tf.control_dependencies([skip()]):
-            return tf.stack([*map(_are_finite, values), applicable])
+            return tf.stack([*(_are_finite(list(map(_tensor, row))) for row in values), applicable])
 
     return tf.cond(tf.reduce_all(applicable), applied, refused, name="train")
 
@@ -128,6 +129,10 @@ def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
     """bool scalar: whether there is neither NaN nor infinity in it; computed where the value is."""
     with tf.device(value.device):
         return tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value))
+
+
+def _tensor(value: Gradient) -> Gradient:
+    return value.tensor() if isinstance(value, Postponed) else value
 
 
 def _are_finite(values: Sequence[Gradient]) -> tf.Tensor:
@@ -174,7 +179,9 @@ def _mean(grads: list[Gradient], name: str) -> Gradient:
     if any(sparse) and not all(sparse):
         raise errors.GraphError(f"{name} has a sparse gradient in some towers and a dense one in others.")
     if len(grads) == 1:
-        return grads[0]
+        return _tensor(grads[0])
+    if isinstance(grads[0], Postponed):
+        return grads[0].sum_of([grad.tower for grad in grads]) / len(grads)
     if all(sparse):
         values = tf.concat([grad.values for grad in grads], axis=0)
         indices = tf.concat([grad.indices for grad in grads], axis=0)

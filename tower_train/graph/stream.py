@@ -106,8 +106,11 @@ def training_stream(
             "of. Use one process, or examples that are fetched by index."
         )
     on_host = dataclasses.replace(workload, distort=None, prepare=None) if way.distorts_there else workload
-    make = _elements_in_their_order if examples.elements else _examples_by_index
-    source, staged = make(on_host, examples, seed, steps, split), None
+    if examples.elements:
+        source = _elements_in_their_order(on_host, examples, seed, steps, split)
+    else:
+        source = _examples_by_index(on_host, examples, seed, steps, split, way.stages or way.distorts_there)
+    staged = None
     if way.stages:
         staged = staging.stage(source, way.devices, start, step_size, way.end)
     batches, initializer = (staged.batches, staged.fill) if staged else (source.take(), source.iterator.initializer)
@@ -127,20 +130,24 @@ def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, on_devic
 
 
 def _examples_by_index(
-    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, split: Split
+    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, split: Split, by_tower: bool
 ) -> staging.Source:
-    """Fetches examples by index, a tower's batch at a time, from the positions that `steps` begin at."""
+    """Fetches examples by index, from the positions that `steps` begin at: a whole step at a time, or a tower's batch,
+    of which several can be made side by side."""
     fetch = examples.open()
+    parts = split.num_towers if by_tower else 1
+    size = split.worker_batch // parts
 
-    def tower_examples(first: tf.Tensor):
-        draws = _draws(examples, first, split.tower_batch, seed)
+    def part(first: tf.Tensor):
+        draws = _draws(examples, first, size, seed)
         features, labels = fetch(draws.indices)
-        return _with_batch_size((preprocess(workload, features, draws), labels), split.tower_batch)
+        return _with_batch_size((preprocess(workload, features, draws), labels), size)
 
     def step(first: tf.Tensor):
-        return tuple(tower_examples(first + i * split.tower_batch) for i in range(split.num_towers))
+        return tuple(part(first + i * size) for i in range(parts))
 
-    return staging.Source(_iterator(steps, step, examples, split.num_towers), list)
+    iterator = _iterator(steps, step, examples, parts)
+    return staging.Source(iterator, list if parts == split.num_towers else lambda whole: _divided(whole[0], split))
 
 
 def _elements_in_their_order(
@@ -157,15 +164,15 @@ def _elements_in_their_order(
         draws = _draws(examples, first, step_size, seed)
         return _with_batch_size((preprocess(workload, features, draws), labels), step_size)
 
-    def divided(whole: tuple[Tensors, Tensors]) -> staging.Batches:
-        return [
-            tf.nest.map_structure(lambda t, i=i: t[i * split.tower_batch : (i + 1) * split.tower_batch], whole)
-            for i in range(split.num_towers)
-        ]
-
     batches = in_fixed_order(elements).batch(step_size, drop_remainder=True)
     iterator = _iterator(tf.data.Dataset.zip(steps, batches), step, examples)
-    return staging.Source(iterator, divided, tf.data.experimental.cardinality(elements))
+    return staging.Source(iterator, lambda whole: _divided(whole, split), tf.data.experimental.cardinality(elements))
+
+
+def _divided(whole: tuple[Tensors, Tensors], split: Split) -> staging.Batches:
+    """Divides what has left the iterator among the towers."""
+    size = split.tower_batch
+    return [tf.nest.map_structure(lambda t, i=i: t[i * size : (i + 1) * size], whole) for i in range(split.num_towers)]
 
 
 def evaluation_stream(

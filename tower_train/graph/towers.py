@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.graph import context
 from tower_train.graph.variables import Variables
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Examples, Tensors, Workload
@@ -141,7 +142,9 @@ def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, *
     """A custom getter: a network that asks for a variable below float32 gets a copy of a float32 one."""
     dtype = tf.as_dtype(dtype or tf.float32)
     variable = getter(name, shape, variable_dtype(dtype), *args, **kwargs)
-    return variable if variable.dtype.base_dtype == dtype else tf.cast(variable, dtype)
+    if variable.dtype.base_dtype == dtype:
+        return variable
+    return context.once((variable.ref(), dtype), lambda: tf.cast(variable, dtype))
 
 
 def restored(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):

@@ -29,6 +29,7 @@ from tower_train.graph.drawing import TOWERS, Sections
 from tower_train.graph.draws import TowerDraws, check_same
 from tower_train.graph.gradients import average_gradients
 from tower_train.graph.lookahead import Lookahead
+from tower_train.graph.postponed import postponed
 from tower_train.graph.record import RandomNumbers, StepReport, TrainingGraph
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
@@ -65,7 +66,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         learning_rate = schedule.rate(counters.examples_seen)
 
         sections.begin(TOWERS)  # 3. On each device the same network on the same variables, its loss, its gradients.
-        step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples))
+        share_cores = _share_cores(config, devices, variables)
+        step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples), share_cores)
         tower_losses, tower_grads, built = [], [], []
         for i, (device, batch, first) in enumerate(zip(places, source.batches, source.firsts, strict=True)):
             if i % config.accumulate_steps:  # on the same device, one after the other
@@ -80,6 +82,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             built.append(tower)
 
         sections.begin("average")  # 4. The mean over all towers of all workers.
+        if share_cores:
+            tower_grads = postponed(gradients.with_gradients(tower_grads))
         mean_grads = variables.average(average_gradients, tower_grads)
         stop_wish, ask_to_stop = _stop_wish(devices.num_workers, loss.dtype)
         mean_losses, stopping, moving = _other_means(variables, tower_losses, stop_wish, built)
@@ -204,11 +208,19 @@ def _variables(config: Config, devices: Devices) -> Variables:
     return Variables(places, towers_each, all_reduce)
 
 
-def _step_context(config: Config, devices: Devices, split: stream.Split, epochs_seen: tf.Tensor) -> context.Context:
+def _share_cores(config: Config, devices: Devices, variables: Variables) -> bool:
+    """Whether towers are computed side by side by the same cores, on the same copy of the variables."""
+    return len(variables.devices) == 1 < len(devices.towers) and not devices.gpus and config.accumulate_steps == 1
+
+
+def _step_context(
+    config: Config, devices: Devices, split: stream.Split, epochs_seen: tf.Tensor, share_cores: bool
+) -> context.Context:
     return context.Context(
         tower=split.worker * split.num_towers,
         synchronized_towers=len(devices.towers) * split.num_workers if config.sync_batch_norm else 0,
         epochs_seen=epochs_seen,
+        common={} if share_cores else None,
     )
 
 
