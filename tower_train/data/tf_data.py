@@ -2,22 +2,27 @@
 
 The order is the dataset's own, and the state of its iterator goes into the checkpoint, with what its shuffle buffers
 hold. Data that can be fetched by index needs neither: `Examples.from_arrays`, `tf_records`.
+
+Several workers take the elements in the order in which one would, each its part of every step. So all of them go
+through the whole dataset, unless they are given shards of it.
 """
 
+import functools
 import hashlib
+import inspect
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.examples import Examples
+from tower_train.examples import Examples, Shard
 
 v1 = tf.compat.v1
 
 
 def examples(
     name: str,
-    make: Callable[[], tf.data.Dataset],
+    make: Callable[..., tf.data.Dataset],
     num_examples: int | None = None,
     class_names: Sequence[str] = (),
     fingerprint: str = "",
@@ -28,7 +33,10 @@ def examples(
     Args:
       name: what the data set is called in logs.
       make: called inside a graph; returns a dataset of (features, label), one example each (`.unbatch()` takes batches
-        apart), shuffled if it is to be. For training it must not end: `.repeat()`. For testing it ends.
+        apart), shuffled if it is to be. For training it must not end: `.repeat()`. For testing it ends. If make has a
+        parameter without a default value, it gets a `Shard` and returns the elements of that shard, each once, such as
+        those of the files paths[shard.index :: shard.count]. A worker trains on its own shard, then on the next
+        worker's, and so on around.
       num_examples: how many there are; of a dataset that repeats them, how many make an epoch. None: as many as
         TensorFlow finds in the dataset.
       class_names: what label i means; empty where labels are not classes.
@@ -38,8 +46,10 @@ def examples(
     Raises:
       DataError: make returns something else, or num_examples is missing and TensorFlow cannot tell it.
     """
+    shard = make if _takes_shard(make) else None
+    elements = functools.partial(make, Shard(0, 1)) if shard else make
     with tf.Graph().as_default(), tf.device("/cpu:0"):
-        dataset = make()
+        dataset = elements()
         if not isinstance(dataset, tf.data.Dataset):
             raise errors.DataError(f"{name}: got {type(dataset).__name__}; make must return a tf.data.Dataset.")
         spec = dataset.element_spec
@@ -53,7 +63,19 @@ def examples(
     if num_examples < 1:
         raise errors.DataError(f"{name}: num_examples is {num_examples}; there must be at least one example.")
     digest = hashlib.sha256(f"{spec} {num_examples} {fingerprint}".encode()).hexdigest()[:16]
-    return Examples(name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=make)
+    return Examples(
+        name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=elements,
+        shard=shard,
+    )  # fmt: skip
+
+
+def _takes_shard(make: Callable) -> bool:
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # of no Python function
+        return False
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return any(each.kind in positional and each.default is each.empty for each in parameters)
 
 
 def _count(name: str, dataset: tf.data.Dataset) -> int:

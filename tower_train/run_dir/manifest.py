@@ -72,7 +72,7 @@ def hyperparameters(run_json: dict) -> dict[str, bool | float | str]:
 
 # Options whose values may differ between the workers of a cluster.
 _PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus", "intra_op_threads",
-        "inter_op_threads", "log_device_placement", "wait_for_workers"}  # fmt: skip
+        "inter_op_threads", "log_device_placement", "wait_for_workers", "on_worker_change"}  # fmt: skip
 
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
