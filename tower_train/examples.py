@@ -111,7 +111,7 @@ class Examples:
         count = min(count, self.num_examples)
         if self.elements:
             return dataclasses.replace(
-                self, num_examples=count, elements=lambda: self.elements().take(count), labels=None
+                self, num_examples=count, elements=lambda: self.elements().take(count), shard=None, labels=None
             )
         chosen = np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False))
 
