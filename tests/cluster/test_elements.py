@@ -14,6 +14,7 @@ import toy_workload
 
 from tower_train import errors
 from tower_train.data import tf_data
+from tower_train.graph import transfer
 from tower_train.run import signals
 
 OPTIONS = jobs.TOY | dict(num_gpus=1, dtype="float64", seed=3, learning_rate=0.001, keep_checkpoints=0)
@@ -66,8 +67,10 @@ def killed_run(tmp_path_factory):
 def test_killed_workers_go_on_elsewhere_as_if_one_had_trained_and_nobody_had_killed_it(
     killed_run, tmp_path, monkeypatch
 ):
-    """On other ports each time; the second start saves when a signal asks for it, the third has half as many towers."""
+    """On other ports each time. The second start saves when a signal asks for it, the third has half as many towers; in
+    both the next step's batches wait on the devices, as on GPUs."""
     shutil.copytree(killed_run, tmp_path / "run")
+    monkeypatch.setattr(transfer, "stages", lambda devices: True)
     asked = iter([True])
     monkeypatch.setattr(signals.Received, "take_save_request", lambda received: next(asked, False))
     options = dict(workload=element_workloads.PIPELINE, save_every_steps=0)
@@ -77,6 +80,7 @@ def test_killed_workers_go_on_elsewhere_as_if_one_had_trained_and_nobody_had_kil
     keep_only(tmp_path / "run", 7)
     results = train_together(tmp_path / "run", max_steps=14, **options)
     assert [result.step for result in results] == [14, 14]
+    monkeypatch.undo()
     jobs.train_toy(tmp_path / "one", max_steps=14, **(OPTIONS | options | dict(batch_size=BATCH)))
     jobs.assert_close(trained_variables(tmp_path / "run", 14), trained_variables(tmp_path / "one", 14))
 

@@ -60,6 +60,6 @@ def _check_order(name: str, first: int) -> None:
     for op in tf.compat.v1.get_default_graph().get_operations()[first:]:
         if op.node_def.attr["deterministic"].s == b"false":
             raise errors.DataError(
-                f"{name}: a step of its dataset has deterministic=False ({op.type}), so that workers would not agree "
-                "on the order of its elements. Leave that out, or let make take a shard."
+                f"{name}: a transformation of its dataset has deterministic=False ({op.type}), so that workers would "
+                "not agree on the order of its elements. Leave that out, or let make take a shard."
             )
