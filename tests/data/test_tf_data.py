@@ -120,9 +120,7 @@ def test_elements_in_any_order_are_refused_of_several_workers():
     examples = tf_data.examples("mine", lambda: pairs(9).map(lambda x, y: (x, y), 2, deterministic=False))
     workload = Workload("plain", None, None)
     batches(workload, examples, 1, 1, 1)
-    with pytest.raises(
-        errors.DataError, match="mine: a transformation of its dataset has deterministic=False .ParallelMap"
-    ):
+    with pytest.raises(errors.DataError, match="mine: .* has deterministic=False .ParallelMap"):
         batches(workload, examples, 1, 1, 1, num_workers=2)
 
 
