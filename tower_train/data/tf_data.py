@@ -36,7 +36,7 @@ def examples(
         apart), shuffled if it is to be. For training it must not end: `.repeat()`. For testing it ends. If make has a
         parameter without a default value, it gets a `Shard` and returns the elements of that shard, each once, such as
         those of the files paths[shard.index :: shard.count]. A worker trains on its own shard, then on the next
-        worker's, and so on around.
+        worker's, and so on around; a shard that it repeats it never leaves.
       num_examples: how many there are; of a dataset that repeats them, how many make an epoch. None: as many as
         TensorFlow finds in the dataset.
       class_names: what label i means; empty where labels are not classes.
