@@ -67,14 +67,14 @@ def killed_run(tmp_path_factory):
 def test_killed_workers_go_on_elsewhere_as_if_one_had_trained_and_nobody_had_killed_it(
     killed_run, tmp_path, monkeypatch
 ):
-    """On other ports each time. The second start saves when a signal asks for it, the third has half as many towers; in
-    both the next step's batches wait on the devices, as on GPUs."""
+    """On other ports each time. The second and third starts have half as many towers, and the next step's batches wait
+    on the devices, as on GPUs; the second saves when a signal asks for it."""
     shutil.copytree(killed_run, tmp_path / "run")
     monkeypatch.setattr(transfer, "stages", lambda devices: True)
     asked = iter([True])
     monkeypatch.setattr(signals.Received, "take_save_request", lambda received: next(asked, False))
     options = dict(workload=element_workloads.PIPELINE, save_every_steps=0)
-    results = train_together(tmp_path / "run", num_gpus=2, batch_size=4, max_steps=9, **options)
+    results = train_together(tmp_path / "run", max_steps=9, **options)
     assert [result.step for result in results] == [9, 9]
     assert jobs.saved_steps(tmp_path / "run") == [5, 7, 9]  # asked for after step 6
     keep_only(tmp_path / "run", 7)
@@ -128,7 +128,7 @@ def test_shards_of_different_sizes_let_nobody_wait_and_each_element_come_as_ofte
 def test_elements_that_end_for_one_worker_first_end_all(tmp_path):
     """After its first batch of the three that there are; nobody could tell how many."""
     workload = element_workloads.workload(element_workloads.ending_uncounted)
-    results = train_together(tmp_path, workload=workload, batch_size=32, max_steps=4, worker_timeout_secs=5)
+    results = train_together(tmp_path, workload=workload, batch_size=32, max_steps=4)
     assert [type(result) for result in results] == [errors.WorkerError, errors.DataError]
     for result in results:
         assert "ending_uncounted train: its dataset ended before the last step. Make it endless" in str(result)

@@ -124,6 +124,24 @@ def test_elements_in_any_order_are_refused_of_several_workers():
         batches(workload, examples, 1, 1, 1, num_workers=2)
 
 
+def test_workers_whose_elements_come_in_another_order_are_told_apart():
+    def order_of(paths, seed=4, num_workers=2):
+        def make():
+            return tf.data.TextLineDataset(paths).map(lambda line: (line, line)).shuffle(9)
+
+        with tf.Graph().as_default():
+            v1.set_random_seed(seed)
+            examples, split = tf_data.examples("mine", make, 9), stream.Split(1, 1, num_workers)
+            return stream.training_stream(
+                Workload("plain", None, None), examples, 3, tf.zeros([], tf.int64), split
+            ).order
+
+    same = [order_of(["/a/1.csv", "/a/2.csv"]), order_of(["/elsewhere/1.csv", "/elsewhere/2.csv"])]
+    others = [order_of(["/a/2.csv", "/a/1.csv"]), order_of(["/a/1.csv", "/a/2.csv"], seed=5)]
+    assert same[0] == same[1] and len({same[0], *others}) == 3
+    assert order_of(["/a/1.csv", "/a/2.csv"], num_workers=1) == ""
+
+
 def test_a_function_with_values_for_all_its_parameters_gets_no_shard():
     for make in (
         lambda count=7: pairs(count),

@@ -84,6 +84,7 @@ class TrainingGraph:
       graph: the graph.
       drawing: returns the serialized GraphDef that TensorBoard draws.
       data: the name of the examples.
+      data_order: what workers must have in common to go through them in the same order, if they do; else empty.
       train_op: does one step; if a loss or gradient is not finite nothing but the stream moves, and with
         --on_nonfinite=skip global_step and examples_seen.
       report: what to fetch with it.
@@ -114,6 +115,7 @@ class TrainingGraph:
     graph: tf.Graph
     drawing: Callable[[], bytes]
     data: str
+    data_order: str
     train_op: tf.Operation
     report: StepReport
     global_step: tf.Variable

@@ -7,14 +7,19 @@ when each has gone around once.
 """
 
 import functools
+import hashlib
+from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.examples import Examples, Shard, in_fixed_order
 
+_MOST_NUMBERS = 2**17  # of a constant that is looked into; larger ones are the examples themselves
 
-def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tuple[tf.data.Dataset, tf.Tensor]:
+
+def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tuple[tf.data.Dataset, tf.Tensor, str]:
     """Makes the dataset of one worker's batches.
 
     Args:
@@ -23,24 +28,26 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
       num_workers, worker: which of how many it is for.
 
     Returns:
-      The dataset, and int64 scalar, how many elements there are for all workers; negative where they are endless or
-      TensorFlow cannot tell.
+      The dataset; int64 scalar, how many elements there are for all workers, negative where they are endless or
+      TensorFlow cannot tell; a digest that is the same in workers that go through them in the same order, or empty.
 
     Raises:
       DataError: workers could not go through the same elements.
     """
+    order = ""
     if examples.shard:
         own_first = [Shard((worker + i) % num_workers, num_workers) for i in range(num_workers)]
         elements = functools.reduce(tf.data.Dataset.concatenate, map(examples.shard, own_first)).repeat()
     else:
-        before = len(tf.compat.v1.get_default_graph().get_operations())
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
         elements = examples.elements()
         if num_workers > 1:
-            _check_order(examples.name, before)
+            order = _order(examples.name, graph.get_operations()[before:])
     steps = in_fixed_order(elements).batch(size, drop_remainder=True)
     if num_workers > 1 and not examples.shard:
         steps = steps.shard(num_workers, worker)
-    return steps, tf.data.experimental.cardinality(elements)
+    return steps, tf.data.experimental.cardinality(elements), order
 
 
 def note(examples: Examples, num_workers: int) -> str | None:
@@ -55,11 +62,22 @@ def note(examples: Examples, num_workers: int) -> str | None:
     )
 
 
-def _check_order(name: str, first: int) -> None:
-    """Raises DataError if a dataset whose operations are those from `first` on may give its elements in any order."""
-    for op in tf.compat.v1.get_default_graph().get_operations()[first:]:
-        if op.node_def.attr["deterministic"].s == b"false":
+def _order(name: str, operations: Sequence[tf.Operation]) -> str:
+    """Digests the operations of a dataset and its constants: seeds, lists of files and the like. Of files it takes the
+    names without the folders, which may differ between machines.
+
+    Raises:
+      DataError: they may give the elements in any order.
+    """
+    digest = hashlib.sha256()
+    for op in operations:
+        if "Parallel" in op.type and op.node_def.attr["deterministic"].s == b"false":
             raise errors.DataError(
                 f"{name}: a transformation of its dataset has deterministic=False ({op.type}), so that workers would "
                 "not agree on the order of its elements. Leave that out, or let make take a shard."
             )
+        digest.update(f"{op.type} {[output.shape for output in op.outputs]}".encode())
+        if op.type == "Const" and op.outputs[0].shape.num_elements() <= _MOST_NUMBERS:
+            values = np.ravel(tf.make_ndarray(op.get_attr("value")))
+            digest.update(str([v.rpartition(b"/")[2] if isinstance(v, bytes) else v for v in values.tolist()]).encode())
+    return digest.hexdigest()[:16]

@@ -39,6 +39,7 @@ class Stream:
       renewal: ops that each step must run before it counts, as they fetch the next step's batches; none where fetching
         a batch moves the stream on.
       note: a line on how workers share the examples, if that is not always so; else None.
+      order: digest of what puts the examples into an order that workers have in common; empty where nothing need to.
     """
 
     batches: list[tuple[Tensors, Tensors]]
@@ -47,6 +48,7 @@ class Stream:
     state: iterator_state.IteratorState | None = None
     renewal: Sequence[tf.Operation] = ()
     note: str | None = None
+    order: str = ""
 
     @property
     def arrivals(self) -> list:
@@ -118,7 +120,8 @@ def training_stream(
                 draws = _draws(examples, firsts[i], split.tower_batch, seed, on_device=True)
                 batches[i] = _with_batch_size((preprocess(workload, features, draws), labels), split.tower_batch)
     renewal = staged.renewal if staged else ()
-    return Stream(batches, initializer, firsts, state, renewal, shards.note(examples, split.num_workers))
+    note = shards.note(examples, split.num_workers)
+    return Stream(batches, initializer, firsts, state, renewal, note, source.order)
 
 
 def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, on_device: bool = False) -> PositionDraws:
@@ -150,7 +153,7 @@ def _elements_in_their_order(
     Towers divide what has left the iterator, so that its state does not depend on their number.
     """
     step_size = split.worker_batch
-    batches, length = shards.batches(examples, step_size, split.num_workers, split.worker)
+    batches, length, order = shards.batches(examples, step_size, split.num_workers, split.worker)
 
     def step(first: tf.Tensor, batch: tuple[Tensors, Tensors]):
         features, labels = batch
@@ -164,7 +167,7 @@ def _elements_in_their_order(
         ]
 
     iterator = _iterator(tf.data.Dataset.zip(steps, batches), step, examples)
-    return staging.Source(iterator, divided, length)
+    return staging.Source(iterator, divided, length, order)
 
 
 def evaluation_stream(

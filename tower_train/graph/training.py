@@ -135,6 +135,7 @@ def _about(
     """The attributes of TrainingGraph that are about its examples and gradients."""
     return {
         "data": examples.name,
+        "data_order": source.order,
         "num_examples": examples.num_examples,
         "global_batch": config.global_batch,
         "checked": ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied)),
@@ -163,7 +164,7 @@ def _saved(config: Config, variables: Variables, devices: Devices, sections: Sec
 
 
 def _numbers(variables: list[tf.Variable]) -> list[tf.Variable]:
-    """Those that workers begin with the same values of; text is the place of an iterator, of which each has its own."""
+    """The variables whose values workers have in common; text is the place of an iterator, and each has its own."""
     return [variable for variable in variables if variable.dtype.base_dtype != tf.string]
 
 

@@ -72,6 +72,7 @@ def prepare(
         workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
+    run_json["data"]["order"] = graph.data_order
     notes += [*chosen, *placed.notes, *graph.notes, *report.random_notes(graph.random_numbers)]
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
