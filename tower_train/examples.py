@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,13 +23,6 @@ class DataRequest:
     seed: int = 0
 
 
-class Shard(NamedTuple):
-    """The part of a data set that one of several workers reads: number `index` of `count`."""
-
-    index: int
-    count: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Examples:
     """A data set: its examples are fetched by index, or come in an order of their own.
@@ -47,7 +40,8 @@ class Examples:
       parallel_steps: how many steps' examples are fetched at the same time; None: as the cores can, or two of elements.
       elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see
         data/tf_data.py.
-      shard: the same of one shard, each of its elements once; None where all workers read all of `elements`.
+      of_worker: (worker, number of workers) -> the same, endless, as one of several workers trains on it; None where
+        all of them go through `elements`.
       labels: integers [num_examples], the classes of all examples, if they are at hand; only looked at for mistakes.
     """
 
@@ -60,7 +54,7 @@ class Examples:
     dataset: str = "auto"
     parallel_steps: int | None = None
     elements: Callable[[], tf.data.Dataset] | None = None
-    shard: Callable[[Shard], tf.data.Dataset] | None = None
+    of_worker: Callable[[int, int], tf.data.Dataset] | None = None
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
@@ -111,7 +105,7 @@ class Examples:
         count = min(count, self.num_examples)
         if self.elements:
             return dataclasses.replace(
-                self, num_examples=count, elements=lambda: self.elements().take(count), shard=None, labels=None
+                self, num_examples=count, elements=lambda: self.elements().take(count), of_worker=None, labels=None
             )
         chosen = np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False))
 

@@ -1,6 +1,7 @@
 """Several workers on a tf.data dataset: what one worker trains on, also after kills; shards of it; what is refused."""
 
 import dataclasses
+import pathlib
 import shutil
 import signal
 
@@ -102,27 +103,32 @@ def assert_each(taken, times):
     np.testing.assert_array_equal(sorted(map(tuple, rows)), sorted(map(tuple, expected)))
 
 
-def uneven(request):
-    """Shards of a third and two thirds of the elements."""
+def test_files_of_different_sizes_let_nobody_wait_and_a_resumed_run_takes_what_a_whole_one_does(tmp_path, capsys):
+    """A third and two thirds of the elements; each worker has read both once when it is killed."""
+    paths = [str(tmp_path / name) for name in ("first", "second")]
+    for path, indices in zip(paths, (range(32), range(32, 96)), strict=True):
+        pathlib.Path(path).write_text("".join(f"{index}\n" for index in indices))
+    features, labels = element_workloads.arrays("train")
 
-    def make(shard):
-        whole = element_workloads.ending(request)
-        part = [whole.take(32), whole.skip(32)][shard.index] if shard.count == 2 else whole
-        return part.shuffle(40).map(element_workloads.add_one)
+    def make(files):
+        indices = tf.data.TextLineDataset(files).map(lambda line: tf.strings.to_number(line, tf.int64)).shuffle(20)
+        return indices.map(lambda index: (tf.gather(features, index), tf.gather(labels, index)))
 
-    examples = tf_data.examples("uneven", make, class_names=toy_workload.CLASSES)
-    assert examples.num_examples == 96
-    return examples
+    def train(directory):
+        examples = tf_data.examples("files", make, 96, toy_workload.CLASSES, files=paths)
+        workload = dataclasses.replace(element_workloads.UNDISTORTED, examples=lambda request: examples)
+        hooks = {0: [Taken()], 1: [Taken()]}
+        results = train_together(directory, workload=workload, session_hooks=hooks, max_steps=24, save_every_steps=15)
+        assert [getattr(result, "step", result) for result in results] == [24, 24]
+        return [hooks[worker][0].steps for worker in (0, 1)]
 
-
-def test_shards_of_different_sizes_let_nobody_wait_and_each_element_come_as_often(tmp_path, capsys):
-    """Two epochs."""
-    workload = dataclasses.replace(element_workloads.UNDISTORTED, examples=uneven)
-    hooks = {0: [Taken()], 1: [Taken()]}
-    results = train_together(tmp_path, workload=workload, session_hooks=hooks, max_steps=12)
-    assert [getattr(result, "step", result) for result in results] == [12, 12]
-    assert "shards:   each of 2 workers reads its own one, then the next worker's" in capsys.readouterr().out
-    assert_each([hooks[0][0], hooks[1][0]], 2)
+    whole = train(tmp_path / "run")
+    assert "shards:   each of 2 workers reads files of its own, then the next worker's" in capsys.readouterr().out
+    for steps in whole:
+        assert {tuple(row) for row in np.concatenate(steps)} == set(map(tuple, features))
+    keep_only(tmp_path / "run", 15)
+    for resumed, steps in zip(train(tmp_path / "run"), whole, strict=True):
+        np.testing.assert_array_equal(resumed, steps[15:])
 
 
 def test_elements_that_end_for_one_worker_first_end_all(tmp_path):

@@ -1,7 +1,6 @@
 """A dataset of the user's own as Examples, and its order in the stream."""
 
 import dataclasses
-import functools
 
 import element_workloads
 import numpy as np
@@ -102,18 +101,22 @@ def record_files(tmp_path):
 def test_workers_read_files_of_their_own_and_then_the_others(num_workers, record_files):
     """With five one has none of its own."""
 
-    def make(shard):
-        assert shard.count in (1, num_workers)
-        records = tf.data.TFRecordDataset(record_files[shard.index :: shard.count])
+    def make(paths):
+        records = tf.data.TFRecordDataset(paths)
         return records.map(lambda record: (tf.strings.to_number(record), tf.strings.to_number(record, tf.int64)))
 
-    examples = tf_data.examples("files", make, num_examples=24)
+    examples = tf_data.examples("files", make, num_examples=24, files=record_files)
     plain, of_files = Workload("plain", None, None), [range(6), range(6, 8), range(8, 12), range(12, 24)]
     for worker in range(num_workers):
         found = batches(plain, examples, 4, 1, 12, num_workers=num_workers, worker=worker)
-        shards = [(worker + i) % num_workers for i in range(num_workers)]
-        around = [number for shard in shards for file in of_files[shard::num_workers] for number in file]
+        workers = [(worker + i) % num_workers for i in range(num_workers)]
+        around = [number for each in workers for file in of_files[each::num_workers] for number in file]
         assert np.concatenate([labels for [(_, labels)] in found]).tolist() == around * 2
+
+
+def test_files_must_be_there():
+    with pytest.raises(errors.DataError, match="^mine: files is empty. Name at least one"):
+        tf_data.examples("mine", tf.data.TFRecordDataset, 5, files=[])
 
 
 def test_elements_in_any_order_are_refused_of_several_workers():
@@ -140,17 +143,6 @@ def test_workers_whose_elements_come_in_another_order_are_told_apart():
     others = [order_of(["/a/2.csv", "/a/1.csv"]), order_of(["/a/1.csv", "/a/2.csv"], seed=5)]
     assert same[0] == same[1] and len({same[0], *others}) == 3
     assert order_of(["/a/1.csv", "/a/2.csv"], num_workers=1) == ""
-
-
-def test_a_function_with_values_for_all_its_parameters_gets_no_shard():
-    for make in (
-        lambda count=7: pairs(count),
-        functools.partial(pairs, 7),
-        functools.partial(lambda n, *_: pairs(n), 7),
-    ):
-        assert tf_data.examples("mine", make).shard is None
-    examples = tf_data.examples("mine", lambda shard: pairs(8).shard(shard.count, shard.index))
-    assert examples.num_examples == 8 and examples.shard is not None
 
 
 def test_its_towers_are_one():

@@ -4,18 +4,16 @@ The order is the dataset's own, and the state of its iterator goes into the chec
 hold. Data that can be fetched by index needs neither: `Examples.from_arrays`, `tf_records`.
 
 Several workers take the elements in the order in which one would, each its part of every step. So all of them go
-through the whole dataset, unless they are given shards of it.
+through the whole dataset, unless it is made of files.
 """
 
-import functools
 import hashlib
-import inspect
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.examples import Examples, Shard
+from tower_train.examples import Examples
 
 v1 = tf.compat.v1
 
@@ -27,27 +25,38 @@ def examples(
     class_names: Sequence[str] = (),
     fingerprint: str = "",
     parallel_steps: int | None = None,
+    files: Sequence[str] | None = None,
 ) -> Examples:
     """Makes examples of the elements of a dataset.
 
     Args:
       name: what the data set is called in logs.
       make: called inside a graph; returns a dataset of (features, label), one example each (`.unbatch()` takes batches
-        apart), shuffled if it is to be. For training it must not end: `.repeat()`. For testing it ends. If make has a
-        parameter without a default value, it gets a `Shard` and returns the elements of that shard, each once, such as
-        those of the files paths[shard.index :: shard.count]. A worker trains on its own shard, then on the next
-        worker's, and so on around; a shard that it repeats it never leaves.
+        apart), shuffled if it is to be. For training it must not end: `.repeat()`. For testing it ends. With `files` it
+        gets a dataset of their paths, such as tf.data.TFRecordDataset takes, and leaves `.repeat()` out.
       num_examples: how many there are; of a dataset that repeats them, how many make an epoch. None: as many as
         TensorFlow finds in the dataset.
       class_names: what label i means; empty where labels are not classes.
       fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
       parallel_steps: for how many steps the workload's own preprocessing runs at the same time; None: two.
+      files: the paths of what make reads, in the same order on all machines. Each of several workers reads files of its
+        own, then those of the next worker, and so on around.
 
     Raises:
-      DataError: make returns something else, or num_examples is missing and TensorFlow cannot tell it.
+      DataError: no files are named, make returns something else, or num_examples is missing and TensorFlow cannot tell
+        it.
     """
-    shard = make if _takes_shard(make) else None
-    elements = functools.partial(make, Shard(0, 1)) if shard else make
+    if files is not None and not len(files):
+        raise errors.DataError(f"{name}: files is empty. Name at least one.")
+
+    def whole() -> tf.data.Dataset:
+        return make(tf.data.Dataset.from_tensor_slices(list(files)))
+
+    def of_worker(worker: int, num_workers: int) -> tf.data.Dataset:
+        around = [path for i in range(num_workers) for path in files[(worker + i) % num_workers :: num_workers]]
+        return make(tf.data.Dataset.from_tensor_slices(around).repeat())
+
+    elements = make if files is None else whole
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         dataset = elements()
         if not isinstance(dataset, tf.data.Dataset):
@@ -65,17 +74,8 @@ def examples(
     digest = hashlib.sha256(f"{spec} {num_examples} {fingerprint}".encode()).hexdigest()[:16]
     return Examples(
         name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=elements,
-        shard=shard,
+        of_worker=None if files is None else of_worker,
     )  # fmt: skip
-
-
-def _takes_shard(make: Callable) -> bool:
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # of no Python function
-        return False
-    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return any(each.kind in positional and each.default is each.empty for each in parameters)
 
 
 def _count(name: str, dataset: tf.data.Dataset) -> int:

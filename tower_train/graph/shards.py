@@ -1,12 +1,11 @@
 """The elements of a data set in an order of its own, shared out among the workers that train together.
 
 Nothing is told from worker to worker. Either all go through the same elements and each keeps its part of every step,
-which is the order of one worker; or each reads a shard of its own, then the next worker's, and so on around. With such
-shards workers of equal batches stay together however unequal their shards are: N workers have seen each element N times
-when each has gone around once.
+which is the order of one worker; or each reads files of its own, then those of the next worker, and so on around. So
+workers of equal batches stay together however unequal their files are: N workers have seen each element N times when
+each has gone around once.
 """
 
-import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -14,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.examples import Examples, Shard, in_fixed_order
+from tower_train.examples import Examples, in_fixed_order
 
 _MOST_NUMBERS = 2**17  # of a constant that is looked into; larger ones are the examples themselves
 
@@ -35,9 +34,8 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
       DataError: workers could not go through the same elements.
     """
     order = ""
-    if examples.shard:
-        own_first = [Shard((worker + i) % num_workers, num_workers) for i in range(num_workers)]
-        elements = functools.reduce(tf.data.Dataset.concatenate, map(examples.shard, own_first)).repeat()
+    if examples.of_worker:
+        elements = examples.of_worker(worker, num_workers)
     else:
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
@@ -45,7 +43,7 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
         if num_workers > 1:
             order = _order(examples.name, graph.get_operations()[before:])
     steps = in_fixed_order(elements).batch(size, drop_remainder=True)
-    if num_workers > 1 and not examples.shard:
+    if num_workers > 1 and not examples.of_worker:
         steps = steps.shard(num_workers, worker)
     return steps, tf.data.experimental.cardinality(elements), order
 
@@ -54,11 +52,13 @@ def note(examples: Examples, num_workers: int) -> str | None:
     """A line on how several workers share the elements; None where there is nothing to say."""
     if num_workers == 1 or not examples.elements:
         return None
-    if examples.shard:
-        return f"shards:   each of {num_workers} workers reads its own one, then the next worker's, and so on around"
+    if examples.of_worker:
+        return (
+            f"shards:   each of {num_workers} workers reads files of its own, then the next worker's, and so on around"
+        )
     return (
         f"shards:   none: each of {num_workers} workers goes through all elements and keeps its part of each step; "
-        "make(shard) would read less"
+        "with files= it would read less"
     )
 
 
@@ -74,7 +74,7 @@ def _order(name: str, operations: Sequence[tf.Operation]) -> str:
         if "Parallel" in op.type and op.node_def.attr["deterministic"].s == b"false":
             raise errors.DataError(
                 f"{name}: a transformation of its dataset has deterministic=False ({op.type}), so that workers would "
-                "not agree on the order of its elements. Leave that out, or let make take a shard."
+                "not agree on the order of its elements. Leave that out, or name its files with files=."
             )
         digest.update(f"{op.type} {[output.shape for output in op.outputs]}".encode())
         if op.type == "Const" and op.outputs[0].shape.num_elements() <= _MOST_NUMBERS:

@@ -92,7 +92,7 @@ def training_stream(
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
     of all workers, worker 0's first. Examples in an order of their own come to those positions in that order, but for
-    shards of them, of which each worker has an order of its own.
+    those of files, of which each worker has an order of its own.
 
     Args:
       workload, examples, seed, start, split: what is trained on when, and by whom.
