@@ -76,3 +76,4 @@ def workload(make):
 
 
 PIPELINE, IN_ORDER = workload(pipeline), workload(in_order)
+UNDISTORTED = dataclasses.replace(PIPELINE, distort=None)

@@ -122,6 +122,15 @@ def test_options_that_exclude_each_other_are_refused_by_name(options, named):
         assert word in message
 
 
+def test_checkpoints_are_due_at_their_interval_and_for_evaluations():
+    def due(**options):
+        return [step for step in range(1, 13) if Config(**options).is_saved(step)]
+
+    assert due(save_every_steps=5) == [5, 10]
+    assert due(save_every_steps=6, eval_every_steps=4) == [4, 6, 8, 12]
+    assert due(save_every_steps=0) == []
+
+
 @pytest.mark.parametrize("path", ["gs://bucket/run", "hdfs://host:9000/run", "file:///tmp/run", pathlib.Path("s3://a")])
 @pytest.mark.parametrize("options_class", [Config, EvaluateOptions, ExportOptions, PredictOptions])
 def test_a_train_dir_that_is_in_no_file_system_is_refused(path, options_class):

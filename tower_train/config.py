@@ -106,6 +106,11 @@ class Config(DeviceOptions):
         "with status 138; for python -m tower_train, as a program that calls train() must be started again", MACHINES,
         needs=("train_dir",),
     )  # fmt: skip
+    on_worker_change: str = option(
+        "refuse", "what to do about a run on a tf.data data set that another number of workers has begun: refuse, or "
+        "begin the data set's next_epoch, without the rest of the one under way", MACHINES,
+        choices=("refuse", "next_epoch"),
+    )  # fmt: skip
 
     workload: str = option("cifar10", "what is trained: an import path, module or module:NAME", DATA)
     dataset: str = option(
@@ -301,6 +306,10 @@ class Config(DeviceOptions):
     def global_batch(self) -> int:
         """Examples a step, over all towers of all workers."""
         return self.tower_batch * self.batches_per_step
+
+    def is_saved(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step, be it for an evaluation; there is one after the last step too."""
+        return any(every and step % every == 0 for every in (self.save_every_steps, self.eval_every_steps))
 
     def last_step(self, num_examples: int) -> int:
         """The step to stop at, given the size of one epoch."""

@@ -40,6 +40,8 @@ class Examples:
       parallel_steps: how many steps' examples are fetched at the same time; None: as the cores can, or two of elements.
       elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see
         data/tf_data.py.
+      of_worker: (worker, number of workers) -> the same, endless, as one of several workers trains on it; None where
+        all of them go through `elements`.
       labels: integers [num_examples], the classes of all examples, if they are at hand; only looked at for mistakes.
     """
 
@@ -52,6 +54,7 @@ class Examples:
     dataset: str = "auto"
     parallel_steps: int | None = None
     elements: Callable[[], tf.data.Dataset] | None = None
+    of_worker: Callable[[int, int], tf.data.Dataset] | None = None
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
@@ -102,7 +105,7 @@ class Examples:
         count = min(count, self.num_examples)
         if self.elements:
             return dataclasses.replace(
-                self, num_examples=count, elements=lambda: self.elements().take(count), labels=None
+                self, num_examples=count, elements=lambda: self.elements().take(count), of_worker=None, labels=None
             )
         chosen = np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False))
 

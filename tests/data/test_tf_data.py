@@ -9,7 +9,7 @@ import tensorflow as tf
 import toy_workload
 import trainings
 
-from tower_train import errors
+from tower_train import Workload, errors
 from tower_train.data import tf_data
 from tower_train.graph import order, stream
 from tower_train.workload import DataRequest
@@ -52,12 +52,12 @@ def test_what_cannot_be_is_one_line(make, options, text):
         tf_data.examples("mine", make, **options)
 
 
-def batches(workload, examples, tower_batch, num_towers, steps, start=0):
+def batches(workload, examples, tower_batch, num_towers, steps, start=0, num_workers=1, worker=0):
     """Over steps and towers, (features, labels)."""
     with tf.Graph().as_default(), v1.Session() as session:
-        found = stream.training_stream(
-            workload, examples, 3, tf.constant(start, tf.int64), stream.Split(tower_batch, num_towers)
-        )
+        v1.set_random_seed(4)  # as training_graph does
+        split = stream.Split(tower_batch, num_towers, num_workers, worker)
+        found = stream.training_stream(workload, examples, 3, tf.constant(start, tf.int64), split)
         session.run([v1.global_variables_initializer(), found.initializer])
         return [session.run(found.batches) for _ in range(steps)]
 
@@ -72,6 +72,77 @@ def test_towers_share_the_elements_in_their_order_with_the_noise_of_their_positi
         draws = order.PositionDraws(tf.constant(0, tf.int64), 8 * 15, 96, 3)
         expected = session.run(toy_workload.add_noise(tf.constant(features[taken]), draws))
     np.testing.assert_array_equal(np.concatenate([features for step in steps for features, _ in step]), expected)
+
+
+def test_workers_share_the_elements_as_towers_do():
+    examples = element_workloads.PIPELINE.examples(DataRequest("train"))
+
+    def taken(num_towers, num_workers=1, worker=0):
+        return batches(element_workloads.PIPELINE, examples, 5, num_towers, 9, 0, num_workers, worker)
+
+    whole, workers = taken(num_towers=6), [taken(2, 3, worker) for worker in range(3)]
+    for expected, *parts in zip(whole, *workers, strict=True):
+        for one, other in zip(expected, [tower for part in parts for tower in part], strict=True):
+            np.testing.assert_array_equal(one[0], other[0])
+
+
+@pytest.fixture
+def record_files(tmp_path):
+    """Files of 6, 2, 4 and 12 records, which are 0 to 23."""
+    paths = [str(tmp_path / f"{i}.tfrecord") for i in range(4)]
+    for path, numbers in zip(paths, np.split(np.arange(24), [6, 8, 12]), strict=True):
+        with tf.io.TFRecordWriter(path) as writer:
+            for number in numbers:
+                writer.write(str(number).encode())
+    return paths
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_workers_read_files_of_their_own_and_then_the_others(num_workers, record_files):
+    """With five one has none of its own."""
+
+    def make(paths):
+        records = tf.data.TFRecordDataset(paths)
+        return records.map(lambda record: (tf.strings.to_number(record), tf.strings.to_number(record, tf.int64)))
+
+    examples = tf_data.examples("files", make, num_examples=24, files=record_files)
+    plain, of_files = Workload("plain", None, None), [range(6), range(6, 8), range(8, 12), range(12, 24)]
+    for worker in range(num_workers):
+        found = batches(plain, examples, 4, 1, 12, num_workers=num_workers, worker=worker)
+        workers = [(worker + i) % num_workers for i in range(num_workers)]
+        around = [number for each in workers for file in of_files[each::num_workers] for number in file]
+        assert np.concatenate([labels for [(_, labels)] in found]).tolist() == around * 2
+
+
+def test_files_must_be_there():
+    with pytest.raises(errors.DataError, match="^mine: files is empty. Name at least one"):
+        tf_data.examples("mine", tf.data.TFRecordDataset, 5, files=[])
+
+
+def test_elements_in_any_order_are_refused_of_several_workers():
+    examples = tf_data.examples("mine", lambda: pairs(9).map(lambda x, y: (x, y), 2, deterministic=False))
+    workload = Workload("plain", None, None)
+    batches(workload, examples, 1, 1, 1)
+    with pytest.raises(errors.DataError, match="mine: .* has deterministic=False .ParallelMap"):
+        batches(workload, examples, 1, 1, 1, num_workers=2)
+
+
+def test_workers_whose_elements_come_in_another_order_are_told_apart():
+    def order_of(paths, seed=4, num_workers=2):
+        def make():
+            return tf.data.TextLineDataset(paths).map(lambda line: (line, line)).shuffle(9)
+
+        with tf.Graph().as_default():
+            v1.set_random_seed(seed)
+            examples, split = tf_data.examples("mine", make, 9), stream.Split(1, 1, num_workers)
+            return stream.training_stream(
+                Workload("plain", None, None), examples, 3, tf.zeros([], tf.int64), split
+            ).order
+
+    same = [order_of(["/a/1.csv", "/a/2.csv"]), order_of(["/elsewhere/1.csv", "/elsewhere/2.csv"])]
+    others = [order_of(["/a/2.csv", "/a/1.csv"]), order_of(["/a/1.csv", "/a/2.csv"], seed=5)]
+    assert same[0] == same[1] and len({same[0], *others}) == 3
+    assert order_of(["/a/1.csv", "/a/2.csv"], num_workers=1) == ""
 
 
 def test_its_towers_are_one():

@@ -20,6 +20,7 @@ from tower_train import errors
 from tower_train.cluster import server, step_errors
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.states import StateExchange
 from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
 from tower_train.console import notice
@@ -56,6 +57,7 @@ class Membership(SingleProcess):
         self.target = self._server.target
         chief = self.target if task.is_chief else f"grpc://{task.hosts[0]}"
         self._board = StatusBoard(chief, len(task.hosts), task.index, max(1.0, 2 * self._interval))
+        self.states = StateExchange(chief, len(task.hosts), task.index, self._start_of, self._pause)
         self._thread = threading.Thread(target=self._watch, name="cluster", daemon=True)
 
     def __enter__(self):
@@ -215,6 +217,9 @@ class Membership(SingleProcess):
     def _chief(self) -> WorkerStatus:
         return self._detector.statuses[0]
 
+    def _start_of(self, worker: int) -> str:
+        return self._status.members[worker] if self.task.is_chief else self._status.start_id
+
     def _note(self, **changes) -> None:
         with self._lock:
             self._status = dataclasses.replace(self._status, **changes)
@@ -224,8 +229,8 @@ class Membership(SingleProcess):
         self._note(**changes)
         self._changed.set()
 
-    def _pause(self) -> None:
-        time.sleep(_WAITING_SECS)
+    def _pause(self, seconds: float = _WAITING_SECS) -> None:
+        time.sleep(seconds)
         if self._failure:
             self._freed.set()
             raise self._failure

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster.states import StateExchange
 from tower_train.cluster.task import Task
 from tower_train.graph import progress
 from tower_train.graph.devices import Devices
@@ -22,9 +23,11 @@ class SingleProcess(v1.train.SessionRunHook):
       devices: where its towers live.
       target: the server to open sessions on.
       leave_at_once: ends the process where TensorFlow does not come back, with an error to say why.
+      states: the exchange of the workers' states; None for a process by itself.
     """
 
     target = ""
+    states: StateExchange | None = None
 
     def __init__(
         self, task: Task, devices: Devices, worker_timeout_secs: float = math.inf,

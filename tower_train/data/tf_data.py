@@ -2,6 +2,9 @@
 
 The order is the dataset's own, and the state of its iterator goes into the checkpoint, with what its shuffle buffers
 hold. Data that can be fetched by index needs neither: `Examples.from_arrays`, `tf_records`.
+
+Several workers take the elements in the order in which one would, each its part of every step. So all of them go
+through the whole dataset, unless it is made of files.
 """
 
 import hashlib
@@ -17,29 +20,45 @@ v1 = tf.compat.v1
 
 def examples(
     name: str,
-    make: Callable[[], tf.data.Dataset],
+    make: Callable[..., tf.data.Dataset],
     num_examples: int | None = None,
     class_names: Sequence[str] = (),
     fingerprint: str = "",
     parallel_steps: int | None = None,
+    files: Sequence[str] | None = None,
 ) -> Examples:
     """Makes examples of the elements of a dataset.
 
     Args:
       name: what the data set is called in logs.
       make: called inside a graph; returns a dataset of (features, label), one example each (`.unbatch()` takes batches
-        apart), shuffled if it is to be. For training it must not end: `.repeat()`. For testing it ends.
+        apart), shuffled if it is to be. For training it must not end: `.repeat()`. For testing it ends. With `files` it
+        gets a dataset of their paths, such as tf.data.TFRecordDataset takes, and leaves `.repeat()` out.
       num_examples: how many there are; of a dataset that repeats them, how many make an epoch. None: as many as
         TensorFlow finds in the dataset.
       class_names: what label i means; empty where labels are not classes.
       fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
       parallel_steps: for how many steps the workload's own preprocessing runs at the same time; None: two.
+      files: the paths of what make reads, in the same order on all machines. Each of several workers reads files of its
+        own, then those of the next worker, and so on around.
 
     Raises:
-      DataError: make returns something else, or num_examples is missing and TensorFlow cannot tell it.
+      DataError: no files are named, make returns something else, or num_examples is missing and TensorFlow cannot tell
+        it.
     """
+    if files is not None and not len(files):
+        raise errors.DataError(f"{name}: files is empty. Name at least one.")
+
+    def whole() -> tf.data.Dataset:
+        return make(tf.data.Dataset.from_tensor_slices(list(files)))
+
+    def of_worker(worker: int, num_workers: int) -> tf.data.Dataset:
+        around = [path for i in range(num_workers) for path in files[(worker + i) % num_workers :: num_workers]]
+        return make(tf.data.Dataset.from_tensor_slices(around).repeat())
+
+    elements = make if files is None else whole
     with tf.Graph().as_default(), tf.device("/cpu:0"):
-        dataset = make()
+        dataset = elements()
         if not isinstance(dataset, tf.data.Dataset):
             raise errors.DataError(f"{name}: got {type(dataset).__name__}; make must return a tf.data.Dataset.")
         spec = dataset.element_spec
@@ -53,7 +72,10 @@ def examples(
     if num_examples < 1:
         raise errors.DataError(f"{name}: num_examples is {num_examples}; there must be at least one example.")
     digest = hashlib.sha256(f"{spec} {num_examples} {fingerprint}".encode()).hexdigest()[:16]
-    return Examples(name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=make)
+    return Examples(
+        name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=elements,
+        of_worker=None if files is None else of_worker,
+    )  # fmt: skip
 
 
 def _count(name: str, dataset: tf.data.Dataset) -> int:

@@ -1,7 +1,8 @@
 """The place of a tf.data iterator, kept in a variable so that a checkpoint holds it."""
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -12,6 +13,7 @@ v1 = tf.compat.v1
 
 _FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL: refuse state that would not be saved
 _OF_STRINGS = b"\x08\x07"  # how a serialized tensor of strings begins: field 1 of TensorProto, dtype, is DT_STRING
+_NAME = re.compile(r"iterator/(?:worker_\d+_of_(\d+)/)?batches_of_\w+")
 _ON_THEIR_WAY = "it was saved with batches on their way to GPUs, so go on on GPUs"
 
 
@@ -24,27 +26,42 @@ class IteratorState:
     Batches that wait on their devices have left the iterator, and are saved beside it.
 
     Attributes:
-      variable: string scalar, the state when `note` was last run; empty before.
-      note: op that writes the state into the variable.
-      resume: op that puts the iterator where the variable says, after its initializer; nothing where it is empty.
+      variables: over workers, string scalars, the states when `note` was last run; empty before.
+      worker: which of them is this process's own.
+      note: op that writes the state into this worker's variable.
+      resume: op that puts the iterator where that says, after its initializer; nothing where it is empty.
       length: int64 scalar, the elements of the whole dataset; negative where it is endless or TensorFlow cannot tell.
     """
 
-    variable: tf.Variable
+    variables: Sequence[tf.Variable]
+    worker: int
     note: tf.Operation
     resume: tf.Operation
     length: tf.Tensor
 
 
-def of(source: Source, step_size: int, staged: Staged | None = None, is_preprocessed: bool = True) -> IteratorState:
-    """The state of an iterator that gives batches of step_size, and of what it gave and waits on devices.
+def names(batch: int, is_preprocessed: bool, num_workers: int) -> list[str]:
+    """The variables' names, over workers.
 
-    The variable's name tells the size of the batches, and whether they are preprocessed, since some of them are part of
-    the state.
+    They tell the size of a worker's batches, and whether these are preprocessed, since some of them are part of the
+    state.
     """
-    name = f"iterator/batches_of_{step_size}{'' if is_preprocessed else '_not_distorted'}"
-    variable = v1.get_variable(name, [], tf.string, v1.constant_initializer(b""), trainable=False)
-    iterator = source.iterator
+    name = f"batches_of_{batch}{'' if is_preprocessed else '_not_distorted'}"
+    if num_workers == 1:
+        return [f"iterator/{name}"]
+    return [f"iterator/worker_{worker}_of_{num_workers}/{name}" for worker in range(num_workers)]
+
+
+def saved_by(variable: str) -> int | None:
+    """How many workers saved a state under a variable's name; None where that is none of an iterator."""
+    found = _NAME.fullmatch(variable)
+    return found and int(found[1] or 1)
+
+
+def of(source: Source, names: Sequence[str], worker: int, staged: Staged | None = None) -> IteratorState:
+    """The state of a worker's iterator, and of what it gave and waits on devices. names: over workers."""
+    variables = [v1.get_variable(name, [], tf.string, v1.constant_initializer(b""), trainable=False) for name in names]
+    variable, iterator = variables[worker], source.iterator
     parts = tf.nest.flatten(iterator.element_spec)
     resource = tf.raw_ops.IteratorFromStringHandleV2(
         string_handle=iterator.string_handle(), output_types=[part.dtype for part in parts],
@@ -68,7 +85,7 @@ def of(source: Source, step_size: int, staged: Staged | None = None, is_preproce
     if staged:
         state = tf.cond(staged.waiting, lambda: _with_batches(state, staged), lambda: state)
     resume = tf.cond(tf.equal(variable, b""), tf.no_op, put_back)
-    return IteratorState(variable, variable.assign(state).op, resume, source.length)
+    return IteratorState(variables, worker, variable.assign(state).op, resume, source.length)
 
 
 def _with_batches(state: tf.Tensor, staged: Staged) -> tf.Tensor:

@@ -22,6 +22,20 @@ class ScaleReport(NamedTuple):
     overflowed: tf.Tensor
 
 
+class Wish(NamedTuple):
+    """The wish of one worker for what all do after the same step; the next step tells all of them.
+
+    Attributes:
+      value: scalar, above 0 while it wishes.
+      ask: op that begins to.
+      forget: op that ends to.
+    """
+
+    value: tf.Tensor
+    ask: tf.Operation
+    forget: tf.Operation
+
+
 class StepReport(NamedTuple):
     """The small values of one step that running looks at; tensors in the graph, numpy values after the step.
 
@@ -31,9 +45,10 @@ class StepReport(NamedTuple):
       loss: scalar, mean over towers plus weight decay, on the weights the gradients were taken at.
       cross_entropy: scalar, the loss without weight decay.
       learning_rate: float64 scalar, what the update used.
-      stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.ask_to_stop.
+      stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.wishes.
       finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
       loss_scale: empty if there is none.
+      saving: scalar, above 0 if a worker has asked for a checkpoint; empty where the chief saves without the others.
     """
 
     step: tf.Tensor
@@ -44,6 +59,7 @@ class StepReport(NamedTuple):
     stopping: tf.Tensor
     finite: tf.Tensor
     loss_scale: ScaleReport | tuple[()] = ()
+    saving: tf.Tensor | tuple[()] = ()
 
 
 class RandomNumbers(NamedTuple):
@@ -68,6 +84,7 @@ class TrainingGraph:
       graph: the graph.
       drawing: returns the serialized GraphDef that TensorBoard draws.
       data: the name of the examples.
+      data_order: what workers must have in common to go through them in the same order, if they do; else empty.
       train_op: does one step; if a loss or gradient is not finite nothing but the stream moves, and with
         --on_nonfinite=skip global_step and examples_seen.
       report: what to fetch with it.
@@ -83,21 +100,22 @@ class TrainingGraph:
       copied: over the columns of fingerprints, the variable's name.
       stream_initializer: starts the stream at the variable examples_seen.
       stream_state: what else a checkpoint needs to hold of the stream, if that does not say it all; else None.
-      broadcast: gives this worker's variables the chief's values; None for one worker.
-      ask_to_stop: makes the steps from the next on tell all workers, in report.stopping, that this one wants to stop;
-        None for one worker.
+      broadcast: gives this worker's variables the chief's values, but for stream_state's; None for one worker.
+      wishes: what this worker may ask all workers for, by the name of what reports it: stopping; saving where their
+        checkpoints hold something of each; none for one worker.
       num_parameters: number of trained weights.
       num_towers: rows of report.finite, less one.
       num_workers: each with as many towers.
       global_batch: examples a step.
       num_examples: examples an epoch.
       random_numbers: what in a tower draws random numbers.
-      note: a line on where examples are distorted, if that is not always so; else None.
+      notes: lines on where examples are distorted, and on how workers share them, if that is not always so.
     """
 
     graph: tf.Graph
     drawing: Callable[[], bytes]
     data: str
+    data_order: str
     train_op: tf.Operation
     report: StepReport
     global_step: tf.Variable
@@ -112,11 +130,11 @@ class TrainingGraph:
     stream_initializer: tf.Operation
     stream_state: IteratorState | None
     broadcast: tf.Operation | None
-    ask_to_stop: tf.Operation | None
+    wishes: dict[str, Wish]
     num_parameters: int
     num_towers: int
     num_workers: int
     global_batch: int
     num_examples: int
     random_numbers: RandomNumbers
-    note: str | None = None
+    notes: tuple[str, ...] = ()

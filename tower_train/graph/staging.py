@@ -30,11 +30,13 @@ class Source:
       iterator: the iterator.
       divided: what it gives -> a step's batches.
       length: int64 scalar, the elements of the whole data set; None where examples are fetched by index.
+      order: digest of what puts them into an order that workers have in common; empty where nothing need to.
     """
 
     iterator: Any
     divided: Callable[[Any], Batches]
     length: tf.Tensor | None = None
+    order: str = ""
 
     def take(self) -> Batches:
         """Makes the ops that take a step's batches out of the iterator."""

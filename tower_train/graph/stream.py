@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, host
+from tower_train import host
 from tower_train.examples import Examples, Tensors, in_fixed_order
-from tower_train.graph import iterator_state, staging
+from tower_train.graph import iterator_state, shards, staging
 from tower_train.graph.devices import HOST
 from tower_train.graph.order import PositionDraws
 from tower_train.graph.transfer import Transfer, preprocess
@@ -38,6 +38,8 @@ class Stream:
       state: what to save of it and to restore after that, where the start does not say it all; else None.
       renewal: ops that each step must run before it counts, as they fetch the next step's batches; none where fetching
         a batch moves the stream on.
+      note: a line on how workers share the examples, if that is not always so; else None.
+      order: digest of what puts the examples into an order that workers have in common; empty where nothing need to.
     """
 
     batches: list[tuple[Tensors, Tensors]]
@@ -45,6 +47,8 @@ class Stream:
     firsts: list[tf.Tensor]
     state: iterator_state.IteratorState | None = None
     renewal: Sequence[tf.Operation] = ()
+    note: str | None = None
+    order: str = ""
 
     @property
     def arrivals(self) -> list:
@@ -87,24 +91,17 @@ def training_stream(
     """The stream from position `start` (int64 scalar) on.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
-    of all workers, worker 0's first.
+    of all workers, worker 0's first. Examples in an order of their own come to those positions in that order, but for
+    those of files, of which each worker has an order of its own.
 
     Args:
       workload, examples, seed, start, split: what is trained on when, and by whom.
       way: how batches come to their devices; None: they stay on the host.
-
-    Raises:
-      ConfigError: several workers on examples that are not fetched by index.
     """
     way = way or Transfer()
     step_size = split.worker_batch * split.num_workers
     first = start + split.worker * split.worker_batch
     steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - step_size, step_size)
-    if examples.elements and split.num_workers > 1:
-        raise errors.ConfigError(
-            f"{examples.name} comes in an order of its own, which {split.num_workers} workers cannot take their parts "
-            "of. Use one process, or examples that are fetched by index."
-        )
     on_host = dataclasses.replace(workload, distort=None, prepare=None) if way.distorts_there else workload
     if examples.elements:
         source = _elements_in_their_order(on_host, examples, seed, steps, split)
@@ -114,7 +111,10 @@ def training_stream(
     if way.stages:
         staged = staging.stage(source, way.devices, start, step_size, way.end)
     batches, initializer = (staged.batches, staged.fill) if staged else (source.take(), source.iterator.initializer)
-    state = iterator_state.of(source, step_size, staged, not way.distorts_there) if examples.elements else None
+    state = None
+    if examples.elements:
+        names = iterator_state.names(split.worker_batch, not way.distorts_there, split.num_workers)
+        state = iterator_state.of(source, names, split.worker, staged)
     firsts = _firsts(first, split.tower_batch, split.num_towers)
     if way.distorts_there:
         batches = list(batches)  # those of the stage stay as they are
@@ -122,7 +122,9 @@ def training_stream(
             with way.there(i, features) as features:
                 draws = _draws(examples, firsts[i], split.tower_batch, seed, on_device=True)
                 batches[i] = _with_batch_size((preprocess(workload, features, draws), labels), split.tower_batch)
-    return Stream(batches, initializer, firsts, state, staged.renewal if staged else ())
+    renewal = staged.renewal if staged else ()
+    note = shards.note(examples, split.num_workers)
+    return Stream(batches, initializer, firsts, state, renewal, note, source.order)
 
 
 def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, on_device: bool = False) -> PositionDraws:
@@ -157,16 +159,16 @@ def _elements_in_their_order(
 
     Towers divide what has left the iterator, so that its state does not depend on their number.
     """
-    step_size, elements = split.worker_batch, examples.elements()
+    step_size = split.worker_batch
+    batches, length, order = shards.batches(examples, step_size, split.num_workers, split.worker)
 
     def step(first: tf.Tensor, batch: tuple[Tensors, Tensors]):
         features, labels = batch
         draws = _draws(examples, first, step_size, seed)
         return _with_batch_size((preprocess(workload, features, draws), labels), step_size)
 
-    batches = in_fixed_order(elements).batch(step_size, drop_remainder=True)
     iterator = _iterator(tf.data.Dataset.zip(steps, batches), step, examples)
-    return staging.Source(iterator, lambda whole: _divided(whole, split), tf.data.experimental.cardinality(elements))
+    return staging.Source(iterator, lambda whole: _divided(whole, split), length, order)
 
 
 def _divided(whole: tuple[Tensors, Tensors], split: Split) -> staging.Batches:

@@ -30,7 +30,7 @@ from tower_train.graph.draws import TowerDraws, check_same
 from tower_train.graph.gradients import average_gradients
 from tower_train.graph.lookahead import Lookahead
 from tower_train.graph.postponed import postponed
-from tower_train.graph.record import RandomNumbers, StepReport, TrainingGraph
+from tower_train.graph.record import RandomNumbers, StepReport, TrainingGraph, Wish
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
 from tower_train.graph.variables import Variables
@@ -85,8 +85,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         if share_cores:
             tower_grads = postponed(gradients.with_gradients(tower_grads))
         mean_grads = variables.average(average_gradients, tower_grads)
-        stop_wish, ask_to_stop = _stop_wish(devices.num_workers, loss.dtype)
-        mean_losses, stopping, moving = _other_means(variables, tower_losses, stop_wish, built)
+        wishes = _wishes(devices.num_workers, bool(source.state), loss.dtype)
+        mean_losses, wished, moving = _other_means(variables, tower_losses, wishes, built)
         _check_synchronized(workload, config.sync_batch_norm, moving[0])
 
         sections.begin("decay")  # 5. The weight decay, once a variable, and the limits of gradients.
@@ -110,15 +110,16 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             counting, so_far = progress.count_progress(source.arrivals, tower_losses, tower_grads)
         with tf.control_dependencies([finite, *counting]):
             done, seen = counters.global_step.read_value(), counters.examples_seen.read_value()
+            stopping, saving = wished.get("stopping", tf.zeros([], loss.dtype)), wished.get("saving", ())
             report = StepReport(done, seen, loss, mean_losses[0], learning_rate, stopping, finite,
-                                scale.report(loss, finite))  # fmt: skip
+                                scale.report(loss, finite), saving)  # fmt: skip
         return TrainingGraph(
             graph=graph, train_op=finite.op, report=report, progress=so_far,
             summary=_summary(config, sections, applied[0], source, finite.op), global_step=counters.global_step,
-            ask_to_stop=ask_to_stop, num_towers=len(places),
+            wishes=wishes, num_towers=len(places),
             random_numbers=_random_numbers(workload, source, tower_losses[0], built, config.allow_stateful_random),
             **_about(config, examples, source, applied[0]), **_saved(config, variables, devices, sections),
-            note=way.note,
+            notes=tuple(filter(None, (way.note, source.note))),
         )  # fmt: skip
 
 
@@ -138,6 +139,7 @@ def _about(
     """The attributes of TrainingGraph that are about its examples and gradients."""
     return {
         "data": examples.name,
+        "data_order": source.order,
         "num_examples": examples.num_examples,
         "global_batch": config.global_batch,
         "checked": ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied)),
@@ -161,8 +163,13 @@ def _saved(config: Config, variables: Variables, devices: Devices, sections: Sec
         "fingerprints": variables.fingerprints() if config.check_mirrors_every_steps else None,
         "known_mean": variables.known_mean(devices.worker, gradients_dtype) if several else None,
         "copied": tuple(original.op.name for original, *_ in variables.copied()),
-        "broadcast": variables.broadcast(saved, devices.worker) if num_workers > 1 else None,
+        "broadcast": variables.broadcast(_numbers(saved), devices.worker) if num_workers > 1 else None,
     }
+
+
+def _numbers(variables: list[tf.Variable]) -> list[tf.Variable]:
+    """The variables whose values workers have in common; text is the place of an iterator, and each has its own."""
+    return [variable for variable in variables if variable.dtype.base_dtype != tf.string]
 
 
 def learning_schedule(config: Config, num_examples: int) -> Schedule:
@@ -236,39 +243,41 @@ def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tens
         return tf.nest.map_structure(there, batch)
 
 
-def _stop_wish(num_workers: int, dtype: tf.DType) -> tuple[list[tf.Tensor], tf.Operation | None]:
-    """Whether this worker wants to stop, as a number that is averaged over workers, and the op that says so; nothing
-    when there are no others to tell."""
+def _wishes(num_workers: int, saves_together: bool, dtype: tf.DType) -> dict[str, Wish]:
+    """The wishes of this worker, by what it may wish; none when there are no others to tell."""
     if num_workers == 1:
-        return [], None
-    wish = v1.get_variable("stopping", [], dtype, v1.zeros_initializer(), trainable=False,
-                           collections=[v1.GraphKeys.LOCAL_VARIABLES])  # fmt: skip
-    return [wish.read_value()], wish.assign(1, read_value=False)
+        return {}
+    wishes = {}
+    for name in ("stopping", "saving") if saves_together else ("stopping",):
+        wish = v1.get_variable(name, [], dtype, v1.zeros_initializer(), trainable=False,
+                               collections=[v1.GraphKeys.LOCAL_VARIABLES])  # fmt: skip
+        wishes[name] = Wish(wish.read_value(), wish.assign(1, read_value=False), wish.initializer)
+    return wishes
 
 
 def _other_means(
-    variables: Variables, losses: list[tf.Tensor], stop_wish: list[tf.Tensor], built: list[context.Context]
-) -> tuple[list[tf.Tensor], tf.Tensor, list[list[context.Statistic]]]:
+    variables: Variables, losses: list[tf.Tensor], wishes: dict[str, Wish], built: list[context.Context]
+) -> tuple[list[tf.Tensor], dict[str, tf.Tensor], list[list[context.Statistic]]]:
     """The means over all towers of what is small and travels together.
 
     Args:
       losses: over towers.
-      stop_wish: from `_stop_wish`.
+      wishes: from `_wishes`.
       built: over towers, what was noted of them.
 
     Returns:
-      The mean loss, over copies; the mean wish to stop, scalar; the mean statistics, over copies.
+      The mean loss, over copies; the mean wishes, scalars by name; the mean statistics, over copies.
     """
     noted = [tower.statistics for tower in built]
     statistics.check_same(noted, variables.original)
-    values = [[loss, *stop_wish, *statistics.values(own)] for loss, own in zip(losses, noted, strict=True)]
+    own_wishes = [wish.value for wish in wishes.values()]
+    values = [[loss, *own_wishes, *statistics.values(own)] for loss, own in zip(losses, noted, strict=True)]
     means = variables.average_values(values)
-    stopping = means[0][1] if stop_wish else tf.zeros([], losses[0].dtype)
     moving = [
-        statistics.with_means(own[0], mean[1 + len(stop_wish) :])
+        statistics.with_means(own[0], mean[1 + len(wishes) :])
         for own, mean in zip(variables.by_copy(noted), means, strict=True)
     ]
-    return [mean[0] for mean in means], stopping, moving
+    return [mean[0] for mean in means], dict(zip(wishes, means[0][1:], strict=False)), moving
 
 
 def _random_numbers(

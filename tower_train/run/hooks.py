@@ -163,7 +163,7 @@ class StopHook(StepHook):
         stopping = self._early_stop() is not None
         if self.graph.num_workers > 1:  # all workers must end after the same step
             if stopping and not self._has_asked:
-                run_context.session.run(self.graph.ask_to_stop)
+                run_context.session.run(self.graph.wishes["stopping"].ask)
                 self._has_asked = True
             stopping = report.stopping > 0
         if report.step >= self._last_step or stopping:

@@ -1,9 +1,19 @@
-"""The input of a run: its options, and its place in a checkpoint."""
+"""The input of a run: its options, and its place in a checkpoint.
+
+Of several workers each has a place of its own, which only the chief saves: the others send theirs after each step that
+it saves, and get them back when the run is resumed.
+"""
+
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster.states import StateExchange
+from tower_train.graph import iterator_state
+from tower_train.graph.iterator_state import IteratorState
 from tower_train.graph.record import TrainingGraph
+from tower_train.run import hooks
 from tower_train.workload import Examples
 
 v1 = tf.compat.v1
@@ -16,6 +26,85 @@ def check_options(examples: Examples, dump_bad_batch: bool) -> None:
             f"--dump_bad_batch: {examples.name} comes in an order of its own, so that no batch can be made again from "
             "its place. Leave the option out."
         )
+
+
+def begins_anew(graph: TrainingGraph, path: str, saved: Sequence[str], on_worker_change: str) -> bool:
+    """Whether the places in a checkpoint are those of another number of workers, so that none is taken.
+
+    Args:
+      graph: that is to go on from it.
+      path: of the checkpoint.
+      saved: the names of its variables.
+      on_worker_change: the option.
+
+    Raises:
+      RunError: they are, and on_worker_change says to refuse that.
+    """
+    saved_by = set(filter(None, map(iterator_state.saved_by, saved))) if graph.stream_state else set()
+    if not saved_by or graph.num_workers in saved_by:
+        return False
+    if on_worker_change == "refuse":
+        raise errors.RunError(
+            f"{path}: workers were {max(saved_by)}, now {graph.num_workers}, and it holds the places of those in "
+            f"{graph.data}. Go on with as many, or give --on_worker_change=next_epoch, which leaves out the rest of "
+            "the epoch under way."
+        )
+    return True
+
+
+def save(session: v1.Session, state: IteratorState, states: StateExchange | None, step: int) -> None:
+    """Writes, in the chief, all workers' places after a step into their variables."""
+    session.run(state.note)
+    if states:
+        _put(session, state.variables[1:], states.collect(step))
+
+
+def hand_out(session: v1.Session, state: IteratorState, states: StateExchange) -> None:
+    """Gives, in the chief, the other workers the places that their variables hold."""
+    states.hand_out(session.run(state.variables))
+
+
+def fetch(session: v1.Session, state: IteratorState, states: StateExchange) -> None:
+    """Puts, in another worker, the place that the chief has handed out into this worker's variable."""
+    session.run([variable.initializer for variable in state.variables])
+    _put(session, [state.variables[state.worker]], [states.fetch()])
+
+
+def _put(session: v1.Session, variables: Sequence[tf.Variable], values: Sequence[bytes]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+
+
+class SendHook(hooks.StepHook):
+    """Sends the place of a worker that is not the chief after each step that the chief saves.
+
+    Args:
+      graph: with a stream_state.
+      states: takes them.
+      is_due: step -> whether the chief saves after it, asked by nobody; it does after the last one.
+    """
+
+    def __init__(self, graph: TrainingGraph, states: StateExchange, is_due: Callable[[int], bool]):
+        super().__init__(graph)
+        self._states, self._is_due, self._sent_step = states, is_due, None
+
+    def after_create_session(self, session, coord):
+        self._sent_step = int(session.run(self.graph.global_step)) or None
+
+    def after_step(self, run_context, report):
+        if report.saving > 0 or self._is_due(int(report.step)):
+            self._send(run_context.session, int(report.step))
+
+    def end(self, session):
+        step = int(session.run(self.graph.global_step))
+        if step != self._sent_step:
+            self._send(session, step)
+
+    def _send(self, session, step: int) -> None:
+        state = self.graph.stream_state
+        session.run(state.note)
+        self._states.send(step, session.run(state.variables[state.worker]))
+        self._sent_step = step
 
 
 class StateHook(v1.train.SessionRunHook):

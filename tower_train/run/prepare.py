@@ -72,7 +72,8 @@ def prepare(
         workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
-    notes += [*chosen, *placed.notes, *filter(None, [graph.note]), *report.random_notes(graph.random_numbers)]
+    run_json["data"]["order"] = graph.data_order
+    notes += [*chosen, *placed.notes, *graph.notes, *report.random_notes(graph.random_numbers)]
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
@@ -84,7 +85,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     drawing = start.graph.drawing()  # before it holds what restores a checkpoint
     notes = start.notes + run_dir.warnings()
     notes += manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
-    resumed = resume.find(run_dir, start.graph, config.keep_checkpoints, config.override, is_known=bool(before))
+    resumed = resume.find(run_dir, start.graph, config, is_known=bool(before))
     notes += resumed.notes
     notes += profile.check(config.profile_steps, resumed.step, start.last_step)
     is_checked = config.check_data and not resumed.path

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.config import Config
 from tower_train.graph.record import TrainingGraph
+from tower_train.run import input_stream
 from tower_train.run_dir import checkpoint, directory, recovery
 
 
@@ -29,28 +31,33 @@ class ResumePoint:
     notes: Sequence[str] = ()
 
 
-def find(
-    run_dir: directory.RunDirectory, graph: TrainingGraph, keep_checkpoints: int, override: bool, is_known: bool
-) -> ResumePoint:
+def find(run_dir: directory.RunDirectory, graph: TrainingGraph, config: Config, is_known: bool) -> ResumePoint:
     """Finds the newest intact checkpoint in a locked directory, for a graph that is not finalised.
 
-    With override it may be another program's (is_known: there was a run.json) or lack variables.
+    With --override it may be another program's (is_known: there was a run.json) or lack variables.
 
     Raises:
       RunError: the checkpoint is none of this run, or none is intact.
     """
     with graph.graph.as_default():
-        checkpoints = checkpoint.Checkpoints(run_dir.path, graph.variables, keep_checkpoints)
+        checkpoints = checkpoint.Checkpoints(run_dir.path, graph.variables, config.keep_checkpoints)
         newest = checkpoint.latest(run_dir.path)
         if not newest:
             return ResumePoint(checkpoints)
-        if not is_known and not override:
+        if not is_known and not config.override:
             raise errors.RunError(
                 f"--train_dir={run_dir.path} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of "
                 "this program. Give another directory, or --override to start from that checkpoint."
             )
         newest, notes = recovery.newest_intact(run_dir.path)
-        restore, fresh = checkpoints.plan_restore(newest, override)
+        begun_anew = []
+        if input_stream.begins_anew(graph, newest, checkpoint.variable_names(newest), config.on_worker_change):
+            begun_anew = [variable.op.name for variable in graph.stream_state.variables]
+            notes.append(
+                f"*** {newest} is of another number of workers than {graph.num_workers}: {graph.data} begins its next "
+                "epoch, without the rest of the one under way."
+            )
+        restore, fresh = checkpoints.plan_restore(newest, config.override, begun_anew)
         if fresh:
             notes.append(f"Not in {newest}, initialised afresh: {', '.join(fresh)}.")
         return ResumePoint(checkpoints, newest, checkpoint.step_of(newest), restore, notes)

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster.states import StateExchange
 from tower_train.console import say
 from tower_train.graph.record import TrainingGraph
-from tower_train.run import hooks, nonfinite
+from tower_train.run import hooks, input_stream, nonfinite
 from tower_train.run.evaluations import Evaluations
 from tower_train.run.signals import Received
 from tower_train.run.watchdog import Watchdog
@@ -17,11 +18,13 @@ v1 = tf.compat.v1
 
 
 def checkpoint_writer(
-    graph: TrainingGraph, run_dir: directory.RunDirectory, checkpoints: checkpoint.Checkpoints, logs: list
-) -> Callable[[v1.Session, int], str]:
+    graph: TrainingGraph, run_dir: directory.RunDirectory, checkpoints: checkpoint.Checkpoints, logs: list,
+    states: StateExchange | None = None,
+) -> Callable[[v1.Session, int], str]:  # fmt: skip
     """A function of (session, step) that writes a checkpoint and returns its path.
 
     A run that is killed after that goes on after this step: the records of `logs` are flushed first, to reach it.
+    `states` is what other workers send theirs by.
     """
 
     def write(session: v1.Session, step: int) -> str:
@@ -30,7 +33,7 @@ def checkpoint_writer(
         for log in logs:
             log.flush()
         if graph.stream_state:
-            session.run(graph.stream_state.note)
+            input_stream.save(session, graph.stream_state, states, step)
         return checkpoints.save(session, step)
 
     return write
@@ -68,7 +71,7 @@ class CheckpointHook(hooks.StepHook):
 
     def after_step(self, run_context, report):
         step = int(report.step)
-        requested, evaluating = self._received.take_save_request(), self._evaluations.is_due(step)
+        requested, evaluating = self._is_requested(run_context.session, report), self._evaluations.is_due(step)
         if requested or evaluating or (self._every_steps and step % self._every_steps == 0):
             path = self._save(run_context.session, step)
             if requested and path:
@@ -80,6 +83,17 @@ class CheckpointHook(hooks.StepHook):
         step = int(session.run(self.graph.global_step))
         if step != self._saved_step:
             self._save(session, step)
+
+    def _is_requested(self, session, report) -> bool:
+        """Whether to save as a signal asks; where other workers must take part, all hear of it with the next step."""
+        asked, wish = self._received.take_save_request(), self.graph.wishes.get("saving")
+        if not wish:
+            return asked
+        if asked:
+            session.run(wish.ask)
+        elif report.saving > 0:
+            session.run(wish.forget)
+        return report.saving > 0
 
     def _evaluate(self, path: str) -> None:
         self.evaluation_error = None

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.graph.record import TrainingGraph
+from tower_train.run import input_stream
 
 v1 = tf.compat.v1
 
@@ -19,7 +20,8 @@ def open_session(
 ) -> v1.train.SingularMonitoredSession:
     """Opens a session in which the variables have the chief's values and the stream is at its place.
 
-    The chief's values are those that `restore` gives them, or the initial ones.
+    The chief's values are those that `restore` gives them, or the initial ones. Each worker's place in a stream that
+    has a state is its own.
 
     Raises:
       AllReduceError: what averages between the copies of the variables averages wrongly.
@@ -35,7 +37,11 @@ def open_session(
         elif membership.task.is_chief:
             session.run([variable.initializer for variable in graph.variables])
         if graph.broadcast is not None:
+            if graph.stream_state and membership.task.is_chief:
+                input_stream.hand_out(session, graph.stream_state, membership.states)
             session.run(graph.broadcast)
+            if graph.stream_state and not membership.task.is_chief:
+                input_stream.fetch(session, graph.stream_state, membership.states)
 
     scaffold = v1.train.Scaffold(
         init_op=tf.no_op(),  # initial values may be costly, and are not needed if there are others

@@ -133,7 +133,7 @@ def run(
     began, graph, failure = time.perf_counter(), start.graph, None
     with contextlib.ExitStack() as stack:
         stack.enter_context(graph.graph.as_default())
-        step_hooks = StepHooks(start, session_hooks, received, stack, membership.note_stall)
+        step_hooks = StepHooks(start, session_hooks, received, stack, membership)
         restore = start.resumed.restore if start.is_chief else None
         try:
             with (
@@ -192,12 +192,13 @@ class StepHooks:
 
     def __init__(
         self, start: Start, session_hooks: Sequence[v1.train.SessionRunHook], received: signals.Received,
-        stack: contextlib.ExitStack, note_stall: Callable[[str, float], None],
+        stack: contextlib.ExitStack, membership: SingleProcess,
     ):  # fmt: skip
         config, graph, clock = start.config, start.graph, hooks.TrainingClock()
-        self._start, self._received = start, received
+        self._start, self._received, self._states = start, received, membership.states
         self._user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
-        noted = {"note_stall": note_stall} if graph.known_mean else {}  # a step that averages may have to be ended
+        # A step that averages may have to be ended.
+        noted = {"note_stall": membership.note_stall} if graph.known_mean else {}
         watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, **noted))
         self.last_values = hooks.LastValues(graph, clock)
         most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
@@ -208,6 +209,8 @@ class StepHooks:
             self.in_order.append(hooks.MirrorCheck(graph, config.check_mirrors_every_steps))
         if graph.stream_state:
             self.in_order.append(input_stream.StateHook(graph, start.last_step))
+            if not start.is_chief:
+                self.in_order.append(input_stream.SendHook(graph, membership.states, config.is_saved))
         chief_hooks = self._chief_hooks(clock, watchdog, stack) if start.is_chief else []
         self.saver = chief_hooks[-1] if chief_hooks else None
         self.in_order += [*chief_hooks, *self._user_hooks, hooks.StopHook(graph, start.last_step, self.early_stop)]
@@ -240,7 +243,9 @@ class StepHooks:
         if config.profile_steps:
             profiler = profile.ProfileHook(graph, config.profile_steps, path, clock, watchdog)
             chief_hooks.append(stack.enter_context(contextlib.closing(profiler)))
-        write = saving.checkpoint_writer(graph, start.run_dir, start.resumed.checkpoints, [metrics, writer])
+        write = saving.checkpoint_writer(
+            graph, start.run_dir, start.resumed.checkpoints, [metrics, writer], self._states
+        )
         saver = saving.CheckpointHook(
             graph, config.save_every_steps, write, start.evaluations, received, watchdog, clock
         )

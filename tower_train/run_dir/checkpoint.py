@@ -5,7 +5,7 @@ import os
 import pathlib
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -135,19 +135,27 @@ class Checkpoints:
             remove(old)
         return path
 
-    def plan_restore(self, path: str, override: bool) -> tuple[Callable[[v1.Session], None], list[str]]:
-        """Compares a checkpoint with the graph. override: initialise afresh the variables that the checkpoint lacks.
+    def plan_restore(
+        self, path: str, override: bool, begun_anew: Sequence[str] = ()
+    ) -> tuple[Callable[[v1.Session], None], list[str]]:
+        """Compares a checkpoint with the graph.
+
+        Args:
+          path: of the checkpoint.
+          override: initialise afresh the variables that the checkpoint lacks.
+          begun_anew: names of variables that are initialised afresh in any case.
 
         Returns:
           A function that gives all variables in a session their values, and raises RunError if the checkpoint's files
-          are damaged; and the names of the variables that it initialises afresh.
+          are damaged; and the names of the variables that it initialises afresh because the checkpoint lacks them.
 
         Raises:
           RunError: the checkpoint cannot be read, or lacks variables, or has them in another shape or type; with
             override only if it holds nothing of this network.
         """
-        others = differences(path, self._variables)
-        matching = {name: variable for name, variable in self._variables.items() if name not in others}
+        taken = {name: variable for name, variable in self._variables.items() if name not in begun_anew}
+        others = differences(path, taken)
+        matching = {name: variable for name, variable in taken.items() if name not in others}
         nothing_trained = not any(variable.dtype.base_dtype.is_floating for variable in matching.values())
         if others and (nothing_trained or not override):
             shown = "; ".join(list(others.values())[:4])
@@ -156,7 +164,8 @@ class Checkpoints:
                 f"{path} does not fit this network: {shown}{' ...' if len(others) > 4 else ''}. "
                 f"Give another --train_dir{way_out}"
             )
-        saver, initializers = v1.train.Saver(matching), [self._variables[name].initializer for name in others]
+        saver, fresh = v1.train.Saver(matching), (*others, *begun_anew)
+        initializers = [self._variables[name].initializer for name in fresh]
 
         def restore_all(session: v1.Session) -> None:
             restore(saver, session, path)
@@ -172,10 +181,7 @@ def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
     Raises:
       RunError: the checkpoint cannot be read.
     """
-    try:
-        reader = tf.train.load_checkpoint(path)
-    except (tf.errors.OpError, ValueError) as error:
-        raise errors.RunError(f"checkpoint {path} cannot be read: {errors.reason(error)}.") from None
+    reader = _reader(path)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     found = {}
     for name, variable in variables.items():
@@ -184,6 +190,18 @@ def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
         if saved != wanted:
             found[name] = f"{name}: graph {wanted}, checkpoint {saved}"
     return found
+
+
+def variable_names(path: str) -> list[str]:
+    """The names of a checkpoint's variables; RunError if it cannot be read."""
+    return sorted(_reader(path).get_variable_to_shape_map())
+
+
+def _reader(path: str):
+    try:
+        return tf.train.load_checkpoint(path)
+    except (tf.errors.OpError, ValueError) as error:
+        raise errors.RunError(f"checkpoint {path} cannot be read: {errors.reason(error)}.") from None
 
 
 def oversized(path: str, reader) -> str | None:

@@ -72,13 +72,14 @@ def hyperparameters(run_json: dict) -> dict[str, bool | float | str]:
 
 # Options whose values may differ between the workers of a cluster.
 _PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus", "intra_op_threads",
-        "inter_op_threads", "log_device_placement", "wait_for_workers"}  # fmt: skip
+        "inter_op_threads", "log_device_placement", "wait_for_workers", "on_worker_change"}  # fmt: skip
 
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
     """{name: value} that all workers of a cluster must have in common, from the content of run.json."""
     about = {"workload": now["workload"], "parameters": now["num_parameters"], "code": _code_fingerprint(workload)}
     about |= {f"data {name}": now["data"][name] for name in ("name", "num_examples", "fingerprint")}
+    about["data order"] = now["data"].get("order", "")  # of several workers on a tf.data data set
     about |= {f"--{name}": value for name, value in now["config"].items() if name not in _PER_WORKER}
     about |= {f"--{name}": value for name, value in now["workload_options"].items()}
     return about | {f"{name} version": now["versions"][name] for name in ("tower_train", "tensorflow")}

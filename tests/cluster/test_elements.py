@@ -1,0 +1,141 @@
+"""Several workers on a tf.data dataset: what one worker trains on, also after kills; shards of it; what is refused."""
+
+import dataclasses
+import pathlib
+import shutil
+import signal
+
+import clusters
+import element_workloads
+import jobs
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+
+from tower_train import errors
+from tower_train.data import tf_data
+from tower_train.graph import transfer
+from tower_train.run import signals
+
+OPTIONS = jobs.TOY | dict(num_gpus=1, dtype="float64", seed=3, learning_rate=0.001, keep_checkpoints=0)
+BATCH = 16  # of two workers
+
+
+def train_together(directory, **options):
+    return clusters.train_together(directory, 2, **(OPTIONS | options))
+
+
+def trained_variables(train_dir, step):
+    found = jobs.variables(train_dir, step)
+    return {name: value for name, value in found.items() if not name.startswith("iterator/")}
+
+
+def keep_only(train_dir, step):
+    """Removes all checkpoints but that of one step."""
+    for path in [*train_dir.glob("model.ckpt-*"), *train_dir.glob("checkpoint")]:
+        if not path.name.startswith(f"model.ckpt-{step}."):
+            path.unlink()
+
+
+class Taken(tf.compat.v1.train.SessionRunHook):
+    """Notes the features that a worker trains on, over steps."""
+
+    def __init__(self):
+        self.steps = []
+
+    def before_run(self, run_context):
+        return tf.compat.v1.train.SessionRunArgs("IteratorGetNext:0")
+
+    def after_run(self, run_context, run_values):
+        self.steps.append(run_values.results)
+
+
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory):
+    """Two workers of two towers, killed between two saves; the checkpoint of step 5."""
+    directory = tmp_path_factory.mktemp("killed") / "run"
+    options = OPTIONS | dict(workload="element_workloads:PIPELINE", num_gpus=2, batch_size=4, save_every_steps=5)
+    with clusters.Cluster(directory, 2, max_steps=jobs.ENDLESS, **options) as cluster:
+        cluster.workers[0].wait_until(lambda: jobs.saved_step(directory) >= 5)
+        for worker in cluster.workers.values():
+            worker.process.kill()
+        assert cluster.end(0, 1) == [-signal.SIGKILL] * 2
+    keep_only(directory, 5)
+    return directory
+
+
+def test_killed_workers_go_on_elsewhere_as_if_one_had_trained_and_nobody_had_killed_it(
+    killed_run, tmp_path, monkeypatch
+):
+    """On other ports each time. The second and third starts have half as many towers, and the next step's batches wait
+    on the devices, as on GPUs; the second saves when a signal asks for it."""
+    shutil.copytree(killed_run, tmp_path / "run")
+    monkeypatch.setattr(transfer, "stages", lambda devices: True)
+    asked = iter([True])
+    monkeypatch.setattr(signals.Received, "take_save_request", lambda received: next(asked, False))
+    options = dict(workload=element_workloads.PIPELINE, save_every_steps=0)
+    results = train_together(tmp_path / "run", max_steps=9, **options)
+    assert [result.step for result in results] == [9, 9]
+    assert jobs.saved_steps(tmp_path / "run") == [5, 7, 9]  # asked for after step 6
+    keep_only(tmp_path / "run", 7)
+    results = train_together(tmp_path / "run", max_steps=14, **options)
+    assert [result.step for result in results] == [14, 14]
+    monkeypatch.undo()
+    jobs.train_toy(tmp_path / "one", max_steps=14, **(OPTIONS | options | dict(batch_size=BATCH)))
+    jobs.assert_close(trained_variables(tmp_path / "run", 14), trained_variables(tmp_path / "one", 14))
+
+
+def test_another_number_of_workers_is_refused_or_begins_an_epoch(killed_run, tmp_path, capsys):
+    shutil.copytree(killed_run, tmp_path / "run")
+    options = OPTIONS | dict(workload=element_workloads.UNDISTORTED, batch_size=BATCH, max_steps=5 + 6)
+    with pytest.raises(errors.RunError, match="ckpt-5: workers were 2, now 1, and it .* --on_worker_change=next_epoch"):
+        jobs.train_toy(tmp_path / "run", **options)
+    jobs.train_toy(tmp_path / "run", [taken := Taken()], on_worker_change="next_epoch", **options)
+    assert "pipeline train begins its next epoch" in capsys.readouterr().out
+    assert_each([taken], 1)
+
+
+def assert_each(taken, times):
+    """Workers have taken each element of `pipeline` so many times."""
+    rows = np.concatenate([features for one in taken for features in one.steps])
+    expected = np.repeat(element_workloads.arrays("train")[0] + 1, times, axis=0)
+    np.testing.assert_array_equal(sorted(map(tuple, rows)), sorted(map(tuple, expected)))
+
+
+def test_files_of_different_sizes_let_nobody_wait_and_a_resumed_run_takes_what_a_whole_one_does(tmp_path, capsys):
+    """A third and two thirds of the elements; each worker has read both once when it is killed."""
+    paths = [str(tmp_path / name) for name in ("first", "second")]
+    for path, indices in zip(paths, (range(32), range(32, 96)), strict=True):
+        pathlib.Path(path).write_text("".join(f"{index}\n" for index in indices))
+    features, labels = element_workloads.arrays("train")
+
+    def make(files):
+        indices = tf.data.TextLineDataset(files).map(lambda line: tf.strings.to_number(line, tf.int64)).shuffle(20)
+        return indices.map(lambda index: (tf.gather(features, index), tf.gather(labels, index)))
+
+    def train(directory):
+        examples = tf_data.examples("files", make, 96, toy_workload.CLASSES, files=paths)
+        workload = dataclasses.replace(element_workloads.UNDISTORTED, examples=lambda request: examples)
+        hooks = {0: [Taken()], 1: [Taken()]}
+        results = train_together(directory, workload=workload, session_hooks=hooks, max_steps=24, save_every_steps=15)
+        assert [getattr(result, "step", result) for result in results] == [24, 24]
+        return [hooks[worker][0].steps for worker in (0, 1)]
+
+    whole = train(tmp_path / "run")
+    assert "shards:   each of 2 workers reads files of its own, then the next worker's" in capsys.readouterr().out
+    for steps in whole:
+        assert {tuple(row) for row in np.concatenate(steps)} == set(map(tuple, features))
+    keep_only(tmp_path / "run", 15)
+    for resumed, steps in zip(train(tmp_path / "run"), whole, strict=True):
+        np.testing.assert_array_equal(resumed, steps[15:])
+
+
+def test_elements_that_end_for_one_worker_first_end_all(tmp_path):
+    """After its first batch of the three that there are; nobody could tell how many."""
+    workload = element_workloads.workload(element_workloads.ending_uncounted)
+    results = train_together(tmp_path, workload=workload, batch_size=32, max_steps=4)
+    assert [type(result) for result in results] == [errors.WorkerError, errors.DataError]
+    for result in results:
+        assert "ending_uncounted train: its dataset ended before the last step. Make it endless" in str(result)
+        assert result.exit_status == 2

@@ -1,0 +1,83 @@
+"""The elements of a data set in an order of its own, shared out among the workers that train together.
+
+Nothing is told from worker to worker. Either all go through the same elements and each keeps its part of every step,
+which is the order of one worker; or each reads files of its own, then those of the next worker, and so on around. So
+workers of equal batches stay together however unequal their files are: N workers have seen each element N times when
+each has gone around once.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.examples import Examples, in_fixed_order
+
+_MOST_NUMBERS = 2**17  # of a constant that is looked into; larger ones are the examples themselves
+
+
+def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tuple[tf.data.Dataset, tf.Tensor, str]:
+    """Makes the dataset of one worker's batches.
+
+    Args:
+      examples: with `elements`.
+      size: examples of a batch.
+      num_workers, worker: which of how many it is for.
+
+    Returns:
+      The dataset; int64 scalar, how many elements there are for all workers, negative where they are endless or
+      TensorFlow cannot tell; a digest that is the same in workers that go through them in the same order, or empty.
+
+    Raises:
+      DataError: workers could not go through the same elements.
+    """
+    order = ""
+    if examples.of_worker:
+        elements = examples.of_worker(worker, num_workers)
+    else:
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        elements = examples.elements()
+        if num_workers > 1:
+            order = _order(examples.name, graph.get_operations()[before:])
+    steps = in_fixed_order(elements).batch(size, drop_remainder=True)
+    if num_workers > 1 and not examples.of_worker:
+        steps = steps.shard(num_workers, worker)
+    return steps, tf.data.experimental.cardinality(elements), order
+
+
+def note(examples: Examples, num_workers: int) -> str | None:
+    """A line on how several workers share the elements; None where there is nothing to say."""
+    if num_workers == 1 or not examples.elements:
+        return None
+    if examples.of_worker:
+        return (
+            f"shards:   each of {num_workers} workers reads files of its own, then the next worker's, and so on around"
+        )
+    return (
+        f"shards:   none: each of {num_workers} workers goes through all elements and keeps its part of each step; "
+        "with files= it would read less"
+    )
+
+
+def _order(name: str, operations: Sequence[tf.Operation]) -> str:
+    """Digests the operations of a dataset and its constants: seeds, lists of files and the like. Of files it takes the
+    names without the folders, which may differ between machines.
+
+    Raises:
+      DataError: they may give the elements in any order.
+    """
+    digest = hashlib.sha256()
+    for op in operations:
+        if "Parallel" in op.type and op.node_def.attr["deterministic"].s == b"false":
+            raise errors.DataError(
+                f"{name}: a transformation of its dataset has deterministic=False ({op.type}), so that workers would "
+                "not agree on the order of its elements. Leave that out, or name its files with files=."
+            )
+        digest.update(f"{op.type} {[output.shape for output in op.outputs]}".encode())
+        if op.type == "Const" and op.outputs[0].shape.num_elements() <= _MOST_NUMBERS:
+            values = np.ravel(tf.make_ndarray(op.get_attr("value")))
+            digest.update(str([v.rpartition(b"/")[2] if isinstance(v, bytes) else v for v in values.tolist()]).encode())
+    return digest.hexdigest()[:16]
