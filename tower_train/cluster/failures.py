@@ -93,6 +93,11 @@ class FailureDetector:
                 return None
             is_named = worker == 0 or name in status.failure
             return _error(status.failure if is_named else f"{name}: {status.failure}", status.exit_status)
+        if status.state is WorkerState.DONE and status.exchanges < mine.exchanges:
+            return _error(
+                f"{name} has come to its end, while {self._task.name(self._task.index)} has not. Start all workers "
+                "with the same program and data.", errors.ConfigError.exit_status,
+            )  # fmt: skip
         if not status.start_id or (may_come_back and self.is_silent(worker)):
             return self._failure_to_start(worker)
         if self.is_silent(worker):

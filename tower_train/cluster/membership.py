@@ -85,6 +85,9 @@ class Membership(SingleProcess):
     def note_stall(self, what, seconds):
         self._note(stalled=what, stalled_secs=seconds)
 
+    def note_exchange(self):
+        self._note(exchanges=self._status.exchanges + 1)
+
     def agree(self, about, steps_done, last_step):
         if self.task.is_chief:
             self._tell(about=about(), steps=(steps_done, last_step), step=steps_done)

@@ -74,6 +74,9 @@ class SingleProcess(v1.train.SessionRunHook):
                 "happens again, try --all_reduce=collective or --variable_update=cpu."
             ))  # fmt: skip
 
+    def note_exchange(self) -> None:
+        """Called where this worker begins something that needs all others, and which they begin as often as it does."""
+
     def failures_named(self) -> contextlib.AbstractContextManager[None]:
         """Converts TensorFlow's error into a WorkerError that names the missing worker.
 

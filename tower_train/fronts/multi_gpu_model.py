@@ -4,8 +4,9 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat, placement
+from tower_train.fronts import compat, placement, workers
 from tower_train.fronts.parallel_model import ParallelModel
+from tower_train.fronts.worker_model import WorkerModel
 from tower_train.graph.devices import HOST
 
 
@@ -39,11 +40,15 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     """
     _check(model)
     placed = placement.place(gpus, "gpus")
-    if len(placed.towers) > 1:
+    together = workers.find()
+    if together or len(placed.towers) > 1:
         _check_divisible(model)
     if cpu_relocation:
         _relocate(model)
-    return ParallelModel(model, placed.towers, HOST if cpu_merge else placed.towers[0])
+    merge_device = HOST if cpu_merge else placed.towers[0]
+    if together:
+        return WorkerModel(model, placed.towers, merge_device, together)
+    return ParallelModel(model, placed.towers, merge_device)
 
 
 def _check(model) -> None:

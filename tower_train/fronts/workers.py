@@ -1,0 +1,232 @@
+"""The workers that train one Keras model together: what they compare, gather, broadcast and average.
+
+Keras' steps run where the program has begun TensorFlow, long before it is known that there are other workers; there
+collective operations cannot be had any more. So they run in a session on the worker's server, which the step calls.
+"""
+
+import contextlib
+import functools
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.cluster import program
+from tower_train.cluster.task import find_task
+from tower_train.graph import progress
+from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.devices import HOST
+
+v1 = tf.compat.v1
+
+STALL_SECS = 1800.0  # as of the trainer's --stall_timeout_secs: a first step may compile for many minutes
+_OWN_WORK = "its input, its towers or a callback"
+_WORD = np.dtype(np.int64)  # messages are sent in words of this type
+# Groups and instances of this module's collective operations, apart from those of other sessions of the program.
+_LENGTHS, _MESSAGES, _BROADCASTS = 1001, 1002, 1003
+_FIRST_MEAN = 2 * 10**6
+
+
+class Workers:
+    """This process among the workers that train one model together. All of them must call its methods alike.
+
+    Args:
+      cluster: this process's.
+
+    Attributes:
+      rank, size, is_chief: as of the cluster.
+      place: where in its work this worker is, by name; compared with the others' in each exchange.
+      failure: the error that ended an exchange, if one did.
+    """
+
+    def __init__(self, cluster: program.Cluster):
+        self.rank, self.size, self.is_chief = cluster.rank, cluster.size, cluster.is_chief
+        self.place: dict[str, int | str] = {}
+        self.failure: errors.UserError | None = None
+        self._membership, self._lock = cluster.membership, threading.Lock()
+        self._graph = tf.Graph()
+        self._session = v1.Session(cluster.target, self._graph, cluster.session_config)
+        self._membership.session_opened(self._session)
+        with self._graph.as_default(), tf.device(HOST):
+            self._message = v1.placeholder(_WORD, [None])
+            self._gathered = self._gather(self._message)
+        self._means, self._next_mean, self._broadcasts = {}, _FIRST_MEAN, {}
+        self._watch = _Watch(self._membership.note_stall)
+
+    def _gather(self, message: tf.Tensor) -> list[tf.Tensor]:
+        """All workers' messages, padded to one length, and their lengths."""
+        own = tf.shape(message, out_type=tf.int64)
+        lengths = tf.raw_ops.CollectiveGather(
+            input=own, group_size=self.size, group_key=_LENGTHS, instance_key=0, shape=[self.size]
+        )
+        longest = tf.reduce_max(lengths)
+        messages = tf.raw_ops.CollectiveGatherV2(
+            input=tf.pad(message, [[0, longest - own[0]]]), group_size=self.size, group_key=_MESSAGES,
+            instance_key=tf.cast(longest, tf.int32),  # one stands for one length, for good
+            ordering_token=[], communication_hint="ring",
+        )  # fmt: skip
+        return [lengths, tf.reshape(messages, [self.size, -1])]
+
+    def watched(self):
+        """Context manager: within this block the workers have to make headway, or one that does not is named."""
+        return self._watch
+
+    def compare(self, facts: Mapping) -> None:
+        """Checks that all workers say the same.
+
+        Args:
+          facts: by name, what can be written as JSON.
+
+        Raises:
+          ConfigError: in all workers, one of them differs from the chief.
+        """
+        self.gather(facts, [])
+
+    def gather(self, facts: Mapping, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        """Over workers, their arrays.
+
+        Args:
+          facts: as for compare.
+          arrays: of the same number and dtypes in all workers.
+
+        Raises:
+          ConfigError: as compare.
+          WorkerError: a worker is missing.
+        """
+        lengths, messages = self._run(self._gathered, {self._message: _packed(self.place | facts, arrays)})
+        found = [_unpacked(message[:n], arrays) for n, message in zip(lengths, messages, strict=True)]
+        self._check([facts for facts, _ in found])
+        return [arrays() for _, arrays in found]
+
+    def mean(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The workers' means, to the bit the same in all, of arrays of the same shapes in all."""
+        signature = tuple((array.shape, array.dtype.name) for array in arrays)
+        if signature not in self._means:
+            with self._graph.as_default(), tf.device(HOST):
+                own = [v1.placeholder(array.dtype, array.shape) for array in arrays]
+                reduce = AllReduce([HOST], "collective", None, self.size, self._next_mean)
+                self._means[signature] = own, *reduce.mean([own])
+            self._next_mean += len(reduce.operations)
+        own, means = self._means[signature]
+        return self._run(means, dict(zip(own, arrays, strict=True)))
+
+    def broadcast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The chief's arrays, where all workers have some of the same shapes and dtypes."""
+        message = _packed({}, arrays)
+        if message.size not in self._broadcasts:
+            about = dict(group_size=self.size, group_key=_BROADCASTS, instance_key=len(self._broadcasts))
+            with self._graph.as_default(), tf.device(HOST):
+                own, shape = v1.placeholder(_WORD, message.shape), message.shape
+                if self.is_chief:
+                    sent = tf.raw_ops.CollectiveBcastSend(input=own, shape=shape, **about)
+                else:
+                    sent = tf.raw_ops.CollectiveBcastRecv(T=own.dtype, shape=shape, **about)
+                self._broadcasts[message.size] = own, sent
+        own, sent = self._broadcasts[message.size]
+        _, found = _unpacked(self._run(sent, {own: message} if self.is_chief else {}), arrays)
+        return found()
+
+    def count_batch(self) -> None:
+        """Notes that a batch begins."""
+        self.place = self.place | {"the batch": self.place.get("the batch", 0) + 1}
+        self._membership.after_run(None, None)
+
+    def _run(self, fetches, feeds):
+        with self._lock, self._watch.exchange():
+            if self.failure:
+                raise self.failure
+            self._membership.note_exchange()
+            try:
+                with self._membership.failures_named():
+                    return self._session.run(fetches, feeds)
+            except errors.UserError as error:
+                self.failure = error
+                raise
+
+    def _check(self, facts: list[dict]) -> None:
+        for i, own in enumerate(facts):
+            differing = [f"{name} is {own.get(name, 'nothing')}, the chief's {facts[0].get(name, 'nothing')}"
+                         for name in {**facts[0], **own} if own.get(name) != facts[0].get(name)]  # fmt: skip
+            if differing:
+                self.failure = errors.ConfigError(
+                    f"{self._membership.task.name(i)} cannot train along: {'; '.join(differing)}. Start all workers "
+                    "with the same program and data."
+                )
+                raise self.failure
+
+
+@functools.cache
+def find() -> Workers | None:
+    """The workers that this process trains with, whose cluster it joins if it has not; None if it is by itself.
+
+    Raises:
+      ConfigError, RunError, WorkerError: as for cluster.init.
+    """
+    return None if find_task(None, None).is_alone else Workers(program.init(gpus=()))
+
+
+def _packed(facts: Mapping, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """A message: the length of its head, the head, the arrays; in whole words."""
+    head = json.dumps({"facts": facts, "shapes": [np.shape(array) for array in arrays]}).encode()
+    parts = [len(head).to_bytes(_WORD.itemsize, "little"), head, *(np.asarray(array).tobytes() for array in arrays)]
+    message = b"".join(parts)
+    return np.frombuffer(message + bytes(-len(message) % _WORD.itemsize), _WORD)
+
+
+def _unpacked(message: np.ndarray, alike: Sequence[np.ndarray]):
+    """Returns the facts of a message and a function that returns its arrays, of the dtypes of these."""
+    data = message.tobytes()
+    begin = _WORD.itemsize + int.from_bytes(data[: _WORD.itemsize], "little")
+    head = json.loads(data[_WORD.itemsize : begin])
+
+    def arrays():
+        found, offset = [], begin
+        for shape, other in zip(head["shapes"], alike, strict=True):
+            count = int(np.prod(shape))
+            found.append(np.frombuffer(data, np.asarray(other).dtype, count, offset).reshape(shape))
+            offset += found[-1].nbytes
+        return found
+
+    return head["facts"], arrays
+
+
+class _Watch:
+    """Notes for how long no exchange has ended while one was to come; a context manager, which may be nested."""
+
+    def __init__(self, note_stall):
+        self._note_stall, self._depth, self._waits_for = note_stall, 0, ""
+        self._since, self._is_noted = time.monotonic(), False
+        threading.Thread(target=self._watch, name="exchanges", daemon=True).start()
+
+    def __enter__(self):
+        self._depth += 1
+        self._go_on(_OWN_WORK)
+
+    def __exit__(self, *_):
+        self._depth -= 1
+        self._go_on(_OWN_WORK)
+
+    @contextlib.contextmanager
+    def exchange(self):
+        """Context manager around an exchange."""
+        self._go_on(progress.FOR_AVERAGING)
+        try:
+            yield
+        finally:
+            self._go_on(_OWN_WORK)
+
+    def _go_on(self, waits_for: str) -> None:
+        self._since, self._waits_for = time.monotonic(), waits_for if self._depth else ""
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(min(1.0, STALL_SECS / 4))
+            seconds = time.monotonic() - self._since - STALL_SECS
+            is_stalled = seconds > 0 and bool(self._waits_for)
+            if is_stalled or self._is_noted:
+                self._note_stall(*((self._waits_for, seconds) if is_stalled else ("", 0.0)))
+            self._is_noted = is_stalled
