@@ -1,5 +1,6 @@
 """Python processes for tests, forked from a server that has imported TensorFlow, which takes three seconds."""
 
+import atexit
 import functools
 import gc
 import multiprocessing
@@ -71,6 +72,18 @@ def _run(module, words, environment, stdout, stderr, cwd):
     os.chdir(cwd)
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+    try:
+        _run_program(module, words)
+    except Exception:  # a program's own excepthook and exit handlers may see to it, of which multiprocessing knows none
+        if sys.excepthook is sys.__excepthook__:
+            raise
+        sys.excepthook(*sys.exc_info())
+        atexit._run_exitfuncs()
+        sys.exit(1)
+    atexit._run_exitfuncs()
+
+
+def _run_program(module, words):
     if module == "-c":
         source, *words = words
         sys.argv[:] = [module, *words]

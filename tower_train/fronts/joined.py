@@ -55,7 +55,7 @@ def average(workers: Workers, mean_grads: GradientsAndVariables) -> GradientsAnd
 
     def exchange(*arrays):
         means = workers.mean(arrays[: len(dense)]) if dense else []
-        parts = workers.gather({"step": "gradients"}, arrays[len(dense) :]) if slices else []
+        parts = workers.gather("gradients", arrays[len(dense) :]) if slices else []
         return [*means, *map(np.concatenate, zip(*parts, strict=True))]
 
     with tf.device(HOST):
@@ -121,15 +121,20 @@ def _gather(workers: Workers, kind: str, batch: tf.Tensor, tensors: Sequence[tf.
     """Over tensors, the workers' rows joined in their order."""
 
     def exchange(examples, *arrays):
-        workers.count_batch()
-        parts = workers.gather({"step": kind, "the batch's number of examples": int(examples)}, arrays)
+        parts = workers.gather(workers.next_batch(kind), arrays, **{"the number of its examples": int(examples)})
         return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
     return _exchanged(exchange, tensors, batch)
 
 
 def _exchanged(exchange: Callable, tensors: Sequence[tf.Tensor], *more: tf.Tensor) -> list[tf.Tensor]:
-    return tf.numpy_function(exchange, [*more, *tensors], [tensor.dtype for tensor in tensors])
+    def run(*arrays):
+        try:
+            return exchange(*arrays)
+        except errors.UserError as error:  # which `workers` keeps; TensorFlow logs an error with all that led to it
+            raise RuntimeError(str(error)) from None
+
+    return tf.numpy_function(run, [*more, *tensors], [tensor.dtype for tensor in tensors])
 
 
 def _dense(leaf) -> tf.Tensor:

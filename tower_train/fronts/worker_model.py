@@ -37,7 +37,8 @@ class WorkerModel(ParallelModel):
         super().__init__(template, towers, merge_device)
         self._workers, others = workers, workers.size - 1 - workers.rank
         self._all_towers = (*[None] * len(towers) * workers.rank, *towers, *[None] * len(towers) * others)
-        workers.compare({"the number of towers": len(towers), "the model": _about(template)})
+        facts = {"the number of towers": len(towers), "the model": _about(template)}
+        workers.gather("multi_gpu_model", **facts)
         if template.built:
             self._synchronize(template.variables)
 
@@ -51,7 +52,7 @@ class WorkerModel(ParallelModel):
 
     def _synchronize(self, variables: list[keras.Variable]) -> None:
         """Gives variables the chief's values."""
-        self._workers.compare({"the variables": _about_variables(variables)})
+        self._workers.gather("variables", **{"what there is": _about_variables(variables)})
         values = self._workers.broadcast([np.asarray(variable.value) for variable in variables])
         if not self._workers.is_chief:
             for variable, value in zip(variables, values, strict=True):
@@ -61,7 +62,7 @@ class WorkerModel(ParallelModel):
     def _together(self) -> Iterator[None]:
         """Within this block all workers have to make headway, and an exchange's own error is raised in place of
         TensorFlow's."""
-        self._workers.place = {}
+        self._workers.begin_batches()
         with self._workers.watched():
             try:
                 yield
@@ -92,7 +93,7 @@ class WorkerModel(ParallelModel):
         name, key, *others = np.random.get_state()
         text = json.dumps({"seed": drawn, "python": random.getstate(), "numpy": [name, key.tolist(), *others]})
         own = np.frombuffer(text.encode() if self._workers.is_chief else b"", np.uint8)
-        [[chiefs], *_] = self._workers.gather({}, [own])
+        [[chiefs], *_] = self._workers.gather("shuffling", [own])
         states = json.loads(chiefs.tobytes())
         if seed != states["seed"]:
             tf.random.set_seed(states["seed"])
@@ -114,12 +115,12 @@ class WorkerModel(ParallelModel):
         if not self.optimizer.built:
             self.optimizer.build(self.template.trainable_variables)
         self._synchronize([*self.template.variables, *self.optimizer.variables])
-        [[first], *_] = self._workers.gather({}, [np.array(compat.first_epoch(self) or 0)])
+        [[first], *_] = self._workers.gather("the first epoch", [np.array(compat.first_epoch(self) or 0)])
         compat.set_first_epoch(self, int(first) or None)
 
     def begin_batches(self, epoch: int | None = None) -> None:
         """Notes that the batches of an epoch, or of an evaluation, begin."""
-        self._workers.place = {"the batch": 0} | ({"the epoch": epoch + 1} if epoch is not None else {})
+        self._workers.begin_batches("" if epoch is None else f" in epoch {epoch + 1}")
 
     def fit(self, *args, **kwargs):
         """Trains as keras.Model.fit does, all workers together; batch_size is the global batch.
@@ -131,7 +132,7 @@ class WorkerModel(ParallelModel):
         given = _bound(keras.Model.fit, self, args, kwargs)
         self._build(given.get("x"))
         with self._together():
-            self._workers.compare({"the call": "fit", **_about_call(given), **_about_optimizer(self.optimizer)})
+            self._workers.gather("fit", **_about_call(given), **_about_optimizer(self.optimizer))
             self._shuffle_alike()
             return super().fit(**self._own(given))
 
@@ -146,7 +147,7 @@ class WorkerModel(ParallelModel):
             return super().evaluate(*args, **kwargs)
         self._build(given.get("x"))
         with self._together():
-            self._workers.compare({"the call": "evaluate", **_about_call(given)})
+            self._workers.gather("evaluate", **_about_call(given))
             self._synchronize(self.template.variables)
             return super().evaluate(**self._own(given))
 

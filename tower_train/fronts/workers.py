@@ -39,13 +39,12 @@ class Workers:
 
     Attributes:
       rank, size, is_chief: as of the cluster.
-      place: where in its work this worker is, by name; compared with the others' in each exchange.
       failure: the error that ended an exchange, if one did.
     """
 
     def __init__(self, cluster: program.Cluster):
         self.rank, self.size, self.is_chief = cluster.rank, cluster.size, cluster.is_chief
-        self.place: dict[str, int | str] = {}
+        self._series, self._batch = "", 0
         self.failure: errors.UserError | None = None
         self._membership, self._lock = cluster.membership, threading.Lock()
         self._graph = tf.Graph()
@@ -75,31 +74,23 @@ class Workers:
         """Context manager: within this block the workers have to make headway, or one that does not is named."""
         return self._watch
 
-    def compare(self, facts: Mapping) -> None:
-        """Checks that all workers say the same.
-
-        Args:
-          facts: by name, what can be written as JSON.
-
-        Raises:
-          ConfigError: in all workers, one of them differs from the chief.
-        """
-        self.gather(facts, [])
-
-    def gather(self, facts: Mapping, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    def gather(self, point: str, arrays: Sequence[np.ndarray] = (), **facts: str | int) -> list[list[np.ndarray]]:
         """Over workers, their arrays.
 
         Args:
-          facts: as for compare.
+          point: where in its work a worker is.
           arrays: of the same number and dtypes in all workers.
+          facts: by name, what must be the same in all workers.
 
         Raises:
-          ConfigError: as compare.
+          ConfigError: in all workers, one of them differs from the chief.
           WorkerError: a worker is missing.
         """
-        lengths, messages = self._run(self._gathered, {self._message: _packed(self.place | facts, arrays)})
+        message = _packed({"point": point, "facts": facts}, arrays)
+        lengths, messages = self._run(self._gathered, {self._message: message})
         found = [_unpacked(message[:n], arrays) for n, message in zip(lengths, messages, strict=True)]
-        self._check([facts for facts, _ in found])
+        for i, (about, _) in enumerate(found):
+            self._check(i, about, found[0][0])
         return [arrays() for _, arrays in found]
 
     def mean(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -130,14 +121,22 @@ class Workers:
         _, found = _unpacked(self._run(sent, {own: message} if self.is_chief else {}), arrays)
         return found()
 
-    def count_batch(self) -> None:
-        """Notes that a batch begins."""
-        self.place = self.place | {"the batch": self.place.get("the batch", 0) + 1}
-        self._membership.after_run(None, None)
+    def begin_batches(self, series: str = "") -> None:
+        """Notes that a series of batches begins; series: what they are, for messages."""
+        self._series, self._batch = series, 0
+        if isinstance(self.failure, errors.ConfigError):  # which leaves the workers where they all are
+            self.failure = None
+
+    def next_batch(self, kind: str) -> str:
+        """Notes that a batch begins; returns its name."""
+        if self._batch:
+            self._membership.after_run(None, None)
+        self._batch += 1
+        return f"batch {self._batch} of {kind}{self._series}"
 
     def _run(self, fetches, feeds):
         with self._lock, self._watch.exchange():
-            if self.failure:
+            if isinstance(self.failure, errors.WorkerError):
                 raise self.failure
             self._membership.note_exchange()
             try:
@@ -147,16 +146,19 @@ class Workers:
                 self.failure = error
                 raise
 
-    def _check(self, facts: list[dict]) -> None:
-        for i, own in enumerate(facts):
-            differing = [f"{name} is {own.get(name, 'nothing')}, the chief's {facts[0].get(name, 'nothing')}"
-                         for name in {**facts[0], **own} if own.get(name) != facts[0].get(name)]  # fmt: skip
-            if differing:
-                self.failure = errors.ConfigError(
-                    f"{self._membership.task.name(i)} cannot train along: {'; '.join(differing)}. Start all workers "
-                    "with the same program and data."
-                )
-                raise self.failure
+    def _check(self, worker: int, its: dict, chiefs: dict) -> None:
+        """Raises ConfigError if a worker is elsewhere than the chief, or about something else."""
+        differing = [f"it has come to {its['point']}, the chief to {chiefs['point']}"]
+        if its["point"] == chiefs["point"]:
+            its, chiefs = its["facts"], chiefs["facts"]
+            differing = [f"{name} is {its.get(name, 'not given')}, the chief's {chiefs.get(name, 'not given')}"
+                         for name in {**chiefs, **its} if its.get(name) != chiefs.get(name)]  # fmt: skip
+        if differing:
+            self.failure = errors.ConfigError(
+                f"{self._membership.task.name(worker)} cannot train along: {'; '.join(differing)}. Start all workers "
+                "with the same program and data."
+            )
+            raise self.failure
 
 
 @functools.cache
@@ -169,16 +171,16 @@ def find() -> Workers | None:
     return None if find_task(None, None).is_alone else Workers(program.init(gpus=()))
 
 
-def _packed(facts: Mapping, arrays: Sequence[np.ndarray]) -> np.ndarray:
+def _packed(about: Mapping, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """A message: the length of its head, the head, the arrays; in whole words."""
-    head = json.dumps({"facts": facts, "shapes": [np.shape(array) for array in arrays]}).encode()
+    head = json.dumps({"about": about, "shapes": [np.shape(array) for array in arrays]}).encode()
     parts = [len(head).to_bytes(_WORD.itemsize, "little"), head, *(np.asarray(array).tobytes() for array in arrays)]
     message = b"".join(parts)
     return np.frombuffer(message + bytes(-len(message) % _WORD.itemsize), _WORD)
 
 
 def _unpacked(message: np.ndarray, alike: Sequence[np.ndarray]):
-    """Returns the facts of a message and a function that returns its arrays, of the dtypes of these."""
+    """Returns what a message is about and a function that returns its arrays, of the dtypes of these."""
     data = message.tobytes()
     begin = _WORD.itemsize + int.from_bytes(data[: _WORD.itemsize], "little")
     head = json.loads(data[_WORD.itemsize : begin])
@@ -191,7 +193,7 @@ def _unpacked(message: np.ndarray, alike: Sequence[np.ndarray]):
             offset += found[-1].nbytes
         return found
 
-    return head["facts"], arrays
+    return head["about"], arrays
 
 
 class _Watch:
