@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import json
 
 import jobs
 
@@ -64,3 +65,12 @@ class Cluster:
 
     def wait_for_step(self, train_dir, step):
         self.workers[0].wait_until(lambda: jobs.logged_step(train_dir) >= step)
+
+
+@contextlib.contextmanager
+def programs(count, module, *words):
+    """Starts a program with TF_CONFIG for each of `count` workers; yields their jobs.Programs."""
+    there = hosts(count)
+    with contextlib.ExitStack() as stack:
+        places = [{"cluster": {"worker": there}, "task": {"type": "worker", "index": i}} for i in range(count)]
+        yield [stack.enter_context(jobs.Program(module, *words, TF_CONFIG=json.dumps(place))) for place in places]

@@ -72,15 +72,14 @@ def _run(module, words, environment, stdout, stderr, cwd):
     os.chdir(cwd)
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+    atexit._clear()  # what is the server's
     try:
         _run_program(module, words)
-    except Exception:  # a program's own excepthook and exit handlers may see to it, of which multiprocessing knows none
-        if sys.excepthook is sys.__excepthook__:
-            raise
-        sys.excepthook(*sys.exc_info())
-        atexit._run_exitfuncs()
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # as Python ends, which multiprocessing does not
         sys.exit(1)
-    atexit._run_exitfuncs()
+    finally:
+        atexit._run_exitfuncs()
 
 
 def _run_program(module, words):

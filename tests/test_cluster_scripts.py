@@ -36,6 +36,20 @@ def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path)
     assert any("Stopped by SIGINT at step" in line for line in lines)
 
 
+def test_a_local_cluster_of_any_program_gives_each_its_place_and_words():
+    source = """import json, os, sys
+place = json.loads(os.environ["TF_CONFIG"])
+print(len(set(place["cluster"]["worker"])), place["task"], sys.argv[1:])
+sys.exit(7 - place["task"]["index"])"""
+    words = [sys.executable, LOCAL_CLUSTER, "--workers=3", "--", "python", "-c", source, "--workers=9", "--"]
+    process = subprocess.run(words, env=jobs.environment(), text=True, capture_output=True, check=False)
+    expected = [f"[worker {i}] 3 {{'type': 'worker', 'index': {i}}} ['--workers=9', '--']" for i in range(3)]
+    assert (process.returncode, sorted(process.stdout.splitlines())) == (7, expected), process.stderr
+    refused = subprocess.run([*words[:2], "--num_gpus=2", *words[3:5]], env=jobs.environment(), text=True,
+                             capture_output=True, check=False)  # fmt: skip
+    assert refused.returncode == 2 and "--num_gpus=2 -- python: give --workers, then --" in refused.stderr
+
+
 def test_the_manifest_is_a_tfjob_that_gives_the_trainer_options_that_it_has():
     job = yaml.safe_load(TFJOB.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")

@@ -32,8 +32,10 @@ __version__ = "0.1.0"
 
 # Loaded when first used, so that `python -m tower_train --help` need not wait for TensorFlow.
 _HOMES = {
+    "BroadcastGlobalVariablesHook": "tower_train.fronts.distributed",
     "Config": "tower_train.config",
     "DataRequest": "tower_train.examples",
+    "DistributedOptimizer": "tower_train.fronts.distributed",
     "Evaluation": "tower_train.inference.evaluator",
     "Examples": "tower_train.examples",
     "Result": "tower_train.run.results",

@@ -70,6 +70,6 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(getattr(error, "message", error)).removeprefix("Graph execution error:")
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("From /job:")]
     node = next((i for i, line in enumerate(lines) if line.startswith("Node: ")), -1)  # the reason comes next
     return (lines[node + 1 :] or lines or [type(error).__name__])[0].strip().rstrip(".")

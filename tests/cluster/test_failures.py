@@ -189,3 +189,34 @@ def test_workers_name_a_chief_that_takes_no_part():
     watch.read(status(0, stalled="tower_0", **STEP))
     assert "seen: worker 0 (the chief, a:1) waits for tower_0." in watch.failure()[0]
     assert watch.failure(WorkerState.DONE) is None
+
+
+def test_who_has_ended_is_named_by_those_whose_step_waits_for_it_and_not_before():
+    for index, ended in ((0, 1), (1, 0)):
+        for state in (WorkerState.DONE, WorkerState.GONE):
+            watch = Watch(index)
+            others = [status(0), status(1), status(2)] if index == 0 else [status(0)]
+            others[ended] = status(ended, state=state)
+            waiting = dataclasses.replace(watch.own(WorkerState.TRAINING), waiting_secs=29.0)
+            watch.detector.note(others, waiting)
+            assert watch.detector.find(waiting) is None
+            error = watch.detector.find(dataclasses.replace(waiting, waiting_secs=31.0))
+            name = f"worker {ended} ({'the chief, ' * (ended == 0)}{HOSTS[ended]})"
+            assert str(error).startswith(f"{name} has ended after step 6, but step 8 waits for it.")
+            assert error.exit_status == 2
+
+
+def test_a_program_that_computes_nothing_is_left_in_peace_until_another_worker_waits_for_it():
+    """As after the last step, while the chief evaluates."""
+    idle, waits = (dict(stalled=what, stalled_secs=31.0) for what in (progress.FOR_PROGRAM, progress.FOR_AVERAGING))
+    watch = Watch()
+    own = dataclasses.replace(watch.own(WorkerState.TRAINING), **idle)
+    watch.detector.note([status(0, **idle), status(1, **idle), status(2, **idle)], own)
+    assert watch.detector.find(own) is None
+    watch.detector.note([status(0, **idle), status(1, **idle), status(2, **waits)], own)
+    expected = "worker 0 (the chief, a:1) waits for its program or its input: it has no gradients for this step; "
+    assert expected in str(watch.detector.find(own))
+    member = Watch(1)
+    own = dataclasses.replace(member.own(WorkerState.TRAINING), **waits)
+    member.detector.note([status(0, **idle)], own)
+    assert "worker 0 (the chief, a:1) waits for its program" in str(member.detector.find(own))

@@ -143,7 +143,7 @@ def report(**what):
 def main(part, towers, folder):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    tower_train.cluster.init(gpus=(), worker_timeout_secs=10)
+    tower_train.cluster.init(gpus=(), worker_timeout_secs=15)
     if part == "state":
         disagree(state(int(towers), pathlib.Path(folder)))
     else:

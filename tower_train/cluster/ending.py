@@ -5,9 +5,8 @@ import os
 import sys
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from tower_train import errors
+from tower_train.cluster import step_errors
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.console import notice
 
@@ -32,7 +31,12 @@ class Ending:
 
     def _note(self, kind, error, trace) -> None:
         """Python's excepthook."""
-        if self._membership and not _is_of_variables(error):
+        if self._membership and step_errors.is_of_another_session(error, self._membership.target):
+            error = errors.ConfigError(
+                "A session was opened in which there are no other workers. Open it with master=cluster.target, which "
+                f"is {self._membership.target!r}."
+            )
+        elif self._membership and step_errors.may_be_anothers(error):
             error = self._membership.failure_behind(error)
         if isinstance(error, KeyboardInterrupt):
             error.exit_status = 130  # as of the shell, and for the others too
@@ -45,7 +49,7 @@ class Ending:
     def _leave(self) -> None:
         try:
             self._shutdown()
-        except errors.WorkerError as error:
+        except errors.UserError as error:
             self._end_with(error)
         if self._status:
             for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -55,8 +59,3 @@ class Ending:
     def _end_with(self, error: errors.UserError) -> None:
         notice(f"error: {error}")
         self._status = error.exit_status
-
-
-def _is_of_variables(error: BaseException) -> bool:
-    """Whether it is the usual error of a variable without a value, behind which there is no missing worker."""
-    return isinstance(error, tf.errors.FailedPreconditionError) and "incarnation" not in error.message

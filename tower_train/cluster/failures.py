@@ -10,6 +10,7 @@ from tower_train.console import say
 from tower_train.graph import progress
 
 _AGREED = (WorkerState.TRAINING, WorkerState.DONE)
+_ENDED = (WorkerState.DONE, WorkerState.OVER, WorkerState.GONE)
 _REMIND_SECS = 30.0  # between lines about a worker that has not started
 _RESTART = (
     "The same command on every machine, or the return of the missing one with --wait_for_workers, goes on from the "
@@ -93,10 +94,10 @@ class FailureDetector:
                 return None
             is_named = worker == 0 or name in status.failure
             return _error(status.failure if is_named else f"{name}: {status.failure}", status.exit_status)
-        if status.state is WorkerState.DONE and status.exchanges < mine.exchanges:
+        if status.state in _ENDED and mine.waiting_secs > self.worker_timeout_secs:
             return _error(
-                f"{name} has come to its end, while {self._task.name(self._task.index)} has not. Start all workers "
-                "with the same program and data.", errors.ConfigError.exit_status,
+                f"{name} has ended after step {status.step}, but step {mine.step + 1} waits for it. Let all workers do "
+                "as many steps.", errors.ConfigError.exit_status,
             )  # fmt: skip
         if not status.start_id or (may_come_back and self.is_silent(worker)):
             return self._failure_to_start(worker)
@@ -115,6 +116,8 @@ class FailureDetector:
         if mine.state is not WorkerState.TRAINING:
             return None
         late = {i: each for i, each in enumerate(self.statuses) if each.stalled_secs > self.worker_timeout_secs}
+        if {mine.stalled, *(each.stalled for each in late.values())} == {progress.FOR_PROGRAM}:
+            return None  # nobody waits for them
         own = {i: each for i, each in late.items() if each.stalled != progress.FOR_AVERAGING}
         stuck = {i: each for i, each in own.items() if each.stalled == progress.FOR_INPUT} or own
         if not stuck and len(late) < len(self.statuses):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster import server
+from tower_train.cluster import server, step_errors
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerStatus
@@ -29,11 +29,7 @@ LeaveAtOnce = Callable[[errors.WorkerError], None]
 
 _GRACE_SECS = 5  # for the step under way to end once its session is closed
 _WAITING_SECS = 0.1  # between exchanges while nothing is trained
-# What TensorFlow may raise in a step that another worker does not take part in.
-_LOST_CONNECTION = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
-_LOST_WORKER = (
-    *_LOST_CONNECTION, tf.errors.CancelledError, tf.errors.InternalError, tf.errors.FailedPreconditionError
-)  # fmt: skip
+_COMPARISON = "number of the comparison"
 
 
 class Membership(SingleProcess):
@@ -53,7 +49,7 @@ class Membership(SingleProcess):
         self._detector, self._interval = detector, min(1.0, detector.worker_timeout_secs / 10)
         self.leave_at_once = leave_at_once
         self._lock, self._status = threading.Lock(), WorkerStatus(start_id=uuid.uuid4().hex)
-        self._failure, self._session = None, None
+        self._failure, self._session, self._comparisons = None, None, 0
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
         self._server = server.start(task, self.devices.session_config)
         self.target = self._server.target
@@ -69,7 +65,7 @@ class Membership(SingleProcess):
 
     def __exit__(self, kind, error, _):
         if error is not None and not self._failure:
-            text = str(error) if isinstance(error, errors.UserError) else kind.__name__
+            text = str(error) if isinstance(error, errors.UserError) else f"{kind.__name__}: {errors.reason(error)}"
             self._tell(state=WorkerState.FAILED, failure=text, exit_status=getattr(error, "exit_status", 1))
         if error is not None:
             time.sleep(3 * self._interval)  # for the others to read why
@@ -82,11 +78,11 @@ class Membership(SingleProcess):
     def session_opened(self, session):
         self._session = session  # closed when a worker is lost, so that a step which waits for it ends
 
+    def note_means(self, count, waiting_secs):
+        self._note(step=count, waiting_secs=waiting_secs)
+
     def note_stall(self, what, seconds):
         self._note(stalled=what, stalled_secs=seconds)
-
-    def note_exchange(self):
-        self._note(exchanges=self._status.exchanges + 1)
 
     def agree(self, about, steps_done, last_step):
         if self.task.is_chief:
@@ -96,6 +92,21 @@ class Membership(SingleProcess):
             steps_done, last_step = self._await_chief(json.loads(json.dumps(about())))
             self._tell(state=WorkerState.TRAINING, step=steps_done)
         return steps_done, last_step
+
+    def compare(self, about):
+        about = json.loads(json.dumps(about))
+        self._comparisons += 1
+        if self.task.is_chief:
+            self._tell(about=about | {_COMPARISON: self._comparisons})
+            return
+        while (self._chief.about or {}).get(_COMPARISON) != self._comparisons:
+            self._changed.set()  # to look now
+            self._pause()
+        try:
+            self._compare(about | {_COMPARISON: self._comparisons}, self._chief.about)
+        except errors.ConfigError as error:
+            self._fail(error)
+            raise
 
     def _await_others(self) -> tuple[str, ...]:
         """Waits, in the chief, until all others are ready; returns the start_ids of all workers."""
@@ -131,28 +142,35 @@ class Membership(SingleProcess):
     def failures_named(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, *_LOST_WORKER) as error:  # RuntimeError: the session was closed because of a failure
+        except (
+            RuntimeError,
+            *step_errors.LOST_WORKER,
+        ) as error:  # RuntimeError: the session was closed because of a failure
             if (failure := self.failure_behind(error)) is not error:
                 raise failure from error
             raise
 
     def failure_behind(self, error):
-        if isinstance(error, _LOST_WORKER):
+        if step_errors.is_of_sizes(error) and not self._failure:
+            self._fail(errors.ConfigError(
+                f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
+                f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
+            ))  # fmt: skip
+        if isinstance(error, step_errors.LOST_WORKER):
             self._explain(error)
         self._freed.set()
         return self._failure or error
 
     def _explain(self, error: tf.errors.OpError) -> None:
         """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
-        # Of groups that stand for an earlier start of a worker. Nobody else may notice.
-        is_stale = "incarnation" in error.message
+        is_stale = step_errors.is_of_earlier_start(error)
         pause_secs = self._interval / 5
         # Counts pauses, not seconds: a process that was stopped must look once more before it gives up.
         for _ in range(0 if is_stale else round(self._detector.worker_timeout_secs / pause_secs) + 25):
             if self._failure:
                 return
             time.sleep(pause_secs)
-        if is_stale or isinstance(error, _LOST_CONNECTION):
+        if is_stale or isinstance(error, step_errors.LOST_CONNECTION):
             self._fail(errors.WorkerError(
                 f"The connection to another worker was lost at step {self._status.step} "
                 f"({errors.reason(error)}). {self._detector.next_step}"
@@ -221,7 +239,7 @@ class Membership(SingleProcess):
                 self._fail(failure)
                 self._release()
 
-    def _fail(self, failure: errors.WorkerError) -> None:
+    def _fail(self, failure: errors.UserError) -> None:
         self._tell(state=WorkerState.FAILED, failure=str(failure), exit_status=failure.exit_status)
         self._failure = failure
 

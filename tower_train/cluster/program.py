@@ -5,9 +5,11 @@ import tensorflow as tf
 from tower_train import __version__, errors
 from tower_train.cluster import membership
 from tower_train.cluster.ending import Ending
+from tower_train.cluster.means_watch import MeansWatch
 from tower_train.cluster.task import Task, find_task
 from tower_train.config import DeviceOptions
 from tower_train.graph import devices
+from tower_train.graph.collectives import Workers
 
 v1 = tf.compat.v1
 
@@ -29,9 +31,14 @@ class Cluster:
       target: the master for this worker's sessions: v1.train.MonitoredTrainingSession(master=cluster.target, ...).
       devices: device strings for the towers of this worker, such as ('/gpu:0', '/gpu:1').
       membership: what watches over the workers.
+      workers: what operations between them need to know.
+      start_timeout_secs, stall_timeout_secs: as given.
     """
 
-    def __init__(self, task: Task, placed: devices.Devices, worker_timeout_secs: float, start_timeout_secs: float):
+    def __init__(
+        self, task: Task, placed: devices.Devices, worker_timeout_secs: float, start_timeout_secs: float,
+        stall_timeout_secs: float,
+    ):  # fmt: skip
         """Joins the cluster and waits until all workers have. Arguments as for `init`.
 
         Raises:
@@ -39,19 +46,23 @@ class Cluster:
           RunError: the worker's port cannot be had.
           WorkerError: a worker does not start, or has failed.
         """
+        self.start_timeout_secs, self.stall_timeout_secs = start_timeout_secs, stall_timeout_secs
         self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
         self.local_rank, self.local_size = _local(task)
         self.membership = membership.join(
             task, placed, worker_timeout_secs, start_timeout_secs, waits_for_start=False, next_step=_NEXT_STEP
         )
         self.target, self.devices = self.membership.target, placed.towers
-        self._is_open = True
+        self.workers = Workers(self.membership.devices, self.membership.compare)
+        self._is_open, self._watch = True, MeansWatch(self.membership, stall_timeout_secs)
         self.membership.__enter__()
         try:
             self.membership.agree(_versions, 0, 0)
         except BaseException as error:
             self.shutdown(error)
             raise
+        if self.size > 1:
+            self._watch.begin()
 
     @property
     def session_config(self) -> v1.ConfigProto:
@@ -74,10 +85,11 @@ class Cluster:
         if not self._is_open:
             return
         self._is_open = False
+        self._watch.end()
         try:
             if error is None:
                 self.membership.leave(None)
-        except errors.WorkerError as failure:
+        except errors.UserError as failure:
             error = failure
             raise
         finally:
@@ -86,7 +98,7 @@ class Cluster:
 
 def init(
     num_gpus: int | None = None, gpus: tuple[int, ...] | None = None, worker_timeout_secs: float = 30.0,
-    start_timeout_secs: float = 1800.0,
+    start_timeout_secs: float = 1800.0, stall_timeout_secs: float = 1800.0,
 ) -> Cluster:  # fmt: skip
     """Makes this process a worker of its cluster, and waits until all are there. To be called before anything else that
     uses a device; later calls return the same Cluster.
@@ -103,6 +115,8 @@ def init(
       gpus: this machine's GPUs that this worker uses, by number; () for none.
       worker_timeout_secs: seconds without a sign of life after which a worker is missing.
       start_timeout_secs: seconds to wait for workers that have not started.
+      stall_timeout_secs: seconds that workers wait for another one's gradients before they end, after
+        worker_timeout_secs more, and say whose; 0: for ever.
 
     Raises:
       ConfigError: TF_CONFIG or Slurm's variables contradict themselves, or GPUs that are not there.
@@ -113,9 +127,14 @@ def init(
         ending = Ending()
         task = find_task(None, None)
         placed = devices.place(_device_options(task, num_gpus, gpus))
-        _current = Cluster(task, placed, worker_timeout_secs, start_timeout_secs)
+        _current = Cluster(task, placed, worker_timeout_secs, start_timeout_secs, stall_timeout_secs)
         ending.of(_current.membership, _current.shutdown)
     return _current
+
+
+def is_initialized() -> bool:
+    """Whether `init` has made the cluster."""
+    return _current is not None
 
 
 def current() -> Cluster:

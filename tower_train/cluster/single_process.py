@@ -56,6 +56,20 @@ class SingleProcess(v1.train.SessionRunHook):
         """
         return steps_done, last_step
 
+    def compare(self, about: Mapping) -> None:
+        """Makes sure that workers that have agreed mean the same; all must call it.
+
+        Args:
+          about: what must be the same, by name.
+
+        Raises:
+          ConfigError: this worker is not about the same as the chief, which ends all.
+          WorkerError: a worker is missing.
+        """
+
+    def note_means(self, count: int, waiting_secs: float) -> None:
+        """Called, by another thread, with the number of means over workers and the time that the next one has taken."""
+
     def note_stall(self, what: str, seconds: float) -> None:
         """Called, by another thread, while a step stands still.
 
@@ -73,9 +87,6 @@ class SingleProcess(v1.train.SessionRunHook):
                 f"have not averaged for {seconds:.0f} s. The same command goes on from the last checkpoint; if that "
                 "happens again, try --all_reduce=collective or --variable_update=cpu."
             ))  # fmt: skip
-
-    def note_exchange(self) -> None:
-        """Called where this worker begins something that needs all others, and which they begin as often as it does."""
 
     def failures_named(self) -> contextlib.AbstractContextManager[None]:
         """Converts TensorFlow's error into a WorkerError that names the missing worker.

@@ -31,9 +31,9 @@ class WorkerStatus:
       heartbeat: counts how often it has.
       state: how far it is.
       step: the last step done.
-      exchanges: as often as it has begun what needs all workers, beside its steps.
       stalled: what its step waits for, if that has not ended for --stall_timeout_secs; else empty.
       stalled_secs: for how many seconds more it has not.
+      waiting_secs: for how long it has waited for means over workers, where a program tells.
       about: what all workers must have in common, by name; the chief's, None until it is known.
       steps: the chief's first and last step; None until they are known.
       stopped_by: what ended its steps; the chief's in state OVER: what ended the run.
@@ -47,9 +47,9 @@ class WorkerStatus:
     heartbeat: int = 0
     state: WorkerState = WorkerState.STARTING
     step: int = 0
-    exchanges: int = 0
     stalled: str = ""
     stalled_secs: float = 0.0
+    waiting_secs: float = 0.0
     about: dict | None = None
     steps: tuple[int, int] | None = None
     stopped_by: str | None = None

@@ -60,16 +60,14 @@ class WorkerModel(ParallelModel):
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """Within this block all workers have to make headway, and an exchange's own error is raised in place of
-        TensorFlow's."""
+        """Within this block an exchange's own error is raised in place of what TensorFlow makes of it."""
         self._workers.begin_batches()
-        with self._workers.watched():
-            try:
-                yield
-            except tf.errors.OpError:
-                if self._workers.failure:
-                    raise self._workers.failure from None
-                raise
+        try:
+            yield
+        except tf.errors.OpError:
+            if self._workers.failure:
+                raise self._workers.failure from None
+            raise
 
     def _build(self, x) -> None:
         """Makes the weights that are not there yet, so that all workers can begin with the chief's."""

@@ -4,7 +4,6 @@ Keras' steps run where the program has begun TensorFlow, long before it is known
 collective operations cannot be had any more. So they run in a session on the worker's server, which the step calls.
 """
 
-import contextlib
 import functools
 import json
 import threading
@@ -16,15 +15,14 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster import program
+from tower_train.cluster.means_watch import MeansWatch
 from tower_train.cluster.task import find_task
-from tower_train.graph import progress
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
 
-STALL_SECS = 1800.0  # as of the trainer's --stall_timeout_secs: a first step may compile for many minutes
-_OWN_WORK = "its input, its towers or a callback"
+_LOOK_SECS = 1.0
 _WORD = np.dtype(np.int64)  # messages are sent in words of this type
 # Groups and instances of this module's collective operations, apart from those of other sessions of the program.
 _LENGTHS, _MESSAGES, _BROADCASTS = 1001, 1002, 1003
@@ -54,7 +52,9 @@ class Workers:
             self._message = v1.placeholder(_WORD, [None])
             self._gathered = self._gather(self._message)
         self._means, self._next_mean, self._broadcasts = {}, _FIRST_MEAN, {}
-        self._watch = _Watch(self._membership.note_stall)
+        self._is_waiting, self._batches = False, 0
+        watch = MeansWatch(self._membership, cluster.stall_timeout_secs)
+        threading.Thread(target=self._watch, args=[watch], name="exchanges", daemon=True).start()
 
     def _gather(self, message: tf.Tensor) -> list[tf.Tensor]:
         """All workers' messages, padded to one length, and their lengths."""
@@ -70,9 +70,12 @@ class Workers:
         )  # fmt: skip
         return [lengths, tf.reshape(messages, [self.size, -1])]
 
-    def watched(self):
-        """Context manager: within this block the workers have to make headway, or one that does not is named."""
-        return self._watch
+    def _watch(self, watch: MeansWatch) -> None:
+        """Tells the other workers how far this one is, and for how long it has waited for them."""
+        while True:
+            time.sleep(_LOOK_SECS)
+            begun = max(self._batches, 1)  # before the first batch too it may be that others are waited for
+            watch.note(begun, begun - self._is_waiting)
 
     def gather(self, point: str, arrays: Sequence[np.ndarray] = (), **facts: str | int) -> list[list[np.ndarray]]:
         """Over workers, their arrays.
@@ -129,22 +132,23 @@ class Workers:
 
     def next_batch(self, kind: str) -> str:
         """Notes that a batch begins; returns its name."""
-        if self._batch:
-            self._membership.after_run(None, None)
+        self._batches += 1
         self._batch += 1
         return f"batch {self._batch} of {kind}{self._series}"
 
     def _run(self, fetches, feeds):
-        with self._lock, self._watch.exchange():
+        with self._lock:
             if isinstance(self.failure, errors.WorkerError):
                 raise self.failure
-            self._membership.note_exchange()
+            self._is_waiting = True
             try:
                 with self._membership.failures_named():
                     return self._session.run(fetches, feeds)
             except errors.UserError as error:
                 self.failure = error
                 raise
+            finally:
+                self._is_waiting = False
 
     def _check(self, worker: int, its: dict, chiefs: dict) -> None:
         """Raises ConfigError if a worker is elsewhere than the chief, or about something else."""
@@ -194,41 +198,3 @@ def _unpacked(message: np.ndarray, alike: Sequence[np.ndarray]):
         return found
 
     return head["about"], arrays
-
-
-class _Watch:
-    """Notes for how long no exchange has ended while one was to come; a context manager, which may be nested."""
-
-    def __init__(self, note_stall):
-        self._note_stall, self._depth, self._waits_for = note_stall, 0, ""
-        self._since, self._is_noted = time.monotonic(), False
-        threading.Thread(target=self._watch, name="exchanges", daemon=True).start()
-
-    def __enter__(self):
-        self._depth += 1
-        self._go_on(_OWN_WORK)
-
-    def __exit__(self, *_):
-        self._depth -= 1
-        self._go_on(_OWN_WORK)
-
-    @contextlib.contextmanager
-    def exchange(self):
-        """Context manager around an exchange."""
-        self._go_on(progress.FOR_AVERAGING)
-        try:
-            yield
-        finally:
-            self._go_on(_OWN_WORK)
-
-    def _go_on(self, waits_for: str) -> None:
-        self._since, self._waits_for = time.monotonic(), waits_for if self._depth else ""
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(min(1.0, STALL_SECS / 4))
-            seconds = time.monotonic() - self._since - STALL_SECS
-            is_stalled = seconds > 0 and bool(self._waits_for)
-            if is_stalled or self._is_noted:
-                self._note_stall(*((self._waits_for, seconds) if is_stalled else ("", 0.0)))
-            self._is_noted = is_stalled

@@ -31,7 +31,7 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
     """
     with v1.name_scope("average_gradients"):
         return [
-            (_mean([grad for grad, _ in grads_and_vars], _name(grads_and_vars[0][1])), grads_and_vars[0][1])
+            (_mean([grad for grad, _ in grads_and_vars], name_of(grads_and_vars[0][1])), grads_and_vars[0][1])
             for grads_and_vars in zip(*with_gradients(tower_grads), strict=True)
         ]
 
@@ -53,7 +53,7 @@ def with_gradients(tower_grads: list[GradientsAndVariables]) -> list[GradientsAn
             continue
         if missing:
             raise errors.GraphError(
-                f"{_name(variable)} has no gradient in {', '.join(f'tower_{i}' for i in missing)} but has one in the "
+                f"{name_of(variable)} has no gradient in {', '.join(f'tower_{i}' for i in missing)} but has one in the "
                 "other towers. Every tower's loss must use the same variables."
             )
         trained.append(grads_and_vars)
@@ -136,7 +136,8 @@ def _are_finite(values: Sequence[Gradient]) -> tf.Tensor:
         return tf.stack([is_finite(value) for value in values])
 
 
-def _name(variable) -> str:
+def name_of(variable) -> str:
+    """A variable's name for people, and for other workers."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")  # Keras' name lacks the layer's
 
 
@@ -145,13 +146,13 @@ def _name_untrained(variable) -> None:
     if _untrained.get(id(variable)) is not variable:
         _untrained[id(variable)] = variable
         console.notice(
-            f"The loss does not depend on {_name(variable)}: it has no gradient in any tower and is not trained."
+            f"The loss does not depend on {name_of(variable)}: it has no gradient in any tower and is not trained."
         )
 
 
 def _by_variable(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
     """Transposes towers x variables to variables x towers."""
-    names = [[_name(variable) for _, variable in grads_and_vars] for grads_and_vars in tower_grads]
+    names = [[name_of(variable) for _, variable in grads_and_vars] for grads_and_vars in tower_grads]
     shared = {name for name in names[0] if names[0].count(name) > 1}  # outside of graphs names need not be unique
     first = [variable for _, variable in tower_grads[0]]
     for i, others in enumerate(names):

@@ -11,6 +11,7 @@ INPUT = "input"
 # What a step that does not end waits for, besides towers.
 FOR_INPUT = "the input: the examples of this step have not come"
 FOR_AVERAGING = "the averaging between devices, the update of the variables, or a session hook"
+FOR_PROGRAM = "its program or its input: it has no gradients for this step"
 
 
 def count_progress(

@@ -1,0 +1,102 @@
+"""Programs with a session of their own, several workers of them in processes of their own, against plain numpy."""
+
+import re
+
+import clusters
+import horovod_program
+import jobs
+import numpy as np
+import pytest
+import session_program
+
+
+def trained(initial_w, initial_e, steps):
+    """Momentum (0.05, 0.9) of w and Adam (0.1) of e in turns, on all examples at once, by hand."""
+    features, rows = session_program.data()
+    w, e = initial_w.copy(), initial_e.copy()
+    velocity, first, second = np.zeros_like(w), np.zeros_like(e), np.zeros_like(e)
+    for step in range(1, steps + 1):
+        residuals = features @ w - e[rows]
+        velocity = 0.9 * velocity + 2 / len(rows) * features.T @ residuals
+        w = w - 0.05 * velocity
+        grad = np.zeros_like(e)
+        np.add.at(grad, rows, -2 / len(rows) * (features @ w - e[rows]))
+        first, second = 0.9 * first + 0.1 * grad, 0.999 * second + 0.001 * grad**2
+        rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        e = e - rate * first / (np.sqrt(second) + 1e-8)
+    return w, e, velocity
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_workers_train_what_numpy_trains_on_all_examples_from_the_chiefs_values(size, tmp_path):
+    with clusters.programs(size, "session_program", str(tmp_path)) as workers:
+        assert [each.process.wait(jobs.WAIT_SECS) for each in workers] == [0] * size, [w.output() for w in workers]
+    values = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(size)]
+    w, e, velocity = trained(values[0]["w 0"], values[0]["e 0"], 2 * session_program.STEPS)
+    for each in values:
+        jobs.assert_identical(each, values[0])
+        np.testing.assert_allclose(each["w end"], w, rtol=1e-9)
+        np.testing.assert_allclose(each["e end"], e, rtol=1e-9)
+        np.testing.assert_allclose(each["w/Momentum end"], velocity, rtol=1e-9)
+        assert each["global_step end"] == 2 * session_program.STEPS
+
+
+@pytest.mark.parametrize(("fault", "status", "text"), [
+    ("killed", 138, "worker 2 (HOST) is missing: no sign of life"),
+    ("asleep", 138, "worker 2 (HOST) waits for its program or its input: it has no gradients for this step"),
+    ("raises", 1, "worker 2 (HOST): OSError"),
+    ("early", 2, "worker 2 (HOST) has ended after step"),
+    ("shape", 2, "worker 2 (HOST) cannot train along: the gradient of w is float64[5], the chief's float64[4]; w is"),
+    ("direct", 2, "A session was opened in which there are no other workers. Open it with master=cluster.target"),
+    ("sizes", 2, "give tensors of different sizes to one operation between them"),
+    ("unfiltered", 2, "another worker's. Open it with config=cluster.session_config"),
+])  # fmt: skip
+def test_who_keeps_the_others_from_training_is_named(fault, status, text, tmp_path):
+    with clusters.programs(3, "session_program", str(tmp_path), fault) as workers:
+        statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]
+        outputs = [each.output() for each in workers]
+    assert statuses[:2] == [status] * 2, outputs
+    for output in outputs[:2]:
+        [line] = [line for line in output.splitlines() if line.startswith("tower_train: error: ")]
+        assert text in re.sub(r"localhost:\d+", "HOST", line)
+        assert "Traceback" not in output
+
+
+@pytest.fixture(scope="module")
+def horovods(tmp_path_factory):
+    """[{name: value}] of two workers."""
+    folder = tmp_path_factory.mktemp("horovod")
+    with clusters.programs(2, "horovod_program", str(folder)) as workers:
+        assert [each.process.wait(jobs.WAIT_SECS) for each in workers] == [0, 0], [w.output() for w in workers]
+    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(2)]
+
+
+BASE = np.array([[0, 1, 0], [1, 0, 1]])  # what of_rank adds the rank to
+EXPECTED = (
+    {f"sum {dtype.name}": 2 * BASE + 1 for dtype in horovod_program.REDUCED}
+    | {f"mean {dtype.name}": BASE + 1 for dtype in horovod_program.REDUCED}
+    | {"min": BASE + 1, "max": BASE + 2, "product": (BASE + 1) * (BASE + 2)}
+    | {f"rows {dtype.name}": [[0, 1], [1, 2], [1, 2]] for dtype in horovod_program.SENT if dtype.name != "bool"}
+    | {f"sent {dtype.name}": BASE + 1 for dtype in horovod_program.SENT if dtype.name != "bool"}
+    | {"rows bool": [[False, True], [True, True], [True, True]], "sent bool": BASE + 1 > 0}
+    | {"gradient of a sum": [[30.0]], "gradient of a mean": [[15.0]]}
+    | {"slices": [[1.5], [1.0], [0.0]], "compressed": [1.0, 0.333984375]}  # bfloat16's 1/3
+    | {"dense": [1.0, 0.5, 0.5], "towers": [5.5] * 3, "half": [60000.0, 1.0], "scaled": [0.5] * 3}
+)
+
+
+def test_horovods_operations_make_what_their_formulas_say(horovods):
+    for rank, values in enumerate(horovods):
+        expected = EXPECTED | {
+            "gradient of rows": [[[30.0]], [[60.0], [90.0]]][rank],
+            "gradient of what is sent": [[[0.0], [30.0]][rank]],
+        }
+        assert values.keys() == expected.keys() | {"before", "after"}
+        for name, value in expected.items():
+            np.testing.assert_array_equal(values[name], value, err_msg=name)
+
+
+def test_all_get_the_variables_of_the_root(horovods):
+    assert not np.array_equal(horovods[0]["before"], horovods[1]["before"])
+    for values in horovods:
+        np.testing.assert_array_equal(values["after"], horovods[1]["before"])

@@ -1,0 +1,91 @@
+"""A program in Horovod's words, without a hook and with a plain session: python horovod_program.py FOLDER
+
+What each operation makes of values that are formulas of the rank goes into FOLDER/RANK.npz.
+"""
+
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import tower_train
+import tower_train.horovod as hvd
+
+v1 = tf.compat.v1
+REDUCED = (tf.uint8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
+SENT = (*REDUCED, tf.bool, tf.uint32, tf.complex64)
+
+
+def of_rank(dtype, rank, shape=(2, 3)):
+    """Numbers that each dtype holds, others in each worker."""
+    return tf.cast(tf.reshape(tf.range(np.prod(shape)), shape) % 2 + rank, dtype)
+
+
+def operations(rank):
+    yield from ((f"sum {d.name}", hvd.allreduce(of_rank(d, rank), average=False)) for d in REDUCED)
+    yield from ((f"mean {d.name}", hvd.allreduce(of_rank(d, 2 * rank))) for d in REDUCED)
+    ops = (hvd.Min, hvd.Max, hvd.Product)
+    yield from ((op, hvd.allreduce(of_rank(tf.float32, rank + 1), op=op)) for op in ops)
+    yield from ((f"rows {d.name}", hvd.allgather(of_rank(d, rank, [rank + 1, 2]))) for d in SENT)
+    yield from ((f"sent {d.name}", hvd.broadcast(of_rank(d, rank), 1)) for d in SENT)
+    own = tf.constant([[1.0 + rank]] * (rank + 1), tf.float64)
+    factor = tf.constant([[10.0], [20.0], [30.0]], tf.float64) * (rank + 1)  # of 1 + 2 rows
+    yield "gradient of a sum", tf.gradients(hvd.allreduce(own[:1], op=hvd.Sum) * factor[:1], own)[0][:1]
+    yield "gradient of a mean", tf.gradients(hvd.allreduce(own[:1]) * factor[:1], own)[0][:1]
+    yield "gradient of rows", tf.gradients(hvd.allgather(own, name="mine") * factor, own)[0]
+    yield "gradient of what is sent", tf.gradients(hvd.broadcast(own[0], 1) * factor[0], own)[0][:1]
+    slices = hvd.allreduce(tf.IndexedSlices(own, tf.range(rank + 1), [3, 1]))
+    yield "slices", tf.convert_to_tensor(tf.IndexedSlices(slices.values, slices.indices, [3, 1]))
+    yield "compressed", hvd.allreduce(tf.constant([1.0, 1 / 3]), compression=hvd.Compression.bf16)
+
+
+def optimizers(cluster):
+    """{name: gradient} as optimizers see them: dense of sparse, of two towers, of halves, of a scaled loss."""
+    half = v1.get_variable("half", [2], tf.float16, v1.zeros_initializer())
+    rows = v1.get_variable("rows", [3], tf.float32, seeded(hvd.rank()))
+    unused = v1.get_variable("unused", [1])
+    sgd = v1.train.GradientDescentOptimizer(1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, sparse_as_dense=True, compression=hvd.Compression.fp16)
+    loss = tf.reduce_sum(half * tf.constant([60000.0, 1.0], tf.float16))
+    loss += tf.cast(tf.reduce_sum(tf.gather(rows, [0, hvd.rank() + 1])), tf.float16)
+    _, (of_rows, _), (of_unused, _) = optimizer.compute_gradients(loss, [half, rows, unused])
+    assert of_unused is None and not isinstance(of_rows, tf.IndexedSlices)
+    plain = hvd.DistributedOptimizer(sgd)
+    towers = []
+    for i, device in enumerate(cluster.devices):
+        with tf.device(device):
+            towers.append(sgd.compute_gradients(tf.reduce_sum(rows * (10.0 * hvd.rank() + i)), [rows]))
+    [(of_towers, _)] = plain.average(tower_train.average_gradients(towers))
+    [(of_half, _)] = plain.compute_gradients(tf.reduce_sum(half * tf.constant([60000.0, 1.0], tf.float16)), [half])
+    scaled = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(plain, 128.0)
+    [(of_scaled, _)] = scaled.compute_gradients(tf.reduce_sum(rows) * hvd.rank(), [rows])
+    return {"dense": of_rows, "towers": of_towers, "half": of_half, "scaled": of_scaled}
+
+
+def seeded(rank):
+    return v1.random_normal_initializer(seed=rank)
+
+
+def main(folder):
+    cluster = hvd.init(num_gpus=2)
+    assert hvd.is_initialized() and hvd.init() is cluster and hvd.local_rank() == hvd.rank() == cluster.rank
+    assert hvd.local_size() == hvd.size() == cluster.size and len(cluster.devices) == 2
+    with tf.Graph().as_default():
+        made = dict(operations(hvd.rank()))
+        gradients = optimizers(cluster)
+        config = hvd.session_config()
+        config.gpu_options.visible_device_list = str(hvd.local_rank())
+        init, sent = v1.global_variables_initializer(), hvd.broadcast_global_variables(1)
+        with v1.Session(hvd.target(), config=config) as session:
+            session.run(init)
+            [rows] = [each for each in v1.global_variables() if each.op.name == "rows"]
+            before = session.run(rows)
+            session.run(sent)
+            values = session.run(made | gradients) | {"before": before, "after": session.run(rows)}
+    plain = {name: value.astype(np.float32) if value.dtype.name == "bfloat16" else value
+             for name, value in values.items()}  # fmt: skip
+    np.savez(f"{folder}/{hvd.rank()}.npz", **plain)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

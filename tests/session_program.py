@@ -1,0 +1,93 @@
+"""A graph-mode program with a session of its own, as its author wrote it: python session_program.py FOLDER [FAULT]
+
+It trains x w - e[i] to be 0, w by momentum and the rows of e by Adam in turns, on this worker's part of 12 examples,
+from a checkpoint in its second half. FAULT is what one worker of several does.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import tower_train
+import tower_train.horovod as hvd
+
+v1 = tf.compat.v1
+STEPS, EXAMPLES = 3, 12  # of each half
+
+
+def data():
+    rng = np.random.default_rng(3)
+    return rng.normal(size=[EXAMPLES, 4]), rng.integers(0, 5, EXAMPLES)
+
+
+def train_ops(cluster, features, rows, fault):
+    is_last = cluster.rank == cluster.size - 1
+    w = v1.get_variable("w", [5 if fault == "shape" and is_last else 4], tf.float64, seeded(cluster.rank))
+    e = v1.get_variable("e", [5], tf.float64, seeded(cluster.rank))
+    v1.get_variable("unused", [2])
+    # A sum, as the parts are not of one size.
+    loss = tf.reduce_sum((features @ w[:4, tf.newaxis] - tf.gather(e, rows)[:, tf.newaxis]) ** 2)
+    loss *= cluster.size / EXAMPLES
+
+    def momentum():
+        optimizer = tower_train.DistributedOptimizer(v1.train.MomentumOptimizer(0.05, 0.9))
+        return optimizer.minimize(loss, var_list=[w])
+
+    def adam():
+        optimizer = tower_train.DistributedOptimizer(v1.train.AdamOptimizer(0.1))
+        return optimizer.minimize(loss, v1.train.get_or_create_global_step(), [e])  # the last of a step, which is saved
+
+    if is_last:  # the order in which operations are made is a worker's own
+        return [each() for each in (adam, momentum)][::-1]
+    return [each() for each in (momentum, adam)]
+
+
+def seeded(rank):
+    return v1.random_normal_initializer(seed=rank)
+
+
+def main(folder, fault=""):
+    cluster = tower_train.cluster.init(worker_timeout_secs=2.0, stall_timeout_secs=1.0 if fault == "asleep" else 60.0)
+    is_faulty = cluster.rank == cluster.size - 1
+    features, rows = data()
+    cuts = np.cumsum(range(1, cluster.size)) * EXAMPLES // sum(range(1, cluster.size + 1))  # 4 and 8; 2, 4 and 6
+    features, rows = (np.split(each, cuts)[cluster.rank] for each in (features, rows))
+    with tf.Graph().as_default():
+        places = v1.placeholder(tf.float64, [None, 4]), v1.placeholder(tf.int64, [None])
+        turns = train_ops(cluster, *places, fault) + ([hvd.allreduce(places[1])] if fault == "sizes" else [])
+        hooks = [tower_train.BroadcastGlobalVariablesHook(0)]
+        values = {}
+        for half in range(2):
+            with v1.train.MonitoredTrainingSession(
+                master="" if fault == "direct" else cluster.target,
+                config=None if fault == "unfiltered" else cluster.session_config,
+                hooks=hooks, checkpoint_dir=folder if cluster.is_chief else None, save_checkpoint_steps=STEPS,
+                log_step_count_steps=None,
+            ) as session:  # fmt: skip
+                values |= {f"{each.op.name} {half}": session.run(each) for each in v1.global_variables()}
+                for step in range(STEPS):
+                    if is_faulty and step == 1:
+                        commit(fault)
+                    for train_op in turns:
+                        session.run(train_op, dict(zip(places, (features, rows), strict=True)))
+                values |= {f"{each.op.name} end": session.run(each) for each in v1.global_variables()}
+    np.savez(f"{folder}/{cluster.rank}.npz", **values)
+
+
+def commit(fault):
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "early":
+        sys.exit()
+    if fault == "raises":
+        raise OSError("no more data")
+    if fault == "asleep":
+        time.sleep(1000)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

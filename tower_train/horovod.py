@@ -1,0 +1,201 @@
+"""Horovod's names for programs that were written for it: import tower_train.horovod as hvd.
+
+Besides the import such a program needs the session's place: master=hvd.target(), and hvd.session_config() in place of
+tf.compat.v1.ConfigProto(). `init` gives each worker its GPUs; visible_device_list has no effect.
+"""
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.cluster import program
+from tower_train.fronts import distributed
+from tower_train.fronts.distributed import BroadcastGlobalVariablesHook, broadcast_variables
+from tower_train.graph import collectives
+from tower_train.graph.collectives import Keys, described
+
+__all__ = [
+    "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedOptimizer", "Max", "Min", "Product", "Sum",
+    "allgather", "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "init",
+    "is_initialized", "local_rank", "local_size", "rank", "session_config", "shutdown", "size", "target",
+]  # fmt: skip
+
+v1 = tf.compat.v1
+
+Average, Sum, Min, Max, Product = "average", "sum", "min", "max", "product"
+_MERGES = {Average: "Add", Sum: "Add", Min: "Min", Max: "Max", Product: "Mul"}
+
+
+class Compression:
+    """dtypes that gradients are sent in."""
+
+    none, fp16, bf16 = None, tf.float16, tf.bfloat16
+
+
+init = program.init
+
+
+def is_initialized() -> bool:
+    return program.is_initialized()
+
+
+def rank() -> int:
+    return program.current().rank
+
+
+def size() -> int:
+    return program.current().size
+
+
+def local_rank() -> int:
+    return program.current().local_rank
+
+
+def local_size() -> int:
+    return program.current().local_size
+
+
+def target() -> str:
+    """The master for this worker's sessions."""
+    return program.current().target
+
+
+def session_config() -> v1.ConfigProto:
+    """What a session of this worker needs, to be changed at will."""
+    return program.current().session_config
+
+
+def shutdown() -> None:
+    """Leaves the cluster when all others do, which is done at the program's end anyway."""
+    program.current().shutdown()
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: v1.train.Optimizer, name: str | None = None, use_locking: bool = False, device_dense: str = "",
+    device_sparse: str = "", compression: tf.DType | None = Compression.none, sparse_as_dense: bool = False,
+    op: str = Average,
+) -> distributed.DistributedOptimizer:  # fmt: skip
+    """tower_train.DistributedOptimizer with Horovod's arguments, of which use_locking and the devices are not used."""
+    if op != Average:
+        raise errors.GraphError(f"DistributedOptimizer(op={op!r}): gradients are averaged here. Leave it out.")
+    return distributed.DistributedOptimizer(optimizer, name, compression, sparse_as_dense)
+
+
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """Makes the operation that gives all workers' global variables, those of now, the values of root_rank's."""
+    return broadcast_variables(v1.global_variables(), root_rank)
+
+
+def allreduce(
+    tensor: tf.Tensor | tf.IndexedSlices, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: tf.DType | None = Compression.none, op: str | None = None, name: str | None = None,
+) -> tf.Tensor | tf.IndexedSlices:  # fmt: skip
+    """The mean over workers, by default, of tensors of one shape and dtype; their gradients are reduced alike.
+
+    Args:
+      tensor: a number type; IndexedSlices are gathered.
+      average: False for the sum, as `op`.
+      device_dense, device_sparse: not used.
+      compression: a dtype to send it in.
+      op: Average, Sum, Min, Max or Product.
+      name: by which workers find each other's; else they must make such operations in one order.
+
+    Returns:
+      The same in all workers. The mean of whole numbers is rounded towards zero.
+    """
+    op = op or (Sum if average is False else Average)
+    if op not in _MERGES:
+        raise errors.GraphError(f"allreduce(op={op!r}): choose Average, Sum, Min, Max or Product.")
+    if isinstance(tensor, tf.IndexedSlices):
+        values = allgather(tensor.values, name and f"{name}/values")
+        values = values / size() if op == Average else values
+        return tf.IndexedSlices(values, allgather(tensor.indices, name and f"{name}/indices"), tensor.dense_shape)
+
+    @tf.custom_gradient
+    def reduced(own):
+        sent = own if compression is None or not own.dtype.is_floating else tf.cast(own, compression)
+        final = "Div" if op == Average else "Id"
+        found = _between_workers(
+            "allreduce", name, sent, f"{op} of {described(own.dtype, own.shape)}",
+            lambda value, workers, key: collectives.reduce(value, workers, key, _MERGES[op], final),
+        )  # fmt: skip
+        return tf.cast(found, own.dtype), lambda grad: allreduce(grad, op=_linear(op), name=name and f"{name}/gradient")
+
+    return reduced(tf.convert_to_tensor(tensor))
+
+
+def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    """The rows of all workers, in their order.
+
+    Args:
+      tensor: [rows, ...], of any number of rows in each worker; the rest of the shape is the same.
+      name: as for allreduce.
+    """
+
+    @tf.custom_gradient
+    def gathered(own):
+        counts = _gather(tf.shape(own)[:1], name and f"{name}/counts")
+
+        def gradient(grad):
+            with tf.control_dependencies([counts]):  # which all workers must take part in
+                first = tf.reduce_sum(counts[: rank()])
+            return allreduce(grad, op=Sum, name=name and f"{name}/gradient")[first : first + tf.shape(own)[0]]
+
+        return _gather(own, name), gradient
+
+    return gathered(tf.convert_to_tensor(tensor))
+
+
+def _gather(tensor: tf.Tensor, name: str | None) -> tf.Tensor:
+    if tensor.shape.rank == 0:
+        raise errors.GraphError(f"allgather got {tensor.name}, a scalar. It needs rows: give it tensor[tf.newaxis].")
+    return _between_workers(
+        "allgather", name, tensor, f"rows of {described(tensor.dtype, tensor.shape[1:])}",
+        lambda value, workers, key: collectives.gather([value], workers, key)[0], keys=2,
+    )  # fmt: skip
+
+
+def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.Tensor:
+    """What worker root_rank has, in all workers.
+
+    Args:
+      tensor: of a known shape, the same in all workers.
+      root_rank: whose.
+      name: as for allreduce.
+    """
+    distributed.check_rank(root_rank, program.current())
+
+    @tf.custom_gradient
+    def sent(own):
+        def gradient(grad):
+            total = allreduce(grad, op=Sum, name=name and f"{name}/gradient")
+            with tf.control_dependencies([total]):  # which all workers must take part in
+                return tf.identity(total) if rank() == root_rank else tf.zeros_like(total)
+
+        found = _between_workers(
+            "broadcast", name, own, f"{described(own.dtype, own.shape)} of worker {root_rank}",
+            lambda value, workers, key: collectives.broadcast(
+                value, own.dtype, own.shape, workers, key, root_rank
+            ),
+        )  # fmt: skip
+        return found, gradient
+
+    return sent(tf.convert_to_tensor(tensor))
+
+
+def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: str, make, keys: int = 1) -> tf.Tensor:
+    """What make(tensor, workers, first key) makes, once the workers mean the same by it; the tensor for one worker."""
+    workers = program.current().workers
+    if workers.size == 1:
+        return tf.identity(tensor)
+    known, name = Keys.of(v1.get_default_graph()), f"{kind} {name or 'number'}"
+    key = known.take(name, keys)
+    known.meaning[f"{name} {known.use(name)}"] = meaning
+    with v1.name_scope(kind), tf.device(workers.device), tf.control_dependencies([known.compared(workers)]):
+        return make(tf.identity(tensor), workers, key)
+
+
+def _linear(op: str) -> str:
+    """How gradients of a reduction are reduced."""
+    if op not in (Average, Sum):
+        raise errors.GraphError(f"allreduce(op={op!r}) has no gradient. Take Average or Sum, or tf.stop_gradient.")
+    return op
