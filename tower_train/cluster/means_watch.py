@@ -44,13 +44,11 @@ class MeansWatch:
 
     def note(self, arrived: int, averaged: int) -> None:
         """Takes notice of how often gradients and their means were there."""
-        if not arrived:
-            return
         if (arrived, averaged) != self._counts:
             self._counts, self._since = (arrived, averaged), self._clock()
         secs, is_waiting = self._clock() - self._since, arrived > averaged
         self._membership.note_means(averaged, secs if is_waiting else 0.0)
-        is_stalled = 0 < self._stall_timeout < secs
+        is_stalled = arrived > 0 and 0 < self._stall_timeout < secs
         if is_stalled:
             waited_for = progress.FOR_AVERAGING if is_waiting else progress.FOR_PROGRAM
             self._membership.note_stall(waited_for, secs - self._stall_timeout)
@@ -66,4 +64,6 @@ class MeansWatch:
         with v1.Session(self._membership.target, graph, config) as session:
             while not self._ended.wait(_LOOK_SECS):
                 with contextlib.suppress(tf.errors.OpError):
-                    self.note(*map(int, session.run(counts)))
+                    arrived, averaged = map(int, session.run(counts))
+                    if arrived:  # a program that averages in another way tells of that itself
+                        self.note(arrived, averaged)
