@@ -150,6 +150,33 @@ def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(m
     assert isinstance(error, errors.WorkerError) and f"worker 1 ({hosts[1]}) is missing" in str(error)
 
 
+def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(monkeypatch):
+    monkeypatch.setattr(membership, "_GRACE_SECS", 0.2)
+    hosts, left = tuple(clusters.hosts(2)), queue.Queue()
+    members = [membership.join(Task(hosts, i), devices.place(Config()), 30.0, 60.0, False, left.put) for i in (0, 1)]
+    with concurrent.futures.ThreadPoolExecutor() as pool, members[0] as chief, members[1] as other:
+
+        def both(function, *about):
+            return [pool.submit(getattr(each, function), *words) for each, words in zip(members, about, strict=True)]
+
+        for agreed in both("agree", (dict, 0, 0), (dict, 0, 0)):
+            agreed.result(jobs.WAIT_SECS)
+        for about in ({"w": "float64[4]"}, {"w": "float64[4]", "v": "none"}):
+            for same in both("compare", (about,), (about,)):
+                same.result(jobs.WAIT_SECS)
+        _, compared = both("compare", ({"w": "float64[4]", "b": "int32[]"},), ({"w": "float64[5]"},))
+        with pytest.raises(errors.ConfigError) as found:
+            compared.result(jobs.WAIT_SECS)
+        assert str(found.value).startswith(
+            f"worker 1 ({hosts[1]}) cannot train along: b is None, the chief's int32[]; w is float64[5], the chief's "
+            "float64[4]. Start all"
+        )
+        assert other.failure_behind(KeyError()) is found.value
+        error = left.get(timeout=jobs.WAIT_SECS)
+        assert str(error) == str(found.value) and error.exit_status == 2
+        assert str(chief.failure_behind(RuntimeError())) == str(found.value)
+
+
 def test_a_worker_that_waits_follows_the_chief_from_one_start_to_the_next():
     hosts = tuple(clusters.hosts(2))
     member = membership.join(Task(hosts, 1), devices.place(Config()), 30.0, 30.0, waits_for_start=True)

@@ -1,15 +1,20 @@
 """A program's place in its cluster, and the front for programs, in a process by itself."""
 
+import dataclasses
+import types
+
+import clusters
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tower_train
 from tower_train import Config, errors, horovod
-from tower_train.cluster import program
+from tower_train.cluster import program, step_errors
 from tower_train.cluster.task import Task
-from tower_train.graph import devices
-from tower_train.graph.collectives import Keys
+from tower_train.fronts import distributed
+from tower_train.graph import collectives, devices
+from tower_train.graph.collectives import Keys, Workers
 
 v1 = tf.compat.v1
 HOSTS = ("a:1", "a:2", "b:1", "a:3")
@@ -73,11 +78,35 @@ def test_mistakes_are_said_in_one_line(alone):
     with pytest.raises(errors.GraphError, match="in a graph only"):
         optimizer.average([])
     with pytest.raises(errors.GraphError, match="root_rank=1: there are workers 0 to 0"):
-        tower_train.fronts.distributed.broadcast_variables([], 1, alone)
+        distributed.broadcast_variables([], 1, alone)
     with pytest.raises(errors.GraphError, match="op='sum'.*gradients are averaged"):
         horovod.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), op=horovod.Sum)
     with pytest.raises(errors.GraphError, match="choose Average, Sum"):
         horovod.allreduce(tf.constant(1.0), op="adasum")
+
+
+def test_sessions_that_are_not_of_the_cluster_are_refused():
+    """One without a master refuses operations between workers; one that sees another worker's devices is found."""
+    second = dataclasses.replace(devices.place(Config()), num_workers=2, worker=1)
+    workers = Workers(second, lambda about: None)
+    server = tf.distribute.Server({"worker": clusters.hosts(1)}, "worker", 0)  # whose devices are worker 0's
+    cluster = types.SimpleNamespace(target=server.target, workers=workers)
+    with tf.Graph().as_default():
+        with tf.device(workers.device):
+            reduced = collectives.reduce(tf.identity(tf.constant([1.0])), workers, 5)
+        with v1.Session() as session:
+            with pytest.raises(tf.errors.InvalidArgumentError) as refused:
+                session.run(reduced)
+            assert step_errors.is_of_another_session(refused.value, server.target)
+            with pytest.raises(
+                errors.ConfigError, match=f"master is ''.*master=cluster.target, which is '{server.target}'"
+            ):
+                distributed._check_session(session, cluster)
+        with (
+            v1.Session(server.target) as session,
+            pytest.raises(errors.ConfigError, match="sees /job:worker/.*/task:0/"),
+        ):
+            distributed._check_session(session, cluster)
 
 
 def test_keys_are_those_of_names_whatever_the_order_and_never_one_anothers():

@@ -29,6 +29,7 @@ LeaveAtOnce = Callable[[errors.WorkerError], None]
 
 _GRACE_SECS = 5  # for the step under way to end once its session is closed
 _WAITING_SECS = 0.1  # between exchanges while nothing is trained
+_MOST_SHOWN = 5  # differences between workers
 _COMPARISON = "number of the comparison"
 
 
@@ -132,6 +133,8 @@ class Membership(SingleProcess):
     def _compare(self, about: dict, chiefs: dict) -> None:
         differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
                      for name in sorted({*chiefs, *about}) if chiefs.get(name) != about.get(name)]  # fmt: skip
+        if len(differing) > _MOST_SHOWN:
+            differing[_MOST_SHOWN:] = [f"and {len(differing) - _MOST_SHOWN} more"]
         if differing:
             raise errors.ConfigError(
                 f"{self.task.name(self.task.index)} cannot train along: {'; '.join(differing)}. Start all workers "

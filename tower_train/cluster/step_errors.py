@@ -22,10 +22,8 @@ def is_of_earlier_start(error: tf.errors.OpError) -> bool:
 
 def is_of_sizes(error: BaseException) -> bool:
     """Whether workers gave tensors of different sizes to one operation, as TensorFlow finds in either of two ways."""
-    if not isinstance(error, tf.errors.OpError):
-        return False
-    is_collective = error.op is not None and error.op.type.startswith("Collective")
-    return "Size Mismatch" in error.message or (is_collective and isinstance(error, tf.errors.InvalidArgumentError))
+    text = error.message if isinstance(error, tf.errors.OpError) else ""
+    return "Shape mismatch in the collective" in text or "Tensor Size Mismatch" in text
 
 
 def is_of_another_session(error: BaseException, target: str) -> bool:
