@@ -24,6 +24,9 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         parallel_model.fit(x, y, epochs=20, batch_size=256)  # the global batch: each GPU gets 32 examples
         model.save("my_model.keras")
 
+    Where TF_CONFIG or Slurm's variables name several workers, this process joins them, and all train the model together;
+    each computes its towers' part of the global batch.
+
     Args:
       model: the template. Its weights stay where they were created, which should be the CPU.
       gpus: how many towers, or a list of the GPUs that carry them, or None for all GPUs. Without GPUs a count of towers
@@ -36,7 +39,8 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       A `ParallelModel`.
 
     Raises:
-      ConfigError: missing GPUs, or a model that cannot be split.
+      ConfigError: missing GPUs, or a model that cannot be split; several workers, one of which differs.
+      RunError, WorkerError: as for tower_train.cluster.init.
     """
     _check(model)
     placed = placement.place(gpus, "gpus")
