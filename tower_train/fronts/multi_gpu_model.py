@@ -24,7 +24,7 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         parallel_model.fit(x, y, epochs=20, batch_size=256)  # the global batch: each GPU gets 32 examples
         model.save("my_model.keras")
 
-    Where TF_CONFIG or Slurm's variables name several workers, this process joins them, and all train the model together;
+    Where TF_CONFIG or Slurm's variables name several workers, this process joins them and all train one model;
     each computes its towers' part of the global batch.
 
     Args:
