@@ -398,3 +398,24 @@ class TestExports:
         assert os.path.dirname(temporary) == str(tmp_path) and not os.path.basename(temporary).isdigit()
         os.mkdir(directory)
         assert os.fsdecode(compat.get_timestamped_export_dir(str(tmp_path))) != directory
+
+
+def test_the_first_epoch_of_fit_is_the_one_that_was_set(tmp_path):
+    def epochs(model):
+        return model.fit(np.ones([2, 1]), np.ones([2, 1]), epochs=3, verbose=0).epoch
+
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert compat.first_epoch(model) is None
+    compat.set_first_epoch(model, 2)
+    assert epochs(model) == [2] and compat.first_epoch(model) == 2
+    compat.set_first_epoch(model, None)
+    assert epochs(model) == [0, 1, 2]
+
+
+def test_random_seed_is_what_was_set():
+    before = compat.random_seed()
+    tf.random.set_seed(7)
+    assert compat.random_seed() == 7
+    tf.random.set_seed(before)
+    assert compat.random_seed() == before

@@ -62,6 +62,10 @@ class MeansWatch:
         with tf.Graph().as_default() as graph:
             counts = worker_means.counts()
         with v1.Session(self._membership.target, graph, config) as session:
-            while not self._ended.wait(_LOOK_SECS):
+            is_over = False
+            while not is_over:  # the last look is after the end, for what others are told of it
+                is_over = self._ended.wait(_LOOK_SECS)
                 with contextlib.suppress(tf.errors.OpError):
-                    self.note(*map(int, session.run(counts)))
+                    arrived, averaged = map(int, session.run(counts))
+                    if arrived:  # a program that averages in another way tells of that itself
+                        self.note(arrived, averaged)

@@ -32,7 +32,7 @@ class Cluster:
       devices: device strings for the towers of this worker, such as ('/gpu:0', '/gpu:1').
       membership: what watches over the workers.
       workers: what operations between them need to know.
-      start_timeout_secs: as given.
+      start_timeout_secs, stall_timeout_secs: as given.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Cluster:
           RunError: the worker's port cannot be had.
           WorkerError: a worker does not start, or has failed.
         """
-        self.start_timeout_secs = start_timeout_secs
+        self.start_timeout_secs, self.stall_timeout_secs = start_timeout_secs, stall_timeout_secs
         self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
         self.local_rank, self.local_size = _local(task)
         self.membership = membership.join(

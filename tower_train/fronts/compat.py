@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
+from tensorflow.python.eager import context
 from tensorflow.python.saved_model import constants, model_utils
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
@@ -103,6 +104,21 @@ def build_losses_and_metrics(model: keras.Model, x, y) -> None:
     """Makes the variables of a compiled model's losses and metrics, outside of the default graph."""
     with eager_mode():
         model._symbolic_build(data_batch=(x, y, None))
+
+
+def first_epoch(model: keras.Model) -> int | None:
+    """The epoch that `fit` begins with in place of its initial_epoch, as BackupAndRestore has set it."""
+    return model._initial_epoch
+
+
+def set_first_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Sets first_epoch."""
+    model._initial_epoch = epoch
+
+
+def random_seed() -> int | None:
+    """What tf.random.set_seed was given last."""
+    return context.global_seed()
 
 
 def clear_losses(model: keras.Model) -> None:

@@ -4,9 +4,10 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat, placement
+from tower_train.fronts import compat, placement, workers
 from tower_train.fronts.own_steps.step_model import StepModel
 from tower_train.fronts.parallel_model import ParallelModel
+from tower_train.fronts.worker_model import WorkerModel
 from tower_train.graph.devices import HOST
 
 
@@ -24,6 +25,9 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         parallel_model.fit(x, y, epochs=20, batch_size=256)  # the global batch: each GPU gets 32 examples
         model.save("my_model.keras")
 
+    Where TF_CONFIG or Slurm's variables name several workers, this process joins them and all train one model;
+    each computes its towers' part of the global batch.
+
     Args:
       model: the template. Its weights stay where they were created, which should be the CPU. A `tower_step` of its own
         (see tower_train.steps) takes the place of Keras' training step.
@@ -37,16 +41,26 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       A `ParallelModel`, for a model with a `tower_step` a `StepModel`.
 
     Raises:
-      ConfigError: missing GPUs, or a model that cannot be split.
+      ConfigError: missing GPUs, or a model that cannot be split; several workers, one of which differs.
+      RunError, WorkerError: as for tower_train.cluster.init.
     """
     _check(model)
     placed = placement.place(gpus, "gpus")
-    if len(placed.towers) > 1:
+    together = workers.find()
+    if together and _has_tower_step(model):
+        raise errors.ConfigError(
+            f"multi_gpu_model: {type(model).__name__} has a tower_step(), which runs on one machine only, and there are "
+            f"{together.size} workers. Start one process, without TF_CONFIG."
+        )
+    if together or len(placed.towers) > 1:
         _check_divisible(model)
     if cpu_relocation:
         _relocate(model)
+    merge_device = HOST if cpu_merge else placed.towers[0]
+    if together:
+        return WorkerModel(model, placed.towers, merge_device, together)
     kind = StepModel if _has_tower_step(model) else ParallelModel
-    return kind(model, placed.towers, HOST if cpu_merge else placed.towers[0])
+    return kind(model, placed.towers, merge_device)
 
 
 def _has_tower_step(model) -> bool:

@@ -16,7 +16,7 @@ class ParallelModel(keras.Model):
     def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str):
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
         self.template = template
-        self.towers = towers
+        self.towers = self._all_towers = towers
         self._merge_device = merge_device
         self._compiles_template = not template.compiled
         self._template_metrics = list(compat.own_metrics(template))  # Keras reports those of a model's own attributes
@@ -66,10 +66,11 @@ class ParallelModel(keras.Model):
         Raises:
           ConfigError: a batch_size that leaves towers without examples.
         """
-        if batch_size is not None and batch_size < len(self.towers):
+        count = len(self._all_towers)
+        if batch_size is not None and batch_size < count:
             raise errors.ConfigError(
-                f"batch_size={batch_size} is the global batch, which {len(self.towers)} towers share out. Give at "
-                f"least {len(self.towers)}, or fewer gpus."
+                f"batch_size={batch_size} is the global batch, which {count} towers share out. Give at least {count}, "
+                "or fewer gpus."
             )
         return super().fit(x, y, batch_size, *args, **kwargs)
 
@@ -81,6 +82,7 @@ class ParallelModel(keras.Model):
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         towers, growth = self._run_towers(x, training=True)
+        towers, y, sample_weight = self._join_workers(towers, y, sample_weight, training=True)
         weights = self.template.trainable_weights
         outputs = [tower.differentiable for tower in towers]
         with tf.device(self._merge_device), tf.GradientTape() as tape:
@@ -92,18 +94,21 @@ class ParallelModel(keras.Model):
             output_grads, penalty_grads = tape.gradient(loss, (outputs, [weight.value for weight in weights]))
         tower_grads = []
         for tower, grads in zip(towers, output_grads, strict=True):
+            if not tower.is_here:
+                continue
             # Times the number of towers, so that the mean over towers is the gradient of this one loss.
             grads = [None if grad is None else len(towers) * tf.convert_to_tensor(grad) for grad in grads]
             tower_grads.append(list(zip(tower.gradients(grads), weights, strict=True)))
         with tf.device(HOST):
             replicas.assign_merged(self.template, towers, growth)
-            self._update(gradients.average_gradients(tower_grads), penalty_grads)
+            self._update(self._average(tower_grads), penalty_grads)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data):
         """Computes the loss and the metrics of a batch."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         towers, growth = self._run_towers(x, training=False)
+        towers, y, sample_weight = self._join_workers(towers, y, sample_weight, training=False)
         with tf.device(self._merge_device):
             y_pred = replicas.merge(towers)
             self._loss(towers, growth, x, y, y_pred, sample_weight, training=False)
@@ -113,16 +118,23 @@ class ParallelModel(keras.Model):
     def predict_step(self, data):
         """Computes the outputs of a batch."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        towers, growth = self._run_towers(x, training=False)
+        towers, growth = self._run_towers(x, training=False, devices=self.towers)
         replicas.assign_merged(self.template, towers, growth)
         with tf.device(self._merge_device):
             return replicas.merge(towers)
 
-    def _run_towers(self, x, training: bool) -> tuple[list[replicas.Replica], Growth]:
+    def _join_workers(self, towers: list[replicas.Replica], y, sample_weight, training: bool):
+        """Returns the towers and the labels of a whole batch, where other processes run some of them."""
+        return towers, y, sample_weight
+
+    def _average(self, tower_grads: list[gradients.GradientsAndVariables]) -> gradients.GradientsAndVariables:
+        return gradients.average_gradients(tower_grads)
+
+    def _run_towers(self, x, training: bool, devices=None) -> tuple[list[replicas.Replica], Growth]:
         if not self.template.built:
             with tf.device(HOST):
                 self.template(x)  # creates the weights
-        towers = replicas.run(self.template, x, self.towers, training)
+        towers = replicas.run(self.template, x, devices or self._all_towers, training)
         if training not in self._growth:
             self._growth[training] = replicas.find_growth(self.template, towers, x, training)
         return towers, self._growth[training]

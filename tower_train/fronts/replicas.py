@@ -16,20 +16,27 @@ class Replica:
     """The model's results on one device.
 
     Attributes:
-      device: the device.
+      device: the device; None if another process runs it.
+      size: int32 scalar, the number of its examples.
       share: float scalar, its part of the batch's examples; 0 if there were fewer than replicas.
       outputs: of its own examples, structured as the model returned them.
       added_losses: over its layers' calls of add_loss, scalars.
       assigned: {index in assignable(model): the value that its layers assigned}.
     """
 
-    device: str
+    device: str | None
+    size: tf.Tensor
     share: tf.Tensor
-    outputs: Any
-    added_losses: list[tf.Tensor]
-    assigned: dict[int, tf.Tensor]
-    _tape: tf.GradientTape
-    _weights: list[tf.Tensor]
+    outputs: Any = None
+    added_losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    assigned: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    _tape: tf.GradientTape | None = None
+    _weights: list[tf.Tensor] | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process runs it."""
+        return self.device is not None
 
     @property
     def differentiable(self) -> list[tf.Tensor]:
@@ -46,7 +53,7 @@ class Replica:
             return self._tape.gradient([y for y, _ in reached], self._weights, [grad for _, grad in reached])
 
 
-def run(model: keras.Model, x, devices: Sequence[str], training: bool) -> list[Replica]:
+def run(model: keras.Model, x, devices: Sequence[str | None], training: bool) -> list[Replica]:
     """Runs a model on consecutive parts of a batch whose sizes differ by one at most.
 
     A replica without examples gets a copy of the last one, since not every op can do with none, and returns no outputs
@@ -55,7 +62,7 @@ def run(model: keras.Model, x, devices: Sequence[str], training: bool) -> list[R
     Args:
       model: the model; it must have its variables already.
       x: its input, a tensor [batch, ...] or a structure of them.
-      devices: over replicas, a device string.
+      devices: over replicas, a device string; None for one that another process runs, which has no results here.
       training: as for the model's call.
     """
     batch = batch_size(x)
@@ -67,7 +74,8 @@ def run(model: keras.Model, x, devices: Sequence[str], training: bool) -> list[R
             own = growth.rows(x, slice(first, first + tf.maximum(size, 1))) if len(devices) > 1 else x
             share = tf.cast(size / batch, keras.config.floatx())
         with tf.device(device), tf.name_scope(f"tower_{i}"):
-            replicas.append(Replica(device, share, *_forward(model, own, i, training, size)))
+            results = _forward(model, own, i, training, size) if device else ()
+            replicas.append(Replica(device, size, share, *results))
         begin += size
     return replicas
 
@@ -105,11 +113,12 @@ def find_growth(model: keras.Model, replicas: list[Replica], x, training: bool) 
     """
     variables = assignable(model)
     known = {id(variable) for variable in compat.moving_statistics_of(model)}
-    assigned = [v for i, v in enumerate(variables) if i in replicas[0].assigned and not compat.is_seed_state(v)]
+    tried = next(replica for replica in replicas if replica.is_here)
+    assigned = [v for i, v in enumerate(variables) if i in tried.assigned and not compat.is_seed_state(v)]
     assigned = [variable for variable in assigned if id(variable) not in known]
-    if len(replicas) == 1 or not (replicas[0].added_losses or assigned):
-        return growth.Growth((0,) * len(replicas[0].added_losses))
-    with tf.device(replicas[0].device):
+    if len(replicas) == 1 or not (tried.added_losses or assigned):
+        return growth.Growth((0,) * len(tried.added_losses))
+    with tf.device(tried.device):
         return growth.find(model, variables, x, training)
 
 

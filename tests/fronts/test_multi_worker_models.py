@@ -1,0 +1,92 @@
+"""A model of multi_gpu_model trains on all workers of a cluster as on one device, and names a worker that fails it."""
+
+import contextlib
+import json
+
+import clusters
+import jobs
+import pytest
+
+ROUNDING = 1e-9
+
+
+class Workers:
+    """worker_program on several workers, at its end.
+
+    Attributes:
+      statuses: over workers, the exit status.
+      outputs: over workers, what it printed.
+      records: over workers, what it reported, by name.
+    """
+
+    def __init__(self, count, *words):
+        hosts = clusters.hosts(count)
+        with contextlib.ExitStack() as stack:
+            programs = [stack.enter_context(self._start(hosts, index, words)) for index in range(count)]
+            self.statuses = [program.process.wait(jobs.WAIT_SECS) for program in programs]
+            self.outputs = [program.output() for program in programs]
+        self.reports = [
+            [json.loads(line) for line in output.splitlines() if line[:1] == "{"] for output in self.outputs
+        ]
+
+    def _start(self, hosts, index, words):
+        task = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+        path = jobs.environment(jobs.TESTS, jobs.TESTS / "fronts")["PYTHONPATH"]
+        variables = dict(TF_CONFIG=json.dumps(task), TF_CPP_MIN_LOG_LEVEL="2", PYTHONPATH=path)
+        return jobs.Program("worker_program", *map(str, words), **variables)
+
+    def named(self, name):
+        """Over workers, the report of this name."""
+        return [next(report for report in own if report.get("name") == name) for own in self.reports]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two workers with two towers each."""
+    workers = Workers(2, "state", 2, tmp_path_factory.mktemp("two"))
+    assert workers.statuses == [0, 0], workers.outputs
+    return workers
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Three workers with one tower each, of which the last is killed at the end."""
+    return Workers(3, "outputs", 1, "")
+
+
+@pytest.mark.parametrize(("workers", "name"), [("three", "two outputs"), ("two", "with state")])
+def test_workers_equal_one_process_and_each_other_to_the_bit(request, workers, name):
+    """Sparse gradients, added losses, weighted examples and shuffling as plain Keras has them; batch normalisation,
+    dropout and a start from a backup as the towers of one process; 54 steps, every sixth with a batch of one."""
+    chief, *others = request.getfixturevalue(workers).named(name)
+    assert chief["weights differ by"] < ROUNDING and chief["history differs by"] < ROUNDING
+    for other in others:
+        assert (other["weights"], other["history"]) == (chief["weights"], chief["history"])
+        assert other["steps"] == chief["steps"] == 54
+
+
+def test_the_chief_alone_writes_and_prints(two):
+    chiefs, others = ([report["files"] for report in own if "files" in report] for own in two.reports)
+    assert chiefs == [sorted([*(f"{epoch}.keras" for epoch in range(1, 10)), "backup", "log.csv"])] and others == [[]]
+    shown = ["Epoch 1/2" in output for output in two.outputs]
+    assert shown == [True, False] and "Epoch 3/9" in two.outputs[0] and "Epoch 2/9" not in two.outputs[0]
+
+
+def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(two):
+    chiefs, others = ([report["refused"] for report in own if "refused" in report] for own in two.reports)
+    batch_size, length, batch = chiefs
+    assert "cannot train along: batch_size is 9, the chief's 8." in batch_size
+    assert "x is 45 examples, the chief's 46 examples; y is 45 examples, the chief's 46 examples." in length
+    assert "has come to batch 4 of training in epoch 3, the chief to batch 1 of training in epoch 4." in batch
+    for text in chiefs:
+        assert text.startswith("worker 1 (localhost:") and text.endswith("with the same program and data.")
+    assert others == chiefs
+    chief, other = two.named("evaluated")
+    assert chief == other and chief["found"]["accuracy"] == pytest.approx(chief["accuracy"])
+
+
+def test_a_worker_that_dies_is_named_by_the_others(three):
+    assert three.statuses == [138, 138, -9]
+    for output in three.outputs[:2]:
+        lines = [line for line in output.splitlines() if line.startswith("tower_train: error: ")]
+        assert len(lines) == 1 and "worker 2 (localhost:" in lines[0] and "is missing" in lines[0]

@@ -1,0 +1,154 @@
+"""A Keras program that is a worker: python -m worker_program TOWERS FOLDER PART... trains, and prints what came out.
+
+The chief trains everything once more in this process alone, and prints by how much it differs.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import zlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tower_train
+from tower_train import errors
+from tower_train.fronts.parallel_model import ParallelModel
+
+layers, callbacks = keras.layers, keras.callbacks
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+EXAMPLES, BATCH = 46, 9  # so that an epoch ends with a batch of one
+rng = np.random.default_rng(0)
+X, Y, WEIGHTS = rng.normal(size=[EXAMPLES, 4]), rng.integers(0, 3, EXAMPLES), rng.random(EXAMPLES)
+WORDS = rng.integers(0, 7, [EXAMPLES, 5])
+
+
+class AddsLosses(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(0.1 * keras.ops.mean(inputs**2))
+        self.add_loss(0.01 * keras.ops.sum(inputs))
+        return inputs
+
+
+def two_outputs():
+    words, features = keras.Input([5], dtype="int32", name="words"), keras.Input([4], name="features")
+    embedded = layers.GlobalAveragePooling1D()(layers.Embedding(7, 3, mask_zero=True)(words))
+    hidden = AddsLosses()(layers.concatenate([embedded, features]))
+    classes = layers.Dense(3, name="classes", kernel_regularizer="l2")(hidden)
+    model = keras.Model({"words": words, "features": features}, [classes, layers.Dense(1, name="number")(hidden)])
+    losses = {"classes": CROSS_ENTROPY, "number": "mse"}
+    return model, dict(optimizer=keras.optimizers.Adam(0.01), loss=losses, metrics={"classes": "accuracy"})
+
+
+def with_state():
+    middle = [layers.BatchNormalization(), layers.Dropout(0.3)]
+    model = keras.Sequential([keras.Input([4]), layers.Dense(5, "tanh"), *middle, layers.Dense(3)])
+    return model, dict(optimizer=keras.optimizers.SGD(0.02, momentum=0.9), loss=CROSS_ENTROPY, metrics=["accuracy"])
+
+
+class Trial:
+    """A model that all workers train; their initial weights and random states differ."""
+
+    def __init__(self, build, towers):
+        self.cluster, self._build = tower_train.cluster.current(), build
+        self.towers = towers * self.cluster.size
+        keras.utils.set_random_seed(self.cluster.rank)
+        self.model, compiled = build()
+        self.parallel = tower_train.multi_gpu_model(self.model, gpus=towers)
+        self.parallel.compile(**compiled)
+
+    def compare(self, name, found, as_towers, **data):
+        """Prints what the workers have come to, and in the chief how that differs from what it comes to alone."""
+        weights = b"".join(np.asarray(weight.value).tobytes() for weight in self.model.weights)
+        differences = self._differences(found, as_towers, data) if self.cluster.is_chief else {}
+        steps = int(self.parallel.optimizer.iterations.numpy())
+        report(name=name, weights=zlib.crc32(weights), history=found, steps=steps, **differences)
+
+    def _differences(self, found, as_towers, data):
+        keras.utils.set_random_seed(0)
+        alone, compiled = self._build()
+        trained = ParallelModel(alone, ("/cpu:0",) * self.towers, "/cpu:0") if as_towers else alone
+        trained.compile(**compiled)
+        expected = trained.fit(**data, verbose=0).history
+        assert {*found} == {*expected}
+        pairs = [(a.numpy(), b.numpy()) for a, b in zip(self.model.weights, alone.weights, strict=True)]
+        # Of a run that was resumed, from there on.
+        histories = [(values, expected[name][-len(values) :]) for name, values in found.items()]
+        return {"weights differ by": _largest_difference(pairs), "history differs by": _largest_difference(histories)}
+
+
+def _largest_difference(pairs):
+    return max(np.abs(np.subtract(a, b, dtype=float)).max() for a, b in pairs)
+
+
+def outputs_and_losses(towers):
+    """Trains as plain Keras does, in batches that Keras shuffles."""
+    trial = Trial(two_outputs, towers)
+    data = dict(x={"words": WORDS, "features": X}, y=[Y, X[:, :1]], sample_weight=[WEIGHTS, WEIGHTS])
+    data |= dict(batch_size=BATCH, epochs=9)
+    trial.compare("two outputs", trial.parallel.fit(**data, verbose=0).history, False, **data)
+    return trial, data
+
+
+def state(towers, folder):
+    """Trains two epochs, and once the weights are lost goes on from their backup."""
+    trial = Trial(with_state, towers)
+    folder = folder / f"of worker {trial.cluster.rank}"
+    folder.mkdir()
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    data = dict(x=dataset, class_weight={0: 1.0, 1: 2.0, 2: 0.5}, validation_data=(X, Y, WEIGHTS))
+    writers = [callbacks.ModelCheckpoint(folder / "{epoch}.keras"), callbacks.CSVLogger(folder / "log.csv")]
+    writers.append(callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False))
+    for epochs in (2, 9):
+        history = trial.parallel.fit(**data, epochs=epochs, callbacks=writers, verbose=2).history
+        if epochs == 2:
+            trial.parallel.set_weights([weight + trial.cluster.rank for weight in trial.parallel.get_weights()])
+    trial.compare("with state", history, True, **data, epochs=9)
+    report(files=sorted(os.listdir(folder)))
+    return trial
+
+
+def disagree(trial):
+    """Calls fit with arguments or data that differ between the workers."""
+    rank = trial.cluster.rank
+    pieces = ((X[:9], Y[:9]) for _ in range(3 + rank))  # whose number nobody knows
+    for data in (dict(x=X, y=Y, batch_size=8 + rank), dict(x=X[rank:], y=Y[rank:]), dict(x=pieces, epochs=4)):
+        try:  # Keras goes on counting the epochs of the backup
+            trial.parallel.fit(verbose=0, **data)
+        except errors.ConfigError as error:
+            report(refused=str(error))
+    found = trial.parallel.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
+    outputs = trial.parallel.predict(X, batch_size=BATCH, verbose=0)
+    accuracy = float(np.mean(np.argmax(outputs, axis=1) == Y))
+    report(name="evaluated", found=found, accuracy=accuracy)
+
+
+def die(trial, data):
+    """Kills the last worker after an epoch."""
+
+    def end(epoch, logs):
+        if trial.cluster.rank == trial.cluster.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trial.parallel.fit(**data, verbose=0, callbacks=[callbacks.LambdaCallback(on_epoch_end=end)])
+
+
+def report(**what):
+    print(json.dumps(what), flush=True)
+
+
+def main(part, towers, folder):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    tower_train.cluster.init(gpus=(), worker_timeout_secs=15)
+    if part == "state":
+        disagree(state(int(towers), pathlib.Path(folder)))
+    else:
+        die(*outputs_and_losses(int(towers)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
