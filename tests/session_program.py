@@ -1,7 +1,7 @@
-"""A graph-mode program with a session of its own, as its author wrote it: python session_program.py FOLDER [FAULT]
+"""A graph-mode program with a session of its own, as its author wrote it: python session_program.py FOLDER FAULT
 
 It trains x w - e[i] to be 0, w by momentum and the rows of e by Adam in turns, on this worker's part of 12 examples,
-from a checkpoint in its second half. FAULT is what one worker of several does.
+from a checkpoint in its second half. FAULT is what the last worker does then, while the others take one step more.
 """
 
 import os
@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 import tower_train
-import tower_train.horovod as hvd
 
 v1 = tf.compat.v1
 STEPS, EXAMPLES = 3, 12  # of each half
@@ -53,17 +52,15 @@ def seeded(rank):
     return v1.random_normal_initializer(seed=rank)
 
 
-def main(folder, fault=""):
-    cluster = tower_train.cluster.init(worker_timeout_secs=2.0, stall_timeout_secs=1.0 if fault == "asleep" else 60.0)
-    is_faulty = cluster.rank == cluster.size - 1
+def main(folder, fault):
+    cluster = tower_train.cluster.init(worker_timeout_secs=5.0, stall_timeout_secs=2.0 if fault == "asleep" else 60.0)
     features, rows = data()
     cuts = np.cumsum(range(1, cluster.size)) * EXAMPLES // sum(range(1, cluster.size + 1))  # 4 and 8; 2, 4 and 6
     features, rows = (np.split(each, cuts)[cluster.rank] for each in (features, rows))
     with tf.Graph().as_default():
         places = v1.placeholder(tf.float64, [None, 4]), v1.placeholder(tf.int64, [None])
-        turns = train_ops(cluster, *places) + ([hvd.allreduce(places[1])] if fault == "sizes" else [])
-        hooks = [tower_train.BroadcastGlobalVariablesHook(0)]
-        values = {}
+        turns, fed = train_ops(cluster, *places), dict(zip(places, (features, rows), strict=True))
+        hooks, values = [tower_train.BroadcastGlobalVariablesHook(0)], {}
         for half in range(2):
             with v1.train.MonitoredTrainingSession(
                 master=cluster.target, config=cluster.session_config, hooks=hooks,
@@ -71,13 +68,15 @@ def main(folder, fault=""):
                 log_step_count_steps=None,
             ) as session:  # fmt: skip
                 values |= {f"{each.op.name} {half}": session.run(each) for each in v1.global_variables()}
-                for step in range(STEPS):
-                    if is_faulty and step == 1:
-                        commit(fault)
+                for _ in range(STEPS):
                     for train_op in turns:
-                        session.run(train_op, dict(zip(places, (features, rows), strict=True)))
+                        session.run(train_op, fed)
                 values |= {f"{each.op.name} end": session.run(each) for each in v1.global_variables()}
-    np.savez(f"{folder}/{cluster.rank}.npz", **values)
+                if half:
+                    np.savez(f"{folder}/{cluster.rank}.npz", **values)
+                    if cluster.rank == cluster.size - 1:
+                        commit(fault)
+                    session.run(turns[0], fed)
 
 
 def commit(fault):
@@ -85,8 +84,6 @@ def commit(fault):
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "early":
         sys.exit()
-    if fault == "raises":
-        raise OSError("no more data")
     if fault == "asleep":
         time.sleep(1000)
 

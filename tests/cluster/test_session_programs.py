@@ -27,10 +27,28 @@ def trained(initial_w, initial_e, steps):
     return w, e, velocity
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_workers_train_what_numpy_trains_on_all_examples_from_the_chiefs_values(size, tmp_path):
-    with clusters.programs(size, "session_program", str(tmp_path)) as workers:
-        assert [each.process.wait(jobs.WAIT_SECS) for each in workers] == [0] * size, [w.output() for w in workers]
+def assert_named(text, outputs):
+    """Each says it in its one line of an error, and nothing else of it."""
+    for output in outputs:
+        [line] = [line for line in output.splitlines() if line.startswith("tower_train: error: ")]
+        assert text in re.sub(r"localhost:\d+", "HOST", line)
+        assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(("size", "fault", "status", "text"), [
+    (2, "early", 2, "worker 1 (HOST) has ended after step 12, but step 13 waits for it"),
+    (2, "asleep", 138, "worker 1 (HOST) waits for its program or its input: it has no gradients for this step"),
+    (3, "killed", 138, "worker 2 (HOST) is missing: no sign of life"),
+])  # fmt: skip
+def test_workers_train_what_numpy_trains_on_all_examples_until_one_is_lost_and_named(
+    size, fault, status, text, tmp_path
+):  # fmt: skip
+    """From the chief's values, and of three so that one learns who is lost from the chief."""
+    with clusters.programs(size, "session_program", str(tmp_path), fault) as workers:
+        statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]
+        outputs = [each.output() for each in workers]
+    assert statuses == [status] * (size - 1) + [-9 if fault == "killed" else status], outputs
+    assert_named(text, outputs[: size - 1])
     values = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(size)]
     w, e, velocity = trained(values[0]["w 0"], values[0]["e 0"], 2 * session_program.STEPS)
     for each in values:
@@ -41,31 +59,15 @@ def test_workers_train_what_numpy_trains_on_all_examples_from_the_chiefs_values(
         assert each["global_step end"] == 2 * session_program.STEPS
 
 
-@pytest.mark.parametrize(("size", "fault", "status", "text"), [
-    (3, "killed", 138, "worker 2 (HOST) is missing: no sign of life"),
-    (2, "asleep", 138, "worker 1 (HOST) waits for its program or its input: it has no gradients for this step"),
-    (2, "raises", 1, "worker 1 (HOST): OSError: no more data"),
-    (2, "early", 2, "worker 1 (HOST) has ended after step 2, but step 3 waits for it"),
-    (2, "sizes", 2, "give tensors of different sizes to one operation between them"),
-])  # fmt: skip
-def test_who_keeps_the_others_from_training_is_named(size, fault, status, text, tmp_path):
-    """The last worker; of three, so that one learns it from the chief."""
-    with clusters.programs(size, "session_program", str(tmp_path), fault) as workers:
-        statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]
-        outputs = [each.output() for each in workers]
-    assert statuses[: size - 1] == [status] * (size - 1), outputs
-    for output in outputs[: size - 1]:
-        [line] = [line for line in output.splitlines() if line.startswith("tower_train: error: ")]
-        assert text in re.sub(r"localhost:\d+", "HOST", line)
-        assert "Traceback" not in output
-
-
 @pytest.fixture(scope="module")
 def horovods(tmp_path_factory):
-    """[{name: value}] of two workers."""
+    """[{name: value}] of two workers, which at their end give one operation tensors of different sizes."""
     folder = tmp_path_factory.mktemp("horovod")
     with clusters.programs(2, "horovod_program", str(folder)) as workers:
-        assert [each.process.wait(jobs.WAIT_SECS) for each in workers] == [0, 0], [w.output() for w in workers]
+        statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]
+        outputs = [each.output() for each in workers]
+    assert statuses == [2, 2], outputs
+    assert_named("give tensors of different sizes to one operation between them", outputs)
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(2)]
 
 
