@@ -9,13 +9,26 @@ import subprocess
 import sys
 from multiprocessing import forkserver
 
+SHARED = "TOWER_TRAIN_TESTS_FORK_SERVER"  # the address of the one that all processes of pytest-xdist use
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tensorflow"])
 
 
+def share_server():
+    """Starts the server that all processes started from now on use; it ends with this process."""
+    _start_server()
+    os.environ[SHARED] = forkserver._forkserver._forkserver_address
+
+
 @functools.cache
 def _start_server():
-    """Without what TensorFlow writes to stderr when it is imported."""
+    """Without what TensorFlow writes to stderr when it is imported; or joins that of pytest-xdist's first process."""
+    if SHARED in os.environ:
+        server = forkserver._forkserver
+        server._forkserver_address, server._forkserver_alive_fd = os.environ[SHARED], os.pipe()[1]
+        server.ensure_running = lambda: None
+        return
     stderr = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
