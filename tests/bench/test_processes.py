@@ -39,16 +39,17 @@ def start(name, place, timeout_secs=100, workload="toy_workload", data_dir=None,
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(tmp_path_factory, forked_sides):
     """{name: (the worker, its error, seconds until that)} of workers that all go wrong."""
     place, found = tmp_path_factory.mktemp("workers"), {}
     (place / "broken_workload.py").write_text(BROKEN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS), str(place)]))
-        workers = [
-            start("broken", place, workload="broken_workload"),
-            start("missing", place, kind="describe", workload="cifar10", data_dir=str(place / "nowhere")),
-        ]
+        with forked_sides():
+            workers = [
+                start("broken", place, workload="broken_workload"),
+                start("missing", place, kind="describe", workload="cifar10", data_dir=str(place / "nowhere")),
+            ]
         for name, script in SCRIPTS.items():
             (place / f"{name}.sh").write_text(script)
             (place / f"{name}.sh").chmod(0o700)
