@@ -122,15 +122,15 @@ def peak_bytes_of(process):
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 
 
-def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tmp_path, monkeypatch):
+def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tmp_path, monkeypatch, forked_sides):
     """The first ends once one of them is killed, and says so; with it end all others."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
-    with start("three", tmp_path, num_processes=3) as worker:
+    with forked_sides(), start("three", tmp_path, num_processes=3) as worker:
         worker.wait_for("first_step")
         ready = worker.wait_for("ready")
         others = children_of(worker.pid)
         assert len(others) == 2
-        assert ready["peak_bytes"] > 2.5 * peak_bytes_of(others[0])
+        assert ready["peak_bytes"] > 2.2 * peak_bytes_of(others[0])  # what the first shares counts for less
         assert worker.measure(steps=20)["steps"] >= 20
         os.kill(others[0], signal.SIGKILL)
         with pytest.raises(processes.SideError, match="three: its process ended with status 1. Its last words: "):
