@@ -9,6 +9,7 @@ import sys
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import forked  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import shared  # noqa: E402
@@ -24,7 +25,11 @@ RECORD_BYTES = 3073
 def pytest_configure(config):
     """Imports TensorFlow, but not into the process that only starts those of pytest-xdist and would let them wait."""
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
-        command_line.import_tensorflow()  # whose remarks would follow the summary of the tests
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "matplotlib", None)  # which Keras would import: half a second
+            command_line.import_tensorflow()  # whose remarks would follow the summary of the tests
+    else:
+        forked.share_server()
 
 
 def pytest_collection_finish():

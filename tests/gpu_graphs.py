@@ -181,7 +181,7 @@ def keras_step(has_gpus, policy):
         batch = tf.zeros([8, 8, 8, 3], floatx), tf.zeros([8], tf.int32)
         compiled(parallel)._symbolic_build(data_batch=batch)
     specs = [tf.TensorSpec.from_tensor(each) for each in batch]
-    function = tf.function(parallel.train_step).get_concrete_function(tuple(specs))
+    function = tf.function(parallel.train_step, autograph=False).get_concrete_function(tuple(specs))
     definition, places = (
         function.graph.as_graph_def(),
         {inner.op.name: outer for outer, inner in function.graph.captures},

@@ -3,8 +3,10 @@
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -48,15 +50,23 @@ def environment(*python_path):
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def command(module, *words, cwd=None):
-    """Runs `python -m module words...`, or `python -c source words...`, to its end."""
+def command(module, *words, cwd=None, **variables):
+    """Runs `python -m module words...`, `python -c source words...` or `python file.py words...` to its end."""
     with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
-        process = forked.Process(module, words, environment(TESTS), stdout.name, stderr.name, cwd)
+        process = forked.Process(module, words, environment(TESTS) | variables, stdout.name, stderr.name, cwd)
         try:
             status = process.wait(WAIT_SECS)
         finally:
             process.kill()
         return subprocess.CompletedProcess([module, *words], status, stdout.read(), stderr.read())
+
+
+def printed_command(line, cwd):
+    """Runs `[PYTHONPATH=path] python -m module words...`, as a run prints it for the shell, to its end."""
+    words = shlex.split(line)
+    *assignments, python = words[: words.index("-m")]
+    assert pathlib.Path(shutil.which(python)).parent.samefile(pathlib.Path(sys.executable).parent)
+    return command(*words[words.index("-m") + 1 :], cwd=cwd, **dict(each.split("=", 1) for each in assignments))
 
 
 class Program:

@@ -98,6 +98,8 @@ def test_who_ends_it_ends_the_section_at_work_too(tmp_path):
         assert process.stdout.readline().startswith("1/1 machine: ")
         while not (started := children(process.pid)):
             assert process.poll() is None
+        while b"gpu_checks" not in pathlib.Path("/proc", started[0], "cmdline").read_bytes():
+            time.sleep(0.01)
         time.sleep(0.3)  # until it knows whom it has started
         process.terminate()
         assert process.wait(jobs.WAIT_SECS) == 143

@@ -8,7 +8,6 @@ import pathlib
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import jobs
@@ -136,10 +135,7 @@ def test_a_module_in_the_current_directory_trains_by_its_name_and_is_evaluated_b
     assert f"run:      runs/{train_dir.name}\n" in trained.stdout
 
     printed = re.search(r"^Evaluate: (.*)$", trained.stdout, re.MULTILINE)[1]
-    evaluated = subprocess.run(
-        printed, shell=True, cwd=tmp_path, env=jobs.environment(), capture_output=True, text=True,
-        timeout=jobs.WAIT_SECS,
-    )  # fmt: skip
+    evaluated = jobs.printed_command(printed, tmp_path)
     assert (evaluated.returncode, evaluated.stderr) == (0, "")
     lines = evaluated.stdout.splitlines()
     assert lines[0] == "step 200: 50 examples of toy test, moving averages"

@@ -1,4 +1,4 @@
-"""The command as a user starts it, on few and small images, with real processes."""
+"""The command as a user starts it, on few and small images, with real processes; all but one are forked."""
 
 import json
 import re
@@ -8,14 +8,15 @@ import pytest
 from tower_train import benchmark, errors
 from tower_train.bench import forms
 
-SIDES = ["port", "tower_train/2 towers/float32/fixed", "ceiling/float32 matrix product"]
+CEILING = "ceiling/float32 matrix product"  # imports TensorFlow itself
+SIDES = ["port", "tower_train/2 towers/float32/fixed", CEILING]
 
 
 @pytest.fixture(scope="module")
-def printed_and_out(cifar10_dir, tmp_path_factory):
+def printed_and_out(cifar10_dir, tmp_path_factory, forked_sides):
     """The output of a benchmark of SIDES, and the directory of its results."""
     out, lines = tmp_path_factory.mktemp("out"), []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forked_sides(lambda words: CEILING not in words[-1]):
         patch.setattr("builtins.print", lambda text="", **_: lines.append(text))
         status = benchmark.main(
             ["benchmark", f"--systems={','.join(SIDES)}", "--rounds=2", "--seconds=0.1", "--batch_size=8",
@@ -38,7 +39,7 @@ def test_the_table_has_a_row_for_every_side(printed_and_out):
 def test_every_start_and_every_sample_is_kept(written):
     assert [side["side"]["name"] for side in written["sides"]] == SIDES
     for side in written["sides"]:
-        assert side["first_step_secs"] > side["import_secs"] > 0.1
+        assert side["first_step_secs"] > side["import_secs"] > (0.1 if side["side"]["name"] == CEILING else 0)
         assert side["peak_bytes"] > 100 * 2**20
         assert [sample["round"] for sample in side["samples"]] == [0, 1]
         for sample in side["samples"]:
@@ -55,7 +56,7 @@ def test_sides_that_are_not_measured_stand_still(written):
 
 def test_the_work_of_a_step_is_its_examples_or_its_operations(written):
     by_name = {side["side"]["name"]: side["work_per_step"] for side in written["sides"]}
-    flops = by_name.pop("ceiling/float32 matrix product")
+    flops = by_name.pop(CEILING)
     assert flops == 2 * round((flops / 2) ** (1 / 3)) ** 3  # a product of square matrices
     assert set(by_name.values()) == {8}
 
@@ -63,7 +64,7 @@ def test_the_work_of_a_step_is_its_examples_or_its_operations(written):
 def test_ratios_are_to_the_port_and_shares_of_the_ceiling(written):
     rows = {row["name"]: row for row in written["rows"]}
     assert rows["port"]["ratio"] == 1.0
-    assert rows["ceiling/float32 matrix product"]["share"] == pytest.approx(1.0)
+    assert rows[CEILING]["share"] == pytest.approx(1.0)
     assert 0 < rows["tower_train/2 towers/float32/fixed"]["share"] < 3
 
 

@@ -25,7 +25,7 @@ SCRIPTS = {  # what stands for Python in some of the processes
     "stuck": "#!/bin/sh\necho this takes for ever >&2\nexec sleep 1000\n",
     "fatal": "#!/bin/sh\nkill -ABRT $$\n",
     "babbling": """#!/bin/sh\necho '{"event": "ready"}'\nexec sleep 1000\n""",
-    "slow": """#!/bin/sh\nfor i in 1 2 3 4; do sleep 0.4; echo '{"event": "warming_up"}'; done\nexec sleep 1000\n""",
+    "slow": """#!/bin/sh\nfor i in 1 2 3; do sleep 0.8; echo '{"event": "warming_up"}'; done\nexec sleep 1000\n""",
 }
 
 
@@ -39,21 +39,22 @@ def start(name, place, timeout_secs=100, workload="toy_workload", data_dir=None,
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(tmp_path_factory, forked_sides):
     """{name: (the worker, its error, seconds until that)} of workers that all go wrong."""
     place, found = tmp_path_factory.mktemp("workers"), {}
     (place / "broken_workload.py").write_text(BROKEN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS), str(place)]))
-        workers = [
-            start("broken", place, workload="broken_workload"),
-            start("missing", place, kind="describe", workload="cifar10", data_dir=str(place / "nowhere")),
-        ]
+        with forked_sides():
+            workers = [
+                start("broken", place, workload="broken_workload"),
+                start("missing", place, kind="describe", workload="cifar10", data_dir=str(place / "nowhere")),
+            ]
         for name, script in SCRIPTS.items():
             (place / f"{name}.sh").write_text(script)
             (place / f"{name}.sh").chmod(0o700)
             patch.setattr(processes.sys, "executable", str(place / f"{name}.sh"))
-            workers.append(start(name, place, timeout_secs=1 if name in ("stuck", "slow") else 100))
+            workers.append(start(name, place, timeout_secs={"stuck": 1, "slow": 2}.get(name, 100)))
     begin = time.monotonic()
     for worker in reversed(workers):  # those that take long begin first, and are looked at last
         with worker, pytest.raises(processes.SideError) as error:
@@ -79,10 +80,10 @@ def test_a_side_that_hangs_is_given_up(outcomes):
 
 
 def test_a_side_that_gives_signs_of_life_does_not_hang(outcomes):
-    """It is given up a second after the last of them, not after its start."""
+    """It is given up two seconds after the last of them, not after its start."""
     _, error, secs = outcomes["slow"]
     assert "its process hangs" in str(error)
-    assert secs > 1.6
+    assert secs > 2.4
 
 
 def test_a_side_that_says_something_else_is_told(outcomes):
@@ -121,15 +122,15 @@ def peak_bytes_of(process):
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 
 
-def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tmp_path, monkeypatch):
+def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tmp_path, monkeypatch, forked_sides):
     """The first ends once one of them is killed, and says so; with it end all others."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
-    with start("three", tmp_path, num_processes=3) as worker:
+    with forked_sides(), start("three", tmp_path, num_processes=3) as worker:
         worker.wait_for("first_step")
         ready = worker.wait_for("ready")
         others = children_of(worker.pid)
         assert len(others) == 2
-        assert ready["peak_bytes"] > 2.5 * peak_bytes_of(others[0])
+        assert ready["peak_bytes"] > 2.2 * peak_bytes_of(others[0])  # what the first shares counts for less
         assert worker.measure(steps=20)["steps"] >= 20
         os.kill(others[0], signal.SIGKILL)
         with pytest.raises(processes.SideError, match="three: its process ended with status 1. Its last words: "):

@@ -1,8 +1,6 @@
 """Several towers on one GPU, which a program splits into logical devices before it trains."""
 
 import json
-import subprocess
-import sys
 
 import fake_gpus
 import jobs
@@ -35,8 +33,7 @@ os._exit(0)
 def test_each_part_of_a_split_gpu_counts_as_a_gpu(tmp_path):
     """GPU 1 of three is split in two: the parts are 1 and 2, the last GPU is 3, and 0 stays hidden."""
     plugin = fake_gpus.build(tmp_path) or pytest.skip("needs g++ to build GPUs")
-    words = [sys.executable, "-c", PROGRAM, plugin]
-    done = subprocess.run(words, env=jobs.environment(), capture_output=True, text=True)
+    done = jobs.command("-c", PROGRAM, str(plugin))
     assert done.returncode == 0, done.stderr[-2000:]
     towers, visible, limits, refused = json.loads(done.stdout)
     assert towers == ["/gpu:2", "/gpu:0", "/gpu:1"]

@@ -3,8 +3,6 @@ first to use a GPU decides whether its memory grows."""
 
 import ast
 import json
-import subprocess
-import sys
 
 import fake_gpus
 import jobs
@@ -25,8 +23,7 @@ def found(tmp_path_factory, cifar10_dir):
     """Reads what sessions_on_fake_gpus says."""
     folder = tmp_path_factory.mktemp("sessions")
     plugin = fake_gpus.build(folder) or pytest.skip("needs g++ to build GPUs")
-    words = [sys.executable, "-m", "sessions_on_fake_gpus", plugin, folder, cifar10_dir]
-    done = subprocess.run(words, env=jobs.environment(jobs.TESTS), capture_output=True, text=True, cwd=folder)
+    done = jobs.command("sessions_on_fake_gpus", str(plugin), str(folder), str(cifar10_dir), cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

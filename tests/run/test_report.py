@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -81,9 +80,7 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     commands = dict(line.split(":", 1) for line in closing[3:])
     assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", f"--logdir={directory}"]
 
-    _, dash_m, *words = shlex.split(commands["Evaluate"])
-    assert dash_m == "-m"
-    evaluate = jobs.command(*words)
+    evaluate = jobs.printed_command(commands["Evaluate"], directory.parent)
     assert evaluate.returncode == 0, evaluate.stderr
     # The last evaluation during training was of the same checkpoint.
     during = re.findall(r"^(?:step 24: |precision).*", process.stdout, re.MULTILINE)[-3:]
@@ -227,18 +224,11 @@ if __name__ == "__main__":
 def test_the_printed_commands_work_after_a_program_too(tmp_path):
     (tmp_path / "my programs").mkdir()
     (tmp_path / "my programs" / "program.py").write_text(PROGRAM)
-    environment = jobs.environment(jobs.TESTS)
-
-    def run(words):
-        return subprocess.run(
-            words, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=jobs.WAIT_SECS
-        )
-
-    trained = run(f"{shlex.quote(sys.executable)} 'my programs/program.py'")
+    trained = jobs.command("my programs/program.py", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert jobs.read_json(tmp_path / "runs" / "a b", "run.json")["config"]["workload"] == "program:OWN"
     commands = dict(line.split(": ", 1) for line in trained.stdout.splitlines()[-2:])
-    evaluated = run(commands["Evaluate"])
+    evaluated = jobs.printed_command(commands["Evaluate"], tmp_path)
     assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
     assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
     assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")

@@ -113,12 +113,15 @@ def _on_cpu(options: DeviceOptions, hides: bool) -> Devices:
 
 
 def _session_config(options: DeviceOptions) -> tf.compat.v1.ConfigProto:
-    return tf.compat.v1.ConfigProto(
+    proto = tf.compat.v1.ConfigProto(
         allow_soft_placement=True,
         log_device_placement=options.log_device_placement,
         intra_op_parallelism_threads=options.intra_op_threads,
         inter_op_parallelism_threads=options.inter_op_threads,
     )
+    # It sinks operations into branches, which are lowered before, and so only costs time before the first step.
+    proto.graph_options.rewrite_options.disable_tfg_optimizer = True
+    return proto
 
 
 def _seen(wanted: tuple[int, ...], alone: bool) -> list[int]:
