@@ -49,8 +49,8 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     together = workers.find()
     if together and _has_tower_step(model):
         raise errors.ConfigError(
-            f"multi_gpu_model: {type(model).__name__} has a tower_step(), which runs on one machine only, and there are "
-            f"{together.size} workers. Start one process, without TF_CONFIG."
+            f"multi_gpu_model: {type(model).__name__} has a tower_step(), which runs on one machine only, and there "
+            f"are {together.size} workers. Start one process, without TF_CONFIG."
         )
     if together or len(placed.towers) > 1:
         _check_divisible(model)
