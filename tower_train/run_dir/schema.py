@@ -147,7 +147,9 @@ RUN = Record(
     {
         "workload": TEXT,
         "dataset": TEXT,
-        "data": Record({"name": TEXT}, {"num_examples": COUNT, "fingerprint": TEXT, "notice": OrNull(TEXT)}),
+        "data": Record(
+            {"name": TEXT}, {"num_examples": COUNT, "fingerprint": TEXT, "order": TEXT, "notice": OrNull(TEXT)}
+        ),
         "config": Record(_NEEDED, _OPTIONS),
     },
     {
