@@ -6,6 +6,7 @@ import json
 
 import jobs
 import keras
+import learned
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,19 +19,6 @@ from tower_train.bench import flops
 
 v1 = tf.compat.v1
 MODELS = ["convnet", "cifar10_94", "resnet20", "resnet56", "minigooglenet"]
-
-
-STEPS, MANY = 80, 12
-
-
-def assert_falls(losses):
-    """At this learning rate some steps go wrong, and the steps after them, so the best twelve in a row count.
-
-    In 32 runs they were 1.3 or more below the beginning; weights that only decay would save 0.2.
-    """
-    assert len(losses) == STEPS
-    best = min(np.median(losses[start : start + MANY]) for start in range(STEPS - MANY))
-    assert best < np.mean(losses[:5]) - 0.7
 
 
 def test_the_port_reads_standardised_crops(request_for):
@@ -59,8 +47,15 @@ def test_the_port_averages_gradients():
     np.testing.assert_allclose(found, towers.mean(axis=0))
 
 
-def test_the_port_learns(losses_of):
-    assert_falls(losses_of(functools.partial(port.train, num_towers=2), steps=STEPS))
+def test_the_port_learns(request_for):
+    losses = []
+
+    def after_step(loss):
+        losses.append(loss)
+        return learned.are_enough(losses)
+
+    port.train(request_for, 16, after_step, num_towers=2)
+    assert learned.have_fallen(losses)
 
 
 def test_the_port_has_the_reference_network():
@@ -84,16 +79,17 @@ KERAS_SIDES = ["keras/fit", "keras/MirroredStrategy 2", "keras/multi_gpu_model 2
 KERAS = """
 import functools, json, sys
 import cifar10
+import learned
 from cifar10 import rivals
 from tower_train.workload import DataRequest
 
 losses = {}
 def after_step(name, loss):
     losses.setdefault(name, []).append(loss)
-    return len(losses[name]) == int(sys.argv[2])
+    return learned.are_enough(learned.of_running_means(losses[name]))
 found = rivals.of(cifar10.WORKLOAD.options)
 for rival in sorted(found, key=lambda rival: "Mirrored" not in rival.name):  # which sets up devices, once and first
-    if rival.name in sys.argv[3:]:
+    if rival.name in sys.argv[2:]:
         train = functools.partial(rival.train, DataRequest("train", "cifar10", sys.argv[1]), 16)
         train(functools.partial(after_step, rival.name))
 print(json.dumps(losses))
@@ -103,19 +99,17 @@ print(json.dumps(losses))
 @pytest.fixture(scope="module")
 def keras_losses(request_for):
     """The losses that KERAS prints, in a process of its own, whose devices nobody has used yet."""
-    done = jobs.command("-c", KERAS, request_for.data_dir, str(STEPS), *KERAS_SIDES)
+    done = jobs.command("-c", KERAS, request_for.data_dir, *KERAS_SIDES)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", KERAS_SIDES)
 def test_keras_learns(keras_losses, name):
-    """Keras tells the mean of the losses so far, from which the last ones follow."""
-    means = np.array(keras_losses[name])
-    losses = np.diff(means * np.arange(1, len(means) + 1), prepend=0)
-    assert_falls(losses)
+    assert learned.have_fallen(learned.of_running_means(keras_losses[name]))
 
 
+WORKER_STEPS = 80  # both must do as many
 WORKER = """
 import sys
 from cifar10.rivals import multi_worker
@@ -134,11 +128,11 @@ def test_workers_under_keras_strategy_learn(request_for):
     hosts = host.free_addresses(2)
     places = [{"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}} for index in range(2)]
     with contextlib.ExitStack() as stack:
-        start = functools.partial(jobs.Program, "-c", WORKER, request_for.data_dir, str(STEPS))
+        start = functools.partial(jobs.Program, "-c", WORKER, request_for.data_dir, str(WORKER_STEPS))
         workers = [stack.enter_context(start(TF_CONFIG=json.dumps(place))) for place in places]
         for worker in workers:
             assert worker.process.wait(jobs.WAIT_SECS) == 0, worker.output()
-            assert_falls([float(loss) for loss in worker.output().splitlines()[-1].split()])
+            assert learned.have_fallen([float(loss) for loss in worker.output().splitlines()[-1].split()])
 
 
 @pytest.mark.parametrize("model", MODELS)
