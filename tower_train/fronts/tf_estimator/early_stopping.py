@@ -151,11 +151,8 @@ class _StopOnPredicate(v1.train.SessionRunHook):
         self._timer.reset()
         self._global_step = v1.train.get_global_step()
 
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(self._global_step)
-
     def after_run(self, run_context, run_values):
-        step = run_values.results
+        step = run_context.session.run(self._global_step)  # in the step itself it may be read before or after the update
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
             if self._should_stop_fn():
