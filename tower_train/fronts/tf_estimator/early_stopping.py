@@ -152,7 +152,7 @@ class _StopOnPredicate(v1.train.SessionRunHook):
         self._global_step = v1.train.get_global_step()
 
     def after_run(self, run_context, run_values):
-        step = run_context.session.run(self._global_step)  # in the step itself it may be read before or after the update
+        step = run_context.session.run(self._global_step)  # within the step it would be of before or after
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
             if self._should_stop_fn():
