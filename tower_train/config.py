@@ -237,6 +237,12 @@ class Config(DeviceOptions):
         resume="note",
     )  # fmt: skip
 
+    algorithms: str = option(
+        "auto", "what layers that know several algorithms compute by: auto, the fastest, timed at the start of a new "
+        "run of 500 steps or more; usual, without timing; one of them by name, such as direct; or SITE=NAME,... as the "
+        "log of a run says", TRAINING, resume="note",
+    )  # fmt: skip
+
     train_dir: str | None = option(
         None, "directory of this run; one that holds a run is resumed (a new runs/WORKLOAD-TIME)", RUN
     )
