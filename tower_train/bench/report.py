@@ -26,6 +26,7 @@ class Measured:
       first_step_secs: from the start of its process to the end of its first step.
       import_secs: what importing TensorFlow took of that.
       work_per_step: examples, or for a ceiling floating-point operations.
+      algorithms: --algorithms that it came to; None if it knows none.
       peak_bytes: resident memory at its peak.
       card_bytes: likewise of a GPU, the one of which it took most; 0 without.
       samples: one a round, with round, steps, seconds, per_sec (work per second) and what else the worker says.
@@ -35,6 +36,7 @@ class Measured:
     first_step_secs: float = 0.0
     import_secs: float = 0.0
     work_per_step: int = 0
+    algorithms: str | None = None
     peak_bytes: int = 0
     card_bytes: int = 0
     samples: list[dict] = dataclasses.field(default_factory=list)
@@ -200,6 +202,9 @@ def notes(measured: Sequence[Measured], flops_per_example: float | None) -> list
             f"The network's convolutions and matrix products: {flops_per_example / 1e6:.1f} MFLOP a training example; "
             "a ceiling's examples/sec are what its rate is enough for."
         )
+    for one in measured:
+        if "=" in (one.algorithms or ""):
+            lines.append(f"{one.side.name}: --algorithms={one.algorithms}")
     for one in measured:
         idle, cpu = (sum(sample[name] for sample in one.samples) for name in ("idle_secs", "idle_cpu_secs"))
         if cpu > _IDLE_SHARE * idle:
