@@ -19,6 +19,7 @@ v1 = tf.compat.v1
 AUTO, USUAL = "auto", "usual"
 LEAST_STEPS = 500  # in fewer the trials cost more than they bring
 _ROUNDS = 3
+_MATRIX = 1024
 _HOPELESS = 2.0  # times the best
 _LEAST_GAIN = 1.05  # what is that little faster than the usual one may only have met less noise
 
@@ -27,7 +28,13 @@ Measure = Callable[[Algorithms, Trial, v1.ConfigProto], Mapping[str, float]]
 
 
 def time_trials(algorithms: Algorithms, trial: Trial, session_config: v1.ConfigProto) -> dict[str, float]:
-    """Runs each algorithm and its gradients a few times, in turn; returns {name: seconds}, the least of each."""
+    """Runs each algorithm and its gradients a few times, in turn; returns {name: seconds}, the least of each.
+
+    Args:
+      algorithms: {name: function of the trial's tensors}.
+      trial: their shapes, their dtype, and which have gradients.
+      session_config: of the run's sessions, for its threads.
+    """
     with tf.Graph().as_default() as graph, tf.device("/cpu:0"), context.entered(context.Context()):
         tensors = [_drawn(f"tensor{i}", shape, trial.dtype) for i, shape in enumerate(trial.shapes)]
         wanted = [tensor for tensor, is_trained in zip(tensors, trial.trained, strict=True) if is_trained]
@@ -36,9 +43,24 @@ def time_trials(algorithms: Algorithms, trial: Trial, session_config: v1.ConfigP
             outputs = algorithm(*tensors)
             upstream = _drawn(f"upstream of {name}".replace(" ", "_"), outputs.shape, trial.dtype)
             fetches[name] = [outputs.op, *(gradient.op for gradient in tf.gradients(outputs, wanted, upstream))]
-        with v1.Session(graph=graph, config=session_config) as session:
+        config = v1.ConfigProto(
+            intra_op_parallelism_threads=session_config.intra_op_parallelism_threads,
+            inter_op_parallelism_threads=session_config.inter_op_parallelism_threads,
+            device_count={"GPU": 0},
+        )
+        with v1.Session(graph=graph, config=config) as session:
             session.run(v1.global_variables_initializer())
             return _least_seconds({name: session.make_callable(ops) for name, ops in fetches.items()})
+
+
+def time_products(session_config: v1.ConfigProto) -> dict[str, float]:
+    """Seconds that a product of two float32 matrices takes, by the dtype that it is computed in."""
+
+    def product_in(dtype):
+        return lambda a, b: tf.cast(tf.matmul(tf.cast(a, dtype), tf.cast(b, dtype)), tf.float32)
+
+    trial = Trial(((_MATRIX, _MATRIX),) * 2, tf.float32, (False, False))
+    return time_trials({dtype: product_in(dtype) for dtype in ("float32", "bfloat16")}, trial, session_config)
 
 
 def _least_seconds(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
@@ -81,11 +103,7 @@ class Chooser:
     ):
         self._asked, self._given = asked, given
         self._membership, self._measure = membership, measure
-        self._session_config = v1.ConfigProto(
-            intra_op_parallelism_threads=session_config.intra_op_parallelism_threads,
-            inter_op_parallelism_threads=session_config.inter_op_parallelism_threads,
-            device_count={"GPU": 0},
-        )
+        self._session_config = session_config
         self._chosen, self._known, self._lines = {}, {}, []
 
     def choose(self, site: str, algorithms: Algorithms, trial: Trial) -> str:

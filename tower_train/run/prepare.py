@@ -66,7 +66,9 @@ def prepare(
     """
     before = run_dir.read(directory.RUN)
     placed = membership.devices
-    dtype, notes = dtypes.resolve(config.dtype, before.get("config", {}).get("dtype"), placed.gpus)
+    time_products = functools.partial(algorithms.time_products, placed.session_config)
+    began_with = before.get("config", {})
+    dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus, time_products)
     config = dataclasses.replace(config, dtype=dtype)
     manifest.check_dataset(run_dir.path, before, workload)
     # What `auto` chose at the first start is what the run stays with.
@@ -74,7 +76,7 @@ def prepare(
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch)
     look = functools.partial(variable_update.look_at, workload, examples, config)
-    config, chosen = variable_update.resolve(config, before.get("config", {}).get("variable_update"), placed, look)
+    config, chosen = variable_update.resolve(config, began_with.get("variable_update"), placed, look)
     config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, placed))
     chosen_algorithms = algorithms.chooser(config, before, examples.num_examples, membership)
     with context.entered(context.Context(choose=chosen_algorithms.choose)):
