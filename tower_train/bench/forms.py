@@ -12,7 +12,7 @@ from tower_train.bench.measure import Session
 from tower_train.bench.progress import START_SECS, STARTING
 
 _SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
-_SWEEP_STEPS, _LONG_RUN_BATCH = (200, 2_000, 20_000), 8  # small steps: anything that grows with the run weighs most
+_SWEEP_STEPS, _LONG_RUN_BATCH = (100, 1_000, 10_000), 8  # small steps: anything that grows with the run weighs most
 _OVERHEAD_STEPS, _OVERHEAD_ROUNDS = 500, 4  # 2000 steps, in pieces with as many log lines, summaries and checkpoints
 _STARTS = 5
 
