@@ -28,8 +28,11 @@ def printed_and_out(cifar10_dir, tmp_path_factory, forked_sides):
             ["benchmark", f"--systems={','.join(SIDES)}", "--rounds=2", "--seconds=0.1", "--batch_size=8",
              "--towers=1,2", "--device=cpu", "--dataset=cifar10", f"--data_dir={cifar10_dir}", f"--out={out}"]
         )  # fmt: skip
-    assert status == 0
-    return "\n".join(lines), out
+        printed = "\n".join(lines)
+        lines.clear()
+        assert status == benchmark.main(["benchmark", f"--redraw={out / 'benchmark.json'}"]) == 0
+    assert printed.endswith("\n".join(lines)) and "| Published script, ported" in "\n".join(lines)
+    return printed, out
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +91,11 @@ def test_the_plot_is_written(printed_and_out):
 
 def test_how_long_it_takes_is_said_without_a_terminal(printed_and_out):
     notices = re.findall(r"^tower_train: (.*)", printed_and_out[0], re.MULTILINE)
-    assert re.fullmatch(r"3 sides, 2 rounds: about \d+ (s|minutes)", notices[0])
+    assert notices[0] == "looking at data and devices"
+    assert re.fullmatch(r"measuring 3 systems in 2 rounds takes about \d+ (s|minutes)", notices[1])
     port, towers, ceiling = (f"{title} is ready" for title in TITLES)
     ends = [port, ceiling, towers, "round 1 is done", "round 2 is done"]  # first what others are compared with
-    for end, notice in zip(ends, notices[1:], strict=True):
+    for end, notice in zip(ends, notices[2:], strict=True):
         assert re.fullmatch(rf"{re.escape(end)}, about \d+ (s|minutes) left", notice)
     assert notices[-1].endswith("about 0 s left")
 

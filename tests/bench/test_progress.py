@@ -19,7 +19,7 @@ def test_what_took_long_will_take_long_again(capsys):
     with progress.Progress(clock) as shown:
         shown.expect(STARTING, 40.0)
         shown.expect(MEASURING, 60.0)
-        shown.announce("4 sides")
+        shown.announce("measuring")
         for left in (30 * 3 + 60, 20 * 3 + 60):
             with shown.work(STARTING, 10.0, "starting"):
                 clock.secs += 30.0
@@ -29,7 +29,7 @@ def test_what_took_long_will_take_long_again(capsys):
             clock.secs += 6.0
         assert shown.left() == pytest.approx(20 * 3 + 54)
     assert capsys.readouterr().err.splitlines() == [
-        "tower_train: 4 sides: about 2 minutes",
+        "tower_train: measuring takes about 2 minutes",
         "tower_train: two are ready, about 2 minutes left",
     ]
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tower_train import host
+from tower_train import console, host
 from tower_train.bench import results
 from tower_train.bench.processes import Worker
 from tower_train.bench.progress import MEASURING, START_SECS, STARTING, STEP_SECS, Progress
@@ -56,6 +56,7 @@ def session(options: BenchmarkOptions) -> Iterator[Session]:
         places = (pathlib.Path(scratch, str(number)) for number in itertools.count())
         common = {name: getattr(options, name) for name in ("workload", "model", "dataset", "data_dir", "device")}
         common["fixed_path"] = str(pathlib.Path(scratch, "fixed"))
+        console.notice("looking at data and devices")
         spec = common | {"kind": "describe", "batch_size": options.batch_size}
         with (
             progress.work(STARTING, START_SECS, "looking at data and devices"),
@@ -98,7 +99,7 @@ def in_rounds(
     progress, each = session.progress, max(seconds, steps * STEP_SECS)
     progress.expect(STARTING, sum(map(_start_secs, sides)))
     progress.expect(MEASURING, len(sides) * rounds * each)
-    progress.announce(f"{count_of(len(sides), 'side')}, {count_of(rounds, 'round')}")
+    progress.announce(f"measuring {count_of(len(sides), 'system')} in {count_of(rounds, 'round')}")
     first_round = 0
     while first_round == 0 or waiting:
         if first_round:

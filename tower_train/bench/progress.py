@@ -45,8 +45,8 @@ class Progress:
         self._expected[kind] += secs
 
     def announce(self, what: str) -> None:
-        """Says what begins, and how long everything that is expected takes."""
-        console.notice(f"{what}: about {duration(self.left())}")
+        """Says how long everything that is expected takes."""
+        console.notice(f"{what} takes about {duration(self.left())}")
 
     def note(self, what: str) -> None:
         """Says what is done, and how much time is left; on a terminal the bar does."""
