@@ -224,7 +224,7 @@ class Config(DeviceOptions):
     )  # fmt: skip
     dtype: str = option(
         "float32", "arithmetic in float32, float64, or on float32 variables in bfloat16, or in float16 with a loss "
-        "scale; auto: bfloat16 if the processor, or every GPU used, has fast instructions for it, else float16 if every GPU "
+        "scale; auto: bfloat16 if processor or GPUs have fast instructions for it, else float16 if every GPU "
         "used is made for that, else float32", TRAINING,
         choices=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
     )  # fmt: skip
