@@ -89,9 +89,10 @@ def by(name, pixels_first=False, usual=SPECTRA):
     return convolve
 
 
-@pytest.mark.parametrize("dtype, most", [(np.float64, 1e-12), (np.float32, 1e-6), (BFLOAT16, 2**-7)])
+@pytest.mark.parametrize("dtype, most", [(np.float64, 1e-12), (np.float32, 1e-6), (BFLOAT16, 2**-8)])
 def test_every_algorithm_has_the_same_outputs_and_gradients(dtype, most):
-    """As numpy computes them: sums over taps of products between channels and filters."""
+    """As numpy computes them: sums over taps of products between channels and filters. In bfloat16 spectra are rounded
+    a few times, the others once."""
     x, w, upstream = draw(4, 6, 5, 16, 24, (3, 5), dtype)
     wide, outer, of_x, of_w, y = x.astype(float), upstream.astype(float), 0, np.zeros(w.shape), 0
     padded = np.pad(wide, [(0, 0), (1, 1), (2, 2), (0, 0)])
@@ -110,7 +111,8 @@ def test_every_algorithm_has_the_same_outputs_and_gradients(dtype, most):
     for name in found:
         for pixels_first in (False, True):
             results = run(by(name, pixels_first), x, w, upstream)
-            assert (error(results, (y, of_x, of_w)) < most).all(), name
+            rounded_often = name == SPECTRA and dtype == BFLOAT16
+            assert (error(results, (y, of_x, of_w)) < (2**-6 if rounded_often else most)).all(), name
 
 
 @pytest.mark.parametrize("dtype, algorithms", [(tf.float32, None), (tf.bfloat16, [DIRECT, "direct_float32"])])
