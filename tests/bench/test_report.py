@@ -8,7 +8,6 @@ from tower_train.bench import report, results
 from tower_train.bench.results import Measured, Ratio, Row
 from tower_train.bench.systems import System
 
-
 STILL = {"per_sec": 1.0, "idle_secs": 10.0, "idle_cpu_secs": 0.0}
 
 
