@@ -64,7 +64,7 @@ def time_products(session_config: v1.ConfigProto) -> dict[str, float]:
 
 
 def _least_seconds(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
-    """{name: the least time of a run}, of those that can run; who is far behind the best runs no more.
+    """{name: the least time of a run}, of those that can run. One far behind the best runs no more.
 
     While others use the cores too, time is this process's own on them.
     """
