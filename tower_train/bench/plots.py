@@ -5,6 +5,7 @@ import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
+from tower_train import errors
 from tower_train.bench import report, results, systems
 from tower_train.bench.results import Results, Row
 
@@ -20,7 +21,7 @@ def draw(found: Results, stem: pathlib.Path) -> list[pathlib.Path]:
     """Draws the figure of a comparison or a sweep into STEM.svg and STEM.png.
 
     Returns the paths written: none without matplotlib (pip install 'tower_train[plots]'), nor of results that are too
-    noisy.
+    noisy. Raises ConfigError if they cannot be written.
     """
     if not importlib.util.find_spec("matplotlib"):
         return []
@@ -31,8 +32,14 @@ def draw(found: Results, stem: pathlib.Path) -> list[pathlib.Path]:
         figure = _sweep(found) if found.parts else _comparison(found)
         if not figure:
             return []
-        for path in paths:
-            figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+        try:
+            for path in paths:
+                figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+        except OSError as error:
+            raise errors.ConfigError(
+                f"{path} cannot be written ({error.strerror}). Make room, or copy {stem}.json to where there is some, "
+                "and run the benchmark with --redraw=FILE."
+            ) from None
     return paths
 
 

@@ -220,11 +220,13 @@ def read(path: pathlib.Path) -> Results:
     try:
         content = json.loads(path.read_text())
         measured = [Measured(**side | {"side": System(**side["side"])}) for side in content["sides"]]
-        return Results(
+        found = Results(
             BenchmarkOptions(**content["options"]), content["machine"], content["about"], content["date"], measured,
             content["reference"], content["parts"],
         )  # fmt: skip
+        found.curves() if found.parts else found.rows()
+        return found
     except OSError as error:
         raise errors.ConfigError(f"{path} cannot be read ({error.strerror}). {allowed}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise errors.ConfigError(f"{path} holds no results of a comparison or a sweep ({error!r}). {allowed}") from None
