@@ -18,43 +18,45 @@ FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
 class BenchmarkOptions(Options):
     """The sides to compare, and how thoroughly."""
 
-    quick: bool = option(False, "the most telling sides only, in under two minutes on two cores", FORMS)
+    quick: bool = option(False, "only the most important sides, in under two minutes on two cores", FORMS)
     sweep: bool = option(
-        False, "instead: examples/sec over batch size, towers, and length of the run, of tower_train alone", FORMS
+        False, "instead: examples/sec of tower_train alone over batch size, towers and length of the run", FORMS
     )
     overhead: bool = option(
-        False, "instead: the cost of logging, summaries and checkpoints, and of starting, of tower_train alone", FORMS
+        False, "instead: the cost of logging, summaries, checkpoints and starting, of tower_train alone", FORMS
     )
     breakdown: bool = option(
-        False, "instead: where a step's time goes, with Chrome trace files, of tower_train alone", FORMS
+        False, "instead: the parts of a step's time, with Chrome trace files, of tower_train alone", FORMS
     )
 
     growing: bool = option(
-        False, "instead: towers with copies of the variables, and two processes on this machine, against towers that "
-        "share the variables and against TensorFlow's strategies", FORMS,
+        False, "instead: mirrored variables, and two worker processes on this machine, against shared variables and "
+        "TensorFlow's strategies", FORMS,
     )  # fmt: skip
 
     systems: str | None = option(
-        None, "only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/real (all)", SIDES
+        None, "measure only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/real (all)", SIDES
     )
     towers: tuple[int, ...] | None = option(
         None, "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16; with --growing 2,4)",
         SIDES, minimum=1,
     )  # fmt: skip
-    batch_size: int = option(128, "examples a step over all towers or replicas of a side", SIDES, minimum=1)
-    device: str = option("auto", "gpu, cpu, or auto: GPUs if there are any", SIDES, choices=("auto", "gpu", "cpu"))
-    workload: str = option("cifar10", "what is trained: an import path; its rivals are in MODULE.rivals", SIDES)
-    model: str | None = option(None, "which of the workload's models, if it has several (its own choice)", SIDES)
-    dataset: str = option("auto", "which of the workload's data sets", SIDES)
+    batch_size: int = option(128, "examples per step over all towers or replicas of a side", SIDES, minimum=1)
+    device: str = option(
+        "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", SIDES, choices=("auto", "gpu", "cpu")
+    )
+    workload: str = option("cifar10", "network and data, as an import path; rivals are in MODULE.rivals", SIDES)
+    model: str | None = option(None, "name of one of the workload's models, if it has several (its default)", SIDES)
+    dataset: str = option("auto", "name of one of the workload's data sets", SIDES)
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", SIDES)
 
-    rounds: int | None = option(None, "how often each side is measured (5; with --quick 3)", MEASURING, minimum=1)
+    rounds: int | None = option(None, "measurements of each side (5; with --quick 3)", MEASURING, minimum=1)
     seconds: float | None = option(
-        None, "how long each side is measured in each round (5; with --quick 1.5)", MEASURING, above=0
+        None, "seconds that each measurement takes (5; with --quick 1.5)", MEASURING, above=0
     )
     timeout_secs: float = option(
-        300.0, "how long a side may take to start, or to finish a measurement, before it is given up", MEASURING,
-        above=0,
+        300.0, "seconds after which a side that has not started, or not finished a measurement, is given up",
+        MEASURING, above=0,
     )  # fmt: skip
     out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
 

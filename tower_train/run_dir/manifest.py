@@ -16,7 +16,7 @@ import tensorflow as tf
 from tower_train import __version__, errors
 from tower_train.config import Config, is_remote
 from tower_train.console import one_line
-from tower_train.options import DATA, TOWERS, TRAINING, Options, as_text
+from tower_train.options import FAULTS, MACHINES, REPORTS, RUN, Options, as_text
 from tower_train.run_dir import directory
 from tower_train.workload import Examples, Workload
 
@@ -60,7 +60,8 @@ def describe(
 def hyperparameters(run_json: dict) -> dict[str, bool | float | str]:
     """{name: value} of what decides about a training, from the content of run.json."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
-    chosen = {name for name, field in fields.items() if field.metadata["group"] in (TOWERS, DATA, TRAINING)}
+    others = (MACHINES, RUN, FAULTS, REPORTS)  # they do not change the result
+    chosen = {name for name, field in fields.items() if field.metadata["group"] not in others}
     values = {name: value for name, value in run_json["config"].items() if name in chosen}
     values |= run_json["workload_options"] | {"global_batch": run_json["global_batch"]}
     return {

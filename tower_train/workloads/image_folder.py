@@ -33,11 +33,11 @@ class FolderOptions(Options):
         224, "height and width, in pixels, that images are resized to", DATA, minimum=16, resume="same"
     )
     color: str = option(
-        "rgb", "grayscale or rgb, whatever the files are", DATA, choices=tuple(_CHANNELS), resume="same"
+        "rgb", "grayscale or rgb, to which all files are converted", DATA, choices=tuple(_CHANNELS), resume="same"
     )
     flip: bool = option(True, "flip training images left to right at random", DATA, resume="note")
     cache: str = option(
-        "auto", "where decoded images are kept: none, memory, disk, or auto: memory if they fit well", DATA,
+        "auto", "place of decoded images: none, memory, disk, or auto: memory if they fit well", DATA,
         choices=images.CACHES,
     )  # fmt: skip
     skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
@@ -45,7 +45,7 @@ class FolderOptions(Options):
         0.0, "share of the images to test on, if there is no test folder", DATA, minimum=0, below=1, resume="same"
     )
     group_pattern: str = option(
-        "", "regular expression for the group (such as the patient) in a file's name; groups are not split", DATA,
+        "", "regular expression for the group (such as the patient) in a file's name; a group is not split", DATA,
         resume="same",
     )  # fmt: skip
     network: str = option(
@@ -53,11 +53,11 @@ class FolderOptions(Options):
         NETWORK, choices=(_SMALL, *applications.NAMES), resume="same",
     )  # fmt: skip
     weights: str = option(
-        applications.NONE, "what it begins with: a FILE that Keras wrote, imagenet, or none (random weights)",
+        applications.NONE, "first weights of --network: a FILE that Keras wrote, imagenet, or none (random weights)",
         NETWORK, resume="note",
     )  # fmt: skip
     freeze_until: str = option(
-        "", "train only what comes after this layer of that network, e.g. block4_pool of VGG16", NETWORK, resume="same"
+        "", "train only layers of --network after this one, e.g. block4_pool of VGG16", NETWORK, resume="same"
     )
 
     def check(self):
