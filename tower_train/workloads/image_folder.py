@@ -1,7 +1,7 @@
 """Any classification set laid out as split/class/*.jpg: --workload=tower_train.workloads.image_folder --data_dir=DIR
 
-A small network for a start: four convolutions with pooling, the mean over the picture, a softmax layer. Or, with
---network, one of keras.applications.
+Trains a small network (four convolutions with pooling, the mean over the picture, a softmax layer) or, with --network,
+one of keras.applications.
 """
 
 import dataclasses
@@ -112,7 +112,7 @@ def workload(options: FolderOptions) -> Workload:
 
 
 def inference(images: tf.Tensor, training: bool, num_classes: int) -> tf.Tensor:
-    """Four convolutions, each followed by pooling, the mean over what is left of the picture, and a softmax layer.
+    """Builds four convolutions, each followed by pooling, the mean over the remaining pixels, and a softmax layer.
 
     From images [batch, size, size, channels] to logits [batch, num_classes].
     """
@@ -131,8 +131,8 @@ def inference(images: tf.Tensor, training: bool, num_classes: int) -> tf.Tensor:
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
     """Scales 0..255 to -1..1: float32 of the same shape."""
-    # Not a division: TensorFlow computes one by a constant so in a graph, but as it stands in a tf.data pipeline, and
-    # what is exported would differ from what is evaluated in the last bit.
+    # Not a division: TensorFlow turns one by a constant into this in a graph, but not in a tf.data pipeline, so
+    # exported and evaluated values would differ in the last bit.
     return tf.cast(images, tf.float32) * (1 / 127.5) - 1
 
 
