@@ -27,8 +27,7 @@ _GROUP_KEY = 1  # of the devices of all towers, of all workers
 
 
 def on_gpu() -> bool:
-    """Returns whether the current layer is computed on a GPU, where another form may be fastest, such as another order
-    of axes."""
+    """Returns whether the current layer is computed on a GPU, where for example another order of axes is fastest."""
     return "GPU" in tf.no_op().device
 
 

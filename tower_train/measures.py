@@ -82,8 +82,7 @@ def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Te
 
 
 def _checked_classes(name: str, logits, labels) -> tf.Tensor:
-    """Returns integer labels in a type that TensorFlow accepts as classes; GraphError if they or the logits do not
-    fit."""
+    """Returns integer labels in a type that TensorFlow accepts as classes; GraphError if they or the logits misfit."""
     are_tensors = tf.is_tensor(logits) and tf.is_tensor(labels)
     if not are_tensors or not labels.dtype.is_integer or not labels.shape.is_compatible_with(logits.shape[:-1]):
         raise errors.GraphError(

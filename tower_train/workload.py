@@ -140,7 +140,7 @@ class Workload:
         )
 
     def config(self, **given) -> config.Config:
-        """Makes a Config of the given options, then of this workload's recipe as far as they leave it a use, then of
+        """Makes a Config of the given options, of this workload's recipe as far as they leave it a use, and of
         defaults."""
         return config.Config(**(declare.without_useless(config.Config, self.recipe, given) | given))
 

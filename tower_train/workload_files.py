@@ -91,8 +91,7 @@ def leave_runs_out(train_dir: str | None) -> None:
 
 
 def in_current_directory(module_name: str) -> str | None:
-    """Returns the file or folder of a module, or of its outermost package, in the current directory; None if there is
-    none."""
+    """Returns the file or folder in the current directory for a module or its outermost package; None without one."""
     top = module_name.partition(".")[0]
     spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) if top.isidentifier() else None
     return spec and (spec.origin or os.path.abspath(top))

@@ -14,7 +14,7 @@ from tower_train.bench import measure, report, systems
 from tower_train.bench.measure import Session
 
 _SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
-_SWEEP_STEPS, _LONG_RUN_BATCH = (200, 20_000), 8  # small steps, on which anything that grows with the run weighs most
+_SWEEP_STEPS, _LONG_RUN_BATCH = (200, 20_000), 8  # small steps, which show best what grows with the run
 _OVERHEAD_STEPS, _OVERHEAD_ROUNDS = 500, 4  # 2000 steps, in pieces with as many log lines, summaries and checkpoints
 _STARTS = 5
 
@@ -24,7 +24,7 @@ _TOWERS = re.compile(rf"{systems.TRAINER}/(\d+) towers?/(.+)")
 
 
 def compare(session: Session) -> list[str]:
-    """tower_train, its rivals and the ceiling side by side: benchmark.json and .png; growing.json and .png."""
+    """Compares tower_train, its rivals and the ceiling: benchmark.json and .png; growing.json and .png."""
     options, about = session.options, session.about
     sides = systems.comparison(options, about)
     name, reference = ("growing", sides[0].name) if options.growing else ("benchmark", about["reference"])
@@ -42,7 +42,7 @@ def compare(session: Session) -> list[str]:
 
 
 def sweep(session: Session) -> list[str]:
-    """Examples/sec over batch size, tower count and the length of a run: sweep.json and .png."""
+    """Measures examples/sec over batch size, tower count and the length of a run: sweep.json and .png."""
     options, gpus = session.options, session.about["gpus"]
     parts = {
         "batch size, 1 tower": {size: systems.trainer(f"batch {size}", 1, size) for size in _SWEEP_BATCH_SIZES},
@@ -71,7 +71,7 @@ def sweep(session: Session) -> list[str]:
 
 
 def overhead(session: Session) -> list[str]:
-    """The costs of a run besides its steps, reports at their defaults and the start: overhead.json."""
+    """Measures the costs of a run besides its steps, reports at their defaults and the start: overhead.json."""
     options = session.options
     kinds = (systems.UNGUARDED, systems.SILENCE, systems.REPORTS)
     sides = [systems.trainer(reports, 1, options.batch_size, reports=reports) for reports in kinds]
@@ -96,7 +96,7 @@ def _as_dicts(records) -> list[dict]:
 
 
 def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
-    """The cost of something, in words, from the rates of the same rounds without and with it."""
+    """Puts the cost of something into words, from the rates of the same rounds without and with it."""
     costs = [without[number] / with_it[number] - 1 for number in without]
     median, low, high = report.median_and_quartiles(costs)
     spread = f"{low:.1%} to {high:.1%} between the quartiles of {len(costs)} pieces"
@@ -104,7 +104,7 @@ def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
 
 
 def _starts(session: Session, side: systems.System) -> tuple[list[float], list[float]]:
-    """Seconds that importing TensorFlow takes, and seconds from a process's start to a side's first step, by start."""
+    """Returns by start the seconds of importing TensorFlow, and from the process's start to a side's first step."""
     firsts = []
     count = session.options.rounds or _STARTS
     session.progress.expect(count * measure.START_SECS)
@@ -117,7 +117,7 @@ def _starts(session: Session, side: systems.System) -> tuple[list[float], list[f
 
 
 def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
-    """Two panels: throughput by system, and throughput over the tower count against perfect scaling.
+    """Draws throughput by system, and over the tower count against perfect scaling.
 
     Returns the paths written: none without matplotlib (pip install 'tower_train[plots]').
     """
@@ -141,7 +141,7 @@ def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Pat
 
 
 def draw_sweep(curves: Mapping[str, Mapping[int, float]], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
-    """A panel for each curve, {label of x: {x: examples/sec}}; returns paths as `draw_comparison`."""
+    """Draws a panel for each curve, {label of x: {x: examples/sec}}; returns paths as `draw_comparison`."""
     figure = _figure(5 * len(curves), 4)
     if not figure:
         return []
@@ -151,17 +151,16 @@ def draw_sweep(curves: Mapping[str, Mapping[int, float]], on_gpus: bool, path: p
 
 
 def perfect_scaling(by_towers: Mapping[int, float], on_gpus: bool) -> list[float]:
-    """The throughput at each tower count if more towers cost nothing, from that of the fewest.
+    """Returns the throughput at each tower count if more towers cost nothing, from that of the fewest.
 
-    It grows with the number of GPUs. Logical CPU devices share the same cores, which one tower keeps busy: there it
-    stays the same.
+    It grows with the number of GPUs. For logical CPU devices it is constant: one tower keeps all cores busy.
     """
     fewest = min(by_towers)
     return [by_towers[fewest] * (towers / fewest if on_gpus else 1) for towers in by_towers]
 
 
 def _draw_curves(axis, curves: Mapping[str, Mapping[int, float]], xlabel: str, on_gpus: bool) -> None:
-    """Draws {label: {x: examples/sec}} over powers of two, or nearly, and what is over towers with perfect scaling."""
+    """Draws {label: {x: examples/sec}} over powers of two or so; curves over towers with perfect scaling."""
     for label, curve in curves.items():
         (line,) = axis.plot(list(curve), list(curve.values()), "o-", label=label)
         if xlabel.startswith("towers"):
@@ -177,7 +176,7 @@ def _draw_curves(axis, curves: Mapping[str, Mapping[int, float]], xlabel: str, o
 
 
 def _scaling(rows: Sequence[report.Row]) -> dict[str, dict[int, float]]:
-    """{dtype and inputs: {towers: examples/sec}} of all that was measured with more than one tower count."""
+    """Returns {dtype and inputs: {towers: examples/sec}} of all sides measured with several tower counts."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         if match := _TOWERS.fullmatch(row.name):
@@ -186,7 +185,7 @@ def _scaling(rows: Sequence[report.Row]) -> dict[str, dict[int, float]]:
 
 
 def _figure(width: float, height: float):
-    """A new figure, in inches, that needs no display; None without matplotlib."""
+    """Returns a new figure, in inches, that needs no display; None without matplotlib."""
     if not importlib.util.find_spec("matplotlib"):
         return None
     from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
-"""Reports: from samples to medians, spreads and ratios, and tables of them in Markdown that reads well on a terminal.
+"""Reports: from samples to medians, spreads and ratios, in Markdown tables that are readable on a terminal.
 
-The machine's speed changes while a benchmark runs, so ratios are taken within a round, and their median is shown.
+The machine's speed changes during a benchmark, so ratios are taken within a round, and their median is shown.
 """
 
 import dataclasses
@@ -15,20 +15,20 @@ import numpy as np
 from tower_train import errors
 from tower_train.bench.systems import System
 
-_IDLE_SHARE = 0.02  # of one core, that a side may use while it stands still before that is worth a warning
+_IDLE_SHARE = 0.02  # of one core, from which a side that should stand still gets a warning
 
 
 @dataclasses.dataclass
 class Measured:
-    """The measurements of one side; all of it goes to benchmark.json.
+    """The measurements of one side, all of which go to benchmark.json.
 
     Attributes:
       first_step_secs: from the start of its process to the end of its first step.
-      import_secs: what importing TensorFlow took of that.
+      import_secs: the part of importing TensorFlow.
       work_per_step: examples, or for a ceiling floating-point operations.
       peak_bytes: resident memory at its peak.
-      card_bytes: likewise of a GPU, the one of which it took most; 0 without.
-      samples: one a round, with round, steps, seconds, per_sec (work per second) and what else the worker says.
+      card_bytes: likewise of the GPU with most of it; 0 without.
+      samples: one per round, with round, steps, seconds, per_sec (work per second) and the worker's other entries.
     """
 
     side: System
@@ -40,7 +40,7 @@ class Measured:
     samples: list[dict] = dataclasses.field(default_factory=list)
 
     def rates(self, flops_per_example: float | None = None) -> dict[int, float]:
-        """Examples a second by round; of a ceiling, as many as its operations a second are enough for."""
+        """Returns examples/sec by round; for a ceiling, the examples/sec for which its operations/sec suffice."""
         per_example = flops_per_example if self.side.is_ceiling else 1
         return {sample["round"]: sample["per_sec"] / per_example for sample in self.samples}
 
@@ -50,12 +50,11 @@ class Row:
     """One row of the table.
 
     Attributes:
-      per_sec: examples a second, the median over rounds; for a ceiling, what it would be if a step were nothing but the
-        network's products.
+      per_sec: examples/sec, the median over rounds; for a ceiling, those of steps of the network's products alone.
       low, high: the first and the third quartile.
       ratio: to the reference, the median over rounds of the ratio within a round; None without a reference.
-      share: of the ceiling of the same arithmetic, likewise; None if it is not known. A ceiling is one device's, and
-        several GPUs are held against as many.
+      share: of the ceiling of the same arithmetic, likewise; None if unknown. A ceiling is one device's; several GPUs
+        are compared with as many.
       peak_bytes: resident memory of its process; None for a ceiling.
       card_bytes: memory of a GPU; None without GPUs, and for a ceiling.
       first_step_secs: from the start of its process; None for a ceiling.
@@ -75,13 +74,13 @@ class Row:
 def rows(
     measured: Sequence[Measured], reference: str | None, flops_per_example: float | None, on_gpus: bool = False
 ) -> list[Row]:
-    """A row for each side; none for ceilings if the network's arithmetic is not known.
+    """Makes a row for each side; none for ceilings if the network's arithmetic is unknown.
 
     Args:
       measured: the sides.
       reference: the name of the side that ratios are taken to; it need not be among them.
       flops_per_example: of the network, or None.
-      on_gpus: whether each tower or replica has a device of its own; logical CPU devices share the cores.
+      on_gpus: whether each tower or replica has its own device; logical CPU devices share the cores.
     """
     if flops_per_example is None:
         measured = [one for one in measured if not one.side.is_ceiling]
@@ -100,18 +99,18 @@ def rows(
 
 
 def median_ratio(rates: Mapping[int, float], base: Mapping[int, float]) -> float | None:
-    """The median of the ratios over the rounds that are in both; None if there are none."""
+    """Returns the median of the ratios over the rounds in both; None if there are none."""
     ratios = [rate / base[number] for number, rate in rates.items() if number in base]
     return statistics.median(ratios) if ratios else None
 
 
 def median_and_quartiles(values) -> tuple[float, float, float]:
-    """The median, the first and the third quartile, interpolated linearly."""
+    """Returns the median, the first and the third quartile, interpolated linearly."""
     return tuple(np.quantile(list(values), [0.5, 0.25, 0.75]).tolist())
 
 
 def directory(out: str | None) -> pathlib.Path:
-    """Makes the directory of the results, a new one below runs/ unless it is named; ConfigError if that fails."""
+    """Makes the directory of the results, a new one in runs/ unless it is named; ConfigError if that fails."""
     out = pathlib.Path(out or f"runs/benchmark-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -127,7 +126,7 @@ def write(path: pathlib.Path, content: dict) -> pathlib.Path:
 
 
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """A table whose first column is flush left and whose others are flush right."""
+    """Formats a table whose first column is left-aligned and whose others are right-aligned."""
     widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
 
     def line(cells):
@@ -138,7 +137,7 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 
 def comparison(rows: Sequence[Row], reference: str | None) -> list[str]:
-    """The table of the sides; see Row."""
+    """Formats the table of the sides; see Row."""
     head = ["system", "examples/sec", "spread", f"over {reference or 'reference'}", "of the ceiling", "peak memory",
             "first step"]  # fmt: skip
     on_gpus = any(row.card_bytes for row in rows)
@@ -161,7 +160,7 @@ def comparison(rows: Sequence[Row], reference: str | None) -> list[str]:
 
 
 def sweep(axis: str, measured: Mapping[int, Measured]) -> list[str]:
-    """A table of {x: measurements at x}, each also as a ratio to the first, round by round."""
+    """Formats a table of {x: measurements at x}, each also as a ratio to the first, round by round."""
     first = next(iter(measured.values())).rates()
     body = []
     for x, one in measured.items():
@@ -174,7 +173,7 @@ def sweep(axis: str, measured: Mapping[int, Measured]) -> list[str]:
 
 
 def opening(machine: dict, about: dict, what: str) -> list[str]:
-    """The lines above a table; `what` was measured, such as '128 examples a step, 5 rounds of 5 s'."""
+    """Returns the lines above a table; `what` was measured, such as '128 examples a step, 5 rounds of 5 s'."""
     gpus = f", {', '.join(about['gpus'])}" if about["gpus"] else ", no GPU"
     lines = [
         f"machine:  {machine['processor']}, {machine['cores']} cores{gpus}, {machine['memory_bytes'] / 2**30:.0f} GiB",
@@ -186,7 +185,7 @@ def opening(machine: dict, about: dict, what: str) -> list[str]:
 
 
 def notes(measured: Sequence[Measured], flops_per_example: float | None) -> list[str]:
-    """The lines below a table: how to read it, and warnings about measurements that were disturbed."""
+    """Returns the lines below a table: how to read it, and warnings about disturbed measurements."""
     lines = [
         "examples/sec: median over rounds; spread: half of what lies between the quartiles; ratios: median of each "
         "round's. first step: from the start of the process."
@@ -208,7 +207,7 @@ def notes(measured: Sequence[Measured], flops_per_example: float | None) -> list
 
 
 def written(paths: Sequence[pathlib.Path]) -> list[str]:
-    """The line that names the files of the results."""
+    """Returns the line that names the files of the results."""
     return [f"Written:  {', '.join(map(str, paths))}"]
 
 

@@ -1,4 +1,4 @@
-"""The options of the benchmark, and the sides of each comparison that they ask for. No TensorFlow here."""
+"""The options of the benchmark, and the sides that each comparison has under them. No TensorFlow here."""
 
 import dataclasses
 import fnmatch
@@ -99,10 +99,10 @@ class System:
 
     Attributes:
       name: its row in the table.
-      kind: 'trainer', 'rival' or 'matmul', which `sides` knows how to run.
+      kind: 'trainer', 'rival' or 'matmul', for `sides`.
       settings: further arguments for `sides`.
-      batch_size: examples a step; None if steps have no examples.
-      dtype: of its arithmetic, hence of the ceiling that it is compared with.
+      batch_size: examples per step; None if steps have no examples.
+      dtype: of its arithmetic, and so of its ceiling.
       is_anchor: others are compared with it, so it is measured along with every group of sides.
     """
 
@@ -119,12 +119,12 @@ class System:
 
     @property
     def towers(self) -> int:
-        """The towers or replicas that share a step, each on a device."""
+        """The number of towers or replicas that share a step, each on a device."""
         return self.settings.get("towers") or self.settings.get("num_devices", 1)
 
 
 def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
-    """The sides of the table; `about` is what `sides.describe` returned. ConfigError if there are none."""
+    """Returns the sides of the table; `about` is from `sides.describe`. ConfigError if there are none."""
     dtypes = (*DTYPES, ON_REQUEST) if ON_REQUEST in (options.systems or "") else DTYPES
     theirs, ours = rivals(options, about), trainers(options, about, dtypes) + ceilings(dtypes)
     if options.growing:
@@ -148,7 +148,7 @@ def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
 
 
 def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
-    """The workload's rivals that this machine has the devices for."""
+    """Returns the workload's rivals for which this machine has the devices."""
     return [
         System(rival["name"], "rival", rival, options.batch_size, rival["dtype"], rival["name"] == about["reference"])
         for rival in about["rivals"]
@@ -158,7 +158,7 @@ def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
 
 
 def trainers(options: BenchmarkOptions, about: dict, dtypes: tuple[str, ...]) -> list[System]:
-    """Sides of tower_train: every tower count, in each of the dtypes, on fixed inputs and on real ones."""
+    """Returns sides of tower_train: every tower count, in each of the dtypes, on fixed inputs and on real ones."""
     return [
         trainer(
             f"{count_of(towers, 'tower')}/{dtype}/{inputs}",
@@ -175,7 +175,7 @@ def trainers(options: BenchmarkOptions, about: dict, dtypes: tuple[str, ...]) ->
 
 
 def growing(options: BenchmarkOptions, about: dict) -> list[System]:
-    """Towers that share the variables on the CPU, towers with copies of their own, and two processes.
+    """Returns towers with shared variables on the CPU, towers with mirrored variables, and two processes.
 
     All others are compared with the first of them.
     """
@@ -194,13 +194,13 @@ def growing(options: BenchmarkOptions, about: dict) -> list[System]:
 
 
 def trainer(name: str, towers: int, batch_size: int, dtype: str = "float32", **settings) -> System:
-    """One side of tower_train, called 'tower_train/NAME', with batch_size examples a step over all towers.
+    """Makes a side of tower_train named 'tower_train/NAME', with batch_size examples per step over all towers.
 
     Args:
-      settings: is_fixed, to train on one distorted batch that is part of the graph, instead of a stream of images;
-        reports, one of LOG_LINES, REPORTS, which adds summaries and checkpoints, all as often as by default, SILENCE,
-        and UNGUARDED, silence without the check that each step is finite; warm_up_steps, done before it is measured;
-        num_processes, variable_update and all_reduce.
+      settings: is_fixed, to train on one distorted batch in the graph instead of a stream of images; reports:
+        LOG_LINES, REPORTS (with summaries and checkpoints, all as often as by default), SILENCE or UNGUARDED (silence
+        without the check that each step is finite); warm_up_steps before it is measured; num_processes, variable_update
+        and all_reduce.
     """
     defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None)
     settings = defaults | dict(towers=towers, dtype=dtype) | settings
@@ -208,7 +208,7 @@ def trainer(name: str, towers: int, batch_size: int, dtype: str = "float32", **s
 
 
 def ceilings(dtypes: tuple[str, ...]) -> list[System]:
-    """The sides that tell how fast this machine multiplies matrices of these dtypes."""
+    """Returns the sides that measure how fast this machine multiplies matrices of these dtypes."""
     return [
         System(f"{CEILING}/{dtype} matrix product", "matmul", {"dtype": dtype}, None, dtype, is_anchor=True)
         for dtype in dtypes
@@ -220,14 +220,14 @@ def count_of(number: int, noun: str) -> str:
 
 
 def _has_devices(about: dict, count: int, processes: int = 1) -> bool:
-    """Any number of logical CPU devices can be had; GPUs are as many as there are, and for one process."""
+    """Returns whether there are enough devices: any number of logical CPU devices, or GPUs for one process."""
     return not about["gpus"] or (count <= len(about["gpus"]) and processes == 1)
 
 
 def _is_telling(side: System, options: BenchmarkOptions) -> bool:
-    """Whether a quick benchmark has this side of tower_train or this ceiling."""
+    """Returns whether a quick benchmark has this side of tower_train or this ceiling."""
     if side.is_ceiling:
         return True
-    # Real images with all towers, and with the fewest of them all dtypes and inputs but one.
+    # Real images with all tower counts, and with the fewest towers all dtypes and inputs but one.
     plain, real = side.dtype == "float32", not side.settings["is_fixed"]
     return plain and real or (plain or real) and side.settings["towers"] == options.tower_counts[0]

@@ -76,8 +76,8 @@ def check(listing: Listing, size: int, channels: int, pixels: np.ndarray | None 
 
 @contextlib.contextmanager
 def _decoder(size: int, channels: int, resized: bool) -> Iterator[Callable]:
-    """Yields a function (paths, first bytes) -> (digest, orientation, image or a value that depends on it) of each file
-    in order, None if it cannot be decoded."""
+    """Yields a function (paths, first bytes) -> (digest, orientation, image or its maximum) of each file, None if it
+    fails."""
     graph, feeds, fetches = _decoding(size, channels, resized)
     # One step per file instead of tf.data, which would have to start again to find the file of a remark.
     with v1.Session(graph=graph, config=v1.ConfigProto(device_count={"GPU": 0})) as session:
@@ -134,8 +134,7 @@ def _any_kind() -> str:
 
 @contextlib.contextmanager
 def _headers() -> Iterator[Callable[[bytes], tuple[int, int, bool]]]:
-    """Yields a function from a file's contents to the declared height and width and whether a BMP is plain; zeros if
-    unknown."""
+    """Yields a function from a file's contents to its declared (height, width, is a plain BMP); zeros if unknown."""
     with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
         contents = v1.placeholder(tf.string, [])
         about = [decoding.declared_size(contents), decoding.is_plain_bmp(contents)]

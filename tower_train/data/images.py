@@ -94,8 +94,8 @@ def _fingerprint(used: Listing, orientations: np.ndarray) -> str:
 
 
 def _fetcher(by_index: Callable, pixels: np.ndarray | None, size: int, channels: int) -> Callable:
-    """Makes `fetch` from by_index, which gives labels behind the rows of `pixels`, or behind paths, digests and, if any
-    is turned, orientations of files."""
+    """Makes `fetch`; by_index gives rows of `pixels`, or paths, digests and any orientations of files, and then
+    labels."""
 
     def decode(file: tuple[tf.Tensor, ...]) -> tf.Tensor:
         path, digest, *orientation = file

@@ -222,8 +222,7 @@ def _masked_crc32c(data: bytes) -> int:
 
 @contextlib.contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Silences the three lines by which TensorFlow deprecates its function that iterates over records outside of
-    datasets."""
+    """Silences TensorFlow's three lines that deprecate its function to iterate over records outside of datasets."""
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel("ERROR")

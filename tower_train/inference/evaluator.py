@@ -175,8 +175,7 @@ class Evaluator:
             )
 
     def _count(self, session: v1.Session, most_steps: int) -> tuple[dict, int, Confusions]:
-        """Returns {metric: (sum, whether only zeros and ones)}, the number of examples and the confusions, of at most
-        most_steps."""
+        """Returns {metric: (sum, whether only zeros and ones)}, the number of examples and the confusions."""
         built, confusions = self._built, Confusions(self.examples.class_names if self.has_confusion else ())
         fetches = {"metrics": built.metrics}
         if self.has_confusion:

@@ -35,8 +35,8 @@ def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[st
 
 
 def overfitting(on_training: Evaluation, evaluation: Evaluation) -> str | None:
-    """Warns if the first metric, a proportion, is better on training examples by more than 0.1 and with 95 % intervals
-    that do not touch."""
+    """Warns if the first metric, a proportion, is more than 0.1 better on training examples, with separate
+    intervals."""
     name = next(iter(on_training.metrics))
     seen, unseen = on_training.metrics[name], evaluation.metrics[name]
     higher, lower = (seen, unseen) if seen.better == HIGHER else (unseen, seen)

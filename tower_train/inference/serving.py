@@ -132,8 +132,8 @@ def _field(tensor: tf.Tensor) -> tf.io.FixedLenFeature | None:
 
 
 def _named(tensors: Tensors, name: str) -> Named:
-    """Names the tensors of a structure in the order of tf.nest.flatten: dicts by their keys, a single one NAME, several
-    NAME_0, NAME_1, ..."""
+    """Names the tensors of a structure in tf.nest.flatten's order: dicts by key, a single one NAME, several NAME_0,
+    ..."""
     flat = tf.nest.flatten(tensors)
     if isinstance(tensors, Mapping) and len(tensors) == len(flat):
         return dict(zip(map(str, sorted(tensors)), flat, strict=True))

@@ -18,8 +18,7 @@ v1 = tf.compat.v1
 
 
 class StepHook(v1.train.SessionRunHook):
-    """Base of hooks that look at every step. All fetch the same few scalars, so that TensorFlow prepares only one
-    step."""
+    """Base of hooks that look at every step. All fetch the same few scalars, so TensorFlow prepares only one step."""
 
     def __init__(self, graph: TrainingGraph):
         self.graph = graph
@@ -55,8 +54,7 @@ class TrainingClock:
 
 
 class LogHook(StepHook):
-    """Writes a line, a metrics.jsonl record and an event every few steps; examples/sec covers all time since the last
-    one."""
+    """Writes a line, a metrics.jsonl record and an event every few steps, with examples/sec since the last ones."""
 
     def __init__(
         self, graph: TrainingGraph, every: int, clock: TrainingClock, bar: ProgressBar, metrics: MetricsFile,
@@ -149,8 +147,8 @@ class MirrorCheck(StepHook):
 
 
 class StopHook(StepHook):
-    """Asks for the end after the last step, or when early_stop() gives a reason: after the current step, or with
-    several workers all after the next."""
+    """Asks for the end after the last step, or after the current one (with several workers the next) if
+    early_stop()."""
 
     def __init__(self, graph: TrainingGraph, last_step: int, early_stop: Callable[[], object]):
         super().__init__(graph)

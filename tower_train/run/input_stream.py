@@ -108,8 +108,8 @@ class SendHook(hooks.StepHook):
 
 
 class StateHook(v1.train.SessionRunHook):
-    """Moves the iterator of a graph with a stream_state to the checkpoint's position, and makes sure that its state can
-    be saved before the first step."""
+    """Moves a graph's iterator to the checkpoint's position, and makes sure at the start that its state can be
+    saved."""
 
     def __init__(self, graph: TrainingGraph, last_step: int):
         self._state, self._name = graph.stream_state, graph.data

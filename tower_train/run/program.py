@@ -25,8 +25,7 @@ def import_path(workload: Workload) -> str | None:
 
 
 def python_path(path: str) -> str | None:
-    """Returns the directory to add to PYTHONPATH so that the running program's import path works from the current
-    directory; None if there is no need to."""
+    """Returns the directory that PYTHONPATH must have for the running program's import path to work here, or None."""
     if path.partition(":")[0] != _main_name() or sys.modules["__main__"].__spec__:
         return None
     folder = os.path.dirname(os.path.abspath(sys.modules["__main__"].__file__))

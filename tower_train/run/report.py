@@ -75,8 +75,7 @@ def joining_line(task: Task, steps_done: int, last_step: int, device_names: tupl
 
 
 def closing_lines(result: Result, last_step: int, path: str | None, evaluation: Evaluation | None) -> list[str]:
-    """Returns the last lines of a run: its result and the next commands. path: the workload's import path in
-    run.json."""
+    """Returns the last lines of a run: its result and the next commands. path: the workload's import path or None."""
     has_no_gain = result.reason is StopReason.NO_GAIN
     if result.training_secs is None:
         option = "--stop_after_no_gain_epochs" if has_no_gain else "--max_steps or --epochs"

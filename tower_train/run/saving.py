@@ -85,8 +85,7 @@ class CheckpointHook(hooks.StepHook):
             self._save(session, step)
 
     def _is_requested(self, session, report) -> bool:
-        """Returns whether to save on a signal's request; other workers that take part learn of it with the next
-        step."""
+        """Returns whether a signal asks to save; other workers that take part learn of it with the next step."""
         asked, wish = self._received.take_save_request(), self.graph.wishes.get("saving")
         if not wish:
             return asked

@@ -48,8 +48,8 @@ def existing(train_dir: pathlib.Path) -> list[str]:
 
 
 def check_files(folder: pathlib.Path) -> None:
-    """Raises RunError for a FIFO, a directory or a device in the place of a checkpoint's file or of TensorFlow's list,
-    which TensorFlow might read for ever."""
+    """Raises RunError for a FIFO, a directory or a device among the checkpoints' files, on which TensorFlow might
+    hang."""
     for name in os.listdir(folder) if folder.is_dir() else ():
         if name == STATE or FILE.fullmatch(name):
             files.refuse_others(folder / name)
@@ -66,8 +66,7 @@ def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def listed_names(train_dir: pathlib.Path) -> list[str]:
-    """Returns the names of the checkpoints that TensorFlow lists, oldest first; none if its list is missing or
-    damaged."""
+    """Returns the names of the checkpoints that TensorFlow lists, oldest first; none without a readable list."""
     try:
         state = tf.train.get_checkpoint_state(str(train_dir))
     except ValueError:  # bytes that are no text

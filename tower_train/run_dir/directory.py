@@ -143,8 +143,7 @@ class RunDirectory:
             self._run_json = text
 
     def update(self, name: str, content: dict) -> None:
-        """Replaces entries of a JSON file that other processes may update at the same time; raises as `read` and
-        `write`."""
+        """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""
         with _errors_named(self.path / name), files.open_regular(self.path / _update_lock(name), "a+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(name, self.read(name) | content)
