@@ -8,7 +8,7 @@ from tower_train.options import command_line
 USAGE = """
 Predicts how well a training uses more towers: python -m tower_train.plan --params=25.6e6 --flops=12e9 [options]
 
-All of it is computed from these options by the formulas in README.md and docs; nothing is measured.
+All of it is computed from these options by the formulas of docs/scaling.md; nothing is measured.
 """
 
 
