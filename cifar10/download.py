@@ -62,10 +62,7 @@ def download(
 
 
 def unpack(packed: pathlib.Path, folder: pathlib.Path) -> None:
-    """Copies the data set's files out of the archive into `folder`, by name, and nothing else.
-
-    Raises FetchError if the archive cannot be read, or lacks these files.
-    """
+    """Copies the data set's files, and nothing else, out of the archive into `folder`; FetchError if it lacks any."""
     wanted = {f"{FOLDER}/{name}": name for name in (*records.ALL_FILES, records.CLASS_NAMES_FILE)}
     try:
         with tarfile.open(packed, "r|gz") as members:

@@ -51,11 +51,8 @@ class Records:
 
 
 def read(paths: Sequence[str | os.PathLike]) -> Records:
-    """Reads files in the CIFAR-10 binary format, one after the other.
-
-    Raises:
-      DataError: a file is missing, unreadable, empty or not a whole number of records, or a label is not 0 to 9.
-    """
+    """Reads files in the CIFAR-10 binary format, one after the other. Raises DataError for a file that is missing,
+    unreadable, empty or not a whole number of records, or a label that is not 0 to 9."""
     counts = [_count_records(path) for path in paths]
     ends = np.cumsum(counts)
     images = np.empty([ends[-1], IMAGE_SIZE, IMAGE_SIZE, CHANNELS], np.uint8)

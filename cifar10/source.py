@@ -63,10 +63,8 @@ def locate(request: workload.DataRequest) -> tuple[pathlib.Path, str]:
 
 
 def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
-    """Finds the folder of CIFAR-10's files: `directory`, or `cifar-10-batches-bin` in it; None if neither holds them.
-
-    Raises DataError if only some of the files are there.
-    """
+    """Returns `directory` or `cifar-10-batches-bin` in it, whichever holds CIFAR-10, or None; DataError if it is
+    incomplete."""
     for folder in (directory, directory / download.FOLDER):
         missing = [name for name in records.ALL_FILES if not os.path.exists(folder / name)]
         if not missing:

@@ -78,11 +78,8 @@ class Examples:
         )
 
     def first(self, count: int) -> tuple[Tensors, Tensors]:
-        """Reads the first examples, by index or in their own order, in a separate graph and session.
-
-        Returns:
-          (features, labels), arrays [count, ...]; of all examples if there are fewer.
-        """
+        """Reads the first examples, by index or in their own order, in a separate graph and session: (features,
+        labels), arrays [count, ...], or all examples if there are fewer."""
         count = min(count, self.num_examples)
         with tf.Graph().as_default(), tf.device("/cpu:0"):
             if self.elements:

@@ -8,11 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def made(folder: pathlib.Path) -> Iterator[None]:
-    """Makes a folder and its parents; if the block fails, new and empty ones are removed again.
-
-    Raises:
-      OSError: they cannot be made.
-    """
+    """Makes a folder and its parents, or raises OSError; if the block fails, new and empty ones are removed again."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

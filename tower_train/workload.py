@@ -32,10 +32,7 @@ class Draws(Protocol):
 
     def of_example(self, name: str, count: int) -> tf.Tensor:
         """Returns numbers as `uniform`, but a function of (seed, name, the example's index): the same in every epoch.
-
-        Raises:
-          GraphError: the examples come in their own order, without indices.
-        """
+        Raises GraphError for examples in their own order, without indices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +93,8 @@ class Workload:
         return dataclasses.replace(self, inference=self.inference_for(examples)) if self.inference_for else self
 
     def with_options(self, values: Mapping[str, Any]) -> "Workload":
-        """Returns this workload with some of its own options changed, by name.
-
-        Raises:
-          ConfigError: an option that it does not have, or a value that cannot be.
-        """
+        """Returns this workload with some of its own options changed, by name; ConfigError for an unknown option or a
+        bad value."""
         there = [field.name for field in dataclasses.fields(self.options)] if self.options else []
         for name in values:
             if name not in there:
@@ -110,11 +104,8 @@ class Workload:
         return self.configure(dataclasses.replace(self.options, **values)) if values else self
 
     def recipe_options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns {name: value} of its own options under one of `recipes`, beside those that are given.
-
-        Raises:
-          ConfigError: no such recipe, or one with another value than a given one.
-        """
+        """Returns {name: value} of its own options under one of `recipes`, beside those that are given. Raises
+        ConfigError if there is no such recipe, or it has another value than a given one."""
         if name not in self.recipes:
             there = f"has the recipes {', '.join(self.recipes)}" if self.recipes else "has no recipes"
             advice = "Choose one of them." if self.recipes else "Leave the option out."

@@ -18,11 +18,8 @@ RUN_JSON = "run.json"  # makes a directory a run; tower_train/__init__.py, which
 
 
 def find(module_name: str) -> list[str | None]:
-    """Returns the files of a module and the packages around it, outermost first; None for one without a file.
-
-    Raises:
-      ModuleNotFoundError: there is no such module or package; its `name` says which.
-    """
+    """Returns the files of a module and the packages around it, outermost first; None for one without a file. Raises
+    ModuleNotFoundError if there is no such module or package; its `name` says which."""
     found, full_name, path = [], "", None
     for part in module_name.split("."):
         full_name = f"{full_name}.{part}" if full_name else part

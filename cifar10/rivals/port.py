@@ -58,10 +58,7 @@ def train(
 def build(
     files: list[str], num_examples: int, tower_batch: int, places: Sequence[str]
 ) -> tuple[tf.Operation, tf.Tensor]:
-    """Builds a tower on each device and their update in the default graph.
-
-    Returns the op that does a step, and the mean of the towers' losses.
-    """
+    """Builds towers and their update in the default graph; returns the op of a step, and the towers' mean loss."""
     global_step = v1.get_variable("global_step", [], tf.int64, v1.zeros_initializer(), trainable=False)
     decay_steps = int(num_examples / tower_batch * EPOCHS_PER_DECAY)
     learning_rate = v1.train.exponential_decay(

@@ -117,10 +117,8 @@ def _starts(session: Session, side: systems.System) -> tuple[list[float], list[f
 
 
 def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
-    """Draws throughput by system, and over the tower count against perfect scaling.
-
-    Returns the paths written: none without matplotlib (pip install 'tower_train[plots]').
-    """
+    """Draws throughput by system, and over towers beside perfect scaling; returns the paths written, none without
+    matplotlib."""
     figure = _figure(13, 1.5 + 0.3 * len(rows))
     if not figure or not rows:
         return []

@@ -47,10 +47,8 @@ class Session:
 
 @contextlib.contextmanager
 def session(options: BenchmarkOptions) -> Iterator[Session]:
-    """Finds out what there is to measure; removes temporary files at the end.
-
-    Raises ConfigError if the directory for results cannot be made, and SideError if data or workload cannot be used.
-    """
+    """Finds out what there is to measure; removes temporary files at the end. Raises ConfigError if the directory for
+    results cannot be made, and SideError if data or workload cannot be used."""
     out, here = report.directory(options.out), host.describe()
     with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch, progress_bar() as progress:
         places = (pathlib.Path(scratch, str(number)) for number in itertools.count())

@@ -54,10 +54,8 @@ class Worker:
         self._process.stdout.close()
 
     def wait_for(self, event: str, extra_secs: float = 0.0) -> dict:
-        """Returns its next line, which must be of `event`, with the seconds from its start under "secs".
-
-        Raises SideError for another line, or none in time.
-        """
+        """Returns its next line, of `event`, with the seconds from its start as "secs"; SideError for another line or
+        none."""
         while True:
             answer = json.loads(self._next_line(event, self._timeout_secs + extra_secs))
             if answer["event"] == "refused":

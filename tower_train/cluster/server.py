@@ -14,11 +14,8 @@ _servers: dict[Task, tf.distribute.Server] = {}  # TensorFlow stops none before 
 
 
 def start(task: Task, config: v1.ConfigProto) -> tf.distribute.Server:
-    """Starts the server of a task, or returns the one that runs since an earlier training of this process.
-
-    Raises:
-      RunError: it cannot be started.
-    """
+    """Starts the server of a task, or returns the one from an earlier training of this process; RunError if it
+    cannot."""
     try:
         if task not in _servers:
             _servers[task] = tf.distribute.Server({"worker": list(task.hosts)}, "worker", task.index, config=config)

@@ -92,11 +92,7 @@ class SingleProcess(v1.train.SessionRunHook):
             ))  # fmt: skip
 
     def failures_named(self) -> contextlib.AbstractContextManager[None]:
-        """Converts TensorFlow's error into a WorkerError that names the missing worker.
-
-        Raises:
-          WorkerError: a worker is missing.
-        """
+        """Converts TensorFlow's error into a WorkerError that names the missing worker."""
         return contextlib.nullcontext()
 
     def failure_behind(self, error: BaseException) -> BaseException:

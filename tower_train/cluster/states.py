@@ -48,11 +48,8 @@ class StateExchange:
         self._put(self._worker, self._about(self._worker, step), state)
 
     def collect(self, step: int) -> list[bytes]:
-        """Waits, in the chief, for the states of all others after a step; returns them in the workers' order.
-
-        Raises:
-          WorkerError: a worker is missing.
-        """
+        """Waits, in the chief, for all others' states after a step; returns them in the workers' order, or raises
+        WorkerError."""
         states = []
         for worker in self._others:
             while self._run(self._abouts[worker].value).decode() != self._about(worker, step):

@@ -94,11 +94,8 @@ class StatusBoard:
         self._run(self._clear)
 
     def exchange(self, status: WorkerStatus) -> Sequence[WorkerStatus]:
-        """Writes this worker's row and returns those it may read: the chief all of them, the others the chief's.
-
-        Raises:
-          OpError: the chief did not answer in time.
-        """
+        """Writes this worker's row and returns those it may read: the chief all, the others the chief's; or raises
+        OpError."""
         return [WorkerStatus.from_json(text) for text in self._run(self._read, {self._text: status.to_json()})]
 
     def _run(self, fetches, feed=None):

@@ -81,11 +81,8 @@ def is_plain_bmp(contents: tf.Tensor) -> tf.Tensor:
 
 
 def resized(image: tf.Tensor, height: int, width: int, orientation: tf.Tensor | None = None) -> tf.Tensor:
-    """Resizes an image bilinearly with antialiasing, ignoring its aspect ratio, and turns it by its orientation.
-
-    Returns:
-      uint8 [height, width, channels].
-    """
+    """Resizes an image bilinearly with antialiasing, ignoring its aspect ratio, and turns it by its orientation: uint8
+    [height, width, channels]."""
     if orientation is None:  # no image is turned
         upright = tf.image.resize(image, [height, width], antialias=True)
     else:

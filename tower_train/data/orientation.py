@@ -10,11 +10,8 @@ _MOST_TAGS = 1000
 
 
 def orientation(contents: tf.Tensor) -> tf.Tensor:
-    """Reads an image's orientation from string scalar contents of its file.
-
-    Returns:
-      int64 scalar: 1 to 8, as Exif defines it; 1 (as it is) if the file does not say, and for other formats.
-    """
+    """Reads an image's orientation from string scalar contents of its file: int64 scalar, 1 to 8, as Exif defines it; 1
+    (as it is) if the file does not say, and for other formats."""
     head = tf.cast(tf.io.decode_raw(tf.strings.substr(contents, 0, _HEAD), tf.uint8), tf.int64)
     head = tf.concat([head, tf.zeros([len(_EXIF)], tf.int64)], axis=0)
     return _tag_value(head, _exif_start(head))

@@ -79,11 +79,8 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10,
 def publish_folder(
     folder: pathlib.Path, fill: Callable[[pathlib.Path], None], is_complete: Callable[[pathlib.Path], bool]
 ) -> None:
-    """Makes a folder as `publish.publish_folder`, but keeps a user's files that are there.
-
-    Raises:
-      FetchError: the folder cannot be written or holds other files; and whatever `fill` raises.
-    """
+    """Makes a folder as `publish.publish_folder`, but keeps a user's files that are there. Raises FetchError if the
+    folder cannot be written or holds other files; and whatever `fill` raises."""
 
     def is_there(there: pathlib.Path) -> bool:
         if not (complete := is_complete(there)) and there.exists() and any(there.iterdir()):

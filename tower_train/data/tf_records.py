@@ -63,11 +63,8 @@ class Index:
     checksums: np.ndarray
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """Reads the contents of records: bytes objects [batch].
-
-        Raises:
-          DamagedRecordError: a file changed since it was indexed.
-        """
+        """Reads the contents of records: bytes objects [batch]; DamagedRecordError if a file changed since it was
+        indexed."""
         return np.array([self._read_one(int(index)) for index in indices], object)
 
     def fingerprint(self) -> str:

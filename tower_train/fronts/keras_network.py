@@ -85,11 +85,8 @@ def build_isolated(work: Callable[[keras.StatelessScope], Any], dtype: str = "fl
 
 
 def freeze(model: keras.Model, until: str) -> None:
-    """Makes the layers up to a named one not trainable, in the order of model.layers.
-
-    Raises:
-      ConfigError: there is no such layer.
-    """
+    """Makes the layers up to a named one not trainable, in the order of model.layers; ConfigError without such a
+    layer."""
     names = [layer.name for layer in model.layers]
     if until not in names:
         near = difflib.get_close_matches(until, names, _NEAR, cutoff=0.4)

@@ -68,11 +68,7 @@ def _has_tower_step(model) -> bool:
 
 
 def _check(model) -> None:
-    """Checks that a model can be split over towers.
-
-    Raises:
-      ConfigError: it cannot.
-    """
+    """Raises ConfigError for a model that cannot be split over towers."""
     if not isinstance(model, keras.Model):
         raise errors.ConfigError(f"multi_gpu_model got a {type(model).__name__}; it needs a keras.Model.")
     if tf.distribute.has_strategy():
@@ -93,11 +89,7 @@ def _check(model) -> None:
 
 
 def _check_divisible(model) -> None:
-    """Checks that a model has no state with a row for each example of a batch.
-
-    Raises:
-      ConfigError: it has.
-    """
+    """Raises ConfigError for a model that has state with a row for each example of a batch."""
     stateful = [layer.name for layer in compat.sublayers(model) if getattr(layer, "stateful", False)]
     if stateful:
         raise errors.ConfigError(

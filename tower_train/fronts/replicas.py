@@ -106,11 +106,8 @@ def assignable(model: keras.Model) -> list[keras.Variable]:
 
 
 def find_growth(model: keras.Model, replicas: list[Replica], x, training: bool) -> growth.Growth:
-    """Finds how the replicas' results besides outputs grow with the examples; by a trial only if they need one.
-
-    Raises:
-      ConfigError: the replicas' parts do not determine them.
-    """
+    """Finds how the replicas' results besides outputs grow with the examples, by a trial only if they need one;
+    ConfigError if the replicas' parts do not determine them."""
     variables = assignable(model)
     known = {id(variable) for variable in compat.moving_statistics_of(model)}
     tried = next(replica for replica in replicas if replica.is_here)

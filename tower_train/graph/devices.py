@@ -125,11 +125,8 @@ def _session_config(options: DeviceOptions) -> tf.compat.v1.ConfigProto:
 
 
 def _seen(wanted: tuple[int, ...], alone: bool) -> list[int]:
-    """Returns the GPUs that this process sees, by number: the wanted ones only, if it is not too late.
-
-    Raises:
-      ConfigError: TensorFlow has used its devices already, and does not see a wanted one.
-    """
+    """Returns the GPUs that this process sees, by number: the wanted ones only, if it is not too late. Raises
+    ConfigError if TensorFlow has used its devices already, and does not see a wanted one."""
     here = _gpus_here()
     if alone:
         _show(list(dict.fromkeys(here[i] for i in sorted(wanted))))
@@ -163,11 +160,8 @@ def let_memory_grow(devices: list[tf.config.PhysicalDevice]) -> None:
 
 
 def _check_driver() -> None:
-    """Refuses a silent run on the CPU of a machine that was bought for its GPUs.
-
-    Raises:
-      ConfigError: there is an NVIDIA driver, and no reason for TensorFlow to see no GPU.
-    """
+    """Raises ConfigError on a machine with an NVIDIA driver, without a reason for TensorFlow to see no GPU: a silent
+    run on its CPU would waste it."""
     if not os.path.exists(NVIDIA_DRIVER) or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return
     if importlib.util.find_spec("nvidia"):

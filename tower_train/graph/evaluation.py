@@ -89,11 +89,7 @@ def evaluation_graph(
 
 
 def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) -> dict[str, tf.Tensor]:
-    """Returns one tower's metrics, each [batch].
-
-    Raises:
-      GraphError: they have another form, or `better` names others.
-    """
+    """Returns one tower's metrics, each [batch]; GraphError if they have another form, or `better` names others."""
     found = workload.metrics(outputs, labels)
     if not isinstance(found, Mapping) or not found:
         raise errors.GraphError(

@@ -63,12 +63,8 @@ def note(examples: Examples, num_workers: int) -> str | None:
 
 
 def _order(name: str, operations: Sequence[tf.Operation]) -> str:
-    """Digests the operations of a dataset and its constants: seeds, lists of files and the like. Folders of files are
-    left out, as they may differ between machines.
-
-    Raises:
-      DataError: they may give the elements in any order.
-    """
+    """Digests the operations of a dataset and its constants, such as seeds and lists of files, without folders, which
+    may differ between machines. Raises DataError for operations that may give the elements in any order."""
     digest = hashlib.sha256()
     for op in operations:
         if "Parallel" in op.type and op.node_def.attr["deterministic"].s == b"false":

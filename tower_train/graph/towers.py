@@ -74,11 +74,8 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
 
 
 def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> Tensors:
-    """Returns the weighted mean of the network's outputs over views.
-
-    Raises:
-      GraphError: the weights do not sum to 1, or the network's outputs are not floating point.
-    """
+    """Returns the weighted mean of the network's outputs over views. Raises GraphError if the weights do not sum to 1,
+    or the outputs are not floating point."""
     weights, views = zip(*workload.views(features), strict=True)
     if abs(sum(weights) - 1) > 1e-6:
         raise errors.GraphError(

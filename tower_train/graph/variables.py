@@ -52,11 +52,8 @@ class Variables:
 
     @contextlib.contextmanager
     def of_tower(self, tower: int) -> Iterator[None]:
-        """Lets tower 0 create variables within this block, and later towers find them or their copies of them.
-
-        Raises:
-          GraphError: a later tower would create a variable, or there are variables that cannot be copied.
-        """
+        """Lets tower 0 create variables within this block, and later towers find them or their copies of them. Raises
+        GraphError if a later tower would create a variable, or some cannot be copied."""
         copy = self._copy_of(tower)
         if copy and not self._copies[copy]:
             self._make_copy(copy)
@@ -143,11 +140,8 @@ class Variables:
         return [list(zip(grads, self._of(i, originals), strict=True)) for i, grads in enumerate(means)]
 
     def average_values(self, tower_values: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        """Averages as `average`, but tensors, equally many of each tower, sent in their own dtype.
-
-        Returns:
-          Over copies, the means in the order of a tower's values.
-        """
+        """Averages as `average`, but tensors, equally many of each tower, sent in their own dtype; returns the means,
+        over copies."""
 
         def mean(towers):
             with v1.name_scope("average_values"):
@@ -156,11 +150,8 @@ class Variables:
         return self._all_reduce.mean(self.each(mean, self.by_copy(tower_values)), exactly=True)
 
     def weight_decays(self) -> list[list[tf.Tensor]]:
-        """Returns the values of the variables' regularizers, scalars, over copies.
-
-        Raises:
-          GraphError: there are regularization losses without a variable, which cannot be computed from a copy.
-        """
+        """Returns the values of the variables' regularizers, scalars, over copies. Raises GraphError for regularization
+        losses without a variable, which cannot be computed from a copy."""
         losses = v1.losses.get_regularization_losses()
         for decays in self._decays[1:]:
             if len(decays) != len(losses):
@@ -201,11 +192,8 @@ class Variables:
         return trained + [list(states) for states in zip(*self._states, strict=True)]
 
     def fingerprints(self) -> tf.Tensor:
-        """Returns a 64-bit fingerprint (FarmHash) of the bytes of each variable of `copied`, to compare copies.
-
-        Returns:
-          int64 [copies of all workers, variables].
-        """
+        """Returns int64 [copies of all workers, variables], fingerprints (FarmHash) of the bytes of `copied`, to
+        compare copies."""
 
         with v1.name_scope("mirrors"):
             method, as_row = tf.constant("farmhash64"), tf.constant([1, -1])

@@ -12,11 +12,8 @@ Content = bytes | dict[str | None, np.ndarray]
 
 
 def read(path: str) -> Content:
-    """Reads a file: the arrays by name of NAME.npz, one array under None of NAME.npy, else the bytes.
-
-    Raises:
-      DataError: it cannot be read, or holds no arrays.
-    """
+    """Reads a file: the arrays by name of NAME.npz, one array under None of NAME.npy, else the bytes; DataError if it
+    cannot be read, or holds no arrays."""
     try:
         with open(path, "rb") as file:
             if not path.endswith(_ARRAYS):

@@ -12,11 +12,8 @@ _MOST_NAMES = 3  # in a message
 
 
 def check_variables(session, graph: TrainingGraph, step: int) -> None:
-    """Checks the variables before they are saved: the update may overflow with a finite loss and gradients.
-
-    Raises:
-      NonFiniteError: a variable is not finite.
-    """
+    """Raises NonFiniteError for a variable, before it is saved: updates may overflow with a finite loss and
+    gradients."""
     bad = [name for name, is_finite in session.run(graph.variables_finite).items() if not is_finite]
     if bad:
         raise errors.NonFiniteError(

@@ -8,11 +8,8 @@ from tower_train.workload import Workload
 
 
 def import_path(workload: Workload) -> str | None:
-    """Returns the path by which workload.load finds this very record, in a module or in the running program.
-
-    Returns:
-      'module' (its WORKLOAD) or 'module:NAME'; None if it is no module's, or if importing the program would run it.
-    """
+    """Returns the path by which workload.load finds this very record, in a module or in the running program: 'module'
+    (its WORKLOAD) or 'module:NAME'; None if it is no module's, or if importing the program would run it."""
     main = sys.modules["__main__"]  # which may be there under other names too
     modules = sorted(sys.modules.items(), key=lambda item: item[1] is main)
     for module_name, module in modules:

@@ -98,11 +98,8 @@ def _nccl_obstacle(config: Config, placed: Devices) -> str | None:
 
 
 def look_at(workload: Workload, examples: Examples, config: Config) -> Network:
-    """Builds one tower without gradients in a separate graph, and tries to mirror its variables.
-
-    Raises:
-      GraphError: the network breaks a rule of the towers.
-    """
+    """Builds one tower without gradients in a separate graph, and tries to mirror its variables; GraphError if the
+    network breaks a rule of the towers."""
     workload, dtype = workload.for_examples(examples), tf.as_dtype(config.dtype)
     with tf.Graph().as_default(), tf.device(HOST):
         split, start = stream.Split(config.tower_batch, 1), tf.zeros([], tf.int64)

@@ -19,11 +19,8 @@ FILE = re.compile(rf"({re.escape(PREFIX)}-[0-9]{{1,18}})\.(index|data-[0-9]{{5}}
 
 
 def latest(train_dir: pathlib.Path) -> str | None:
-    """Returns the path of the newest complete checkpoint; None if none was saved.
-
-    Raises:
-      RunError: checkpoints were saved, but all are gone; or another kind of file is in the place of one.
-    """
+    """Returns the path of the newest complete checkpoint; None if none was saved. Raises RunError if checkpoints were
+    saved, but all are gone, or another kind of file is in the place of one."""
     check_files(train_dir)
     there = existing(train_dir) or existing(train_dir)  # the trainer may replace the only one meanwhile
     if not there and (train_dir / STATE).exists():
@@ -115,11 +112,8 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, session: v1.Session, step: int) -> str:
-        """Writes one checkpoint, then removes the oldest ones; returns its path.
-
-        Raises:
-          OpError, OSError: it could not be written; all earlier ones are still there.
-        """
+        """Writes one checkpoint, then removes the oldest ones; returns its path. Raises OpError or OSError if it could
+        not be written; all earlier ones are still there."""
         path = str(self._train_dir / f"{PREFIX}-{step}")
         # Without Saver.save's own bookkeeping, which drops a checkpoint from its list before the new one is written.
         definition = self._saver.saver_def
@@ -172,11 +166,7 @@ class Checkpoints:
 
 def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
     """Returns {name: shape and type in the graph and in a checkpoint} of variables that the checkpoint lacks or has
-    otherwise.
-
-    Raises:
-      RunError: the checkpoint cannot be read.
-    """
+    otherwise; RunError if it cannot be read."""
     reader = _reader(path)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     found = {}

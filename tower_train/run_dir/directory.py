@@ -123,19 +123,13 @@ class RunDirectory:
         self._lock = lock
 
     def read(self, name: str) -> dict:
-        """Returns a JSON file's content; empty if there is no such file.
-
-        Raises:
-          RunError: the file is not JSON, or a field has an impossible value.
-        """
+        """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a value
+        impossible."""
         return json_files.read(self.path / name)
 
     def write(self, name: str, content: dict) -> None:
-        """Replaces a JSON file.
-
-        Raises:
-          RunError: it cannot be written, or a field has an impossible value; the file stays as it was.
-        """
+        """Replaces a JSON file. Raises RunError if it cannot be written, or a value is impossible; the file stays as it
+        was."""
         text = json_files.encoded(self.path / name, content)
         with _errors_named(self.path / name):
             self._replace(name, text)
@@ -160,11 +154,8 @@ class RunDirectory:
         return False
 
     def cut_metrics(self, last_step: int) -> None:
-        """Drops the metrics of steps after last_step, which will be repeated, and an incomplete last line.
-
-        Raises:
-          RunError: the file cannot be read or written.
-        """
+        """Drops the metrics of steps after last_step, which will be repeated, and an incomplete last line; RunError if
+        the file cannot be read or written."""
         path = self.path / METRICS
         try:
             content = files.read(path, _MOST_METRICS_BYTES)

@@ -62,11 +62,7 @@ def _check(status: os.stat_result, path: str | os.PathLike) -> None:
 
 
 def read(path: pathlib.Path, most_bytes: int) -> bytes:
-    """Reads a regular file.
-
-    Raises:
-      OSError: it cannot be read, is no regular file, or is longer than most_bytes.
-    """
+    """Reads a regular file; OSError if it cannot be read, is no regular file, or is longer than most_bytes."""
     with open_regular(path, "rb") as file:
         if os.fstat(file.fileno()).st_size <= most_bytes and len(content := file.read(most_bytes + 1)) <= most_bytes:
             return content

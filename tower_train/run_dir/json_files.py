@@ -16,11 +16,8 @@ _MOST_BYTES, _MOST_BYTES_OF_RESULT = 1 << 24, 1 << 30  # results of old runs may
 
 
 def read(path: pathlib.Path) -> dict:
-    """Returns a JSON file's content; empty if there is no such file.
-
-    Raises:
-      RunError: the file is not JSON, or a field has an impossible value.
-    """
+    """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a value
+    impossible."""
     where = one_line(path)
     try:
         most_bytes = _MOST_BYTES_OF_RESULT if path.name == RESULT else _MOST_BYTES

@@ -59,11 +59,7 @@ def run(
 
 
 def requested(model: keras.Model, request) -> Join | Once | Finished | list[Loss]:
-    """Checks what a `tower_step` yields, and fills in what it left out.
-
-    Raises:
-      ConfigError: it is nothing that can be asked for.
-    """
+    """Checks the requests that a `tower_step` yields, and completes them; ConfigError for anything else."""
     if isinstance(request, Join | Once | Finished):
         return request
     losses = list(request) if isinstance(request, list | tuple) else [request]

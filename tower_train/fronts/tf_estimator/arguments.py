@@ -16,10 +16,7 @@ v1 = tf.compat.v1
 
 def config_with_model_dir(config: RunConfig | None, model_dir) -> RunConfig:
     """Returns the config with the model_dir, or a new temporary one if neither names it, and with a session_config.
-
-    Raises:
-      ConfigError: config is no RunConfig or names another model_dir, or model_dir is no local directory.
-    """
+    Raises ConfigError if config is no RunConfig or names another model_dir, or model_dir is no local directory."""
     config = config or RunConfig()
     if not isinstance(config, RunConfig):
         raise errors.ConfigError(f"config must be a tower_train.estimator.RunConfig; got a {type(config).__name__}.")

@@ -116,11 +116,7 @@ class BinaryHead(_ClassHead):
 
 
 def class_head(n_classes: int, weight_column, label_vocabulary, loss_reduction: str) -> Head:
-    """Returns the head of a classifier.
-
-    Raises:
-      ConfigError: fewer than two classes, or another number of names for them.
-    """
+    """Returns the head of a classifier; ConfigError for fewer than two classes, or another number of names."""
     if not isinstance(n_classes, numbers.Integral) or n_classes < 2:
         raise errors.ConfigError(f"n_classes={n_classes!r}; it must be at least 2.")
     names = label_vocabulary

@@ -12,11 +12,8 @@ _OWN = {"global_step": "the step of the checkpoint", "loss": "the mean of the lo
 
 
 def checked(metrics: dict | None) -> dict | None:
-    """Returns metrics as {name: (value, update_op)}.
-
-    Raises:
-      GraphError: a metric is of another kind or of another graph, or a Keras metric is not updated exactly once.
-    """
+    """Returns metrics as {name: (value, update_op)}. Raises GraphError for a metric of another kind or of another
+    graph, or a Keras metric that is not updated exactly once."""
     if metrics is None:
         return None
     if not isinstance(metrics, dict):

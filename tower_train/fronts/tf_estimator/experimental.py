@@ -85,11 +85,8 @@ def make_stop_at_checkpoint_step_hook(estimator: Estimator, last_step: int, wait
 
 
 def call_logit_fn(logit_fn: Callable, features, mode: str, params, config):
-    """Calls a function that computes logits, with those of the arguments that it takes.
-
-    Raises:
-      GraphError: it returns neither a tensor nor a dict of tensors.
-    """
+    """Calls a function that computes logits with the arguments that it takes. Raises GraphError if it returns neither a
+    tensor nor a dict of tensors."""
     logits = call_with_taken(logit_fn, features=features, mode=mode, params=params, config=config)
     for tensor in logits.values() if isinstance(logits, dict) else [logits]:
         if not isinstance(tensor, tf.Tensor):

@@ -30,11 +30,7 @@ def without_deprecations() -> Iterator[None]:
 
 
 def checked(argument: str, columns) -> tuple:
-    """Returns feature columns as a tuple.
-
-    Raises:
-      ConfigError: there are none, or something else is among them.
-    """
+    """Returns feature columns as a tuple; ConfigError if there are none, or something else is among them."""
     try:
         columns = (columns,) if hasattr(columns, "parse_example_spec") else tuple(columns)
         _example_spec(columns)
@@ -107,11 +103,7 @@ def regressor_parse_example_spec(
 
 
 def weight_of(weight_column):
-    """Returns the numeric column of example weights, which may be given by its name; None for None.
-
-    Raises:
-      ConfigError: it is something else.
-    """
+    """Returns the numeric column of example weights, given as such or by its name; None for None; else ConfigError."""
     if isinstance(weight_column, str):
         with without_deprecations():
             return tf.feature_column.numeric_column(weight_column)

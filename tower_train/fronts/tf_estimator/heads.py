@@ -126,11 +126,7 @@ class RegressionHead(Head):
 
 
 def regression_head(label_dimension: int, weight_column, loss_reduction: str) -> Head:
-    """Returns the head of a regressor.
-
-    Raises:
-      ConfigError: labels without numbers.
-    """
+    """Returns the head of a regressor; ConfigError for labels without numbers."""
     if not isinstance(label_dimension, numbers.Integral) or label_dimension < 1:
         raise errors.ConfigError(f"label_dimension={label_dimension!r}; it must be at least 1.")
     return RegressionHead(

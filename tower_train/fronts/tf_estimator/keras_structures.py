@@ -13,11 +13,8 @@ def without_weights(features):
 
 
 def arranged_features(model: keras.Model, features):
-    """Returns features as the model takes them: those of a dict by the names of its inputs.
-
-    Raises:
-      GraphError: an input is missing.
-    """
+    """Returns features as the model takes them, a dict's by the names of its inputs; GraphError if an input is
+    missing."""
     if not isinstance(features, dict):
         return features
     if isinstance(model, keras.Sequential) and len(features) == 1:
@@ -35,11 +32,8 @@ def arranged_features(model: keras.Model, features):
 
 
 def arranged_labels(model: keras.Model, labels, outputs):
-    """Returns labels as the model's outputs are: those of a dict by the names of the outputs.
-
-    Raises:
-      GraphError: a label belongs to no output.
-    """
+    """Returns labels as the model's outputs are, a dict's by the names of the outputs; GraphError for one without
+    output."""
     if not isinstance(labels, dict) or isinstance(outputs, dict):
         return labels
     names = output_names(model, outputs)

@@ -51,11 +51,8 @@ def check_model_fn(model_fn: Callable, params) -> None:
 
 
 def call_model_fn(model_fn: Callable, features, labels, mode: str, params: dict, config: RunConfig) -> EstimatorSpec:
-    """Calls a model_fn with those of the arguments that it takes.
-
-    Raises:
-      GraphError: it cannot take the labels, or does not return an EstimatorSpec for this mode.
-    """
+    """Calls a model_fn with the arguments that it takes. Raises GraphError if it cannot take the labels, or does not
+    return an EstimatorSpec for this mode."""
     if labels is not None and "labels" not in _parameters(model_fn):
         raise errors.GraphError(
             "model_fn takes no labels, but input_fn gives some. Add an argument `labels` to model_fn."

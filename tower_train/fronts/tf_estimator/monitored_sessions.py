@@ -235,11 +235,7 @@ def local_init_op(scaffold: v1.train.Scaffold) -> tf.Operation:
 
 
 def check_fits(spec: EstimatorSpec, path: str) -> None:
-    """Checks that a checkpoint holds the variables of the default graph.
-
-    Raises:
-      RunError: it does not.
-    """
+    """Raises RunError if a checkpoint does not hold the variables of the default graph."""
     if spec.scaffold.saver:
         return  # the scaffold alone knows which variables it restores
     variables = {variable.op.name: variable for variable in v1.global_variables()}

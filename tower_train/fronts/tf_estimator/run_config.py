@@ -33,11 +33,8 @@ class WarmStartSettings(NamedTuple):
 
 
 def warm_start_settings(given) -> WarmStartSettings | None:
-    """Returns what warm_start_from= means: settings, or the path of a checkpoint, of a model_dir or of an export.
-
-    Raises:
-      ConfigError: it is none of these.
-    """
+    """Returns the meaning of warm_start_from=: settings, or the path of a checkpoint, a model_dir or an export; else
+    ConfigError."""
     if given is None:
         return None
     settings = given if isinstance(given, WarmStartSettings) else WarmStartSettings(given)

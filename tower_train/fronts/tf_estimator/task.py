@@ -69,11 +69,7 @@ class Task:
 
 
 def read() -> Task:
-    """Reads TF_CONFIG.
-
-    Raises:
-      ConfigError: it is no JSON, or names a task that its cluster does not have.
-    """
+    """Reads TF_CONFIG; ConfigError if it is no JSON, or names a task that its cluster does not have."""
     text = os.environ.get(_VARIABLE) or "{}"
     try:
         found = json.loads(text)
