@@ -52,7 +52,7 @@ def place(module):
 
 
 def is_upwards(module, imported):
-    """Whether one module may not import another."""
+    """Returns whether one module may not import another."""
     if place(module) is None:
         room = imported.partition(".")[2]
         return place(imported) is not None and room not in OF_VOCABULARY and room.partition(".")[0] not in OF_VOCABULARY

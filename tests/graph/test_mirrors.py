@@ -100,7 +100,7 @@ def test_small_tensors_are_sent_together(kind):
 
 
 def is_trial(op):
-    """Whether an operation is of the trial before the first step (tests/graph/test_known_mean.py)."""
+    """Returns whether an operation is of the trial before the first step (tests/graph/test_known_mean.py)."""
     return op.name.startswith("known_mean/")
 
 

@@ -69,7 +69,7 @@ def random_notes(drawn: RandomNumbers) -> list[str]:
 def joining_line(task: Task, steps_done: int, last_step: int, device_names: tuple[str, ...]) -> str:
     """Returns the first line of a worker that is not the chief."""
     return (
-        f"{task.name(task.index)} of {len(task.hosts)} trains along with {task.name(0)}, steps {steps_done} to "
+        f"{task.name(task.index)} of {len(task.hosts)} trains with {task.name(0)}, steps {steps_done} to "
         f"{last_step}, on {', '.join(device_names)}"
     )
 
