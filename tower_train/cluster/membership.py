@@ -147,8 +147,8 @@ class Membership(SingleProcess):
             differing[_MOST_SHOWN:] = [f"and {len(differing) - _MOST_SHOWN} more"]
         if differing:
             raise errors.ConfigError(
-                f"{self.task.name(self.task.index)} cannot train along: {'; '.join(differing)}. Start all workers "
-                "with the same code, options and data."
+                f"{self.task.name(self.task.index)} cannot train with the chief: {'; '.join(differing)}. Start all "
+                "workers with the same code, options and data."
             )
 
     @contextlib.contextmanager

@@ -159,8 +159,8 @@ class Workers:
                          for name in {**chiefs, **its} if its.get(name) != chiefs.get(name)]  # fmt: skip
         if differing:
             self.failure = errors.ConfigError(
-                f"{self._membership.task.name(worker)} cannot train along: {'; '.join(differing)}. Start all workers "
-                "with the same program and data."
+                f"{self._membership.task.name(worker)} cannot train with the chief: {'; '.join(differing)}. Start "
+                "all workers with the same program and data."
             )
             raise self.failure
 

@@ -93,7 +93,7 @@ def _about_classes(labels: np.ndarray, examples: Examples, which: str) -> Iterat
     if counts[most] >= _UNBALANCED * counts[least]:
         yield (
             f"classes are badly unbalanced: {counts[most]} examples of {names[most]}, {counts[least]} of "
-            f"{names[least]} (of {which}). Whoever always says {names[most]} has a precision of "
+            f"{names[least]} (of {which}). Always answering {names[most]} has a precision of "
             f"{counts[most] / counts.sum():.2f}."
         )
 

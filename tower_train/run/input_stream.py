@@ -23,8 +23,8 @@ def check_options(examples: Examples, dump_bad_batch: bool) -> None:
     """Raises ConfigError for an option that these examples cannot serve."""
     if dump_bad_batch and examples.elements:
         raise errors.ConfigError(
-            f"--dump_bad_batch: {examples.name} comes in an order of its own, so that no batch can be made again from "
-            "its place. Leave the option out."
+            f"--dump_bad_batch: {examples.name} comes in its own order, from which no batch can be made again. Leave "
+            "the option out."
         )
 
 
@@ -45,9 +45,9 @@ def begins_anew(graph: TrainingGraph, path: str, saved: Sequence[str], on_worker
         return False
     if on_worker_change == "refuse":
         raise errors.RunError(
-            f"{path}: workers were {max(saved_by)}, now {graph.num_workers}, and it holds the places of those in "
+            f"{path}: workers were {max(saved_by)}, now {graph.num_workers}, and it holds their old positions in "
             f"{graph.data}. Go on with as many, or give --on_worker_change=next_epoch, which leaves out the rest of "
-            "the epoch under way."
+            "the current epoch."
         )
     return True
 
