@@ -75,8 +75,8 @@ def check(workload: str, last: Sequence[tf.Operation], is_allowed: bool) -> list
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise errors.GraphError(
             f"workload {workload}: {found[0]}{more} would keep a random state of its own, so that results would "
-            f"depend on the number of towers and on resuming. Use {found[0].instead}, or --allow_stateful_random to train "
-            "all the same."
+            f"depend on the number of towers and on resuming. Use {found[0].instead}, or --allow_stateful_random to "
+            "train all the same."
         )
     return [str(each) for each in found]
 
