@@ -57,8 +57,6 @@ SECTIONS = (
 
 @dataclasses.dataclass
 class Outcome:
-    """The outcome of a section."""
-
     section: Section
     findings: list[dict]
     seconds: float
@@ -155,7 +153,6 @@ def run(asked, out: pathlib.Path) -> list[Outcome]:
 
 
 def write(out: pathlib.Path, outcomes: list[Outcome], asked) -> None:
-    """Writes report.json and report.md."""
     content = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node(), "command": sys.argv[1:],
         "verdict": overall(outcomes),
@@ -170,12 +167,10 @@ def write(out: pathlib.Path, outcomes: list[Outcome], asked) -> None:
 
 
 def overall(outcomes: list[Outcome]) -> str:
-    """The verdict on all of it."""
     return results.FAILED if any(each.verdict == results.FAILED for each in outcomes) else results.OK
 
 
 def lines_of(outcomes: list[Outcome], content: dict, sections: int) -> list[str]:
-    """The report in Markdown."""
     counts = collections.Counter(finding["verdict"] for each in outcomes for finding in each.findings)
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in results.VERDICTS)
     lines = [

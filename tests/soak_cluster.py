@@ -140,7 +140,6 @@ class Round:
             self._running[index].process.send_signal(number)
 
     def _end(self, index, number):
-        """Ends a worker by a signal."""
         worker = self._running[index]
         self._send(index, number)
         self._counts[number.name] += 1

@@ -103,7 +103,6 @@ def modules():
 
 @pytest.fixture(scope="module")
 def graph(modules):
-    """{module: the modules that it imports}."""
     return {
         name: imports(path.read_text(), name, path.name == "__init__.py", modules) - {name}
         for name, path in modules.items()

@@ -72,7 +72,6 @@ def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], 
 
 
 def _shown(outputs: dict[str, np.ndarray], class_names: tuple[str, ...], top: int) -> str:
-    """Formats one example's outputs."""
     if class_names:
         ranks = np.argsort(-outputs["probabilities"], kind="stable")[:top]
         return ", ".join(f"{class_names[i]} {outputs['probabilities'][i]:.3f}" for i in ranks)

@@ -92,5 +92,4 @@ class FakeWorker:
 
 @pytest.fixture
 def fake_workers():
-    """Makes FakeWorkers."""
     return FakeWorkers

@@ -78,7 +78,6 @@ def graph_for_gpus(num_workers=1, **options):
 
 
 def nodes(**options):
-    """All nodes of that graph."""
     definition = graph_for_gpus(**options).as_graph_def()
     return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
 

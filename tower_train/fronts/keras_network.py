@@ -236,8 +236,7 @@ class _Network:
 
     @contextlib.contextmanager
     def _layers_in_towers(self) -> Iterator[None]:
-        """Replaces the batch normalisation of the model, which may be the user's, by that of towers within this
-        block."""
+        """Gives the model, which may be the user's, the towers' batch normalisation within this block."""
         with contextlib.ExitStack() as stack:
             for layer in self._normalizing:
                 stack.enter_context(compat.replaced(layer, "call", functools.partial(self._normalize, layer)))

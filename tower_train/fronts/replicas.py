@@ -101,14 +101,12 @@ def merge(replicas: list[Replica]):
 
 
 def assignable(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables that a call of the model may change: its own and those of metrics that its layers
-    update."""
+    """Returns the variables that a call of the model may change: its own, and those of its layers' metrics."""
     return [*model.variables, *(v for metric in compat.layer_metrics(model) for v in metric.variables)]
 
 
 def find_growth(model: keras.Model, replicas: list[Replica], x, training: bool) -> growth.Growth:
-    """Finds how results besides outputs grow with the examples, by a trial if needed; ConfigError if it is
-    undetermined."""
+    """Finds how results besides outputs grow with the examples, by a trial if needed; ConfigError if that fails."""
     variables = assignable(model)
     known = {id(variable) for variable in compat.moving_statistics_of(model)}
     tried = next(replica for replica in replicas if replica.is_here)

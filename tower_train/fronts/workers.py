@@ -167,8 +167,7 @@ class Workers:
 
 @functools.cache
 def find() -> Workers | None:
-    """Returns the workers that this process trains with, whose cluster it joins if it has not; None if it is alone.
-    Raises as cluster.init."""
+    """Returns the workers that this process trains with, joining their cluster, or None; raises as cluster.init."""
     return None if find_task(None, None).is_alone else Workers(program.init(gpus=()))
 
 

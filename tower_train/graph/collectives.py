@@ -188,7 +188,6 @@ def _sent(dtype: tf.DType) -> tf.DType:
 
 
 def _encoded(value: tf.Tensor) -> tf.Tensor:
-    """Returns a value as it is sent."""
     sent = _sent(value.dtype)
     return tf.bitcast(value, sent) if value.dtype in _SAME_BITS else tf.cast(value, sent)
 

@@ -66,7 +66,6 @@ class LossScale(NoLossScale):
     """
 
     def __init__(self):
-        """Creates the variables."""
         with v1.variable_scope("loss_scale"):
             self._scale = v1.get_variable("scale", [], tf.float32, v1.constant_initializer(FIRST), trainable=False)
             self._steps = v1.get_variable("finite_steps", [], tf.int64, v1.zeros_initializer(), trainable=False)

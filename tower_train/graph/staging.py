@@ -122,13 +122,11 @@ class _Place:
 
 
 def _names(batches: Batches) -> Batches:
-    """Returns a name for each tensor."""
     count = len(tf.nest.flatten(batches))
     return tf.nest.pack_sequence_as(batches, [f"staged/part_{i}" for i in range(count)])
 
 
 def _on(devices: Sequence[str], batches: Batches) -> Batches:
-    """Returns the device for each tensor."""
     return [
         tf.nest.map_structure(lambda _, device=device: device, batch)
         for device, batch in zip(devices, batches, strict=True)

@@ -81,7 +81,6 @@ class Split:
 
     @property
     def worker_batch(self) -> int:
-        """The number of examples per worker."""
         return self.tower_batch * self.num_towers
 
 

@@ -87,7 +87,6 @@ class Variables:
         return list(zip(v1.gradients(loss, self._of(self._copy_of(tower), originals)), originals, strict=True))
 
     def original(self, variable: tf.Variable) -> tf.Variable:
-        """Returns the original of any copy of a variable."""
         for copies in self._copies:
             for name, copy in copies.items():
                 if copy is variable:

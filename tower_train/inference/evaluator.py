@@ -65,7 +65,6 @@ class Evaluation:
     most_confused: tuple[Confused, ...] = ()
 
     def as_dict(self) -> dict:
-        """Returns the evaluation's entry in result.json."""
         return dataclasses.asdict(self)
 
 

@@ -48,7 +48,6 @@ class Evaluations:
         return self._evaluators[TEST].examples if self._evaluators else None
 
     def is_due(self, step: int) -> bool:
-        """Returns whether there is an evaluation after a step."""
         return step == self._end or (self._every_steps > 0 and step % self._every_steps == 0)
 
     def try_out(self, step: int, last_step: int, trained: Sequence[tf.Variable]) -> list[str]:
@@ -106,7 +105,6 @@ class Evaluations:
         self._evaluators = self._evaluators or self._make_evaluators()
 
     def results(self) -> dict:
-        """Returns the last evaluations for result.json."""
         return {name: evaluation.as_dict() for name, evaluation in self.last.items()}
 
     def close(self) -> None:

@@ -97,7 +97,6 @@ class LogHook(StepHook):
 
 
 def _curves(report: StepReport) -> dict[str, float]:
-    """Returns the points of a step's curves, by tag."""
     values = {"total_loss": report.loss, "cross_entropy": report.cross_entropy, "learning_rate": report.learning_rate}
     if report.loss_scale:
         values["loss_scale"] = report.loss_scale.scale

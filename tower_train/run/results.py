@@ -25,7 +25,6 @@ class StopReason(str, enum.Enum):
 
     @property
     def exit_status(self) -> int:
-        """The command's exit status."""
         return 128 + signal.Signals[self.name] if self.name in signal.Signals.__members__ else 0
 
 
@@ -66,7 +65,6 @@ class Result:
     training_secs: float | None = None
 
     def as_dict(self) -> dict:
-        """Returns the content for result.json."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "reason"}
 
 

@@ -109,7 +109,6 @@ class Watchdog(v1.train.SessionRunHook):
 
 
 def _stacks() -> str:
-    """Returns the stacks of all Python threads."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

@@ -86,7 +86,6 @@ def write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
 
 
 def remove(path: str | os.PathLike) -> None:
-    """Removes a checkpoint's files."""
     for file in files_of(path):
         file.unlink()
 

@@ -67,7 +67,6 @@ class EventWriter(metrics.RecordWriter):
         self._file.write(v1.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def _others(self) -> list[str]:
-        """The names of event files in the folder."""
         return [name for name in os.listdir(self._folder) if _NAME.match(name)]
 
     def _give_up(self) -> None:
@@ -88,7 +87,6 @@ class EventWriter(metrics.RecordWriter):
 
 
 def add_scalars(writer: EventWriter, values: Mapping[str, float], step: int) -> None:
-    """Adds one point to each curve, by tag."""
     points = [v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
     writer.add(step, summary=v1.Summary(value=points))
 

@@ -29,7 +29,6 @@ class RecordWriter:
         self._waiting = collections.deque(maxlen=most_waiting)
 
     def append(self, record) -> None:
-        """Adds one record."""
         self._waiting.append(record)
         self.flush()
 

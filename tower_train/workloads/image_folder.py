@@ -27,8 +27,6 @@ _INITIALIZER = v1.variance_scaling_initializer(2.0)
 
 @dataclasses.dataclass(frozen=True)
 class FolderOptions(Options):
-    """This workload's own options."""
-
     image_size: int = option(
         224, "height and width, in pixels, that images are resized to", DATA, minimum=16, resume="same"
     )
@@ -73,7 +71,6 @@ class FolderOptions(Options):
 
 
 def workload(options: FolderOptions) -> Workload:
-    """Makes the workload under these options."""
     is_small = options.network == _SMALL
     own_prepare = prepare if is_small else applications.preprocessing(options.network)
     chosen = (options.network, options.image_size, options.weights, options.freeze_until)

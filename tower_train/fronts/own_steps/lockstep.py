@@ -1,4 +1,4 @@
-"""A step of a model's own in all towers, which wait for each other at each yield."""
+"""A model's own step in all towers, which wait for each other at each yield."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ def run(
       model: with all its variables.
       data: a structure of tensors [batch, ...].
       devices: over towers.
-      merge_device: where the towers' tensors are joined.
+      merge_device: device of joined tensors.
       apply: averages towers' gradients, and applies the mean.
     """
     cut = parts.split(data, len(devices))

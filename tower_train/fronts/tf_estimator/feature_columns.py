@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 @contextlib.contextmanager
 def without_deprecations() -> Iterator[None]:
-    """Within this block TensorFlow does not say of its own names that they are deprecated."""
+    """Silences TensorFlow's deprecations of its own names within this block."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "deprecated and will be removed" not in str(record.msg)
@@ -76,11 +76,10 @@ def classifier_parse_example_spec(
     """Returns the features of tf.io.parse_example for a classifier: those of the columns, the label and the weight.
 
     Args:
-      feature_columns: as a classifier has them.
+      feature_columns, weight_column: as for a classifier.
       label_key: the label's name in an Example.
       label_dtype: of the label; tf.string with a label_vocabulary.
       label_default: for an Example without label; None to refuse it.
-      weight_column: as a classifier has it.
 
     Raises:
       ConfigError: the label or the weight is a feature too.
