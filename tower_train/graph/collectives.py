@@ -106,7 +106,7 @@ def described(dtype: tf.DType, shape: tf.TensorShape) -> str:
 
 
 def reduce(tensor: tf.Tensor, workers: Workers, key: int, merge: str = "Add", final: str = "Id") -> tf.Tensor:
-    """Returns the sum (merge='Add'), 'Min', 'Max' or product ('Mul') over workers, of equal shapes; final='Div': by
+    """Returns the sum (merge='Add'), 'Min', 'Max' or product ('Mul') of equal shapes over workers; final='Div': by
     size.
 
     float16 and bfloat16 are computed in float32 and rounded once.

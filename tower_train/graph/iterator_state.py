@@ -97,8 +97,8 @@ def _with_batches(state: tf.Tensor, staged: Staged) -> tf.Tensor:
 def _put_back(
     variable: tf.Variable, deserialize: Callable, source: Source, staged: Staged
 ) -> tuple[Callable, Callable]:
-    """Returns functions that restore an iterator from the variable, and the saved or else the next batches on
-    devices."""
+    """Returns functions that restore an iterator from the variable, and on devices the saved or else the next
+    batches."""
 
     def saved() -> tf.Operation:
         shapes = [tf.TensorShape([None]).concatenate(t.shape[1:]) for t in tf.nest.flatten(staged.batches[0])]

@@ -3,8 +3,8 @@
 The gradients of a loss times S are S times as large on their way through the network, and divided by S again where they
 are float32. S is found during training (Micikevicius et al. 2018, "Mixed precision training", section 3.2), with the
 numbers of Keras' LossScaleOptimizer: it begins at 2^15, is doubled after 2,000 finite steps in a row, and halved by a
-step whose gradients are not finite, which is skipped. Unlike there it stays between 1, as below the scale is not at
-fault, and 2^127, as it could not return from infinity.
+step whose gradients are not finite, which is skipped. Unlike there it never falls below 1, where it is not at fault any
+more, and never exceeds 2^127, as it could not return from infinity.
 """
 
 from collections.abc import Callable

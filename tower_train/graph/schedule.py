@@ -41,7 +41,7 @@ class Schedule:
     total_examples: int
 
     def rate(self, examples_seen: tf.Tensor) -> tf.Tensor:
-        """Returns the rate of one step: the initial one times the schedule's factor, scaled to the global batch, warmed
+        """Returns the rate of one step: initial rate times the schedule's factor, scaled to the global batch, warmed
         up.
 
         Args:
@@ -114,8 +114,8 @@ def piecewise_decay(
 def annealing(kind: str, initial: float, done: tf.Tensor) -> tf.Tensor:
     """Falls from the initial rate to 0 at the end.
 
-    With t the done share of the training, float64 scalar: 'linear' is initial * (1 - t), 'cosine' initial * (1 + cos(pi
-    * t)) / 2 (Loshchilov and Hutter 2017, "SGDR", equation 5). Returns a float64 scalar.
+    With t the done share of the training, float64 scalar, as is the result: 'linear' is initial * (1 - t),
+    'cosine' initial * (1 + cos(pi * t)) / 2 (Loshchilov and Hutter 2017, "SGDR", equation 5).
     """
     return initial * (1 - done if kind == "linear" else (1 + tf.cos(math.pi * done)) / 2)
 
