@@ -29,6 +29,11 @@ class BenchmarkOptions(Options):
         False, "instead: the parts of a step's time, with Chrome trace files, of tower_train alone", FORMS
     )
 
+    redraw: str | None = option(
+        None, "instead: show the tables of an earlier benchmark.json, growing.json or sweep.json, and draw its figures "
+        "beside it", FORMS,
+    )  # fmt: skip
+
     growing: bool = option(
         False, "instead: mirrored variables, and two worker processes on this machine, against shared variables and "
         "TensorFlow's strategies", FORMS,
@@ -61,7 +66,7 @@ class BenchmarkOptions(Options):
     out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
 
     def check(self):
-        forms = [name for name in ("sweep", "overhead", "breakdown", "growing") if getattr(self, name)]
+        forms = [name for name in ("sweep", "overhead", "breakdown", "growing", "redraw") if getattr(self, name)]
         if len(forms) > 1:
             raise errors.ConfigError(
                 f"--{forms[0]} and --{forms[1]} exclude each other. Run the command once for each."
@@ -98,12 +103,14 @@ class System:
     """One side, which a worker process runs.
 
     Attributes:
-      name: its row in the table.
+      name: its name for --systems.
       kind: 'trainer', 'rival' or 'matmul', for `sides`.
       settings: further arguments for `sides`.
       batch_size: examples per step; None if steps have no examples.
       dtype: of its arithmetic, and so of its ceiling.
       is_anchor: others are compared with it, so it is measured along with every group of sides.
+      label: its name in tables and figures; empty if that is `name`. A label of tower_train is 'tower_train, TOWERS,
+        INPUT, DTYPE'; one of others ends with ', DTYPE' if that is not float32.
     """
 
     name: str
@@ -112,6 +119,11 @@ class System:
     batch_size: int | None
     dtype: str | None = "float32"
     is_anchor: bool = False
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
 
     @property
     def is_ceiling(self) -> bool:
@@ -150,7 +162,15 @@ def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
 def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
     """Returns the workload's rivals for which this machine has the devices."""
     return [
-        System(rival["name"], "rival", rival, options.batch_size, rival["dtype"], rival["name"] == about["reference"])
+        System(
+            rival["name"],
+            "rival",
+            rival,
+            options.batch_size,
+            rival["dtype"],
+            is_anchor=rival["name"] == about["reference"],
+            label=rival.get("label", ""),
+        )  # fmt: skip
         for rival in about["rivals"]
         if _has_devices(about, rival["num_devices"], rival["num_processes"])
         and options.batch_size % (rival["num_devices"] * rival["num_processes"]) == 0
@@ -165,8 +185,9 @@ def trainers(options: BenchmarkOptions, about: dict, dtypes: tuple[str, ...]) ->
             towers,
             options.batch_size,
             dtype,
+            label=f"{count_of(towers, 'tower')}, {'fixed batch' if inputs == 'fixed' else 'real data'}, {dtype}",
             is_fixed=inputs == "fixed",
-        )
+        )  # fmt: skip
         for inputs in ("fixed", "real")
         for dtype in dtypes
         for towers in options.tower_counts
@@ -183,20 +204,24 @@ def growing(options: BenchmarkOptions, about: dict) -> list[System]:
     for towers in options.tower_counts:
         if towers > 1 and _has_devices(about, towers):
             name = count_of(towers, "tower")
-            shared = trainer(f"{name}/float32/real", towers, options.batch_size)
+            shared = trainer(f"{name}/float32/real", towers, options.batch_size, label=f"{name}, real data, float32")
             sides.append(dataclasses.replace(shared, is_anchor=not sides))
             for kind in ("collective", "add_n"):
                 own = dict(variable_update="mirrored", all_reduce=kind)
-                sides.append(trainer(f"{name}/mirrored/{kind}", towers, options.batch_size, **own))
+                label = f"{name}, mirrored variables, {kind}"
+                sides.append(trainer(f"{name}/mirrored/{kind}", towers, options.batch_size, label=label, **own))
     if _has_devices(about, 1, processes=2) and options.batch_size % 2 == 0:
-        sides.append(trainer("2 workers", 1, options.batch_size, num_processes=2))
+        sides.append(trainer("2 workers", 1, options.batch_size, label="2 workers", num_processes=2))
     return sides
 
 
-def trainer(name: str, towers: int, batch_size: int, dtype: str = "float32", **settings) -> System:
+def trainer(
+    name: str, towers: int, batch_size: int, dtype: str = "float32", label: str = "", **settings
+) -> System:  # fmt: skip
     """Makes a side of tower_train named 'tower_train/NAME', with batch_size examples per step over all towers.
 
     Args:
+      label: the part of its label after 'tower_train, '; empty for none.
       settings: is_fixed, to train on one distorted batch in the graph instead of a stream of images; reports:
         LOG_LINES, REPORTS (with summaries and checkpoints, all as often as by default), SILENCE or UNGUARDED (silence
         without the check that each step is finite); warm_up_steps before it is measured; num_processes, variable_update
@@ -204,13 +229,22 @@ def trainer(name: str, towers: int, batch_size: int, dtype: str = "float32", **s
     """
     defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None)
     settings = defaults | dict(towers=towers, dtype=dtype) | settings
-    return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype)
+    label = f"{TRAINER}, {label}" if label else ""
+    return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype, label=label)
 
 
 def ceilings(dtypes: tuple[str, ...]) -> list[System]:
     """Returns the sides that measure how fast this machine multiplies matrices of these dtypes."""
     return [
-        System(f"{CEILING}/{dtype} matrix product", "matmul", {"dtype": dtype}, None, dtype, is_anchor=True)
+        System(
+            f"{CEILING}/{dtype} matrix product",
+            "matmul",
+            {"dtype": dtype},
+            None,
+            dtype,
+            is_anchor=True,
+            label=f"ceiling: matrix products, {dtype}",
+        )  # fmt: skip
         for dtype in dtypes
     ]
 
