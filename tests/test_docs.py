@@ -19,7 +19,7 @@ from tower_train.workloads import image_folder
 PATHS = {path.name: path for folder in ("", "docs") for path in sorted((jobs.ROOT / folder).glob("*.md"))}
 PAGES = {name: path.read_text() for name, path in PATHS.items()}
 IN_DOCS = [name for name, path in PATHS.items() if path.parent != jobs.ROOT]
-WAYS = {"arrays": "Examples.from_arrays", "by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_data"}
+WAYS = {"by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_data"}
 CONFIG = dict(num_gpus=2, batch_size=16, optimizer="adam", learning_rate=0.01, summary_every_steps=0)
 COMMANDS = {  # the records that read their options; the trainer's own command reads those of a workload too
     "evaluate": config.EvaluateOptions,
@@ -87,7 +87,7 @@ def test_examples_of_own_data_train_and_are_evaluated(marker, files, tmp_path):
     )
     train(workload, Config(train_dir=str(tmp_path / "run"), max_steps=30, **CONFIG))
     [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path / "run")), workload)
-    assert found.num_examples == (3000 if marker == "Examples.from_arrays" else 300)
+    assert found.num_examples == 300
     assert found.metrics["precision @ 1"].mean > 0.4
 
 
