@@ -260,8 +260,8 @@ class Config(DeviceOptions):
         "which is on)", ARITHMETIC, resume="note",
     )  # fmt: skip
     deterministic: bool = option(
-        False, "make results on GPUs repeat to the bit, which is slower; refused if an operation cannot", ARITHMETIC,
-        resume="note",
+        False, "make results repeat to the bit: choose nothing by timing, and on GPUs slower kernels; refused if an "
+        "operation has none", ARITHMETIC, resume="note",
     )  # fmt: skip
 
     algorithms: str = option(

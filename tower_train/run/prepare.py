@@ -65,7 +65,8 @@ def prepare(
     """
     before = run_dir.read(directory.RUN)
     placed = membership.devices
-    time_products = functools.partial(algorithms.time_products, placed.session_config)
+    # With --deterministic nothing is decided by a clock.
+    time_products = None if config.deterministic else functools.partial(algorithms.time_products, placed.session_config)
     began_with = before.get("config", {})
     dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus, time_products)
     config = dataclasses.replace(config, dtype=dtype)
