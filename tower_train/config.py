@@ -106,6 +106,11 @@ class Config(DeviceOptions):
         "with status 138; for python -m tower_train, as a program that calls train() must be started again", MACHINES,
         needs=("train_dir",),
     )  # fmt: skip
+    elastic: str | None = option(
+        None, "MIN:MAX, e.g. 2:4: when a worker is lost, go on from the last checkpoint with those that are left, and "
+        "with more when one returns; a step keeps the examples that MAX workers take; for python -m tower_train, as a "
+        "program that calls train() must be started again", MACHINES, needs=("train_dir",),
+    )  # fmt: skip
     on_worker_change: str = option(
         "refuse", "what to do about a run on a tf.data data set that another number of workers has begun: refuse, or "
         "begin the data set's next_epoch, without the rest of the one under way", MACHINES,
@@ -289,8 +294,13 @@ class Config(DeviceOptions):
 
     @property
     def num_workers(self) -> int:
-        """Processes that train together."""
-        return len(self.worker_hosts.split(",")) if self.worker_hosts else 1
+        """Processes that train together, --elastic at most."""
+        return self.most_workers or (len(self.worker_hosts.split(",")) if self.worker_hosts else 1)
+
+    @property
+    def most_workers(self) -> int | None:
+        """MAX of --elastic=MIN:MAX."""
+        return rules.parse_elastic(self.elastic)[1] if self.elastic else None
 
     @property
     def batches_per_step(self) -> int:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import flags
 
@@ -131,15 +131,16 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     sys.exit(status)
 
 
-def start_again() -> None:
-    """Runs this process's command anew in its place; what it had, ports included, is given back.
+def start_again(environment: Mapping[str, str]) -> None:
+    """Runs this process's command anew in its place, with further variables in its environment; what it had, ports
+    included, is given back.
 
     SIGUSR1, which would end a process that has no handler yet, waits until it has one.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment)
 
 
 def import_tensorflow(talkative: bool = False) -> None:

@@ -8,6 +8,7 @@ import hashlib
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
 from tower_train.graph import devices
+from tower_train.graph.devices import Devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
@@ -62,10 +63,11 @@ def prepare(
     # What `auto` chose at the first start is what the run stays with.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
-    input_stream.check_options(examples, config.dump_bad_batch)
+    input_stream.check_options(examples, config.dump_bad_batch, config.elastic)
     look = functools.partial(variable_update.look_at, workload, examples, config)
-    config, chosen = variable_update.resolve(config, before.get("config", {}).get("variable_update"), placed, look)
-    config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, placed))
+    most = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)
+    config, chosen = variable_update.resolve(config, before.get("config", {}).get("variable_update"), most, look)
+    config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, most))
     graph = training_graph(workload, examples, config, placed)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
@@ -77,6 +79,16 @@ def prepare(
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
+
+
+def rebuilt(start: Start, placed: Devices) -> Start:
+    """The start with a graph for other devices, or for another number of workers."""
+    graph = training_graph(start.workload, start.examples, start.config, placed)
+    if not start.is_chief:
+        return dataclasses.replace(start, graph=graph)
+    drawing = start.drawing and graph.drawing()
+    resumed = resume.find(start.run_dir, graph, start.config, is_known=True)
+    return dataclasses.replace(start, graph=graph, drawing=drawing, resumed=resumed)
 
 
 def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
@@ -96,7 +108,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
         run_dir,
         config.eval_every_steps,
         start.last_step if config.eval_at_end else None,
-        functools.partial(_evaluators, start),
+        functools.partial(_evaluators, config, workload, examples),
         best.Best(run_dir, config.keep_best, patience, config.global_batch),
     )
     stack.callback(evaluations.close)
@@ -115,15 +127,14 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     )  # fmt: skip
 
 
-def _evaluators(start: Start) -> dict[str, Evaluator]:
+def _evaluators(config: Config, workload: Workload, examples: Examples) -> dict[str, Evaluator]:
     """Evaluators on the test examples and on some training examples; each builds a graph."""
-    config, examples = start.config, start.examples
     request = DataRequest("test", examples.dataset, config.data_dir, config.seed)
-    evaluated = {TEST: start.workload.examples(request)}
+    evaluated = {TEST: workload.examples(request)}
     if config.train_eval_examples:
         evaluated[TRAIN] = examples.sample(config.train_eval_examples)
     placed = devices.place(config)
     return {
-        name: Evaluator(start.workload, each, config.tower_batch, config.dtype, config.moving_average_decay, placed)
+        name: Evaluator(workload, each, config.tower_batch, config.dtype, config.moving_average_decay, placed)
         for name, each in evaluated.items()
     }
