@@ -37,7 +37,7 @@ class Memory:
             found = json.loads(os.environ.get(_VARIABLE, "{}"))
             strikes = {int(task): int(count) for task, count in found.get("strikes", {}).items()}
             return cls(tuple(map(int, found.get("group", ()))), strikes, int(found.get("idle_starts", 0)))
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
             return cls()
 
     def environment(self) -> dict[str, str]:
