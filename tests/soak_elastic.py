@@ -18,7 +18,7 @@ import numpy as np
 import soak_cluster
 import soak_workload
 
-STEPS = 300  # of a run
+STEPS = 100  # of a run
 TIMEOUT_SECS = 4
 BATCH = 3  # of a worker where all are there
 OPTIONS = dict(

@@ -11,7 +11,7 @@ from tower_train.cluster.task import Task
 from tower_train.console import say
 
 _VARIABLE = "TOWER_TRAIN_ELASTIC"
-_MOST_STRIKES = 3
+_MOST_STRIKES = 5
 _MOST_IDLE_STARTS = 10
 _REMIND_SECS = 30.0
 

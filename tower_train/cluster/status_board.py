@@ -29,7 +29,7 @@ class WorkerStatus:
       chief: the start_id of the chief that it trains with, or means to.
       members: over workers, the start_ids that the chief trains with, "" for one that does not take part; empty until
         all have agreed.
-      next_group: the tasks that the chief expects at its next start; empty until that is known.
+      next_group: the tasks that the chief expects at its next start; None until that is known.
       heartbeat: counts how often it has.
       state: how far it is.
       step: the last step done.
@@ -47,7 +47,7 @@ class WorkerStatus:
     start_id: str = ""
     chief: str = ""
     members: tuple[str, ...] = ()
-    next_group: tuple[int, ...] = ()
+    next_group: tuple[int, ...] | None = None
     heartbeat: int = 0
     state: WorkerState = WorkerState.STARTING
     step: int = 0
