@@ -174,16 +174,17 @@ def test_lines_that_a_terminal_has_no_letters_for_are_printed_all_the_same(monke
 
 
 @pytest.mark.parametrize(
-    ("words", "signalled", "is_started_again"),
+    ("words", "signalled", "is_final", "is_started_again"),
     [
-        (["--wait_for_workers"], False, True),
-        (["--wait_for_workers"], True, False),
-        ([], False, False),
-        (["--elastic=2:3"], False, True),
+        (["--wait_for_workers"], False, False, True),
+        (["--wait_for_workers"], True, False, False),
+        ([], False, False, False),
+        (["--elastic=2:3"], False, False, True),
+        (["--elastic=2:3"], False, True, False),
     ],
 )
 def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
-    words, signalled, is_started_again, tmp_path, monkeypatch, capfd
+    words, signalled, is_final, is_started_again, tmp_path, monkeypatch, capfd
 ):
     """The chief's first step waits for the second worker, which has agreed and is gone; a process of its own."""
     started_again = []
@@ -195,7 +196,7 @@ def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
         if signalled:
             received.note(signal.SIGTERM)
         error = errors.WorkerError("worker 1 is missing")
-        error.environment = {"REMEMBERED": "1"}
+        error.environment, error.is_final = {"REMEMBERED": "1"}, is_final
         running._leave_at_once(received, if_stuck, error)
 
     monkeypatch.setattr(running, "train", stuck)
