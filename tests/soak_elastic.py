@@ -13,6 +13,7 @@ import signal
 import time
 
 import elastic_log
+import forked
 import jobs
 import numpy as np
 import soak_cluster
@@ -42,7 +43,8 @@ class Round(soak_cluster.Round):
         self._returns = {}  # {worker: when}
 
     def environment(self, index):
-        return {soak_workload.LOG: str(self.log), soak_workload.PAUSE_SECS: str(self._draw.choice([0.02, 0.1]))}
+        pause_secs = str(self._draw.choice([0.02, 0.1]))
+        return {soak_workload.LOG: str(self.log), soak_workload.PAUSE_SECS: pause_secs, forked.FORK_AGAIN: "1"}
 
     def _kill(self, *indices):
         for index in indices or self._some(1):

@@ -7,6 +7,7 @@ import time
 
 import clusters
 import elastic_log
+import forked
 import jobs
 import pytest
 import soak_workload
@@ -32,6 +33,7 @@ GLOBAL_BATCH = 9
 def log(tmp_path, monkeypatch):
     monkeypatch.setenv(soak_workload.LOG, str(tmp_path / "log"))
     monkeypatch.setenv(soak_workload.PAUSE_SECS, "0.05")
+    monkeypatch.setenv(forked.FORK_AGAIN, "1")
     return tmp_path / "log"
 
 
