@@ -10,6 +10,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import types
 from multiprocessing import forkserver
 
 SHARED = "TOWER_TRAIN_TESTS_FORK_SERVER"  # the address of the one that all processes of pytest-xdist use
@@ -62,7 +63,11 @@ class Process:
         _start_server()
         what = (module, words, dict(environment), (stdin, stdout, stderr), str(cwd or os.getcwd()))
         self._process = _context.Process(target=_run, args=what, daemon=True)
-        self._process.start()
+        main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+        try:
+            self._process.start()  # which would have it import the program that this one is
+        finally:
+            sys.modules["__main__"] = main
         self.pid, self._kill = self._process.pid, os.killpg if FORK_AGAIN in environment else os.kill
 
     def send_signal(self, number):
