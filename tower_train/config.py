@@ -256,8 +256,8 @@ class Config(DeviceOptions):
     )  # fmt: skip
     dtype: str = option(
         "float32", "arithmetic: float32, float64, bfloat16 or float16 (both with float32 variables, float16 with a "
-        "loss scale), or auto: bfloat16 if the CPU or every GPU used has instructions for it, else float16 if every "
-        "GPU used is made for it, else float32", ARITHMETIC,
+        "loss scale), or auto: bfloat16 if the CPU or every GPU used has fast instructions for it, else float16 if "
+        "every GPU used is made for it, else float32", ARITHMETIC,
         choices=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
     )  # fmt: skip
     tensor_float_32: bool | None = option(
@@ -267,6 +267,12 @@ class Config(DeviceOptions):
     deterministic: bool = option(
         False, "make results on GPUs repeat to the bit, which is slower; refused if an operation cannot", ARITHMETIC,
         resume="note",
+    )  # fmt: skip
+
+    algorithms: str = option(
+        "auto", "algorithms of layers that have several: auto, the fastest, timed at the start of a new run of 500 "
+        "steps or more; usual, without timing; one by name, such as direct; or SITE=NAME,... as a run's log says",
+        ARITHMETIC, resume="note",
     )  # fmt: skip
 
     train_dir: str | None = option(

@@ -7,12 +7,21 @@ import hashlib
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
-from tower_train.graph import devices
-from tower_train.graph.devices import Devices
+from tower_train.graph import context, devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
-from tower_train.run import data_check, dtypes, input_stream, profile, report, resume, variable_update, watchdog
+from tower_train.run import (
+    algorithms,
+    data_check,
+    dtypes,
+    input_stream,
+    profile,
+    report,
+    resume,
+    variable_update,
+    watchdog,
+)
 from tower_train.run.evaluations import TEST, TRAIN, Evaluations
 from tower_train.run_dir import best, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload
@@ -56,7 +65,9 @@ def prepare(
     """
     before = run_dir.read(directory.RUN)
     placed = membership.devices
-    dtype, notes = dtypes.resolve(config.dtype, before.get("config", {}).get("dtype"), placed.gpus)
+    time_products = functools.partial(algorithms.time_products, placed.session_config)
+    began_with = before.get("config", {})
+    dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus, time_products)
     config = dataclasses.replace(config, dtype=dtype)
     manifest.check_dataset(run_dir.path, before, workload)
     # The run keeps what `auto` chose at its first start.
@@ -65,24 +76,35 @@ def prepare(
     input_stream.check_options(examples, config.dump_bad_batch, config.elastic)
     look = functools.partial(variable_update.look_at, workload, examples, config)
     most = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)
-    config, chosen = variable_update.resolve(config, before.get("config", {}).get("variable_update"), most, look)
+    config, chosen = variable_update.resolve(config, began_with.get("variable_update"), most, look)
     config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, most))
-    graph = training_graph(workload, examples, config, placed)
+    chosen_algorithms = algorithms.chooser(config, before, examples.num_examples, membership)
+    with context.entered(context.Context(choose=chosen_algorithms.choose)):
+        graph = training_graph(workload, examples, config, placed)
+    config = dataclasses.replace(config, algorithms=chosen_algorithms.text)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
         workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
     run_json["data"]["order"] = graph.data_order
-    notes += [*chosen, *placed.notes, *graph.notes, *report.random_notes(graph.random_numbers)]
+    notes += [
+        *chosen,
+        *chosen_algorithms.notes(),
+        *placed.notes,
+        *graph.notes,
+        *report.random_notes(graph.random_numbers),
+    ]
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
 
 
-def rebuilt(start: Start, placed: Devices) -> Start:
-    """The start with a graph for other devices, or for another number of workers."""
-    graph = training_graph(start.workload, start.examples, start.config, placed)
+def rebuilt(start: Start, membership: SingleProcess) -> Start:
+    """Returns the start with a graph for the membership's devices, which are others than when it was prepared."""
+    chooser = algorithms.again(start.config, membership)
+    with context.entered(context.Context(choose=chooser.choose)):
+        graph = training_graph(start.workload, start.examples, start.config, membership.devices)
     if not start.is_chief:
         return dataclasses.replace(start, graph=graph)
     drawing = start.drawing and graph.drawing()

@@ -133,7 +133,7 @@ def announce(start: Start, membership: SingleProcess) -> Start:
         start.steps_done if is_over else start.last_step,
     )
     if membership.devices is not built_for:
-        start = rebuilt(start, membership.devices)
+        start = rebuilt(start, membership)
     if start.is_chief:
         recovery.remove_leftovers(start.run_dir.path)
         start.run_dir.cut_metrics(steps_done)
