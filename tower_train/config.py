@@ -129,6 +129,11 @@ class Config(DeviceOptions):
         "status 138; only for python -m tower_train: programs that call train() must be started again", MACHINES,
         needs=("train_dir",),
     )  # fmt: skip
+    elastic: str | None = option(
+        None, "MIN:MAX, e.g. 2:4: when a worker is lost, go on from the last checkpoint with those that are left, and "
+        "with more when one returns; a step keeps the examples that MAX workers take; for python -m tower_train, as a "
+        "program that calls train() must be started again", MACHINES, needs=("train_dir",),
+    )  # fmt: skip
     on_worker_change: str = option(
         "refuse", "resume a run on a tf.data data set with another number of workers: refuse, or next_epoch, which "
         "skips the rest of the current one", MACHINES,
@@ -323,8 +328,13 @@ class Config(DeviceOptions):
 
     @property
     def num_workers(self) -> int:
-        """The number of processes that train together."""
-        return len(self.worker_hosts.split(",")) if self.worker_hosts else 1
+        """The number of processes that train together, with --elastic at most."""
+        return self.most_workers or (len(self.worker_hosts.split(",")) if self.worker_hosts else 1)
+
+    @property
+    def most_workers(self) -> int | None:
+        """MAX of --elastic=MIN:MAX."""
+        return rules.parse_elastic(self.elastic)[1] if self.elastic else None
 
     @property
     def batches_per_step(self) -> int:

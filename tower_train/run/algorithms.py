@@ -179,3 +179,8 @@ def chooser(config: Config, before: Mapping, num_examples: int, membership: Sing
         elif config.deterministic or config.last_step(num_examples) < LEAST_STEPS:
             given = USUAL
     return Chooser(config.algorithms, given, membership, membership.devices.session_config, time_trials)
+
+
+def again(config: Config, membership: SingleProcess) -> Chooser:
+    """The Chooser of another graph of a start whose config has what the first one chose."""
+    return Chooser(config.algorithms, config.algorithms, membership, membership.devices.session_config, time_trials)
