@@ -81,8 +81,8 @@ def members(monkeypatch):
     """Three members, of which two may train together, and the chief has by itself."""
     monkeypatch.setenv(*Memory((0,)).environment().popitem())
     hosts = tuple(clusters.hosts(3))
-    found = [join_elastic(Task(hosts, i), devices.place(Config()), 2.0, 60.0, (1, 2)) for i in range(3)]
-    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor() as pool:
+    found = [join_elastic(Task(hosts, i), devices.place(Config()), 2.0, 20.0, (1, 2)) for i in range(3)]
+    with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:  # the chief ends first
 
         def agree(index, seed=0):
             with found[index] as member:
