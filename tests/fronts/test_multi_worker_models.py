@@ -65,6 +65,14 @@ def test_workers_equal_one_process_and_each_other_to_the_bit(request, workers, n
         assert other["steps"] == chief["steps"] == 54
 
 
+@pytest.mark.parametrize("name", ["steps of a GAN", "steps with joined rows"])
+def test_steps_of_ones_own_equal_a_loop_by_hand_and_each_other_to_the_bit(two, name):
+    """Numbers drawn for the whole batch, gradients through joined rows, what is done once, metrics of all rows."""
+    chief, other = two.named(name)
+    assert chief["weights differ by"] < ROUNDING
+    assert (other["weights"], other["history"]) == (chief["weights"], chief["history"])
+
+
 def test_the_chief_alone_writes_and_prints(two):
     chiefs, others = ([report["files"] for report in own if "files" in report] for own in two.reports)
     assert chiefs == [sorted([*(f"{epoch}.keras" for epoch in range(1, 10)), "backup", "log.csv"])] and others == [[]]

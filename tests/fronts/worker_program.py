@@ -12,6 +12,7 @@ import zlib
 
 import keras
 import numpy as np
+import step_models
 import tensorflow as tf
 
 import tower_train
@@ -111,6 +112,24 @@ def state(towers, folder):
     return trial
 
 
+def own_steps(name, build, towers):
+    """Trains a model by its own steps; the chief does so by hand too, on one device."""
+    cluster = tower_train.cluster.current()
+    keras.utils.set_random_seed(1 + cluster.rank)  # the weights too are to become the chief's
+    data, model = step_models.batches(3), build()
+    parallel = tower_train.multi_gpu_model(model, gpus=towers)
+    parallel.compile(run_eagerly=True)
+    signature = tf.TensorSpec([None, *data[0].shape[1:]], data[0].dtype)
+    dataset = tf.data.Dataset.from_generator(lambda: iter(data), output_signature=signature)
+    found, difference = parallel.fit(dataset, verbose=0).history, 0.0
+    if cluster.is_chief:
+        alone, _ = step_models.by_hand(build, build.step_by_hand, data)
+        pairs = [(a.numpy(), b.numpy()) for a, b in zip(model.weights, alone.weights, strict=True)]
+        difference = _largest_difference(pairs)
+    weights = b"".join(np.asarray(weight.value).tobytes() for weight in model.weights)
+    report(name=name, weights=zlib.crc32(weights), history=found, **{"weights differ by": difference})
+
+
 def disagree(trial):
     """Calls fit with arguments or data that differ between the workers."""
     rank = trial.cluster.rank
@@ -146,6 +165,8 @@ def main(part, towers, folder):
     tower_train.cluster.init(gpus=(), worker_timeout_secs=15)
     if part == "state":
         disagree(state(int(towers), pathlib.Path(folder)))
+        own_steps("steps of a GAN", step_models.Gan, int(towers))
+        own_steps("steps with joined rows", step_models.OwnRowsContrastive, int(towers))
     else:
         die(*outputs_and_losses(int(towers)))
 

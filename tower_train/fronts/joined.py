@@ -14,6 +14,8 @@ from tower_train.fronts.workers import Workers
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
 
+_EXAMPLES = "the number of its examples"
+
 
 def join(workers: Workers, kind: str, towers: list[Replica], labels):
     """Fills in what the other workers' towers computed, and gathers the labels that go with it.
@@ -46,6 +48,16 @@ def join(workers: Workers, kind: str, towers: list[Replica], labels):
         return results.fill(towers, gathered[len(rows) :]), labels
 
 
+def begin(workers: Workers, kind: str, batch: tf.Tensor) -> None:
+    """Makes sure that all workers begin a step of one kind, on equally many examples."""
+
+    def exchange(examples):
+        workers.gather(workers.next_batch(kind), **{_EXAMPLES: int(examples)})
+        return [examples]
+
+    exchanged(exchange, [tf.convert_to_tensor(batch)])
+
+
 def average(workers: Workers, mean_grads: GradientsAndVariables) -> GradientsAndVariables:
     """The mean over workers of their towers' mean gradients; IndexedSlices stay sparse."""
     grads = [grad for grad, _ in mean_grads]
@@ -59,7 +71,7 @@ def average(workers: Workers, mean_grads: GradientsAndVariables) -> GradientsAnd
         return [*means, *map(np.concatenate, zip(*parts, strict=True))]
 
     with tf.device(HOST):
-        found = _exchanged(exchange, [*dense, *(part for grad in slices for part in (grad.values, grad.indices))])
+        found = exchanged(exchange, [*dense, *(part for grad in slices for part in (grad.values, grad.indices))])
         for grad, mean in zip(dense, found, strict=False):
             mean.set_shape(grad.shape)
         dense_means, parts = iter(found[: len(dense)]), iter(found[len(dense) :])
@@ -121,20 +133,29 @@ def _gather(workers: Workers, kind: str, batch: tf.Tensor, tensors: Sequence[tf.
     """Over tensors, the workers' rows joined in their order."""
 
     def exchange(examples, *arrays):
-        parts = workers.gather(workers.next_batch(kind), arrays, **{"the number of its examples": int(examples)})
+        parts = workers.gather(workers.next_batch(kind), arrays, **{_EXAMPLES: int(examples)})
         return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
-    return _exchanged(exchange, tensors, batch)
+    return exchanged(exchange, tensors, batch)
 
 
-def _exchanged(exchange: Callable, tensors: Sequence[tf.Tensor], *more: tf.Tensor) -> list[tf.Tensor]:
+def exchanged(exchange: Callable, tensors: Sequence[tf.Tensor], *more: tf.Tensor) -> list[tf.Tensor]:
+    """Calls a function of arrays in a step.
+
+    Args:
+      exchange: gets the values of `more` and of `tensors`; returns an array for each of `tensors`.
+      tensors: whose dtypes the results have.
+      more: further arguments, before those.
+    """
+
     def run(*arrays):
         try:
             return exchange(*arrays)
         except errors.UserError as error:  # which `workers` keeps; TensorFlow logs an error with all that led to it
             raise RuntimeError(str(error)) from None
 
-    return tf.numpy_function(run, [*more, *tensors], [tensor.dtype for tensor in tensors])
+    found = tf.numpy_function(run, [*more, *tensors], [tensor.dtype for tensor in tensors])
+    return found if isinstance(found, list) else [found]  # the only one, of a step that runs eagerly
 
 
 def _dense(leaf) -> tf.Tensor:
