@@ -1,4 +1,4 @@
-"""The model that multi_gpu_model returns where several workers train together."""
+"""The model of multi_gpu_model for several workers that train together."""
 
 import contextlib
 import inspect
@@ -74,7 +74,7 @@ class _Together(ParallelModel):
             raise
 
     def _build(self, x) -> None:
-        """Makes the weights that are not there yet, so that all workers can begin with the chief's."""
+        """Makes missing weights, so that all workers can begin with the chief's."""
         if self.template.built:
             return
         leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
@@ -89,7 +89,7 @@ class _Together(ParallelModel):
             self.template(growth.rows(x, slice(0, 1)))
 
     def _shuffle_alike(self) -> None:
-        """Gives all workers the chief's random states, by which Keras shuffles; draws a seed where there is none."""
+        """Gives all workers the chief's random states, by which Keras shuffles; draws a seed if there is none."""
         seed = compat.random_seed()
         drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         name, key, *others = np.random.get_state()
@@ -104,7 +104,7 @@ class _Together(ParallelModel):
         np.random.set_state(tuple(states["numpy"]))
 
     def _own(self, given: dict) -> dict:
-        """The arguments of a call for this worker: the chief's callbacks write, and it shows the progress."""
+        """Returns the arguments of a call for this worker: only the chief's callbacks write and show the progress."""
         callbacks = given.get("callbacks") or []
         callbacks = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         callbacks, quiet = keras.tree.flatten(callbacks), {}
@@ -124,10 +124,10 @@ class _Together(ParallelModel):
         self._workers.begin_batches("" if epoch is None else f" in epoch {epoch + 1}")
 
     def fit(self, *args, **kwargs):
-        """Trains as keras.Model.fit does, all workers together; batch_size is the global batch.
+        """Trains as keras.Model.fit, all workers together; batch_size is the global batch.
 
         Raises:
-          ConfigError: workers that differ; a model without weights whose input cannot be looked at.
+          ConfigError: workers that differ; a model without weights whose input cannot be inspected.
           WorkerError: a worker is missing.
         """
         given = _bound(keras.Model.fit, self, args, kwargs)
@@ -139,11 +139,7 @@ class _Together(ParallelModel):
             return super().fit(**self._own(given))
 
     def evaluate(self, *args, **kwargs):
-        """Evaluates as keras.Model.evaluate does, all workers together.
-
-        Raises:
-          ConfigError, WorkerError: as for fit.
-        """
+        """Evaluates as keras.Model.evaluate, all workers together; raises as fit."""
         given = _bound(keras.Model.evaluate, self, args, kwargs)
         if isinstance(given.get("callbacks"), keras.callbacks.CallbackList):  # of fit
             return super().evaluate(*args, **kwargs)
@@ -184,7 +180,7 @@ class _Together(ParallelModel):
             yield
 
     def predict(self, *args, **kwargs):
-        """Predicts as keras.Model.predict does, each worker by itself."""
+        """Predicts as keras.Model.predict, each worker by itself."""
         given = _bound(keras.Model.predict, self, args, kwargs)
         return super().predict(**(given if self._workers.is_chief else given | {"verbose": 0}))
 
@@ -244,7 +240,7 @@ class _Begin(keras.callbacks.Callback):
 
 
 def _bound(method: Callable, *args_and_kwargs) -> dict:
-    """The arguments of a call of one of Keras' methods, by name."""
+    """Returns the arguments of a call of one of Keras' methods, by name."""
     model, args, kwargs = args_and_kwargs
     given = inspect.signature(method).bind(model, *args, **kwargs).arguments
     del given["self"]

@@ -1,4 +1,4 @@
-"""The gradients of the towers' losses, also through tensors that they joined."""
+"""The gradients of the towers' losses, including those through joined tensors."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ def tower_gradients(
 ) -> list[GradientsAndVariables]:
     """Computes the towers' gradients, whose mean over towers is the gradient of the whole batch's loss.
 
-    The whole batch's loss is the mean of the towers' losses, weighted by their examples. A tower's loss depends on the
-    others' weights through joined tensors: the sum over towers of the gradients by a joined tensor goes back, row by
-    row, to the towers that its rows came from.
+    That loss is the mean of the towers' losses, weighted by their examples. A tower's loss depends on the others'
+    weights through joined tensors: the sum over towers of the gradients by a joined tensor goes back, row by row, to
+    the towers of its rows.
 
     Args:
       towers: of this process, in the phase in which the losses were computed.

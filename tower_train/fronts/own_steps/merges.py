@@ -110,7 +110,7 @@ def assign(model: keras.Model, towers: Sequence[Tower], exchange: Exchange) -> N
 
 
 class Logs(NamedTuple):
-    """What a step reports.
+    """The report of a step.
 
     Attributes:
       results: {name: scalar} of metrics, up to this step.
@@ -146,7 +146,7 @@ def logs(model: keras.Model, towers: Sequence[Tower], returned: Sequence[Any], e
 
 
 def _dictionary(model: keras.Model, returned: Any) -> dict:
-    """Returns what a step reports, with the results of several metrics in one beside the others."""
+    """Returns a step's report, with the results of several metrics in one beside the others."""
     if not isinstance(returned, dict) or not returned:
         raise errors.ConfigError(
             f"{type(model).__name__}.tower_step returns {returned if returned == {} else type(returned).__name__}; "

@@ -12,11 +12,8 @@ _OWN = {"global_step": "the step of the checkpoint", "loss": "the mean of the lo
 
 
 def checked(metrics: dict | None) -> dict | None:
-    """Returns metrics as {name: (value, update_op)}.
-
-    Raises:
-      GraphError: a metric is of another kind or of another graph, or a Keras metric is not updated exactly once.
-    """
+    """Returns metrics as {name: (value, update_op)}. Raises GraphError for a metric of another kind or of another
+    graph, or a Keras metric that is not updated exactly once."""
     if metrics is None:
         return None
     if not isinstance(metrics, dict):
@@ -56,7 +53,7 @@ def _check_graph(name: str, parts: list) -> None:
 
 
 def _make_local(metric: keras.Metric) -> None:
-    """Makes a Keras metric's variables begin anew with each evaluation; they are not part of checkpoints."""
+    """Resets a Keras metric's variables for each evaluation, and keeps them out of checkpoints."""
     graph = v1.get_default_graph()
     mine = {id(v.value): v.value for v in metric.variables}
     for key in (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.TRAINABLE_VARIABLES):
