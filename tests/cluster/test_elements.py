@@ -122,7 +122,9 @@ def test_files_of_different_sizes_let_nobody_wait_and_a_resumed_run_takes_what_a
         return [hooks[worker][0].steps for worker in (0, 1)]
 
     whole = train(tmp_path / "run")
-    assert "shards:   each of 2 workers reads files of its own, then the next worker's" in capsys.readouterr().out
+    printed, sizes = capsys.readouterr().out, sorted(pathlib.Path(path).stat().st_size for path in paths)
+    assert "shards:   each of 2 workers reads files of its own, then the next worker's" in printed
+    assert f"of {sizes[0]:,} to {sizes[1]:,} bytes, an example comes 2 times in 2 epochs, but not once in" in printed
     for steps in whole:
         assert {tuple(row) for row in np.concatenate(steps)} == set(map(tuple, features))
     keep_only(tmp_path / "run", 15)

@@ -7,7 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.fronts import compat
+from tower_train.fronts.workers import SEED
 
 
 def call(given: dict) -> dict:
@@ -21,6 +23,8 @@ def call(given: dict) -> dict:
 
 def _data(data) -> str:
     if isinstance(data, tf.data.Dataset):
+        if compat.has_unseeded_shuffle(data):
+            raise errors.ConfigError(f"A data set's shuffle has no seed: each worker would have another order. {SEED}")
         return f"a data set of {int(data.cardinality())} batches"
     if isinstance(data, keras.utils.PyDataset):
         return f"a PyDataset of {data.num_batches} batches"

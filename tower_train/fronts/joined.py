@@ -1,6 +1,7 @@
 """A step over all workers: each gets the results of all towers, and the mean of their gradients."""
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 
 import keras
@@ -15,6 +16,7 @@ from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
 
 _EXAMPLES = "the number of its examples"
+_HEAD = 16  # numbers of each example's label that tell it from others
 
 
 def join(workers: Workers, kind: str, towers: list[Replica], labels):
@@ -37,10 +39,11 @@ def join(workers: Workers, kind: str, towers: list[Replica], labels):
     first = towers.index(own[0])
     with tf.device(HOST):
         begin, end = sum(t.size for t in towers[:first]), sum(t.size for t in towers[: first + len(own)])
-        rows = [_dense(leaf)[begin:end] for leaf in keras.tree.flatten(labels) if leaf is not None]
+        whole = [_dense(leaf) for leaf in keras.tree.flatten(labels) if leaf is not None]
+        rows = [leaf[begin:end] for leaf in whole]
         results = _Results(own)
         batch = sum(tower.size for tower in towers)
-        gathered = _gather(workers, kind, batch, [*rows, *results.tensors])
+        gathered = _gather(workers, kind, batch, [_heads(leaf) for leaf in whole], [*rows, *results.tensors])
         for tensor, whole in zip(rows + results.rows, gathered, strict=False):
             whole.set_shape([None, *tensor.shape[1:]])
         of_labels = iter(gathered[: len(rows)])
@@ -129,14 +132,23 @@ class _Results:
         )
 
 
-def _gather(workers: Workers, kind: str, batch: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Joins the workers' rows of each tensor in their order."""
+def _gather(workers: Workers, kind: str, batch, heads: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list:
+    """Returns over tensors the workers' rows joined in their order, where they have the same whole batch, by its size
+    and the heads of its labels."""
 
     def exchange(examples, *arrays):
-        parts = workers.gather(workers.next_batch(kind), arrays, **{_EXAMPLES: int(examples)})
-        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        name = workers.next_batch(kind)
+        digest = np.array(zlib.crc32(b"".join(head.tobytes() for head in arrays[: len(heads)])))
+        parts = workers.gather(name, [digest, *arrays[len(heads) :]], **{_EXAMPLES: int(examples)})
+        workers.check_order(name, [int(part[0]) for part in parts])
+        return [np.concatenate(each) for each in list(zip(*parts, strict=True))[1:]]
 
-    return exchanged(exchange, tensors, batch)
+    return exchanged(exchange, tensors, batch, *heads)
+
+
+def _heads(leaf: tf.Tensor) -> tf.Tensor:
+    """The first numbers of each example."""
+    return leaf if leaf.shape.rank < 2 else tf.reshape(leaf, [tf.shape(leaf)[0], -1])[:, :_HEAD]
 
 
 def exchanged(exchange: Callable, tensors: Sequence[tf.Tensor], *more: tf.Tensor) -> list[tf.Tensor]:
@@ -159,6 +171,7 @@ def exchanged(exchange: Callable, tensors: Sequence[tf.Tensor], *more: tf.Tensor
 
 
 def _dense(leaf) -> tf.Tensor:
+    leaf = tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf  # of train_on_batch, eagerly
     if not isinstance(leaf, tf.Tensor) or leaf.dtype == tf.string:
         raise errors.ConfigError(
             f"fit got labels of the kind {getattr(leaf, 'dtype', None) or type(leaf).__name__}, which workers cannot "

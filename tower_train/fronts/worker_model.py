@@ -41,6 +41,7 @@ class _Together(ParallelModel):
         workers.gather("multi_gpu_model", **{"the number of towers": len(towers), "the model": alike.model(template)})
         if template.built:
             self._synchronize(template.variables)
+        self._shuffle_alike()  # so that a dataset that is made from now on does too
 
     def compile(self, *args, **kwargs):
         super().compile(*args, **kwargs)

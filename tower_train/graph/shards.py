@@ -53,8 +53,14 @@ def note(examples: Examples, num_workers: int) -> str | None:
     if num_workers == 1 or not examples.elements:
         return None
     if examples.of_worker:
+        sizes = examples.worker_bytes(num_workers) if examples.worker_bytes else []
+        uneven = sizes and (
+            f"; as these are of {min(sizes):,} to {max(sizes):,} bytes, an example comes {num_workers} times in "
+            f"{num_workers} epochs, but not once in each"
+        )
         return (
             f"shards:   each of {num_workers} workers reads files of its own, then the next worker's, and so on around"
+            f"{uneven if len({*sizes}) > 1 else ''}"
         )
     return (
         f"shards:   none: each of {num_workers} workers goes through all elements and keeps its part of each step; "
