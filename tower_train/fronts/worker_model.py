@@ -69,7 +69,7 @@ class _Together(ParallelModel):
         """Within this block an exchange's own error is raised in place of what TensorFlow makes of it."""
         try:
             yield
-        except tf.errors.OpError:
+        except (tf.errors.OpError, RuntimeError):  # the latter from a step that runs eagerly
             if self._workers.failure:
                 raise self._workers.failure from None
             raise
