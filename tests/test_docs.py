@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import Cifar10Options
-from tower_train import Config, EvaluateOptions, Workload, __main__, config, evaluate_run, train
+from tower_train import Config, EvaluateOptions, Workload, __main__, config, evaluate_run, new_workload, plan, train
 from tower_train.bench.systems import BenchmarkOptions
-from tower_train.options import Options, command_line
+from tower_train.options import command_line
 from tower_train.workloads import image_folder
 
 PATHS = {path.name: path for folder in ("", "docs") for path in sorted((jobs.ROOT / folder).glob("*.md"))}
@@ -25,10 +25,9 @@ COMMANDS = {  # the records that read their options; the trainer's own command r
     "evaluate": config.EvaluateOptions,
     "export": config.ExportOptions,
     "predict": config.PredictOptions,
-    "plan": config.PlanOptions,
     "benchmark": BenchmarkOptions,
-    "new_workload": Options,
 }
+QUICK = {module.__name__: module for module in (new_workload, plan)}
 OTHERS = {  # of scripts and other programs
     "cases", "check", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "pictures",
     "recipe", "seed", "steps", "workers",
@@ -41,7 +40,7 @@ def blocks(page):
 
 
 def is_whole(block):
-    """Whether a piece is a program: it begins with a docstring."""
+    """Returns whether a piece is a program: it begins with a docstring."""
     return block.startswith('"""')
 
 
@@ -119,22 +118,25 @@ def test_every_piece_is_whole_or_says_that_it_is_a_part(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_are_understood(page, monkeypatch, tmp_path):
+def test_commands_are_understood_and_the_quick_ones_succeed(page, monkeypatch, tmp_path, command):
     (tmp_path / "spirals.py").write_text(blocks("README.md")[0])
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     for line in commands(page):
         program, *words = shlex.split(line)
         if program != "python":
             assert (jobs.ROOT / program).is_file(), line
         elif words[1] == "tower_train":
             __main__.parse(words[1:])
+        elif words[1] in QUICK:
+            assert command(QUICK[words[1]], *words[2:])[0] == 0, line
         elif words[1].startswith("tower_train."):
             command_line.parse_with_files(words[1:], COMMANDS[words[1].partition(".")[2]], "")
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_options_are_there(page):
-    classes = (Config, *COMMANDS.values(), image_folder.FolderOptions, Cifar10Options)
+    classes = (Config, config.PlanOptions, *COMMANDS.values(), image_folder.FolderOptions, Cifar10Options)
     known = {field.name for cls in classes for field in dataclasses.fields(cls)} | OTHERS
     for name in re.findall(r"(?<![\w-])--([a-z]\w*)", PAGES[page]):
         assert name in known or name.removeprefix("no") in known, name

@@ -66,9 +66,11 @@ def overhead(session: Session) -> list[str]:
     options = session.options
     kinds = (systems.UNGUARDED, systems.SILENCE, systems.REPORTS)
     sides = [systems.trainer(reports, 1, options.batch_size, reports=reports) for reports in kinds]
+    num_starts = options.rounds or _STARTS
+    session.progress.expect(STARTING, num_starts * START_SECS)
     measured = measure.in_rounds(session, sides, options.rounds or _OVERHEAD_ROUNDS, steps=_OVERHEAD_STEPS)
     unguarded, silent, with_reports = (one.rates() for one in measured)
-    imports, starts = _starts(session, sides[0])
+    imports, starts = _starts(session, sides[0], num_starts)
     content = {"sides": _as_dicts(measured), "import_secs": imports, "first_step_secs": starts}
     written = session.write("overhead", content)
     ratio = statistics.median(start / of_import for start, of_import in zip(starts, imports, strict=True))
@@ -94,11 +96,9 @@ def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
     return f"{median:.1%} of {_OVERHEAD_STEPS * len(costs)} steps ({spread})"
 
 
-def _starts(session: Session, side: systems.System) -> tuple[list[float], list[float]]:
+def _starts(session: Session, side: systems.System, count: int) -> tuple[list[float], list[float]]:
     """Returns by start the seconds of importing TensorFlow, and from the process's start to a side's first step."""
     firsts = []
-    count = session.options.rounds or _STARTS
-    session.progress.expect(STARTING, count * START_SECS)
     for number in range(count):
         with session.progress.work(STARTING, START_SECS, "starting"), session.start(side) as worker:
             firsts.append(worker.wait_for("first_step"))

@@ -9,7 +9,7 @@ from tower_train import errors
 from tower_train.bench import report, results, systems
 from tower_train.bench.results import Results, Row
 
-_WIDTH, _LETTERS_A_LINE = 10.0, 170  # of a figure, in inches; of its caption
+_WIDTH, _LETTERS_A_LINE = 10.0, 160  # of a figure, in inches; of its caption
 _FEWEST_POINTS, _FEWEST_BARS = 3, 3  # of a panel; smaller ones are in the table only
 _STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
           "svg.hashsalt": "tower_train", "svg.fonttype": "none",
@@ -208,4 +208,6 @@ def _figure(height: float):
     """Returns a new figure, so many inches high, that needs no display."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure.get_layout_engine().set(rect=(0.02, 0, 0.96, 1))  # fonts of an SVG's reader may be wider than those here
+    return figure
