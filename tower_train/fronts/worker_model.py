@@ -67,6 +67,7 @@ class _Together(ParallelModel):
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
         """Within this block an exchange's own error is raised in place of what TensorFlow makes of it."""
+        self.begin_batches()
         try:
             yield
         except (tf.errors.OpError, RuntimeError):  # the latter from a step that runs eagerly
@@ -134,7 +135,6 @@ class _Together(ParallelModel):
         given = _bound(keras.Model.fit, self, args, kwargs)
         self._build(given.get("x"))
         with self._together():
-            self.begin_batches()
             self._workers.gather("fit", **alike.call(given), **alike.optimizer(self.optimizer))
             self._shuffle_alike()
             return super().fit(**self._own(given))
@@ -146,7 +146,6 @@ class _Together(ParallelModel):
             return super().evaluate(*args, **kwargs)
         self._build(given.get("x"))
         with self._together():
-            self.begin_batches()
             self._workers.gather("evaluate", **alike.call(given))
             self._synchronize(self.template.variables)
             return super().evaluate(**self._own(given))
