@@ -151,7 +151,7 @@ def disagree(trial):
     """Calls fit with arguments or data that differ between the workers."""
     rank = trial.cluster.rank
     pieces = ((X[:9], Y[:9]) for _ in range(3 + rank))  # whose number nobody knows
-    another_order = dict(x=X, y=np.roll(Y, rank), shuffle=False)
+    another_order = dict(x=X, y=np.roll(Y, rank), shuffle=False, epochs=9)
     differing = dict(x=X, y=Y, batch_size=8 + rank), dict(x=X[rank:], y=Y[rank:]), dict(x=pieces, epochs=4)
     for data in (*differing, another_order, dict(x=UNSEEDED)):
         try:  # Keras goes on counting the epochs of the backup
