@@ -7,14 +7,21 @@ what more of them cost: the gradients of large weights are no longer written, tr
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-_DEPTH = 8  # of operations on constants that are compared; deeper ones count as different
-_PRODUCTS = {"MatMul": ("transpose_a", "transpose_b"), "BatchMatMulV2": ("adj_x", "adj_y")}
+from tower_train.graph.joined import CannotJoin, JoinedTowers, NotJoined, are_alike, are_same
+from tower_train.graph.joined_rules import constant, repeated
+from tower_train.graph.joined_values import Apart, Joined, Same, Value, join, one_of, total
 
-_Sum = Callable[[Sequence[int]], tf.Tensor]  # the sum over the towers of these numbers
+_PRODUCTS = {"MatMul": ("transpose_a", "transpose_b"), "BatchMatMulV2": ("adj_x", "adj_y")}
+_EVERY = None  # in place of a tower's number
+
+_Sum = Callable[[int | None], tf.Tensor]  # the sum over all towers, or the value of one of them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,7 +29,7 @@ class Postponed:
     """The gradient of one tower.
 
     Attributes:
-      sum_of: builds the sum of these towers' gradients, by their numbers.
+      sum_of: builds the gradient of a tower by its number, or the sum of all towers' for None.
       tower: its number.
       known: what the tower computes for it, before the operations that are postponed.
     """
@@ -33,107 +40,151 @@ class Postponed:
 
     def tensor(self) -> tf.Tensor:
         """Builds this tower's gradient."""
-        return self.sum_of([self.tower])
+        return self.sum_of(self.tower)
 
 
-def postponed(tower_grads: list[list[tuple]]) -> list[list[tuple]]:
-    """Postpones what can be postponed.
+def together(tower_grads: list[list[tuple]], others: list[list], given: list[list[tf.Tensor]]) -> tuple[list, list]:
+    """Computes towers that share cores together, as far as their operations can be; see joined.
 
     Args:
       tower_grads: over towers, a list over variables of (gradient, variable), the variables in one order in all.
+      others: over towers, whatever structure of tensors else a step needs.
+      given: over towers, the tensors that towers compute these from.
 
     Returns:
-      The same, but Postponed instead of dense gradients.
+      tower_grads, but Postponed instead of dense gradients, and others.
     """
+    try:
+        return _together(tower_grads, others, JoinedTowers(given))
+    except CannotJoin:
+        return _together(tower_grads, others, NotJoined(len(given)))
+
+
+def _together(tower_grads: list[list[tuple]], others: list[list], towers: JoinedTowers) -> tuple[list, list]:
     by_variable = []
     for row in zip(*tower_grads, strict=True):
         grads = [grad for grad, _ in row]
         if all(isinstance(grad, tf.Tensor) for grad in grads):
-            known = [[] for _ in grads]
-            sum_of = _sum(grads, known)
-            row = [(Postponed(sum_of, i, known[i]), variable) for i, (_, variable) in enumerate(row)]
+            plan = _Plan(towers)
+            sum_of = plan.sum(grads)
+            row = [(Postponed(sum_of, i, plan.known), variable) for i, (_, variable) in enumerate(row)]
+        elif all(isinstance(grad, tf.IndexedSlices) for grad in grads):
+            row = list(zip(_apart(towers, grads), (variable for _, variable in row), strict=True))
         by_variable.append(row)
-    return [list(grads_and_vars) for grads_and_vars in zip(*by_variable, strict=True)]
+    return [list(grads_and_vars) for grads_and_vars in zip(*by_variable, strict=True)], _apart(towers, others)
 
 
-def _sum(values: Sequence[tf.Tensor], known: list[list[tf.Tensor]]) -> _Sum:
-    """Plans the sum of values, which are over towers; appends to `known`, over towers, what it is made from."""
-    op, others = values[0].op, [value.op.inputs for value in values]
-    if _are_alike(values):
-        if op.type in ("Identity", "Reshape", "Transpose", "Sum") and _only_moves(values):
-            whole = _sum([inputs[0] for inputs in others], known)
-            return lambda towers: _moved(op, whole(towers))
-        if op.type == "ConcatV2" and _are_same([inputs[-1] for inputs in others]):
-            parts = [_sum(part, known) for part in list(zip(*others, strict=True))[:-1]]
-            return lambda towers: tf.concat([part(towers) for part in parts], op.inputs[-1])
-        if op.type in _PRODUCTS and values[0].dtype.is_floating:
-            return _sum_of_products(values, known)
-    return _sum_of_known(values, known)
+def _apart(towers: JoinedTowers, structures: list) -> list[Any]:
+    """Replaces the tensors of structures, which are over towers, with those that are computed together."""
+    flat = [tf.nest.flatten(structure, expand_composites=True) for structure in structures]
+    parts = [towers.apart(towers.value(tensors)) for tensors in zip(*flat, strict=True)]
+    found = list(zip(*parts, strict=True)) or [()] * len(structures)
+    return [
+        tf.nest.pack_sequence_as(structure, each, expand_composites=True)
+        for structure, each in zip(structures, found, strict=True)
+    ]
 
 
-def _sum_of_known(values: Sequence[tf.Tensor], known: list[list[tf.Tensor]]) -> _Sum:
-    for value, of_tower in zip(values, known, strict=True):
-        of_tower.append(value)
-    return lambda towers: tf.add_n([values[i] for i in towers]) if len(towers) > 1 else values[towers[0]]
+class _Plan:
+    """Plans the sum of one gradient over towers; `known` is what it is made from."""
+
+    def __init__(self, towers: JoinedTowers | NotJoined):
+        self._towers, self.known = towers, []
+
+    def sum(self, values: Sequence[tf.Tensor]) -> _Sum:
+        op = values[0].op
+        if are_alike([value.op for value in values]):
+            inputs = list(zip(*(value.op.inputs for value in values), strict=True))
+            if places := _linear_in(op, inputs):
+                parts = [self.sum(each) if i in places else _same(each[0]) for i, each in enumerate(inputs)]
+                return lambda tower: repeated(op, [part(tower) for part in parts])[values[0].value_index]
+            if op.type in _CONTRACTED:
+                factors = self._factors(op, list(map(self._towers.value, inputs)))
+                if factors:
+                    parts = [self._of(factor, is_whole=True) for factor in factors]
+                    return lambda tower: repeated(op, [part(tower) for part in parts])[0]
+        return self._of(self._towers.value(values))
+
+    def _of(self, value: Value, is_whole: bool = False) -> _Sum:
+        """Plans a sum; is_whole: in its place the tensors of all towers, end to end."""
+        self.known += value.tensors if isinstance(value, Apart) else [value.tensor]
+        count = self._towers.towers
+
+        def build(tower: int | None) -> tf.Tensor:
+            if tower is not _EVERY:
+                return one_of(value, tower, count)
+            return value.tensor if is_whole else total(value, count)
+
+        return build
+
+    def _factors(self, op: tf.Operation, values: list[Value]) -> list[Same | Joined] | None:
+        """The inputs of an operation that sums over the towers' batches if these are end to end; None if it does not,
+        or takes more than the sum does: of small products, to lay their factors end to end."""
+        axes = _CONTRACTED[op.type](op, values)
+        is_large = True
+        for i, axis in axes.items():
+            if isinstance(values[i], Apart):
+                is_large = False
+                values[i] = join(dataclasses.replace(values[i], axis=axis))
+            if not isinstance(values[i], Joined) or values[i].axis != axis:
+                return None
+        parts = [values[i] for i in axes]
+        if not axes or len({part.outer for part in parts}) > 1:
+            return None
+        size = op.outputs[0].shape.num_elements()
+        if not is_large and (size is None or size < sum(math.prod(part.shape) for part in parts)):
+            return None
+        return values if all(isinstance(value, Same) for i, value in enumerate(values) if i not in axes) else None
 
 
-def _sum_of_products(values: Sequence[tf.Tensor], known: list[list[tf.Tensor]]) -> _Sum:
-    """Plans it as a product with the sum, where one factor is the same in all towers, or as one product."""
-    left, right = zip(*(value.op.inputs for value in values), strict=True)
-    turned = [values[0].op.get_attr(name) for name in _PRODUCTS[values[0].op.type]]
-    if _are_same(left):
-        whole = _sum(right, known)
-        return lambda towers: tf.matmul(left[0], whole(towers), *turned)
-    if _are_same(right):
-        whole = _sum(left, known)
-        return lambda towers: tf.matmul(whole(towers), right[0], *turned)
-    size = values[0].shape.num_elements()
-    of_factors = [each[0].shape.num_elements() for each in (left, right)]
-    # Of small products the sum takes less than laying their factors end to end.
-    if None in (size, *of_factors) or size < sum(of_factors) or left[0].shape[:-2] != right[0].shape[:-2]:
-        return _sum_of_known(values, known)
-    lefts = _end_to_end(left, -2 if turned[0] else -1, known)
-    rights = _end_to_end(right, -1 if turned[1] else -2, known)
-    return lambda towers: tf.matmul(lefts(towers), rights(towers), *turned)
+def _same(tensor: tf.Tensor) -> _Sum:
+    return lambda tower: tensor
 
 
-def _end_to_end(factors: Sequence[tf.Tensor], axis: int, known: list[list[tf.Tensor]]) -> _Sum:
-    one = _sum_of_known(factors, known)
-    return lambda towers: tf.concat([factors[i] for i in towers], axis) if len(towers) > 1 else one(towers)
+def _linear_in(op: tf.Operation, inputs: Sequence[Sequence[tf.Tensor]]) -> set[int]:
+    """The inputs that an operation is linear in, all others being the same in all towers, if it takes as much time or
+    less after the sum; else none."""
+    size = op.outputs[0].shape.num_elements()
+    if op.type in ("Identity", "Reshape", "Transpose", "Sum", "Cast", "RealDiv"):
+        places = {0} if size == op.inputs[0].shape.num_elements() or op.type == "Reshape" else set()
+        if op.type == "Cast" and not (op.inputs[0].dtype.is_floating and op.inputs[0].dtype.size < op.outputs[0].dtype.size):
+            return set()
+    elif op.type in ("AddN", "ConcatV2"):
+        places = set(range(len(inputs) - (op.type == "ConcatV2")))
+    elif op.type in (*_PRODUCTS, "Mul") and op.outputs[0].dtype.is_floating:
+        places = {i for i, each in enumerate(inputs) if not are_same(each)}
+        places = places if len(places) == 1 else set()
+    else:
+        places = set()
+    return places if all(are_same(each) for i, each in enumerate(inputs) if i not in places) else set()
 
 
-def _only_moves(values: Sequence[tf.Tensor]) -> bool:
-    """Whether operations with one large input leave its elements as they are, and do so alike in all towers."""
-    op, size = values[0].op, values[0].shape.num_elements()
-    if op.type == "Sum" and (size is None or size != op.inputs[0].shape.num_elements()):
-        return False
-    return all(_are_same(others) for others in list(zip(*(value.op.inputs for value in values), strict=True))[1:])
+def _contracted_axes(op: tf.Operation, values: Sequence[Value]) -> dict[int, int]:
+    """{input: the axis that a matrix product sums over}."""
+    turned = [op.get_attr(name) for name in _PRODUCTS[op.type]]
+    ranks = [tensor.shape.rank for tensor in op.inputs]
+    if None in ranks or op.inputs[0].shape[:-2] != op.inputs[1].shape[:-2]:
+        return {}
+    return {0: ranks[0] - (2 if turned[0] else 1), 1: ranks[1] - (1 if turned[1] else 2)}
 
 
-def _moved(op: tf.Operation, values: tf.Tensor) -> tf.Tensor:
-    if op.type == "Identity":
-        return values
-    if op.type == "Transpose":
-        return tf.transpose(values, op.inputs[1])
-    return tf.reshape(values, op.outputs[0].shape if op.type == "Sum" else op.inputs[1])
+def _summed_axes(op: tf.Operation, values: Sequence[Value]) -> dict[int, int]:
+    value, axes = values[0], constant(op.inputs[1])
+    if not isinstance(value, Joined) or axes is None:
+        return {}
+    return {0: value.axis} if value.axis in [axis % len(value.shape) for axis in np.ravel(axes)] else {}
 
 
-def _are_same(values: Sequence[tf.Tensor], depth: int = _DEPTH) -> bool:
-    """Whether all towers have one tensor, or make the same of the same constants."""
-    first = values[0]
-    if all(value is first for value in values):
-        return True
-    if not depth or not _are_alike(values) or first.op.op_def.is_stateful:
-        return False
-    inputs = list(zip(*(value.op.inputs for value in values), strict=True))
-    return all(_are_same(each, depth - 1) for each in inputs) if inputs else first.op.type == "Const"
+def _biases_axes(op: tf.Operation, values: Sequence[Value]) -> dict[int, int]:
+    value = values[0]
+    is_summed = isinstance(value, Joined) and value.axis < len(value.shape) - 1 and op.get_attr("data_format") == b"NHWC"
+    return {0: value.axis} if is_summed else {}
 
 
-def _are_alike(values: Sequence[tf.Tensor]) -> bool:
-    """Whether the towers' operations are of one type, with the same attributes."""
-    kinds = [(value.op.type, value.value_index, len(value.op.inputs), _attributes(value.op)) for value in values]
-    return all(kind == kinds[0] for kind in kinds)
-
-
-def _attributes(op: tf.Operation) -> dict:
-    return {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
+# What sums over examples, {input: the axis of its examples}.
+_CONTRACTED = {
+    **dict.fromkeys(_PRODUCTS, _contracted_axes),
+    "BiasAddGrad": _biases_axes,
+    "Conv2DBackpropFilter": lambda op, values: {0: 0, 2: 0},
+    "Sum": _summed_axes,
+}

@@ -34,13 +34,18 @@ def values(noted: list[Statistic]) -> list[tf.Tensor]:
     return [statistic.value for statistic in noted if statistic.is_mean]
 
 
+def with_values(noted: list[Statistic], given: list[tf.Tensor]) -> list[Statistic]:
+    """Puts other tensors in the place of one tower's `values`."""
+    remaining = iter(given)
+    return [each._replace(value=next(remaining)) if each.is_mean else each for each in noted]
+
+
 def with_means(noted: list[Statistic], means: list[tf.Tensor]) -> list[Statistic]:
     """Puts means over towers in the place of one tower's `values`: one statistic for each moving variable, the mean of
     all calls of its layer."""
-    remaining, by_variable = iter(means), {}
-    for statistic in noted:
-        value = next(remaining) if statistic.is_mean else statistic.value
-        by_variable.setdefault(statistic.moving.ref(), []).append(statistic._replace(value=value))
+    by_variable = {}
+    for statistic in with_values(noted, means):
+        by_variable.setdefault(statistic.moving.ref(), []).append(statistic)
     return [_mean_of_calls(calls) for calls in by_variable.values()]
 
 

@@ -14,6 +14,7 @@ from tower_train.graph import (
     context,
     gradients,
     loss_scale,
+    postponed,
     progress,
     random_state,
     statistics,
@@ -29,7 +30,6 @@ from tower_train.graph.drawing import TOWERS, Sections
 from tower_train.graph.draws import TowerDraws, check_same
 from tower_train.graph.gradients import average_gradients
 from tower_train.graph.lookahead import Lookahead
-from tower_train.graph.postponed import postponed
 from tower_train.graph.record import RandomNumbers, StepReport, TrainingGraph, Wish
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
@@ -83,7 +83,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
 
         sections.begin("average")  # 4. The mean over all towers of all workers.
         if share_cores:
-            tower_grads = postponed(gradients.with_gradients(tower_grads))
+            tower_grads, tower_losses, built = _together(source, tower_grads, tower_losses, built)
         mean_grads = variables.average(average_gradients, tower_grads)
         wishes = _wishes(devices.num_workers, bool(source.state), loss.dtype)
         mean_losses, wished, moving = _other_means(variables, tower_losses, wishes, built)
@@ -229,6 +229,21 @@ def _step_context(
         epochs_seen=epochs_seen,
         common={} if share_cores else None,
     )
+
+
+def _together(
+    source: stream.Stream, tower_grads: list[gradients.GradientsAndVariables], tower_losses: list[tf.Tensor],
+    built: list[context.Context],
+) -> tuple[list[gradients.GradientsAndVariables], list[tf.Tensor], list[context.Context]]:  # fmt: skip
+    """Has towers that share cores computed together; returns the same of them."""
+    given = [tf.nest.flatten((batch, first)) for batch, first in zip(source.batches, source.firsts, strict=True)]
+    others = [(loss, statistics.values(tower.statistics)) for loss, tower in zip(tower_losses, built, strict=True)]
+    tower_grads, others = postponed.together(gradients.with_gradients(tower_grads), others, given)
+    built = [
+        dataclasses.replace(tower, statistics=statistics.with_values(tower.statistics, values))
+        for tower, (_, values) in zip(built, others, strict=True)
+    ]
+    return tower_grads, [loss for loss, _ in others], built
 
 
 def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tensors:

@@ -1,0 +1,157 @@
+"""Towers that share cores, computed together: an operation that all have is done once, on the batches of all of them.
+
+The towers stay in the graph as they were built, with their names, losses and gradients, and are the definition: whoever
+asks for a tensor of theirs gets it from them. The step only asks for other tensors of the same values. Layer by layer
+the towers' tensors are laid end to end, which for their input is the batch as it came, and each operation is made once
+more for all of them, by rules that hold element by element (joined_rules). What has none, such as batch normalisation
+over a tower's own batch, is made for each tower on its part; what is the same in all towers is taken from the first.
+So N towers of one CPU take the time of one with the batch of all.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tower_train.graph.joined_rules import RULES, made
+from tower_train.graph.joined_values import Apart, Joined, Same, Value, join, split
+
+v1 = tf.compat.v1
+
+_SCOPE = "joined/"  # of the operations that are made here
+_PASSED = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape")
+_READS = ("ReadVariableOp", "ResourceGather")  # which have a state, but that of a variable before the update
+_DEPTH = 8  # of operations on constants that are compared; deeper ones count as different
+_OLD_LOOPS = ("Enter", "Exit", "NextIteration", "Switch", "Merge", "RefSwitch", "RefMerge")
+
+
+class CannotJoin(Exception):
+    """A tower has an operation with effects, or in an order, that must not be repeated."""
+
+
+class JoinedTowers:
+    """The tensors of towers that were built alike, computed together."""
+
+    def __init__(self, given: Sequence[Sequence[tf.Tensor]]):
+        """Takes over towers what they are given, such as batches: they are computed from these."""
+        self.towers = len(given)
+        self._known = {_key(tensors): Apart(tensors) for tensors in zip(*given, strict=True)}
+        self._joined, self._split = {}, {}  # by value
+
+    def value(self, tensors: Sequence[tf.Tensor]) -> Value:
+        """Returns what holds these tensors' values.
+
+        Args:
+          tensors: over towers, the same tensor of each.
+
+        Raises:
+          CannotJoin: their operations cannot be repeated.
+        """
+        with v1.name_scope(_SCOPE), v1.control_dependencies(None):
+            left = [tuple(tensors)]
+            while left:
+                if self._find(left[-1]):
+                    left.pop()
+                    continue
+                ops = [tensor.op for tensor in left[-1]]
+                inputs = list(zip(*(op.inputs for op in ops), strict=True)) if _are_counterparts(ops) else []
+                found = [self._find(each) for each in inputs]
+                if missing := [each for each, value in zip(inputs, found, strict=True) if value is None]:
+                    left += missing
+                    continue
+                outputs = zip(*(op.outputs for op in ops), strict=True)
+                for each, value in zip(outputs, self._outputs(ops, found), strict=True):
+                    self._known[_key(each)] = value
+            return self._find(tuple(tensors))
+
+    def apart(self, value: Value) -> Sequence[tf.Tensor]:
+        """Returns each tower's tensor."""
+        if value not in self._split:
+            with v1.name_scope(_SCOPE):
+                self._split[value] = split(value, self.towers)
+        return self._split[value]
+
+    def _find(self, tensors: Sequence[tf.Tensor]) -> Value | None:
+        if all(tensor is tensors[0] for tensor in tensors):
+            return Same(tensors[0])
+        return self._known.get(_key(tensors))
+
+    def _outputs(self, ops: Sequence[tf.Operation], inputs: Sequence[Value]) -> Sequence[Value]:
+        first = ops[0]
+        if not _are_counterparts(ops):
+            raise CannotJoin(f"{first.name} is not the same in all towers")
+        alike = are_alike(ops)
+        if alike and all(isinstance(value, Same) for value in inputs):
+            return [Same(tensor) for tensor in made(first, [value.tensor for value in inputs])]
+        if first.type in _PASSED:
+            return inputs
+        if alike and first.type in RULES and (joined := [self._join(value) for value in inputs]) and all(joined):
+            outputs = RULES[first.type](self.towers, first, joined)
+            if outputs is not None:
+                return outputs
+        return self._one_by_one(ops, inputs)
+
+    def _join(self, value: Value) -> Same | Joined | None:
+        if not isinstance(value, Apart):
+            return value
+        if value not in self._joined:
+            self._joined[value] = join(value)
+        return self._joined[value]
+
+    def _one_by_one(self, ops: Sequence[tf.Operation], inputs: Sequence[Value]) -> Sequence[Value]:
+        parts = list(zip(*map(self.apart, inputs), strict=True)) or [()] * self.towers
+        outputs = [made(op, part) for op, part in zip(ops, parts, strict=True)]
+        axes = [value.axis for value in inputs if not isinstance(value, Same)] or [0]
+        return [Apart(each, axes[0]) for each in zip(*outputs, strict=True)]
+
+
+class NotJoined:
+    """The tensors of towers that cannot be computed together, in the same form: each from its own operations."""
+
+    def __init__(self, towers: int):
+        self.towers = towers
+
+    def value(self, tensors: Sequence[tf.Tensor]) -> Value:
+        return Same(tensors[0]) if are_same(tensors) else Apart(tensors)
+
+    def apart(self, value: Value) -> Sequence[tf.Tensor]:
+        return split(value, self.towers)
+
+
+def are_same(tensors: Sequence[tf.Tensor], depth: int = _DEPTH) -> bool:
+    """Whether all towers have one tensor, or make the same of the same constants."""
+    first = tensors[0]
+    if all(tensor is first for tensor in tensors):
+        return True
+    ops = [tensor.op for tensor in tensors]
+    if not depth or first.op.op_def.is_stateful or not are_alike(ops):
+        return False
+    inputs = list(zip(*(op.inputs for op in ops), strict=True))
+    return all(are_same(each, depth - 1) for each in inputs) if inputs else first.op.type == "Const"
+
+
+def are_alike(ops: Sequence[tf.Operation]) -> bool:
+    """Whether operations are of one type, with the same attributes."""
+    first = ops[0]
+    if any(op.type != first.type or len(op.inputs) != len(first.inputs) for op in ops):
+        return False
+    attributes = _attributes(first)
+    return all(_attributes(op) == attributes for op in ops[1:])
+
+
+def _attributes(op: tf.Operation) -> dict:
+    return {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
+
+
+def _are_counterparts(ops: Sequence[tf.Operation]) -> bool:
+    """Raises CannotJoin for what must not be repeated."""
+    first = ops[0]
+    if any(op.type != first.type or len(op.inputs) != len(first.inputs) for op in ops):
+        return False
+    for op in ops:
+        if op.control_inputs or op.op_def.is_stateful and op.type not in _READS or op.type in _OLD_LOOPS:
+            raise CannotJoin(f"{op.name} ({op.type})")
+    return True
+
+
+def _key(tensors: Sequence[tf.Tensor]) -> tuple[int, ...]:
+    return tuple(map(id, tensors))
