@@ -32,16 +32,12 @@ def repeated(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tenso
 
 
 def constant(tensor: tf.Tensor) -> np.ndarray | None:
-    """The value of a tensor that does not depend on the step, as far as it is easily told."""
-    if tensor.op.type == "BroadcastGradientArgs":
-        shapes = [tf.get_static_value(shape) for shape in tensor.op.inputs]
-        if any(shape is None for shape in shapes):
-            return None
-        rank = max(map(len, shapes))
-        padded = [[1] * (rank - len(shape)) + list(shape) for shape in shapes]
-        ones = [i for i, size in enumerate(padded[tensor.value_index]) if size == 1]
-        return np.array([] if list(shapes[0]) == list(shapes[1]) else ones, np.int64)
-    return tf.get_static_value(tensor)
+    """The value of a tensor of integers that is the same in every step; None if it is not, or cannot be told."""
+    value = tf.get_static_value(tensor)
+    if value is None and tensor.shape.rank == 1:
+        filled = tf.fill(tensor, 0).shape  # TensorFlow's own inference, which computes what follows from constants
+        value = np.array(filled) if filled.is_fully_defined() else None
+    return value
 
 
 def _outputs(op: tf.Operation, tensors: Sequence[tf.Tensor], axes: Sequence[int], outer: int) -> list[Value] | None:
