@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tower_train.graph.joined_rules import RULES, made
-from tower_train.graph.joined_values import Apart, Joined, Same, Value, join, split
+from tower_train.graph.joined_values import Apart, Joined, Same, Value, join, split, whole
 
 v1 = tf.compat.v1
 
@@ -34,7 +34,7 @@ class JoinedTowers:
     def __init__(self, given: Sequence[Sequence[tf.Tensor]]):
         """Takes over towers what they are given, such as batches: they are computed from these."""
         self.towers = len(given)
-        self._known = {_key(tensors): Apart(tensors) for tensors in zip(*given, strict=True)}
+        self._known = {_key(tensors): whole(tensors) or Apart(tensors) for tensors in zip(*given, strict=True)}
         self._joined, self._split = {}, {}  # by value
 
     def value(self, tensors: Sequence[tf.Tensor]) -> Value:
@@ -63,6 +63,15 @@ class JoinedTowers:
                     self._known[_key(each)] = value
             return self._find(tuple(tensors))
 
+    def joined(self, value: Value) -> Same | Joined | None:
+        """Lays what the towers have apart end to end; None if it cannot be."""
+        if not isinstance(value, Apart):
+            return value
+        if value not in self._joined:
+            with v1.name_scope(_SCOPE):
+                self._joined[value] = join(value)
+        return self._joined[value]
+
     def apart(self, value: Value) -> Sequence[tf.Tensor]:
         """Returns each tower's tensor."""
         if value not in self._split:
@@ -84,18 +93,11 @@ class JoinedTowers:
             return [Same(tensor) for tensor in made(first, [value.tensor for value in inputs])]
         if first.type in _PASSED:
             return inputs
-        if alike and first.type in RULES and (joined := [self._join(value) for value in inputs]) and all(joined):
+        if alike and first.type in RULES and all(joined := list(map(self.joined, inputs))):
             outputs = RULES[first.type](self.towers, first, joined)
             if outputs is not None:
                 return outputs
         return self._one_by_one(ops, inputs)
-
-    def _join(self, value: Value) -> Same | Joined | None:
-        if not isinstance(value, Apart):
-            return value
-        if value not in self._joined:
-            self._joined[value] = join(value)
-        return self._joined[value]
 
     def _one_by_one(self, ops: Sequence[tf.Operation], inputs: Sequence[Value]) -> Sequence[Value]:
         parts = list(zip(*map(self.apart, inputs), strict=True)) or [()] * self.towers
@@ -112,6 +114,9 @@ class NotJoined:
 
     def value(self, tensors: Sequence[tf.Tensor]) -> Value:
         return Same(tensors[0]) if are_same(tensors) else Apart(tensors)
+
+    def joined(self, value: Value) -> Same | None:
+        return value if isinstance(value, Same) else None
 
     def apart(self, value: Value) -> Sequence[tf.Tensor]:
         return split(value, self.towers)

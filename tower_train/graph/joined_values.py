@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -76,6 +77,19 @@ def join(value: Apart) -> Joined | None:
         return None
     axis = value.axis if value.axis < len(shape) else 0
     return Joined(tf.concat(value.tensors, axis), shape, axis)
+
+
+def whole(tensors: Sequence[tf.Tensor]) -> Joined | None:
+    """Returns what the towers' tensors were cut from, as tensor[begin:end], if these are all of it in order."""
+    first, ops = tensors[0], [tensor.op for tensor in tensors]
+    shape = static_shape(first)
+    if any(op.type != "StridedSlice" or op.inputs[0] is not ops[0].inputs[0] for op in ops) or not shape:
+        return None
+    cuts = [[tf.get_static_value(place) for place in op.inputs[1:3]] for op in ops]
+    expected = [[[i * shape[0]], [(i + 1) * shape[0]]] for i in range(len(ops))]
+    if ops[0].inputs[0].shape.as_list() != scaled(shape, 0, len(ops)) or not np.array_equal(cuts, expected):
+        return None
+    return Joined(ops[0].inputs[0], shape, 0)
 
 
 def split(value: Value, towers: int) -> Sequence[tf.Tensor]:

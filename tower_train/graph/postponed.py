@@ -120,18 +120,17 @@ class _Plan:
     def _factors(self, op: tf.Operation, values: list[Value]) -> list[Same | Joined] | None:
         """The inputs of an operation that sums over the towers' batches if these are end to end; None if it does not,
         or takes more than the sum does: of small products, to lay their factors end to end."""
-        axes = _CONTRACTED[op.type](op, values)
-        is_large = True
+        axes, is_large = _CONTRACTED[op.type](op, values), True
         for i, axis in axes.items():
             if isinstance(values[i], Apart):
-                is_large = False
-                values[i] = join(dataclasses.replace(values[i], axis=axis))
+                joined = self._towers.joined(values[i])
+                is_large &= joined is not None
+                values[i] = joined or join(dataclasses.replace(values[i], axis=axis))
             if not isinstance(values[i], Joined) or values[i].axis != axis:
                 return None
-        parts = [values[i] for i in axes]
-        if not axes or len({part.outer for part in parts}) > 1:
+        parts, size = [values[i] for i in axes], op.outputs[0].shape.num_elements()
+        if len({part.outer for part in parts}) != 1:
             return None
-        size = op.outputs[0].shape.num_elements()
         if not is_large and (size is None or size < sum(math.prod(part.shape) for part in parts)):
             return None
         return values if all(isinstance(value, Same) for i, value in enumerate(values) if i not in axes) else None
