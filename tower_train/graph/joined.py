@@ -53,13 +53,12 @@ class JoinedTowers:
                     left.pop()
                     continue
                 ops = [tensor.op for tensor in left[-1]]
-                inputs = list(zip(*(op.inputs for op in ops), strict=True)) if _are_counterparts(ops) else []
-                found = [self._find(each) for each in inputs]
-                if missing := [each for each, value in zip(inputs, found, strict=True) if value is None]:
+                inputs, awaited = _needed(ops)
+                if missing := [each for each in inputs + awaited if self._find(each) is None]:
                     left += missing
                     continue
                 outputs = zip(*(op.outputs for op in ops), strict=True)
-                for each, value in zip(outputs, self._outputs(ops, found), strict=True):
+                for each, value in zip(outputs, self._outputs(ops, list(map(self._find, inputs))), strict=True):
                     self._known[_key(each)] = value
             return self._find(tuple(tensors))
 
@@ -86,8 +85,6 @@ class JoinedTowers:
 
     def _outputs(self, ops: Sequence[tf.Operation], inputs: Sequence[Value]) -> Sequence[Value]:
         first = ops[0]
-        if not _are_counterparts(ops):
-            raise CannotJoin(f"{first.name} is not the same in all towers")
         alike = are_alike(ops)
         if alike and all(isinstance(value, Same) for value in inputs):
             return [Same(tensor) for tensor in made(first, [value.tensor for value in inputs])]
@@ -147,15 +144,24 @@ def _attributes(op: tf.Operation) -> dict:
     return {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
 
 
-def _are_counterparts(ops: Sequence[tf.Operation]) -> bool:
-    """Raises CannotJoin for what must not be repeated."""
+def _needed(ops: Sequence[tf.Operation]) -> tuple[list[tuple[tf.Tensor, ...]], list[tuple[tf.Tensor, ...]]]:
+    """What the towers' operation takes, and what it only waits for, over towers each.
+
+    An order among operations without effects, as gradients have it, need not be kept.
+
+    Raises:
+      CannotJoin: it has an effect or waits for one, or another operation is in its place in another tower.
+    """
     first = ops[0]
-    if any(op.type != first.type or len(op.inputs) != len(first.inputs) for op in ops):
-        return False
-    for op in ops:
-        if op.control_inputs or op.op_def.is_stateful and op.type not in _READS or op.type in _OLD_LOOPS:
-            raise CannotJoin(f"{op.name} ({op.type})")
-    return True
+    sizes = [(op.type, len(op.inputs), len(op.control_inputs)) for op in ops]
+    if any(size != sizes[0] for size in sizes):
+        raise CannotJoin(f"{first.name} has no counterpart in each tower")
+    if first.op_def.is_stateful and first.type not in _READS or first.type in _OLD_LOOPS:
+        raise CannotJoin(f"{first.name} is a {first.type}")
+    if any(not op.outputs for op in first.control_inputs):
+        raise CannotJoin(f"{first.name} waits for {', '.join(op.name for op in first.control_inputs)}")
+    awaited = [[op.outputs[0] for op in op.control_inputs if op.outputs] for op in ops]
+    return list(zip(*(op.inputs for op in ops), strict=True)), list(zip(*awaited, strict=True))
 
 
 def _key(tensors: Sequence[tf.Tensor]) -> tuple[int, ...]:

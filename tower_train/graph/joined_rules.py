@@ -294,7 +294,9 @@ def _strided_slice(towers: int, op: tf.Operation, inputs: Sequence[Value]):
 
 
 def _masks(op: tf.Operation) -> dict[str, int]:
-    return {f"{name}_mask": op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    return {
+        f"{name}_mask": op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
 
 
 def _tensor(value: Same | Joined) -> tf.Tensor:
@@ -302,9 +304,9 @@ def _tensor(value: Same | Joined) -> tf.Tensor:
 
 
 _BROADCASTING = """
-    Abs Add AddV2 Cast Ceil Cos DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual IsFinite
-    LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul MulNoNan Neg NotEqual OnesLike
-    Pow RealDiv Reciprocal Relu Relu6 Round Rsqrt SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt Square
+    Abs Add AddV2 Cast Ceil Cos DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual
+    IsFinite LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul MulNoNan Neg NotEqual
+    OnesLike Pow RealDiv Reciprocal Relu Relu6 Round Rsqrt SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt Square
     SquaredDifference Sub Tanh Xdivy Xlogy ZerosLike
 """
 _OF_ONE_SHAPE = """

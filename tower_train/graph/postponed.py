@@ -19,9 +19,9 @@ from tower_train.graph.joined_rules import constant, repeated
 from tower_train.graph.joined_values import Apart, Joined, Same, Value, join, one_of, total
 
 _PRODUCTS = {"MatMul": ("transpose_a", "transpose_b"), "BatchMatMulV2": ("adj_x", "adj_y")}
-_EVERY = None  # in place of a tower's number
+EVERY = None  # in place of a tower's number
 
-_Sum = Callable[[int | None], tf.Tensor]  # the sum over all towers, or the value of one of them
+_Mean = Callable[[int | None], tf.Tensor]  # builds the mean over every tower, or the value of one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,18 +29,18 @@ class Postponed:
     """The gradient of one tower.
 
     Attributes:
-      sum_of: builds the gradient of a tower by its number, or the sum of all towers' for None.
+      mean_of: builds the gradient of a tower by its number, or the mean over all towers for EVERY.
       tower: its number.
       known: what the tower computes for it, before the operations that are postponed.
     """
 
-    sum_of: _Sum
+    mean_of: _Mean
     tower: int
     known: Sequence[tf.Tensor]
 
     def tensor(self) -> tf.Tensor:
         """Builds this tower's gradient."""
-        return self.sum_of(self.tower)
+        return self.mean_of(self.tower)
 
 
 def together(tower_grads: list[list[tuple]], others: list[list], given: list[list[tf.Tensor]]) -> tuple[list, list]:
@@ -66,8 +66,8 @@ def _together(tower_grads: list[list[tuple]], others: list[list], towers: Joined
         grads = [grad for grad, _ in row]
         if all(isinstance(grad, tf.Tensor) for grad in grads):
             plan = _Plan(towers)
-            sum_of = plan.sum(grads)
-            row = [(Postponed(sum_of, i, plan.known), variable) for i, (_, variable) in enumerate(row)]
+            mean_of = plan.mean(grads)
+            row = [(Postponed(mean_of, i, plan.known), variable) for i, (_, variable) in enumerate(row)]
         elif all(isinstance(grad, tf.IndexedSlices) for grad in grads):
             row = list(zip(_apart(towers, grads), (variable for _, variable in row), strict=True))
         by_variable.append(row)
@@ -86,36 +86,54 @@ def _apart(towers: JoinedTowers, structures: list) -> list[Any]:
 
 
 class _Plan:
-    """Plans the sum of one gradient over towers; `known` is what it is made from."""
+    """Plans the mean of one gradient over towers; `known` is what it is made from."""
 
     def __init__(self, towers: JoinedTowers | NotJoined):
         self._towers, self.known = towers, []
 
-    def sum(self, values: Sequence[tf.Tensor]) -> _Sum:
+    def mean(self, values: Sequence[tf.Tensor]) -> _Mean:
+        return self._sum(values, self._towers.towers)
+
+    def _sum(self, values: Sequence[tf.Tensor], divisor: int) -> _Mean:
+        """Plans the sum, divided where there is little to divide."""
         op = values[0].op
         if are_alike([value.op for value in values]):
             inputs = list(zip(*(value.op.inputs for value in values), strict=True))
             if places := _linear_in(op, inputs):
-                parts = [self.sum(each) if i in places else _same(each[0]) for i, each in enumerate(inputs)]
-                return lambda tower: repeated(op, [part(tower) for part in parts])[values[0].value_index]
-            if op.type in _CONTRACTED:
-                factors = self._factors(op, list(map(self._towers.value, inputs)))
-                if factors:
-                    parts = [self._of(factor, is_whole=True) for factor in factors]
-                    return lambda tower: repeated(op, [part(tower) for part in parts])[0]
-        return self._of(self._towers.value(values))
+                after = divisor if op.type == "Cast" else 1  # below float32 the quotient would be rounded further
+                parts = [
+                    self._sum(each, divisor // after) if i in places else _same(each[0])
+                    for i, each in enumerate(inputs)
+                ]
+                return lambda tower: _quotient(_again(values[0], parts, tower), tower, after)
+            if op.type in _CONTRACTED and (factors := self._factors(op, list(map(self._towers.value, inputs)))):
+                return self._contraction(values[0], factors, divisor)
+        return self._of(self._towers.value(values), divisor)
 
-    def _of(self, value: Value, is_whole: bool = False) -> _Sum:
-        """Plans a sum; is_whole: in its place the tensors of all towers, end to end."""
+    def _of(self, value: Value, divisor: int) -> _Mean:
         self.known += value.tensors if isinstance(value, Apart) else [value.tensor]
         count = self._towers.towers
+        return lambda tower: (
+            _quotient(total(value, count), tower, divisor) if tower is EVERY else one_of(value, tower, count)
+        )
 
-        def build(tower: int | None) -> tf.Tensor:
-            if tower is not _EVERY:
-                return one_of(value, tower, count)
-            return value.tensor if is_whole else total(value, count)
+    def _contraction(self, output: tf.Tensor, factors: list[Same | Joined], divisor: int) -> _Mean:
+        """Plans an operation that sums over all examples of its joined inputs."""
+        self.known += [factor.tensor for factor in factors]
+        count = self._towers.towers
+        sizes = {
+            i: factor.tensor.shape.num_elements() for i, factor in enumerate(factors) if isinstance(factor, Joined)
+        }
+        smallest = min(sizes, key=sizes.get)
+        if sizes[smallest] >= output.shape.num_elements():
+            smallest = None
 
-        return build
+        def part(i: int, factor: Same | Joined) -> _Mean:
+            by = divisor if i == smallest else 1
+            return lambda tower: _quotient(factor.tensor, tower, by) if tower is EVERY else one_of(factor, tower, count)
+
+        parts = [part(i, factor) for i, factor in enumerate(factors)]
+        return lambda tower: _quotient(_again(output, parts, tower), tower, divisor if smallest is None else 1)
 
     def _factors(self, op: tf.Operation, values: list[Value]) -> list[Same | Joined] | None:
         """The inputs of an operation that sums over the towers' batches if these are end to end; None if it does not,
@@ -136,7 +154,15 @@ class _Plan:
         return values if all(isinstance(value, Same) for i, value in enumerate(values) if i not in axes) else None
 
 
-def _same(tensor: tf.Tensor) -> _Sum:
+def _again(output: tf.Tensor, parts: Sequence[_Mean], tower: int | None) -> tf.Tensor:
+    return repeated(output.op, [part(tower) for part in parts])[output.value_index]
+
+
+def _quotient(tensor: tf.Tensor, tower: int | None, divisor: int) -> tf.Tensor:
+    return tensor / divisor if tower is EVERY and divisor > 1 else tensor
+
+
+def _same(tensor: tf.Tensor) -> _Mean:
     return lambda tower: tensor
 
 
@@ -146,7 +172,9 @@ def _linear_in(op: tf.Operation, inputs: Sequence[Sequence[tf.Tensor]]) -> set[i
     size = op.outputs[0].shape.num_elements()
     if op.type in ("Identity", "Reshape", "Transpose", "Sum", "Cast", "RealDiv"):
         places = {0} if size == op.inputs[0].shape.num_elements() or op.type == "Reshape" else set()
-        if op.type == "Cast" and not (op.inputs[0].dtype.is_floating and op.inputs[0].dtype.size < op.outputs[0].dtype.size):
+        if op.type == "Cast" and not (
+            op.inputs[0].dtype.is_floating and op.inputs[0].dtype.size < op.outputs[0].dtype.size
+        ):
             return set()
     elif op.type in ("AddN", "ConcatV2"):
         places = set(range(len(inputs) - (op.type == "ConcatV2")))
@@ -176,7 +204,9 @@ def _summed_axes(op: tf.Operation, values: Sequence[Value]) -> dict[int, int]:
 
 def _biases_axes(op: tf.Operation, values: Sequence[Value]) -> dict[int, int]:
     value = values[0]
-    is_summed = isinstance(value, Joined) and value.axis < len(value.shape) - 1 and op.get_attr("data_format") == b"NHWC"
+    is_summed = (
+        isinstance(value, Joined) and value.axis < len(value.shape) - 1 and op.get_attr("data_format") == b"NHWC"
+    )
     return {0: value.axis} if is_summed else {}
 
 
