@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 @contextlib.contextmanager
 def opened(workload, examples, **options):
-    """A training on logical CPU devices, before its first step: (TrainingGraph, Session).
+    """A training on logical CPU devices, which stand for GPUs: not joined if not asked for. (TrainingGraph, Session), before its first step.
 
     Fetching `report` does a step.
 
@@ -23,7 +23,7 @@ def opened(workload, examples, **options):
       examples: to train on.
       options: of Config; without summaries unless --summary_every_steps is given.
     """
-    config: Config = workload.config(**({"device": "cpu", "summary_every_steps": 0} | options))
+    config: Config = workload.config(**({"device": "cpu", "summary_every_steps": 0, "join_towers": False} | options))
     placed = devices.place(config)
     built = training.training_graph(workload, examples, config, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:

@@ -72,6 +72,10 @@ class Config(DeviceOptions):
         "mirrored where several GPUs average faster than the CPU by the arithmetic of tower_train.plan, else cpu",
         TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
+    join_towers: bool = option(
+        True, "compute towers of one CPU together: each operation once, on the batches of all; no: one beside the other, "
+        "as on GPUs", TOWERS,
+    )  # fmt: skip
     all_reduce: str | None = option(
         None, "how mirrored variables' gradients are averaged: collective (TensorFlow's ring), nccl (NVIDIA's GPUs "
         "only), or add_n (on one device, from where the others copy) (nccl between several, else collective)", TOWERS,

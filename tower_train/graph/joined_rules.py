@@ -212,14 +212,6 @@ def _conv_input_grad(towers: int, op: tf.Operation, inputs: Sequence[Value]):
     return _outputs(op, made(op, [sizes, filters.tensor, grad.tensor]), [0], 1)
 
 
-def _average_pool_grad(towers: int, op: tf.Operation, inputs: Sequence[Value]):
-    shape, grad = static_shape(op.outputs[0]), inputs[1]
-    if shape is None or not isinstance(grad, Joined) or not _is_not_pooled(op, grad):
-        return None
-    sizes = tf.constant(scaled(shape, grad.axis, towers), op.inputs[0].dtype)
-    return _outputs(op, made(op, [sizes, grad.tensor]), [grad.axis], grad.outer)
-
-
 def _shape(towers: int, op: tf.Operation, inputs: Sequence[Value]):
     """What a tower's network asks for is the shape of its own tensors."""
     del towers, inputs
@@ -227,41 +219,6 @@ def _shape(towers: int, op: tf.Operation, inputs: Sequence[Value]):
     if None in shapes:
         return None
     return [Same(tf.constant(shape, output.dtype)) for shape, output in zip(shapes, op.outputs, strict=True)]
-
-
-def _gather(towers: int, op: tf.Operation, inputs: Sequence[Value]):
-    """Rows of the same table by the batch's numbers."""
-    table, numbers = inputs[:2]
-    if not (isinstance(table, Same) and isinstance(numbers, Joined)) or op.get_attr("batch_dims"):
-        return None
-    along = constant(op.inputs[2]) if op.type == "GatherV2" else 0
-    if along is None or along < 0:
-        return None
-    return _outputs(op, made(op, list(map(_tensor, inputs))), [int(along) + numbers.axis], numbers.outer)
-
-
-def _repeat(towers: int, op: tf.Operation, inputs: Sequence[Value]):
-    """Tile, of other axes."""
-    value, times = inputs[0], constant(op.inputs[1])
-    if times is None or not isinstance(value, Joined) or times[value.axis] != 1:
-        return None
-    return _outputs(op, made(op, list(map(_tensor, inputs))), [value.axis], value.outer)
-
-
-def _broadcast(towers: int, op: tf.Operation, inputs: Sequence[Value]):
-    value, shape = inputs[0], static_shape(op.outputs[0])
-    if not isinstance(value, Joined) or shape is None or shape[value.place[0]] != value.place[1]:
-        return None
-    axis = len(shape) + value.place[0]
-    sizes = tf.constant(scaled(shape, axis, towers), op.inputs[1].dtype)
-    return _outputs(op, made(op, [value.tensor, sizes]), [axis], value.outer)
-
-
-def _one_hot(towers: int, op: tf.Operation, inputs: Sequence[Value]):
-    value = inputs[0]
-    if not isinstance(value, Joined) or op.get_attr("axis") != -1:
-        return None
-    return _outputs(op, made(op, list(map(_tensor, inputs))), [value.axis], value.outer)
 
 
 def _strided_slice(towers: int, op: tf.Operation, inputs: Sequence[Value]):
@@ -304,39 +261,28 @@ def _tensor(value: Same | Joined) -> tf.Tensor:
 
 
 _BROADCASTING = """
-    Abs Add AddV2 Cast Ceil Cos DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual
-    IsFinite LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul MulNoNan Neg NotEqual
-    OnesLike Pow RealDiv Reciprocal Relu Relu6 Round Rsqrt SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt Square
-    SquaredDifference Sub Tanh Xdivy Xlogy ZerosLike
+    Abs Add AddV2 Cast Elu Exp FloorDiv Log Maximum Minimum Mul Neg RealDiv Relu Relu6 Rsqrt SelectV2 Sigmoid Sqrt Square
+    SquaredDifference Sub Tanh ZerosLike
 """
-_OF_ONE_SHAPE = """
-    AddN EluGrad LeakyReluGrad Relu6Grad ReluGrad RsqrtGrad ReciprocalGrad Select SeluGrad SigmoidGrad SoftplusGrad
-    SoftsignGrad SqrtGrad TanhGrad
-"""
+_OF_ONE_SHAPE = "AddN EluGrad Relu6Grad ReluGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad"
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_BROADCASTING.split(), _elementwise),
     **dict.fromkeys(_OF_ONE_SHAPE.split(), _of_one_shape),
     **dict.fromkeys(("MatMul", "BatchMatMulV2"), _product),
-    **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative"), _of_examples(1)),
-    **dict.fromkeys(("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput"), _conv_input_grad),
-    **dict.fromkeys(("LRN", "Softmax", "LogSoftmax"), _by_axis(_is_not_last)),
-    **dict.fromkeys(("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"), _of_examples(2)),
-    **dict.fromkeys(("MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D"), _by_axis(_is_not_pooled)),
+    **dict.fromkeys(("MaxPool", "MaxPool3D"), _by_axis(_is_not_pooled)),
     **dict.fromkeys(("MaxPoolGrad", "MaxPool3DGrad"), _pool_grad),
-    **dict.fromkeys(("AvgPoolGrad", "AvgPool3DGrad"), _average_pool_grad),
     **dict.fromkeys(("Reshape", "Squeeze", "ExpandDims"), _reshape),
-    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any"), _reduction),
+    **dict.fromkeys(("Sum", "Mean"), _reduction),
     **dict.fromkeys(("Shape", "ShapeN"), _shape),
-    **dict.fromkeys(("GatherV2", "ResourceGather"), _gather),
     **dict.fromkeys(("StridedSlice", "StridedSliceGrad"), _strided_slice),
-    **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     "BiasAdd": _bias_add,
-    "BroadcastTo": _broadcast,
     "ConcatV2": _along(-1),
-    "OneHot": _one_hot,
+    "Conv2D": _of_examples(1),
+    "Conv2DBackpropInput": _conv_input_grad,
+    "LogSoftmax": _by_axis(_is_not_last),
+    "Pad": _pad,
     "Slice": _slice,
-    "Split": _along(0),
+    "SparseSoftmaxCrossEntropyWithLogits": _of_examples(2),
     "SplitV": _along(2),
-    "Tile": _repeat,
     "Transpose": _transpose,
 }

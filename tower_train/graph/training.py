@@ -216,8 +216,9 @@ def _variables(config: Config, devices: Devices) -> Variables:
 
 
 def _share_cores(config: Config, devices: Devices, variables: Variables) -> bool:
-    """Whether towers are computed side by side by the same cores, on the same copy of the variables."""
-    return len(variables.devices) == 1 < len(devices.towers) and not devices.gpus and config.accumulate_steps == 1
+    """Whether towers are computed by the same cores, on the same copy of the variables, and so together."""
+    share = len(variables.devices) == 1 < len(devices.towers) and not devices.gpus and config.accumulate_steps == 1
+    return share and config.join_towers
 
 
 def _step_context(
