@@ -14,7 +14,9 @@ v1 = tf.compat.v1
 
 @contextlib.contextmanager
 def opened(workload, examples, **options):
-    """A training on logical CPU devices, which stand for GPUs: not joined if not asked for. (TrainingGraph, Session), before its first step.
+    """A training on logical CPU devices, before its first step: (TrainingGraph, Session).
+
+    They stand for GPUs, and so towers are not joined unless join_towers=True is given.
 
     Fetching `report` does a step.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train import console, errors
-from tower_train.graph.postponed import EVERY, Postponed
+from tower_train.graph.postponed import Postponed
 
 v1 = tf.compat.v1
 
@@ -181,7 +181,7 @@ def _mean(grads: list[Gradient], name: str) -> Gradient:
     if len(grads) == 1:
         return _tensor(grads[0])
     if isinstance(grads[0], Postponed):
-        return grads[0].mean_of(EVERY)
+        return grads[0].mean()
     if all(sparse):
         values = tf.concat([grad.values for grad in grads], axis=0)
         indices = tf.concat([grad.indices for grad in grads], axis=0)

@@ -17,9 +17,13 @@ from tower_train.graph.joined_values import Apart, Joined, Same, Value, join, sp
 
 v1 = tf.compat.v1
 
-_SCOPE = "joined/"  # of the operations that are made here
+SCOPE = "joined/"  # of the operations that are made here
 _PASSED = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape")
-_READS = ("ReadVariableOp", "ResourceGather")  # which have a state, but that of a variable before the update
+_READS = (
+    "ReadVariableOp",
+    "ResourceGather",
+    "VariableShape",
+)  # which have a state, but that of a variable before the update
 _DEPTH = 8  # of operations on constants that are compared; deeper ones count as different
 _OLD_LOOPS = ("Enter", "Exit", "NextIteration", "Switch", "Merge", "RefSwitch", "RefMerge")
 
@@ -29,11 +33,16 @@ class CannotJoin(Exception):
 
 
 class JoinedTowers:
-    """The tensors of towers that were built alike, computed together."""
+    """The tensors of towers that were built alike, computed together.
+
+    Attributes:
+      towers: how many.
+      reads: operations of theirs that read variables, of which only the first tower's are used here.
+    """
 
     def __init__(self, given: Sequence[Sequence[tf.Tensor]]):
         """Takes over towers what they are given, such as batches: they are computed from these."""
-        self.towers = len(given)
+        self.towers, self.reads = len(given), []
         self._known = {_key(tensors): whole(tensors) or Apart(tensors) for tensors in zip(*given, strict=True)}
         self._joined, self._split = {}, {}  # by value
 
@@ -46,7 +55,7 @@ class JoinedTowers:
         Raises:
           CannotJoin: their operations cannot be repeated.
         """
-        with v1.name_scope(_SCOPE), v1.control_dependencies(None):
+        with v1.name_scope(SCOPE), v1.control_dependencies(None):
             left = [tuple(tensors)]
             while left:
                 if self._find(left[-1]):
@@ -67,14 +76,14 @@ class JoinedTowers:
         if not isinstance(value, Apart):
             return value
         if value not in self._joined:
-            with v1.name_scope(_SCOPE):
+            with v1.name_scope(SCOPE):
                 self._joined[value] = join(value)
         return self._joined[value]
 
     def apart(self, value: Value) -> Sequence[tf.Tensor]:
         """Returns each tower's tensor."""
         if value not in self._split:
-            with v1.name_scope(_SCOPE):
+            with v1.name_scope(SCOPE):
                 self._split[value] = split(value, self.towers)
         return self._split[value]
 
@@ -86,6 +95,8 @@ class JoinedTowers:
     def _outputs(self, ops: Sequence[tf.Operation], inputs: Sequence[Value]) -> Sequence[Value]:
         first = ops[0]
         alike = are_alike(ops)
+        if first.type in _READS:
+            self.reads += ops
         if alike and all(isinstance(value, Same) for value in inputs):
             return [Same(tensor) for tensor in made(first, [value.tensor for value in inputs])]
         if first.type in _PASSED:
@@ -107,7 +118,7 @@ class NotJoined:
     """The tensors of towers that cannot be computed together, in the same form: each from its own operations."""
 
     def __init__(self, towers: int):
-        self.towers = towers
+        self.towers, self.reads = towers, []
 
     def value(self, tensors: Sequence[tf.Tensor]) -> Value:
         return Same(tensors[0]) if are_same(tensors) else Apart(tensors)

@@ -221,48 +221,13 @@ def _shape(towers: int, op: tf.Operation, inputs: Sequence[Value]):
     return [Same(tf.constant(shape, output.dtype)) for shape, output in zip(shapes, op.outputs, strict=True)]
 
 
-def _strided_slice(towers: int, op: tf.Operation, inputs: Sequence[Value]):
-    """The gradient of a slice too, whose first input is the shape of what it is of."""
-    is_gradient = op.type == "StridedSliceGrad"
-    value, places = (inputs[-1], op.inputs[1:4]) if is_gradient else (inputs[0], op.inputs[1:])
-    begin, end, strides = map(constant, places)
-    whole, masks = static_shape(op.outputs[0] if is_gradient else op.inputs[0]), _masks(op)
-    if begin is None or end is None or strides is None or whole is None or masks["ellipsis_mask"]:
-        return None
-    if masks["new_axis_mask"] or is_gradient and (masks["shrink_axis_mask"] or not isinstance(value, Joined)):
-        return None
-    axis = value.axis
-    if axis < len(begin):
-        bit = 1 << axis
-        starts = masks["begin_mask"] & bit or begin[axis] == 0
-        ends = masks["end_mask"] & bit or end[axis] == whole[axis]
-        if not (starts and ends and strides[axis] == 1) or masks["shrink_axis_mask"] & bit:
-            return None
-        masks |= {name: masks[name] | bit for name in ("begin_mask", "end_mask")}
-    if is_gradient:
-        sizes = tf.constant(scaled(whole, axis, towers), op.inputs[0].dtype)
-        tensor = tf.raw_ops.StridedSliceGrad(
-            shape=sizes, begin=places[0], end=places[1], strides=places[2], dy=value.tensor, **masks
-        )
-        return _outputs(op, [tensor], [axis], value.outer)
-    tensor = tf.raw_ops.StridedSlice(input=value.tensor, begin=places[0], end=places[1], strides=places[2], **masks)
-    gone = bin(masks["shrink_axis_mask"] & ((1 << axis) - 1)).count("1")
-    return _outputs(op, [tensor], [axis - gone], value.outer)
-
-
-def _masks(op: tf.Operation) -> dict[str, int]:
-    return {
-        f"{name}_mask": op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-    }
-
-
 def _tensor(value: Same | Joined) -> tf.Tensor:
     return value.tensor
 
 
 _BROADCASTING = """
-    Abs Add AddV2 Cast Elu Exp FloorDiv Log Maximum Minimum Mul Neg RealDiv Relu Relu6 Rsqrt SelectV2 Sigmoid Sqrt Square
-    SquaredDifference Sub Tanh ZerosLike
+    Abs Add AddV2 Cast Elu Exp FloorDiv Log Maximum Minimum Mul Neg RealDiv Relu Relu6 Rsqrt SelectV2 Sigmoid Sqrt
+    Square SquaredDifference Sub Tanh ZerosLike
 """
 _OF_ONE_SHAPE = "AddN EluGrad Relu6Grad ReluGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad"
 RULES: dict[str, Rule] = {
@@ -274,7 +239,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Reshape", "Squeeze", "ExpandDims"), _reshape),
     **dict.fromkeys(("Sum", "Mean"), _reduction),
     **dict.fromkeys(("Shape", "ShapeN"), _shape),
-    **dict.fromkeys(("StridedSlice", "StridedSliceGrad"), _strided_slice),
     "BiasAdd": _bias_add,
     "ConcatV2": _along(-1),
     "Conv2D": _of_examples(1),

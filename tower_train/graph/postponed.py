@@ -9,17 +9,16 @@ what more of them cost: the gradients of large weights are no longer written, tr
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tower_train.graph.joined import CannotJoin, JoinedTowers, NotJoined, are_alike, are_same
+from tower_train.graph.joined import SCOPE, CannotJoin, JoinedTowers, NotJoined, are_alike, are_same
 from tower_train.graph.joined_rules import constant, repeated
 from tower_train.graph.joined_values import Apart, Joined, Same, Value, join, one_of, total
 
 _PRODUCTS = {"MatMul": ("transpose_a", "transpose_b"), "BatchMatMulV2": ("adj_x", "adj_y")}
-EVERY = None  # in place of a tower's number
+_EVERY = None  # in place of a tower's number
 
 _Mean = Callable[[int | None], tf.Tensor]  # builds the mean over every tower, or the value of one
 
@@ -29,7 +28,7 @@ class Postponed:
     """The gradient of one tower.
 
     Attributes:
-      mean_of: builds the gradient of a tower by its number, or the mean over all towers for EVERY.
+      mean_of: builds the gradient of a tower by its number, or the mean over all towers for None.
       tower: its number.
       known: what the tower computes for it, before the operations that are postponed.
     """
@@ -42,17 +41,36 @@ class Postponed:
         """Builds this tower's gradient."""
         return self.mean_of(self.tower)
 
+    def mean(self) -> tf.Tensor:
+        """Builds the mean over all towers."""
+        with tf.compat.v1.name_scope(SCOPE):
+            return self.mean_of(_EVERY)
 
-def together(tower_grads: list[list[tuple]], others: list[list], given: list[list[tf.Tensor]]) -> tuple[list, list]:
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Towers that are computed together.
+
+    Attributes:
+      tower_grads: over towers, a list over variables of (gradient, variable), Postponed instead of dense gradients.
+      others: over towers, the tensors of other things.
+      reads: the towers' operations that read variables.
+    """
+
+    tower_grads: list[list[tuple]]
+    others: list[Sequence[tf.Tensor]]
+    reads: list[tf.Operation]
+
+
+def together(
+    tower_grads: list[list[tuple]], others: list[Sequence[tf.Tensor]], given: list[Sequence[tf.Tensor]]
+) -> Together:
     """Computes towers that share cores together, as far as their operations can be; see joined.
 
     Args:
       tower_grads: over towers, a list over variables of (gradient, variable), the variables in one order in all.
-      others: over towers, whatever structure of tensors else a step needs.
-      given: over towers, the tensors that towers compute these from.
-
-    Returns:
-      tower_grads, but Postponed instead of dense gradients, and others.
+      others: over towers, what else a step needs of them.
+      given: over towers, the tensors that they compute these from.
     """
     try:
         return _together(tower_grads, others, JoinedTowers(given))
@@ -60,29 +78,26 @@ def together(tower_grads: list[list[tuple]], others: list[list], given: list[lis
         return _together(tower_grads, others, NotJoined(len(given)))
 
 
-def _together(tower_grads: list[list[tuple]], others: list[list], towers: JoinedTowers) -> tuple[list, list]:
+def _together(tower_grads: list, others: list, towers: JoinedTowers | NotJoined) -> Together:
     by_variable = []
     for row in zip(*tower_grads, strict=True):
-        grads = [grad for grad, _ in row]
+        grads, variables = zip(*row, strict=True)
         if all(isinstance(grad, tf.Tensor) for grad in grads):
             plan = _Plan(towers)
             mean_of = plan.mean(grads)
-            row = [(Postponed(mean_of, i, plan.known), variable) for i, (_, variable) in enumerate(row)]
+            grads = [Postponed(mean_of, i, plan.known) for i in range(towers.towers)]
         elif all(isinstance(grad, tf.IndexedSlices) for grad in grads):
-            row = list(zip(_apart(towers, grads), (variable for _, variable in row), strict=True))
-        by_variable.append(row)
-    return [list(grads_and_vars) for grads_and_vars in zip(*by_variable, strict=True)], _apart(towers, others)
+            parts = _apart(towers, [(grad.values, grad.indices) for grad in grads])
+            grads = [tf.IndexedSlices(*part, grad.dense_shape) for part, grad in zip(parts, grads, strict=True)]
+        by_variable.append(list(zip(grads, variables, strict=True)))
+    others = _apart(towers, others)
+    return Together([list(row) for row in zip(*by_variable, strict=True)], others, towers.reads)
 
 
-def _apart(towers: JoinedTowers, structures: list) -> list[Any]:
-    """Replaces the tensors of structures, which are over towers, with those that are computed together."""
-    flat = [tf.nest.flatten(structure, expand_composites=True) for structure in structures]
-    parts = [towers.apart(towers.value(tensors)) for tensors in zip(*flat, strict=True)]
-    found = list(zip(*parts, strict=True)) or [()] * len(structures)
-    return [
-        tf.nest.pack_sequence_as(structure, each, expand_composites=True)
-        for structure, each in zip(structures, found, strict=True)
-    ]
+def _apart(towers: JoinedTowers | NotJoined, tensors: list[Sequence[tf.Tensor]]) -> list[Sequence[tf.Tensor]]:
+    """Replaces tensors, which are over towers, with those that are computed together."""
+    parts = [towers.apart(towers.value(each)) for each in zip(*tensors, strict=True)]
+    return list(zip(*parts, strict=True))
 
 
 class _Plan:
@@ -114,7 +129,7 @@ class _Plan:
         self.known += value.tensors if isinstance(value, Apart) else [value.tensor]
         count = self._towers.towers
         return lambda tower: (
-            _quotient(total(value, count), tower, divisor) if tower is EVERY else one_of(value, tower, count)
+            _quotient(total(value, count), tower, divisor) if tower is _EVERY else one_of(value, tower, count)
         )
 
     def _contraction(self, output: tf.Tensor, factors: list[Same | Joined], divisor: int) -> _Mean:
@@ -130,7 +145,9 @@ class _Plan:
 
         def part(i: int, factor: Same | Joined) -> _Mean:
             by = divisor if i == smallest else 1
-            return lambda tower: _quotient(factor.tensor, tower, by) if tower is EVERY else one_of(factor, tower, count)
+            return lambda tower: (
+                _quotient(factor.tensor, tower, by) if tower is _EVERY else one_of(factor, tower, count)
+            )
 
         parts = [part(i, factor) for i, factor in enumerate(factors)]
         return lambda tower: _quotient(_again(output, parts, tower), tower, divisor if smallest is None else 1)
@@ -159,7 +176,7 @@ def _again(output: tf.Tensor, parts: Sequence[_Mean], tower: int | None) -> tf.T
 
 
 def _quotient(tensor: tf.Tensor, tower: int | None, divisor: int) -> tf.Tensor:
-    return tensor / divisor if tower is EVERY and divisor > 1 else tensor
+    return tensor / divisor if tower is _EVERY and divisor > 1 else tensor
 
 
 def _same(tensor: tf.Tensor) -> _Mean:

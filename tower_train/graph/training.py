@@ -238,13 +238,17 @@ def _together(
 ) -> tuple[list[gradients.GradientsAndVariables], list[tf.Tensor], list[context.Context]]:  # fmt: skip
     """Has towers that share cores computed together; returns the same of them."""
     given = [tf.nest.flatten((batch, first)) for batch, first in zip(source.batches, source.firsts, strict=True)]
-    others = [(loss, statistics.values(tower.statistics)) for loss, tower in zip(tower_losses, built, strict=True)]
-    tower_grads, others = postponed.together(gradients.with_gradients(tower_grads), others, given)
+    others = [(loss, *statistics.values(tower.statistics)) for loss, tower in zip(tower_losses, built, strict=True)]
+    together = postponed.together(gradients.with_gradients(tower_grads), others, given)
+    with tf.control_dependencies(
+        together.reads
+    ):  # whoever asks for a tower's own tensors wants those before the update
+        losses = [tf.identity(loss) for loss, *_ in together.others]
     built = [
         dataclasses.replace(tower, statistics=statistics.with_values(tower.statistics, values))
-        for tower, (_, values) in zip(built, others, strict=True)
+        for tower, (_, *values) in zip(built, together.others, strict=True)
     ]
-    return tower_grads, [loss for loss, _ in others], built
+    return together.tower_grads, losses, built
 
 
 def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tensors:
