@@ -73,8 +73,8 @@ class Config(DeviceOptions):
         TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
     join_towers: bool = option(
-        True, "towers of one CPU are computed together, each operation once, on the batches of all; else one beside the "
-        "other, as on GPUs", TOWERS,
+        True, "compute towers of one CPU together, each operation once, on all their batches; else side by side, as on "
+        "GPUs", TOWERS,
     )  # fmt: skip
     all_reduce: str | None = option(
         None, "how mirrored variables' gradients are averaged: collective (TensorFlow's ring), nccl (NVIDIA's GPUs "

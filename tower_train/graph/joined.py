@@ -6,6 +6,10 @@ the towers' tensors are laid end to end, which for their input is the batch as i
 more for all of them, by rules that hold element by element (joined_rules). What has none, such as batch normalisation
 over a tower's own batch, is made for each tower on its part; what is the same in all towers is taken from the first.
 So N towers of one CPU take the time of one with the batch of all.
+
+An operation with an effect, or one that waits for such a one, cannot be made once more: a network with one of its own
+is computed tower by tower (NotJoined). So is every network with --join_towers=false, and on GPUs, which this is tested
+against.
 """
 
 from collections.abc import Sequence
@@ -18,12 +22,8 @@ from tower_train.graph.joined_values import Apart, Joined, Same, Value, join, sp
 v1 = tf.compat.v1
 
 SCOPE = "joined/"  # of the operations that are made here
-_PASSED = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape")
-_READS = (
-    "ReadVariableOp",
-    "ResourceGather",
-    "VariableShape",
-)  # which have a state, but that of a variable before the update
+_PASSED = ("Identity", "IdentityN", "StopGradient", "PreventGradient")
+_READS = ("ReadVariableOp", "ResourceGather", "VariableShape")  # whose state is that of a variable before the update
 _DEPTH = 8  # of operations on constants that are compared; deeper ones count as different
 _OLD_LOOPS = ("Enter", "Exit", "NextIteration", "Switch", "Merge", "RefSwitch", "RefMerge")
 

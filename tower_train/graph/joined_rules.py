@@ -176,7 +176,7 @@ def _along(axis_at: int) -> Rule:
     def rule(towers: int, op: tf.Operation, inputs: Sequence[Value]):
         first, along = _first_joined(inputs), constant(op.inputs[axis_at])
         rank = len(first.shape)
-        if along is None or int(along) % rank == first.axis:
+        if along is None or int(along) % rank == first.axis or not isinstance(inputs[axis_at], Same):
             return None
         tensors = list(map(_tensor, inputs))
         for i, value in enumerate(inputs):
@@ -191,7 +191,13 @@ def _along(axis_at: int) -> Rule:
 
 def _slice(towers: int, op: tf.Operation, inputs: Sequence[Value]):
     value, begin, shape = inputs[0], constant(op.inputs[1]), static_shape(op.outputs[0])
-    if begin is None or shape is None or begin[value.axis] or shape[value.axis] != value.shape[value.axis]:
+    if (
+        not isinstance(value, Joined)
+        or begin is None
+        or shape is None
+        or begin[value.axis]
+        or shape[value.axis] != value.shape[value.axis]
+    ):
         return None
     sizes = tf.constant(scaled(shape, value.axis, towers), op.inputs[2].dtype)
     return _outputs(op, made(op, [value.tensor, inputs[1].tensor, sizes]), [value.axis], value.outer)
@@ -199,7 +205,7 @@ def _slice(towers: int, op: tf.Operation, inputs: Sequence[Value]):
 
 def _pad(towers: int, op: tf.Operation, inputs: Sequence[Value]):
     value, pads = inputs[0], constant(op.inputs[1])
-    if pads is None or any(pads[value.axis]) or not all(isinstance(other, Same) for other in inputs[1:]):
+    if pads is None or not isinstance(inputs[1], Same) or any(pads[value.axis]):
         return None
     return _outputs(op, made(op, list(map(_tensor, inputs))), [value.axis], value.outer)
 
