@@ -191,13 +191,9 @@ def _along(axis_at: int) -> Rule:
 
 def _slice(towers: int, op: tf.Operation, inputs: Sequence[Value]):
     value, begin, shape = inputs[0], constant(op.inputs[1]), static_shape(op.outputs[0])
-    if (
-        not isinstance(value, Joined)
-        or begin is None
-        or shape is None
-        or begin[value.axis]
-        or shape[value.axis] != value.shape[value.axis]
-    ):
+    if not isinstance(value, Joined) or begin is None or shape is None:
+        return None
+    if begin[value.axis] or shape[value.axis] != value.shape[value.axis]:
         return None
     sizes = tf.constant(scaled(shape, value.axis, towers), op.inputs[2].dtype)
     return _outputs(op, made(op, [value.tensor, inputs[1].tensor, sizes]), [value.axis], value.outer)

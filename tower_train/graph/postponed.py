@@ -75,7 +75,12 @@ def together(
     try:
         return _together(tower_grads, others, JoinedTowers(given))
     except CannotJoin:
-        return _together(tower_grads, others, NotJoined(len(given)))
+        return not_joined(tower_grads, others, len(given))
+
+
+def not_joined(tower_grads: list[list[tuple]], others: list[Sequence[tf.Tensor]], towers: int) -> Together:
+    """Computes only the ends of their gradients together."""
+    return _together(tower_grads, others, NotJoined(towers))
 
 
 def _together(tower_grads: list, others: list, towers: JoinedTowers | NotJoined) -> Together:
