@@ -12,13 +12,13 @@ from tower_train.bench.measure import Session
 from tower_train.bench.progress import START_SECS, STARTING
 
 _SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
-_SWEEP_STEPS, _LONG_RUN_BATCH = (100, 1_000, 10_000), 8  # small steps: anything that grows with the run weighs most
+_SWEEP_STEPS, _LONG_RUN_BATCH = (100, 1_000, 10_000), 8  # small steps, which show best what grows with the run
 _OVERHEAD_STEPS, _OVERHEAD_ROUNDS = 500, 4  # 2000 steps, in pieces with as many log lines, summaries and checkpoints
 _STARTS = 5
 
 
 def compare(session: Session) -> list[str]:
-    """tower_train, its rivals and the ceiling side by side: benchmark.json, .svg and .png; growing.json and so on."""
+    """Compares tower_train, its rivals and the ceiling: benchmark.json, .svg and .png; growing.json and so on."""
     options, about = session.options, session.about
     sides = systems.comparison(options, about)
     name, reference = ("growing", sides[0].name) if options.growing else ("benchmark", about["reference"])
@@ -29,7 +29,7 @@ def compare(session: Session) -> list[str]:
 
 
 def sweep(session: Session) -> list[str]:
-    """Examples/sec over batch size, tower count and the length of a run: sweep.json, .svg and .png."""
+    """Measures examples/sec over batch size, tower count and the length of a run: sweep.json, .svg and .png."""
     options, gpus = session.options, session.about["gpus"]
     batch_sizes = {size: systems.trainer(f"batch {size}", 1, size) for size in _SWEEP_BATCH_SIZES}
     towers = {
@@ -55,20 +55,22 @@ def sweep(session: Session) -> list[str]:
 
 
 def show(path: pathlib.Path) -> list[str]:
-    """The tables of a comparison or a sweep, whose figures are drawn beside its file."""
+    """Returns the tables of a comparison or a sweep; draws its figures beside its file."""
     found = results.read(path)
     tables = report.sweep(found) if found.parts else report.comparison(found)
     return [*tables, "", *report.written([path, *plots.draw(found, path.with_suffix(""))])]
 
 
 def overhead(session: Session) -> list[str]:
-    """The costs of a run besides its steps, reports at their defaults and the start: overhead.json."""
+    """Measures the costs of a run besides its steps, reports at their defaults and the start: overhead.json."""
     options = session.options
     kinds = (systems.UNGUARDED, systems.SILENCE, systems.REPORTS)
     sides = [systems.trainer(reports, 1, options.batch_size, reports=reports) for reports in kinds]
+    num_starts = options.rounds or _STARTS
+    session.progress.expect(STARTING, num_starts * START_SECS)
     measured = measure.in_rounds(session, sides, options.rounds or _OVERHEAD_ROUNDS, steps=_OVERHEAD_STEPS)
     unguarded, silent, with_reports = (one.rates() for one in measured)
-    imports, starts = _starts(session, sides[0])
+    imports, starts = _starts(session, sides[0], num_starts)
     content = {"sides": _as_dicts(measured), "import_secs": imports, "first_step_secs": starts}
     written = session.write("overhead", content)
     ratio = statistics.median(start / of_import for start, of_import in zip(starts, imports, strict=True))
@@ -87,18 +89,16 @@ def _as_dicts(records) -> list[dict]:
 
 
 def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
-    """The cost of something, in words, from the rates of the same rounds without and with it."""
+    """Puts the cost of something into words, from the rates of the same rounds without and with it."""
     costs = [without[number] / with_it[number] - 1 for number in without]
     median, low, high = results.median_and_quartiles(costs)
     spread = f"{low:.1%} to {high:.1%} between the quartiles of {len(costs)} pieces"
     return f"{median:.1%} of {_OVERHEAD_STEPS * len(costs)} steps ({spread})"
 
 
-def _starts(session: Session, side: systems.System) -> tuple[list[float], list[float]]:
-    """Seconds that importing TensorFlow takes, and seconds from a process's start to a side's first step, by start."""
+def _starts(session: Session, side: systems.System, count: int) -> tuple[list[float], list[float]]:
+    """Returns by start the seconds of importing TensorFlow, and from the process's start to a side's first step."""
     firsts = []
-    count = session.options.rounds or _STARTS
-    session.progress.expect(STARTING, count * START_SECS)
     for number in range(count):
         with session.progress.work(STARTING, START_SECS, "starting"), session.start(side) as worker:
             firsts.append(worker.wait_for("first_step"))

@@ -1,4 +1,4 @@
-"""The one update of a copy of the variables: optimizer, lookahead, then moving averages; and the counters."""
+"""The update of a copy of the variables: optimizer, lookahead, then moving averages; and the counters."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ v1 = tf.compat.v1
 
 
 class Counters:
-    """The variables that count: steps done, and examples seen.
+    """The counters of steps and of examples.
 
     Attributes:
       global_step: int64 variable, steps done.
@@ -21,17 +21,17 @@ class Counters:
     """
 
     def __init__(self, global_batch: int):
-        """Creates the counters; a step moves on by global_batch examples."""
+        """Creates the counters; a step adds global_batch examples."""
         self.global_step = v1.train.create_global_step()
         self.examples_seen = v1.get_variable("examples_seen", [], tf.int64, v1.zeros_initializer(), trainable=False)
         self._global_batch = global_batch
 
     def epochs_seen(self, num_examples: int) -> tf.Tensor:
-        """Epochs seen before this step; float64 scalar."""
+        """Returns the epochs seen before this step; float64 scalar."""
         return tf.cast(self.examples_seen, tf.float64) / num_examples
 
     def count(self, others: Sequence[tuple[tf.Variable, tf.Tensor]] = ()) -> tf.Operation:
-        """Moves on by one step; others: further (counter, amount)."""
+        """Counts one step; others: further (counter, amount)."""
         amounts = [(self.global_step, 1), (self.examples_seen, self._global_batch), *others]
         return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
 
@@ -39,8 +39,8 @@ class Counters:
 def make_optimizer(
     name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False, muon_iterations: int = 0
 ) -> v1.train.Optimizer:  # fmt: skip
-    """An optimizer by its name on the command line: sgd, momentum, adam, muon, or lars (see lars_gradients); muon with
-    0 iterations is momentum."""
+    """Makes an optimizer by its name on the command line; for lars see lars_gradients; muon of 0 iterations is
+    momentum."""
     if name == "sgd":
         return v1.train.GradientDescentOptimizer(learning_rate)
     if name == "adam":
@@ -55,8 +55,8 @@ def by_learning(
 ) -> dict[Learning, GradientsAndVariables]:
     """Groups gradients by the rates of their variables; each group needs an optimizer of its own.
 
-    The group of no block of `layers.learning` comes first, so that all that its optimizer creates is named as it is
-    without such blocks.
+    The group outside of `layers.learning` comes first, so that its optimizer's variables have the same names as without
+    such blocks.
     """
     groups = {Learning(): []}
     for gradient, variable in gradients:
@@ -72,13 +72,13 @@ def limited(gradients: GradientsAndVariables, clip_norm: float, optimizer: str) 
 
 
 def clip_by_norm(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
-    """All gradients times limit / norm, norm being that of all of them together, where it is greater than limit."""
+    """Scales all gradients by limit / norm if their global norm is greater than limit."""
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], limit)
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]
 
 
 def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> GradientsAndVariables:
-    """Each matrix's and each kernel's gradient times trust * norm of its weights / norm of its gradient.
+    """Scales each matrix's and each kernel's gradient by trust * norm of its weights / norm of its gradient.
 
     Applied with momentum this is LARS (You et al. 2017, "Large batch training of convolutional networks", algorithm 1)
     for a constant rate; the gradients hold the weight decay. Biases and scales (of rank 1) keep theirs.
@@ -97,7 +97,7 @@ def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> Gr
 
 
 def moving_averages(decay: float, global_step: tf.Variable | None = None) -> tf.train.ExponentialMovingAverage | None:
-    """The moving averages of the weights; None for decay 0.
+    """Returns the moving averages of the weights; None for decay 0.
 
     With global_step the decay starts low, min(decay, (1 + step) / (10 + step)), as in the original.
     """
@@ -105,8 +105,8 @@ def moving_averages(decay: float, global_step: tf.Variable | None = None) -> tf.
 
 
 def variables_to_restore(decay: float) -> dict[str, tf.Variable]:
-    """{name in a checkpoint: variable of the default graph}, for using a trained network: trained weights and moving
-    statistics begin as their moving averages of this decay; as what they are themselves for decay 0."""
+    """Returns {name in a checkpoint: variable of the default graph} for using a trained network: trained weights and
+    moving statistics begin as their moving averages of this decay, or for decay 0 as they are."""
     averages = moving_averages(decay)
     return averages.variables_to_restore() if averages else {v.op.name: v for v in v1.global_variables()}
 

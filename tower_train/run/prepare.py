@@ -7,11 +7,21 @@ import hashlib
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
-from tower_train.graph import devices
+from tower_train.graph import context, devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
-from tower_train.run import data_check, dtypes, input_stream, profile, report, resume, variable_update, watchdog
+from tower_train.run import (
+    algorithms,
+    data_check,
+    dtypes,
+    input_stream,
+    profile,
+    report,
+    resume,
+    variable_update,
+    watchdog,
+)
 from tower_train.run.evaluations import TEST, TRAIN, Evaluations
 from tower_train.run_dir import best, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload
@@ -19,12 +29,11 @@ from tower_train.workload import DataRequest, Examples, Workload
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """One start of a run in one worker, ready to do its steps.
+    """One start of a run in one worker, ready for its steps.
 
-    Its config has the dtype, the place of the variables and the workers that were found. Workers that are not the chief
-    know `steps_done`, how many were done before, and `has_steps` once the start is announced. Only the chief has
-    `resumed`, the checkpoint to begin at, `evaluations` of the checkpoints to come, and the `drawing` of the graph if
-    the event files lack it.
+    Its config has the final dtype, place of the variables and workers. Other workers than the chief learn `steps_done`,
+    the number of earlier steps, and `has_steps` when the start is announced. Only the chief has `resumed`, the
+    checkpoint to begin at, `evaluations`, and the graph's `drawing` if the event files lack it.
     """
 
     config: Config
@@ -52,37 +61,48 @@ def prepare(
 ) -> Start:  # fmt: skip
     """Loads the examples, builds the graph and, in the chief, finds the checkpoint to begin at.
 
-    What the start has open, the sessions of its evaluations, is closed with the stack.
+    The sessions of the start's evaluations are closed with the stack.
     """
     before = run_dir.read(directory.RUN)
     placed = membership.devices
-    dtype, notes = dtypes.resolve(config.dtype, before.get("config", {}).get("dtype"), placed.gpus)
+    time_products = functools.partial(algorithms.time_products, placed.session_config)
+    began_with = before.get("config", {})
+    dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus, time_products)
     config = dataclasses.replace(config, dtype=dtype)
     manifest.check_dataset(run_dir.path, before, workload)
-    # What `auto` chose at the first start is what the run stays with.
+    # The run keeps what `auto` chose at its first start.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch)
     look = functools.partial(variable_update.look_at, workload, examples, config)
-    config, chosen = variable_update.resolve(config, before.get("config", {}).get("variable_update"), placed, look)
+    config, chosen = variable_update.resolve(config, began_with.get("variable_update"), placed, look)
     config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, placed))
-    graph = training_graph(workload, examples, config, placed)
+    chosen_algorithms = algorithms.chooser(config, before, examples.num_examples, membership)
+    with context.entered(context.Context(choose=chosen_algorithms.choose)):
+        graph = training_graph(workload, examples, config, placed)
+    config = dataclasses.replace(config, algorithms=chosen_algorithms.text)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
         workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
     run_json["data"]["order"] = graph.data_order
-    notes += [*chosen, *placed.notes, *graph.notes, *report.random_notes(graph.random_numbers)]
+    notes += [
+        *chosen,
+        *chosen_algorithms.notes(),
+        *placed.notes,
+        *graph.notes,
+        *report.random_notes(graph.random_numbers),
+    ]
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
 
 
 def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
-    """Adds what only the chief has. before: run.json of the last start."""
+    """Adds the chief's parts. before: run.json of the last start."""
     config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
-    drawing = start.graph.drawing()  # before it holds what restores a checkpoint
+    drawing = start.graph.drawing()  # before the operations that restore a checkpoint
     notes = start.notes + run_dir.warnings()
     notes += manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
     resumed = resume.find(run_dir, start.graph, config, is_known=bool(before))
@@ -116,7 +136,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
 
 
 def _evaluators(start: Start) -> dict[str, Evaluator]:
-    """Evaluators on the test examples and on some training examples; each builds a graph."""
+    """Makes evaluators on the test examples and on some training examples; each builds a graph."""
     config, examples = start.config, start.examples
     request = DataRequest("test", examples.dataset, config.data_dir, config.seed)
     evaluated = {TEST: start.workload.examples(request)}

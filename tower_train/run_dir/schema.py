@@ -1,6 +1,6 @@
-"""The fields of a run's JSON files and their types. What is written and what is read back are held against them.
+"""The fields of a run's JSON files and their types, checked when they are written and read.
 
-A field that is not declared is passed over: nothing reads it.
+Fields that are not declared are ignored, as nothing reads them.
 """
 
 import dataclasses
@@ -11,11 +11,11 @@ from typing import Any
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.measures import HIGHER, LOWER
-from tower_train.options import declare
+from tower_train.options import declare, rules
 
 
 class Mismatch(ValueError):
-    """A value that a field cannot have; the text names the field, the value and what is allowed."""
+    """An impossible value of a field; the text names the field, the value and what is allowed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Kind:
     holds: Callable[[Any], bool]
 
     def check(self, value: Any, name: str) -> None:
-        """Raises Mismatch if the value of the field of this name is not of this kind."""
+        """Raises Mismatch if the value of the field of this name is of another kind."""
         if not self.holds(value):
             raise Mismatch(f"{name or 'its content'} is {_shown(value)}, and must be {self.words}")
 
@@ -69,7 +69,7 @@ class MapOf:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """An object with these fields, all of which must be there but for the optional ones."""
+    """An object with these fields, all but the optional ones required."""
 
     fields: Mapping[str, Any]
     optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -94,7 +94,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    try:  # the bytes of a path may be no UTF-8; Python has them as some of the surrogates
+    try:  # paths may not be UTF-8; Python decodes their bytes as surrogates
         return isinstance(value, str) and b"\0" not in value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return False
@@ -122,7 +122,7 @@ _OPTION = Kind(
 
 
 def _value_of(field: dataclasses.Field) -> Kind:
-    """The values of one of the trainer's options."""
+    """Returns the kind of the values of one of the trainer's options."""
 
     def holds(value):
         if value is None or (isinstance(value, str) and not _is_text(value)):
@@ -136,8 +136,16 @@ def _value_of(field: dataclasses.Field) -> Kind:
     return Kind(declare.allowed(field), holds)
 
 
+def _are_algorithms(value: Any) -> bool:
+    try:
+        return _is_text(value) and bool(rules.parse_algorithms(value))
+    except errors.ConfigError:
+        return False
+
+
 # The options that a start compares with those of the start before; and those that evaluation needs.
 _OPTIONS = {field.name: _value_of(field) for field in dataclasses.fields(Config) if field.metadata["resume"] != "free"}
+_OPTIONS["algorithms"] = Kind("auto, usual, the name of an algorithm, or SITE=NAME,...", _are_algorithms)
 _DTYPES = [name for name in Config.__dataclass_fields__["dtype"].metadata["choices"] if name != "auto"]  # once resolved
 _NEEDED = {name: _OPTIONS.pop(name) for name in ("seed", "moving_average_decay", "dtype")}
 _NEEDED["dtype"] = Kind(f"one of {', '.join(_DTYPES)}", lambda value: value in _DTYPES)
