@@ -123,12 +123,13 @@ def table(breakdowns: Sequence[Breakdown]) -> list[str]:
     """Tabulates milliseconds and share of a step by category, a column per tower count."""
 
     def part(one: Breakdown, category: str) -> str:
-        if category.startswith("tower ") and category not in one.seconds:
+        if category in towers and category not in one.seconds:
             return ""
         return f"{one.seconds.get(category, 0.0) * 1e3:.1f} ms {one.share(category):4.0%}"
 
-    towers = [f"tower {i}" for i in range(max(one.towers for one in breakdowns))]
-    after = [ALL_TOWERS, AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES, OTHER, NOTHING]
+    towers = [f"tower {i}" for i in range(max(one.towers for one in breakdowns))] + [ALL_TOWERS]
+    towers = [category for category in towers if any(category in one.seconds for one in breakdowns)]
+    after = [AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES, OTHER, NOTHING]
     body = [[category, *(part(one, category) for one in breakdowns)] for category in [INPUT_WAIT, *towers, *after]]
     body.append(["a step, without tracing", *(f"{one.step_secs * 1e3:.1f} ms" for one in breakdowns)])
     if any(one.in_place_secs is not None for one in breakdowns):
