@@ -8,6 +8,7 @@ import tensorflow as tf
 import toy_workload
 import trainings
 
+from tower_train import Examples
 from tower_train.graph import postponed
 from tower_train.workload import DataRequest
 
@@ -142,6 +143,22 @@ def test_a_tower_s_own_tensors_are_those_before_the_update():
             values.append([session.run([built.report, means[0].outputs[0]])[1] for _ in range(3)])
     np.testing.assert_allclose(values[0], values[1], rtol=1e-12)
     assert len(set(values[0])) == 3
+
+
+def test_the_tower_of_a_bad_example_is_told():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=[12, 4]).astype(np.float32)
+    features[5, 1] = np.nan
+    examples = Examples.from_arrays("bad", features, np.arange(12) % 3, toy_workload.CLASSES)
+    found = []
+    for join in (True, False):
+        with trainings.opened(toy_workload.WORKLOAD, examples, num_gpus=3, batch_size=4, join_towers=join) as (
+            built,
+            session,
+        ):
+            found.append(session.run(built.report).finite)
+    np.testing.assert_array_equal(*found)
+    assert found[0][:3, 0].sum() == 2 and not found[0][3, 0]
 
 
 def test_the_operations_of_a_step_do_not_grow_with_the_towers():
