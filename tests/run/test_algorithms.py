@@ -12,6 +12,7 @@ from jobs import train_toy
 from tower_train import config, errors
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import Task
+from tower_train.graph import kernels
 from tower_train.graph.context import Trial
 from tower_train.run import algorithms
 
@@ -80,15 +81,17 @@ def test_a_run_stays_with_what_its_trials_found_whatever_others_would(trials, tm
     assert f"--algorithms was {SITE}=sum, now {SITE}=product." in capsys.readouterr().out
 
 
-def test_what_no_trial_is_worth_takes_the_usual_one(trials, tmp_path):
-    """A short run, float64, and a run of a version that knew no trials."""
+def test_what_no_trial_is_worth_takes_the_usual_one(trials, tmp_path, monkeypatch):
+    """A short run, float64, --deterministic, and a run of a version that knew no trials."""
     done = trials(product=2e-3, sum=1e-3)
+    monkeypatch.setattr(kernels, "choose", lambda *_: None)  # which would last as long as this process
+    train_toy(tmp_path / "repeats", **STEPS | dict(deterministic=True))
     train_toy(tmp_path / "short", **STEPS | dict(max_steps=1))
     train_toy(tmp_path / "exact", **STEPS | dict(dtype="float64"))
     rewrite(tmp_path / "short", lambda options: options.pop("algorithms"))
     train_toy(tmp_path / "short", **STEPS)
-    assert not done and set(two_ways.built[-3:]) == {"product"}
-    assert chosen(tmp_path / "short") == chosen(tmp_path / "exact") == f"{SITE}=product"
+    assert not done and two_ways.built[-4:] == ["product"] * 4
+    assert {chosen(tmp_path / name) for name in ("short", "exact", "repeats")} == {f"{SITE}=product"}
 
 
 def test_workers_take_what_the_chief_has_chosen(trials, tmp_path):

@@ -106,6 +106,7 @@ def test_slow_instructions_are_not_used(seconds, dtype, why, cpuinfo_path):
     products = dict(float32=1.0, bfloat16=seconds)
     assert dtypes.resolve("auto", None, [], lambda: products) == (dtype, [f"dtype: {dtype}, {why}"])
     assert dtypes.resolve("auto", "bfloat16", [], none_timed)[0] == "bfloat16"
+    assert dtypes.resolve("auto", None, [], None)[0] == "bfloat16"
 
 
 def test_products_are_timed_in_both_dtypes():

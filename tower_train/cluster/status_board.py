@@ -27,7 +27,9 @@ class WorkerStatus:
     Attributes:
       start_id: identifies one start of the worker; empty until it has written its row.
       chief: the start_id of the chief that it trains with, or means to.
-      members: over workers, the start_ids that the chief trains with; empty until all have agreed.
+      members: over workers, the start_ids that the chief trains with, "" for one that does not take part; empty until
+        all have agreed.
+      next_group: the tasks that the chief expects at its next start; None until that is known.
       heartbeat: their count.
       state: its progress.
       step: the last step done.
@@ -40,11 +42,13 @@ class WorkerStatus:
       stopped_by: what ended its steps; the chief's in state OVER: what ended the run.
       failure: in state FAILED, the error's text.
       exit_status: and its exit status.
+      is_final: and whether it will not start itself again.
     """
 
     start_id: str = ""
     chief: str = ""
     members: tuple[str, ...] = ()
+    next_group: tuple[int, ...] | None = None
     heartbeat: int = 0
     state: WorkerState = WorkerState.STARTING
     step: int = 0
@@ -57,6 +61,7 @@ class WorkerStatus:
     stopped_by: str | None = None
     failure: str = ""
     exit_status: int = errors.WorkerError.exit_status
+    is_final: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

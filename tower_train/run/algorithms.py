@@ -176,6 +176,11 @@ def chooser(config: Config, before: Mapping, num_examples: int, membership: Sing
     if given == AUTO and membership.task.is_chief:
         if before:  # a version without the option had the usual ones only
             given = before.get("config", {}).get("algorithms", USUAL)
-        elif config.last_step(num_examples) < LEAST_STEPS:
+        elif config.deterministic or config.last_step(num_examples) < LEAST_STEPS:
             given = USUAL
     return Chooser(config.algorithms, given, membership, membership.devices.session_config, time_trials)
+
+
+def again(config: Config, membership: SingleProcess) -> Chooser:
+    """The Chooser of another graph of a start whose config has what the first one chose."""
+    return Chooser(config.algorithms, config.algorithms, membership, membership.devices.session_config, time_trials)

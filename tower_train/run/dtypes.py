@@ -14,7 +14,7 @@ _SLOW = "--dtype=float16 is for GPUs: on a processor its convolutions can take h
 
 
 def resolve(
-    dtype: str, began_with: str | None, gpus: Sequence[Gpu], time_products: Callable[[], Mapping[str, float]]
+    dtype: str, began_with: str | None, gpus: Sequence[Gpu], time_products: Callable[[], Mapping[str, float]] | None
 ) -> tuple[str, list[str]]:
     """Replaces auto by a dtype.
 
@@ -23,7 +23,7 @@ def resolve(
       began_with: the dtype of earlier starts, which the run keeps; None for a new run.
       gpus: those that carry towers; none for towers on the CPU.
       time_products: {dtype: seconds} of one product of matrices on the CPU, in float32 and in bfloat16; called only if
-        that decides.
+        that decides. None: slow instructions for bfloat16 are used too.
 
     Returns:
       The dtype, and a line about the choice and its reason, or that it suits GPUs only, if there is one.
@@ -34,7 +34,7 @@ def resolve(
         dtype, why = began_with, "as the run began"
     else:
         dtype, why = of_gpus(gpus) if gpus else of_processor()
-        if dtype == "bfloat16" and not gpus:
+        if dtype == "bfloat16" and not gpus and time_products:
             seconds = time_products()
             ratio = seconds["bfloat16"] / seconds["float32"]
             if ratio > _TOO_SLOW:

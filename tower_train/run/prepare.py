@@ -65,7 +65,8 @@ def prepare(
     """
     before = run_dir.read(directory.RUN)
     placed = membership.devices
-    time_products = functools.partial(algorithms.time_products, placed.session_config)
+    # With --deterministic nothing is decided by a clock.
+    time_products = None if config.deterministic else functools.partial(algorithms.time_products, placed.session_config)
     began_with = before.get("config", {})
     dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus, time_products)
     config = dataclasses.replace(config, dtype=dtype)
@@ -73,10 +74,11 @@ def prepare(
     # The run keeps what `auto` chose at its first start.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
-    input_stream.check_options(examples, config.dump_bad_batch)
+    input_stream.check_options(examples, config.dump_bad_batch, config.elastic)
     look = functools.partial(variable_update.look_at, workload, examples, config)
-    config, chosen = variable_update.resolve(config, began_with.get("variable_update"), placed, look)
-    config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, placed))
+    most = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)
+    config, chosen = variable_update.resolve(config, began_with.get("variable_update"), most, look)
+    config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, most))
     chosen_algorithms = algorithms.chooser(config, before, examples.num_examples, membership)
     with context.entered(context.Context(choose=chosen_algorithms.choose)):
         graph = training_graph(workload, examples, config, placed)
@@ -99,6 +101,18 @@ def prepare(
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
 
 
+def rebuilt(start: Start, membership: SingleProcess) -> Start:
+    """Returns the start with a graph for the membership's devices, which are others than when it was prepared."""
+    chooser = algorithms.again(start.config, membership)
+    with context.entered(context.Context(choose=chooser.choose)):
+        graph = training_graph(start.workload, start.examples, start.config, membership.devices)
+    if not start.is_chief:
+        return dataclasses.replace(start, graph=graph)
+    drawing = start.drawing and graph.drawing()
+    resumed = resume.find(start.run_dir, graph, start.config, is_known=True)
+    return dataclasses.replace(start, graph=graph, drawing=drawing, resumed=resumed)
+
+
 def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
     """Adds the chief's parts. before: run.json of the last start."""
     config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
@@ -116,7 +130,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
         run_dir,
         config.eval_every_steps,
         start.last_step if config.eval_at_end else None,
-        functools.partial(_evaluators, start),
+        functools.partial(_evaluators, config, workload, examples),
         best.Best(run_dir, config.keep_best, patience, config.global_batch),
     )
     stack.callback(evaluations.close)
@@ -135,15 +149,14 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     )  # fmt: skip
 
 
-def _evaluators(start: Start) -> dict[str, Evaluator]:
+def _evaluators(config: Config, workload: Workload, examples: Examples) -> dict[str, Evaluator]:
     """Makes evaluators on the test examples and on some training examples; each builds a graph."""
-    config, examples = start.config, start.examples
     request = DataRequest("test", examples.dataset, config.data_dir, config.seed)
-    evaluated = {TEST: start.workload.examples(request)}
+    evaluated = {TEST: workload.examples(request)}
     if config.train_eval_examples:
         evaluated[TRAIN] = examples.sample(config.train_eval_examples)
     placed = devices.place(config)
     return {
-        name: Evaluator(start.workload, each, config.tower_batch, config.dtype, config.moving_average_decay, placed)
+        name: Evaluator(workload, each, config.tower_batch, config.dtype, config.moving_average_decay, placed)
         for name, each in evaluated.items()
     }
