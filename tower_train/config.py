@@ -95,6 +95,10 @@ class Config(DeviceOptions):
         "auto: mirrored if several GPUs average faster than the CPU as tower_train.plan computes, else cpu",
         TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
+    join_towers: bool = option(
+        True, "compute towers of one CPU together, each operation once, on all their batches; else side by side, as on "
+        "GPUs", TOWERS,
+    )  # fmt: skip
     all_reduce: str | None = option(
         None, "all-reduce of mirrored variables' gradients: collective (TensorFlow's ring), nccl (NVIDIA GPUs only), "
         "or add_n (on one device, then copied) (nccl between several GPUs, else collective)", TOWERS,
