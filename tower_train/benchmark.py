@@ -1,5 +1,7 @@
 """python -m tower_train.benchmark: this trainer beside its rivals and beside the machine's ceiling."""
 
+import pathlib
+
 from tower_train import console
 from tower_train.bench.systems import BenchmarkOptions
 from tower_train.options import command_line
@@ -8,15 +10,19 @@ USAGE = """
 Measures tower_train side by side with its rivals and with this machine's rate of matrix products, each in a process of
 its own, taking turns: python -m tower_train.benchmark [--quick] [options]
 
-Prints a table and writes benchmark.json and, if matplotlib is installed, benchmark.png into --out; other forms write
-files of their own name.
+Prints a table and writes benchmark.json and, if matplotlib is installed, benchmark.svg and benchmark.png into --out;
+other forms write files of their own name. Standard error tells how long it takes and how much of that is left.
 Exit status: 0 done, 1 a side died or hangs, 2 an option or a file is wrong.
 """
 
 
 def main(argv) -> int:
     options = command_line.parse(argv, BenchmarkOptions, USAGE)
-    if options.breakdown:
+    if options.redraw:
+        from tower_train.bench import forms
+
+        lines = forms.show(pathlib.Path(options.redraw))
+    elif options.breakdown:
         command_line.import_tensorflow()
         from tower_train.bench import breakdown
 

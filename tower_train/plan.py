@@ -8,7 +8,7 @@ from tower_train.options import command_line
 USAGE = """
 Predicts how well a training uses more towers: python -m tower_train.plan --params=25.6e6 --flops=12e9 [options]
 
-All of it is computed, by the formulas that the README gives, from the numbers given here; nothing is measured.
+All of it is computed, by the formulas of docs/scaling.md, from the numbers given here; nothing is measured.
 """
 
 

@@ -16,7 +16,7 @@ class Rival:
     """One other way to train a network.
 
     Attributes:
-      name: its row in the table.
+      name: what --systems chooses it by.
       num_devices: how many GPUs, or logical CPU devices, it trains on.
       forms: which forms of the benchmark have it: 'quick', 'full', 'growing'.
       dtype: of its convolutions and matrix products.
@@ -25,6 +25,8 @@ class Rival:
       num_processes: how many call `train` together, each with its task in TF_CONFIG.
       plain_inference: of the first, if the workload's own network has tricks: images -> logits, the network without
         any, from which its arithmetic is counted.
+      label: as people call it, for tables and figures; empty if that is its name. It ends with ', DTYPE' if that is not
+        float32.
     """
 
     name: str
@@ -34,35 +36,44 @@ class Rival:
     num_processes: int = 1
     dtype: str = "float32"
     plain_inference: Callable | None = None
+    label: str = ""
 
 
 def of(options) -> list[Rival]:
     """The rivals of a model: the published script trains the tutorial's only. PyTorch's are there if it is."""
 
-    def keras(name, num_devices, forms, **arguments) -> Rival:
-        return Rival(f"keras/{name}", num_devices, forms, _later("keras_fit", model=options.model, **arguments))
+    def keras(name, label, num_devices, forms, **arguments) -> Rival:
+        train = _later("keras_fit", model=options.model, **arguments)
+        return Rival(f"keras/{name}", num_devices, forms, train, label=label)
 
     both = "quick", "full"
     found = [
-        keras("fit", 1, both),
-        keras("MirroredStrategy 2", 2, (*both, "growing"), num_replicas=2),
-        keras("MirroredStrategy 4", 4, ("growing",), num_replicas=4),
-        keras("multi_gpu_model 1", 1, ("full",), num_towers=1),
-        keras("multi_gpu_model 2", 2, ("full",), num_towers=2),
+        keras("fit", "Keras fit", 1, both),
+        keras("MirroredStrategy 2", "Keras MirroredStrategy, 2 replicas", 2, (*both, "growing"), num_replicas=2),
+        keras("MirroredStrategy 4", "Keras MirroredStrategy, 4 replicas", 4, ("growing",), num_replicas=4),
+        keras("multi_gpu_model 1", "Keras, our multi_gpu_model, 1 tower", 1, ("full",), num_towers=1),
+        keras("multi_gpu_model 2", "Keras, our multi_gpu_model, 2 towers", 2, ("full",), num_towers=2),
     ]
     if options.model == "convnet":
-        port = Rival("port", 1, both, _later("port"), plain_inference=_later("port", "inference"))
-        two_towers = Rival("port/2 towers", 2, ("full",), _later("port", num_towers=2))
-        workers = Rival("keras/MultiWorkerMirroredStrategy 2", 1, ("growing",), _later("multi_worker"), num_processes=2)
+        port = Rival("port", 1, both, _later("port"), plain_inference=_later("port", "inference"),
+                     label="Published script, ported")  # fmt: skip
+        two_towers = Rival("port/2 towers", 2, ("full",), _later("port", num_towers=2),
+                           label="Published script, ported, 2 towers")  # fmt: skip
+        workers = Rival("keras/MultiWorkerMirroredStrategy 2", 1, ("growing",), _later("multi_worker"), num_processes=2,
+                        label="Keras MultiWorkerMirroredStrategy, 2 workers")  # fmt: skip
         return [port, two_towers, *found, workers]
     if options.model == "cifar10_94":
         network = _later("keras_networks", "cifar10_94")
         found[0] = dataclasses.replace(found[0], plain_inference=lambda images: network()(images))
-        narrow = keras("fit bfloat16", 1, both, dtype_policy="mixed_bfloat16")
+        narrow = keras("fit bfloat16", "Keras fit, bfloat16", 1, both, dtype_policy="mixed_bfloat16")
         found.append(dataclasses.replace(narrow, dtype="bfloat16"))
-        for name, dtype in {"torch": "float32", "torch/bfloat16": "bfloat16"}.items():
-            if importlib.util.find_spec("torch"):
-                found.append(Rival(name, 1, both, _later("torch_fit", dtype=dtype), dtype=dtype))
+        if importlib.util.find_spec("torch"):
+            found += [
+                Rival(name, 1, both, _later("torch_fit", dtype=dtype), dtype=dtype, label=label)
+                for name, dtype, label in (
+                    ("torch", "float32", "PyTorch"), ("torch/bfloat16", "bfloat16", "PyTorch, bfloat16")
+                )
+            ]  # fmt: skip
     return found
 
 

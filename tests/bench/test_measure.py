@@ -2,7 +2,7 @@
 
 import pytest
 
-from tower_train.bench import measure
+from tower_train.bench import measure, progress
 from tower_train.bench.systems import System
 
 
@@ -11,7 +11,7 @@ def sides(*names, anchors=()):
 
 
 def measured(chosen, workers, count=6, **options):
-    session = measure.Session(None, None, {}, {}, workers.start, measure.progress_bar())
+    session = measure.Session(None, None, {}, {}, workers.start, progress.Progress())
     return measure.in_rounds(session, chosen, count, seconds=0.5, **options)
 
 

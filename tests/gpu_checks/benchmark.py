@@ -32,13 +32,14 @@ def check(findings, settings):
     rows = json.loads((out / "benchmark.json").read_text())["rows"]
     for row in rows:
         findings.measured(
-            row["name"], examples_per_sec=row["per_sec"], spread=(row["high"] - row["low"]) / 2,
-            **{name: row[name] for name in ("share", "first_step_secs") if row[name] is not None},
+            row["side"]["name"], examples_per_sec=row["per_sec"], spread=(row["high"] - row["low"]) / 2,
+            **({"share": row["share"]["median"]} if row["share"] else {}),
+            **({"first_step_secs": row["first_step_secs"]} if row["first_step_secs"] else {}),
             **({"megabytes_of_a_gpu": row["card_bytes"] / 2**20} if row["card_bytes"] else {}),
         )  # fmt: skip
     findings.check(len(rows) == len(chosen), "the benchmark measured each side", sides=len(rows))
     if count:
-        ours = [row for row in rows if row["name"].startswith("tower_train/")]
+        ours = [row for row in rows if row["side"]["name"].startswith("tower_train/")]
         findings.check(all(row["card_bytes"] for row in ours), "the memory of the GPUs is known for each side of ours")
 
 

@@ -13,7 +13,7 @@ from tensorflow.python.client import timeline
 
 import tower_train
 from tower_train import host
-from tower_train.bench import attribution, report, sides
+from tower_train.bench import attribution, report, results, sides
 from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.systems import BenchmarkOptions
 from tower_train.graph import staging
@@ -27,7 +27,7 @@ _OP_TYPE = re.compile(r" = (\w+)\(")
 
 def run(options: BenchmarkOptions) -> list[str]:
     """Takes a step of each tower count apart into breakdown.json and Chrome trace files; returns the lines to print."""
-    out = report.directory(options.out)
+    out = results.directory(options.out)
     breakdowns, written = [], [out / "breakdown.json"]
     for towers in options.tower_counts:
         breakdown, trace, data = measure(options, towers)
@@ -35,7 +35,7 @@ def run(options: BenchmarkOptions) -> list[str]:
         written.append(out / f"trace-{towers}.json")
         written[-1].write_text(timeline.Timeline(trace.step_stats).generate_chrome_trace_format(show_dataflow=False))
     measured_on = {"options": dataclasses.asdict(options), "machine": host.describe()}
-    report.write(written[0], measured_on | {"breakdowns": [dataclasses.asdict(one) for one in breakdowns]})
+    results.write(written[0], measured_on | {"breakdowns": [dataclasses.asdict(one) for one in breakdowns]})
     return [
         f"Where the time of a step of {options.batch_size} examples goes. Data: {data}", "",
         *attribution.table(breakdowns), "",

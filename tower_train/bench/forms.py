@@ -4,70 +4,61 @@ Each measures, writes its files into the session's directory, and returns the li
 """
 
 import dataclasses
-import importlib.util
 import pathlib
-import re
 import statistics
-from collections.abc import Mapping, Sequence
 
-from tower_train.bench import measure, report, systems
+from tower_train.bench import measure, plots, report, results, systems
 from tower_train.bench.measure import Session
+from tower_train.bench.progress import START_SECS, STARTING
 
 _SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
-_SWEEP_STEPS, _LONG_RUN_BATCH = (200, 20_000), 8  # small steps, on which anything that grows with the run weighs most
+_SWEEP_STEPS, _LONG_RUN_BATCH = (100, 1_000, 10_000), 8  # small steps: anything that grows with the run weighs most
 _OVERHEAD_STEPS, _OVERHEAD_ROUNDS = 500, 4  # 2000 steps, in pieces with as many log lines, summaries and checkpoints
 _STARTS = 5
 
-_COLORS = {systems.TRAINER: "tab:blue", systems.CEILING: "tab:gray"}
-_RIVAL_COLOR = "tab:orange"
-_TOWERS = re.compile(rf"{systems.TRAINER}/(\d+) towers?/(.+)")
-
 
 def compare(session: Session) -> list[str]:
-    """tower_train, its rivals and the ceiling side by side: benchmark.json and .png; growing.json and .png."""
+    """tower_train, its rivals and the ceiling side by side: benchmark.json, .svg and .png; growing.json and so on."""
     options, about = session.options, session.about
     sides = systems.comparison(options, about)
     name, reference = ("growing", sides[0].name) if options.growing else ("benchmark", about["reference"])
     measured = measure.in_rounds(session, sides, options.num_rounds, options.seconds_each)
-    rows = report.rows(measured, reference, about["flops_per_example"], on_gpus=bool(about["gpus"]))
-    written = [session.write(name, {"rows": _as_dicts(rows), "sides": _as_dicts(measured)})]
-    written += draw_comparison(rows, bool(about["gpus"]), session.out / f"{name}.png")
-    what = f"{options.batch_size} examples a step, {options.num_rounds} rounds of {options.seconds_each:g} s"
-    return [
-        *report.opening(session.machine, about, what), "",
-        *report.comparison(rows, reference), "",
-        *report.notes(measured, about["flops_per_example"]), "",
-        *report.written(written),
-    ]  # fmt: skip
+    rows = results.rows(measured, reference, about["flops_per_example"], on_gpus=bool(about["gpus"]))
+    content = {"reference": reference, "parts": [], "rows": _as_dicts(rows), "sides": _as_dicts(measured)}
+    return show(session.write(name, content))
 
 
 def sweep(session: Session) -> list[str]:
-    """Examples/sec over batch size, tower count and the length of a run: sweep.json and .png."""
+    """Examples/sec over batch size, tower count and the length of a run: sweep.json, .svg and .png."""
     options, gpus = session.options, session.about["gpus"]
-    parts = {
-        "batch size, 1 tower": {size: systems.trainer(f"batch {size}", 1, size) for size in _SWEEP_BATCH_SIZES},
-        f"towers, {options.batch_size} examples a step": {
-            towers: systems.trainer(systems.count_of(towers, "tower"), towers, options.batch_size)
-            for towers in options.tower_counts
-            if not gpus or towers <= len(gpus)
-        },
-        f"step, {_LONG_RUN_BATCH} examples each": {
-            step: systems.trainer(f"from step {step} on", 1, _LONG_RUN_BATCH, warm_up_steps=step)
-            for step in _SWEEP_STEPS
-        },
+    batch_sizes = {size: systems.trainer(f"batch {size}", 1, size) for size in _SWEEP_BATCH_SIZES}
+    towers = {
+        count: systems.trainer(systems.count_of(count, "tower"), count, options.batch_size)
+        for count in options.tower_counts
+        if not gpus or count <= len(gpus)
     }
-    sides = [side for part in parts.values() for side in part.values()]
+    steps = {
+        step: systems.trainer(f"from step {step} on", 1, _LONG_RUN_BATCH, warm_up_steps=step) for step in _SWEEP_STEPS
+    }
+    parts = [
+        ("batch size", "Batch size, 1 tower", batch_sizes),
+        ("towers", f"Towers, {options.batch_size} examples a step", towers),
+        ("step", f"Length of a run, {_LONG_RUN_BATCH} examples a step", steps),
+    ]
+    sides = [side for _, _, points in parts for side in points.values()]
     measured = measure.in_rounds(session, sides, options.num_rounds, options.seconds_each)
-    by_name = {one.side.name: one for one in measured}
-    curves, lines = {}, []
-    for axis, part in parts.items():
-        points = {x: by_name[side.name] for x, side in part.items()}
-        curves[axis] = {x: statistics.median(one.rates().values()) for x, one in points.items()}
-        lines += ["", *report.sweep(axis, points)]
-    written = [session.write("sweep", {"sides": _as_dicts(measured)})]
-    written += draw_sweep(curves, bool(gpus), session.out / "sweep.png")
-    what = f"{options.num_rounds} rounds of {options.seconds_each:g} s, float32, real images"
-    return [*report.opening(session.machine, session.about, what), *lines, "", *report.written(written)]
+    named = [
+        {"axis": axis, "title": title, "points": {x: side.name for x, side in points.items()}}
+        for axis, title, points in parts
+    ]
+    return show(session.write("sweep", {"reference": None, "parts": named, "sides": _as_dicts(measured)}))
+
+
+def show(path: pathlib.Path) -> list[str]:
+    """The tables of a comparison or a sweep, whose figures are drawn beside its file."""
+    found = results.read(path)
+    tables = report.sweep(found) if found.parts else report.comparison(found)
+    return [*tables, "", *report.written([path, *plots.draw(found, path.with_suffix(""))])]
 
 
 def overhead(session: Session) -> list[str]:
@@ -98,7 +89,7 @@ def _as_dicts(records) -> list[dict]:
 def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
     """The cost of something, in words, from the rates of the same rounds without and with it."""
     costs = [without[number] / with_it[number] - 1 for number in without]
-    median, low, high = report.median_and_quartiles(costs)
+    median, low, high = results.median_and_quartiles(costs)
     spread = f"{low:.1%} to {high:.1%} between the quartiles of {len(costs)} pieces"
     return f"{median:.1%} of {_OVERHEAD_STEPS * len(costs)} steps ({spread})"
 
@@ -107,94 +98,9 @@ def _starts(session: Session, side: systems.System) -> tuple[list[float], list[f
     """Seconds that importing TensorFlow takes, and seconds from a process's start to a side's first step, by start."""
     firsts = []
     count = session.options.rounds or _STARTS
-    session.progress.expect(count * measure.START_SECS)
-    session.progress.update(doing="starting")
-    for _ in range(count):
-        with session.start(side) as worker:
+    session.progress.expect(STARTING, count * START_SECS)
+    for number in range(count):
+        with session.progress.work(STARTING, START_SECS, "starting"), session.start(side) as worker:
             firsts.append(worker.wait_for("first_step"))
-        session.progress.update(advance=measure.START_SECS)
+        session.progress.note(f"start {number + 1} of {count}")
     return [first["import_secs"] for first in firsts], [first["secs"] for first in firsts]
-
-
-def draw_comparison(rows: Sequence[report.Row], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
-    """Two panels: throughput by system, and throughput over the tower count against perfect scaling.
-
-    Returns the paths written: none without matplotlib (pip install 'tower_train[plots]').
-    """
-    figure = _figure(13, 1.5 + 0.3 * len(rows))
-    if not figure or not rows:
-        return []
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    places = range(len(rows), 0, -1)
-    colors = [_COLORS.get(row.name.partition("/")[0], _RIVAL_COLOR) for row in rows]
-    spreads = [[row.per_sec - row.low for row in rows], [row.high - row.per_sec for row in rows]]
-    bars = left.barh(places, [row.per_sec for row in rows], xerr=spreads, color=colors, error_kw={"ecolor": "0.3"})
-    left.bar_label(bars, [f"{row.per_sec:.0f}" for row in rows], padding=3)
-    left.set_yticks(places, [row.name for row in rows])
-    left.set_xlim(0, 1.12 * max(row.high for row in rows))
-    left.set(xlabel="examples/sec (median, quartiles)", title="Throughput by system")
-    if scaling := _scaling(rows):
-        _draw_curves(right, scaling, "towers, at one global batch", on_gpus)
-    else:
-        right.set_axis_off()
-    return _save(figure, path)
-
-
-def draw_sweep(curves: Mapping[str, Mapping[int, float]], on_gpus: bool, path: pathlib.Path) -> list[pathlib.Path]:
-    """A panel for each curve, {label of x: {x: examples/sec}}; returns paths as `draw_comparison`."""
-    figure = _figure(5 * len(curves), 4)
-    if not figure:
-        return []
-    for axis, (name, curve) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
-        _draw_curves(axis, {"measured": curve}, name, on_gpus)
-    return _save(figure, path)
-
-
-def perfect_scaling(by_towers: Mapping[int, float], on_gpus: bool) -> list[float]:
-    """The throughput at each tower count if more towers cost nothing, from that of the fewest.
-
-    It grows with the number of GPUs. Logical CPU devices share the same cores, which one tower keeps busy: there it
-    stays the same.
-    """
-    fewest = min(by_towers)
-    return [by_towers[fewest] * (towers / fewest if on_gpus else 1) for towers in by_towers]
-
-
-def _draw_curves(axis, curves: Mapping[str, Mapping[int, float]], xlabel: str, on_gpus: bool) -> None:
-    """Draws {label: {x: examples/sec}} over powers of two, or nearly, and what is over towers with perfect scaling."""
-    for label, curve in curves.items():
-        (line,) = axis.plot(list(curve), list(curve.values()), "o-", label=label)
-        if xlabel.startswith("towers"):
-            axis.plot(list(curve), perfect_scaling(curve, on_gpus), ":", color=line.get_color())
-            axis.set_title("Against perfect scaling (dotted)")
-            axis.legend()
-    xs = sorted(set().union(*curves.values()))
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(xs, [f"{x:,}" for x in xs])
-    axis.minorticks_off()
-    axis.set_ylim(0, 1.1 * axis.dataLim.ymax)
-    axis.set(xlabel=xlabel, ylabel="examples/sec")
-
-
-def _scaling(rows: Sequence[report.Row]) -> dict[str, dict[int, float]]:
-    """{dtype and inputs: {towers: examples/sec}} of all that was measured with more than one tower count."""
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if match := _TOWERS.fullmatch(row.name):
-            found.setdefault(match[2], {})[int(match[1])] = row.per_sec
-    return {name: by_towers for name, by_towers in found.items() if len(by_towers) > 1}
-
-
-def _figure(width: float, height: float):
-    """A new figure, in inches, that needs no display; None without matplotlib."""
-    if not importlib.util.find_spec("matplotlib"):
-        return None
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height))
-
-
-def _save(figure, path: pathlib.Path) -> list[pathlib.Path]:
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    return [path]

@@ -5,18 +5,17 @@ import dataclasses
 import itertools
 import pathlib
 import random
-import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tower_train import host
-from tower_train.bench import report
+from tower_train import console, host
+from tower_train.bench import results
 from tower_train.bench.processes import Worker
-from tower_train.bench.report import Measured
-from tower_train.bench.systems import BenchmarkOptions, System
-from tower_train.console import ProgressBar
+from tower_train.bench.progress import MEASURING, START_SECS, STARTING, STEP_SECS, Progress
+from tower_train.bench.results import Measured
+from tower_train.bench.systems import BenchmarkOptions, System, count_of
 
-START_SECS = 8.0  # about what starting a side takes, for the progress bar
 _SPARE = 1.25  # the next process may need this times what the largest so far does
 
 
@@ -29,7 +28,7 @@ class Session:
       machine: `host.describe` at its begin.
       about: what `sides.describe` found out about workload, data and devices.
       start: starts a side's process, with an empty place for its files.
-      progress: the bar, in seconds of work; its field is `doing`.
+      progress: says how much is done.
     """
 
     options: BenchmarkOptions
@@ -37,12 +36,13 @@ class Session:
     machine: dict
     about: dict
     start: Callable[[System], Worker]
-    progress: ProgressBar
+    progress: Progress
 
     def write(self, name: str, content: dict) -> pathlib.Path:
         """Writes results, with what they were measured on, into NAME.json; returns its path."""
         measured_on = {"options": dataclasses.asdict(self.options), "machine": self.machine, "about": self.about}
-        return report.write(self.out / f"{name}.json", measured_on | content)
+        measured_on["date"] = time.strftime("%Y-%m-%d %H:%M")
+        return results.write(self.out / f"{name}.json", measured_on | content)
 
 
 @contextlib.contextmanager
@@ -51,14 +51,17 @@ def session(options: BenchmarkOptions) -> Iterator[Session]:
 
     Raises ConfigError if the directory for results cannot be made, and SideError if data or workload cannot be used.
     """
-    out, here = report.directory(options.out), host.describe()
-    with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch, progress_bar() as progress:
+    out, here = results.directory(options.out), host.describe()
+    with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch, Progress() as progress:
         places = (pathlib.Path(scratch, str(number)) for number in itertools.count())
         common = {name: getattr(options, name) for name in ("workload", "model", "dataset", "data_dir", "device")}
         common["fixed_path"] = str(pathlib.Path(scratch, "fixed"))
-        progress.update(doing="looking at data and devices")
+        console.notice("looking at data and devices")
         spec = common | {"kind": "describe", "batch_size": options.batch_size}
-        with Worker(f"workload {options.workload}", spec, next(places), options.timeout_secs) as worker:
+        with (
+            progress.work(STARTING, START_SECS, "looking at data and devices"),
+            Worker(f"workload {options.workload}", spec, next(places), options.timeout_secs) as worker,
+        ):
             about = worker.wait_for("described")
         common["dataset"] = about["dataset"]  # what `auto` chose is what all sides are trained on
 
@@ -68,18 +71,6 @@ def session(options: BenchmarkOptions) -> Iterator[Session]:
             return Worker(side.name, common | side.settings | own, place, options.timeout_secs)
 
         yield Session(options, out, here, about, start, progress)
-
-
-def progress_bar() -> ProgressBar:
-    """A bar on standard error, so that the table can be redirected to a file."""
-    return ProgressBar(
-        lambda progress: (
-            progress.TextColumn("{task.percentage:>3.0f} %"), progress.BarColumn(), progress.TimeElapsedColumn(),
-            progress.TextColumn("(about"), progress.TimeRemainingColumn(), progress.TextColumn("left)"),
-            progress.TextColumn("{task.fields[doing]}"),
-        ),
-        total=0.0, stream=sys.stderr, doing="",
-    )  # fmt: skip
 
 
 def in_rounds(
@@ -96,7 +87,7 @@ def in_rounds(
     others are compared with.
 
     Args:
-      session: starts the sides; its bar counts the seconds of every start and every measurement.
+      session: starts the sides; its progress tells of every start and every round.
       rounds: how often each side is measured; the anchors as often in every group.
       seconds: how long each measurement is at least.
       steps: how many steps each measurement has at least.
@@ -105,26 +96,36 @@ def in_rounds(
     measured = {side.name: Measured(side) for side in sides}
     anchors = [side for side in sides if side.is_anchor]
     waiting = [side for side in sides if not side.is_anchor]
-    session.progress.expect(len(sides) * (START_SECS + rounds * seconds))
+    progress, each = session.progress, max(seconds, steps * STEP_SECS)
+    progress.expect(STARTING, sum(map(_start_secs, sides)))
+    progress.expect(MEASURING, len(sides) * rounds * each)
+    progress.announce(f"measuring {count_of(len(sides), 'system')} in {count_of(rounds, 'round')}")
     first_round = 0
     while first_round == 0 or waiting:
+        if first_round:
+            progress.expect(STARTING, sum(map(_start_secs, anchors)))
+            progress.expect(MEASURING, len(anchors) * rounds * each)
         with contextlib.ExitStack() as stack:
             live, waiting = {}, anchors + waiting
             while waiting and (len(live) <= len(anchors) or has_memory(_memory_of_next(measured))):
                 side = waiting.pop(0)
-                session.progress.update(doing=f"starting {side.name}")
-                live[side.name] = stack.enter_context(session.start(side))
-                _note_start(measured[side.name], live[side.name])
-                session.progress.update(advance=START_SECS)
+                with progress.work(STARTING, _start_secs(side), f"starting {side.title}"):
+                    live[side.name] = stack.enter_context(session.start(side))
+                    _note_start(measured[side.name], live[side.name])
+                progress.note(f"{side.title} is ready")
             for number in range(first_round, first_round + rounds):
-                session.progress.update(doing=f"round {number + 1}")
                 for name in random.Random(number).sample(list(live), len(live)):
-                    _take_sample(measured[name], live[name], number, seconds, steps)
-                    session.progress.update(advance=seconds)
+                    with progress.work(MEASURING, each, f"round {number + 1}"):
+                        _take_sample(measured[name], live[name], number, seconds, steps)
+                progress.note(f"round {number + 1} is done")
             for name, worker in live.items():
                 _note_peaks(measured[name], worker.stop())
         first_round += rounds
     return list(measured.values())
+
+
+def _start_secs(side: System) -> float:
+    return START_SECS + STEP_SECS * side.settings.get("warm_up_steps", 0)
 
 
 def _memory_of_next(measured: dict[str, Measured]) -> int:

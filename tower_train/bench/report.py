@@ -1,129 +1,71 @@
-"""Reports: from samples to medians, spreads and ratios, and tables of them in Markdown that reads well on a terminal.
+"""Reports of results: tables in Markdown that read well on a terminal, with what was measured and how to read them."""
 
-The machine's speed changes while a benchmark runs, so ratios are taken within a round, and their median is shown.
-"""
-
-import dataclasses
-import json
 import pathlib
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from tower_train import errors
-from tower_train.bench.systems import System
+from tower_train.bench import results
+from tower_train.bench.results import (
+    MOST_DIFFERENCE,
+    MOST_SPAN,
+    Measured,
+    Ratio,
+    Results,
+    Row,
+    median_and_quartiles,
+)
 
 _IDLE_SHARE = 0.02  # of one core, that a side may use while it stands still before that is worth a warning
 
 
-@dataclasses.dataclass
-class Measured:
-    """The measurements of one side; all of it goes to benchmark.json.
-
-    Attributes:
-      first_step_secs: from the start of its process to the end of its first step.
-      import_secs: what importing TensorFlow took of that.
-      work_per_step: examples, or for a ceiling floating-point operations.
-      peak_bytes: resident memory at its peak.
-      card_bytes: likewise of a GPU, the one of which it took most; 0 without.
-      samples: one a round, with round, steps, seconds, per_sec (work per second) and what else the worker says.
-    """
-
-    side: System
-    first_step_secs: float = 0.0
-    import_secs: float = 0.0
-    work_per_step: int = 0
-    peak_bytes: int = 0
-    card_bytes: int = 0
-    samples: list[dict] = dataclasses.field(default_factory=list)
-
-    def rates(self, flops_per_example: float | None = None) -> dict[int, float]:
-        """Examples a second by round; of a ceiling, as many as its operations a second are enough for."""
-        per_example = flops_per_example if self.side.is_ceiling else 1
-        return {sample["round"]: sample["per_sec"] / per_example for sample in self.samples}
+def comparison(found: Results) -> list[str]:
+    """The table of the sides, or why there is none."""
+    rows, options = found.rows(), found.options
+    what = f"{options.batch_size} examples a step, {options.num_rounds} rounds of {options.seconds_each:g} s"
+    flops = found.about["flops_per_example"]
+    reference = next((row.side.title for row in rows if row.side.name == found.reference), None)
+    reason = results.too_noisy(rows)
+    body = [reason] if reason else [*table(rows), "", *notes(found.measured, flops, reference)]
+    return [*opening(found.machine, found.about, what, found.date), "", *body]
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One row of the table.
-
-    Attributes:
-      per_sec: examples a second, the median over rounds; for a ceiling, what it would be if a step were nothing but the
-        network's products.
-      low, high: the first and the third quartile.
-      ratio: to the reference, the median over rounds of the ratio within a round; None without a reference.
-      share: of the ceiling of the same arithmetic, likewise; None if it is not known. A ceiling is one device's, and
-        several GPUs are held against as many.
-      peak_bytes: resident memory of its process; None for a ceiling.
-      card_bytes: memory of a GPU; None without GPUs, and for a ceiling.
-      first_step_secs: from the start of its process; None for a ceiling.
-    """
-
-    name: str
-    per_sec: float
-    low: float
-    high: float
-    ratio: float | None
-    share: float | None
-    peak_bytes: int | None
-    first_step_secs: float | None
-    card_bytes: int | None = None
+def sweep(found: Results) -> list[str]:
+    """A table for each part of a sweep, or why there is none."""
+    options = found.options
+    what = f"{options.num_rounds} rounds of {options.seconds_each:g} s, float32, real data"
+    lines = opening(found.machine, found.about, what, found.date)
+    memory = {one.side.name: one.samples[-1]["resident_bytes"] for one in found.measured}
+    curves = found.curves()
+    if reason := results.too_noisy([row for _, curve in curves for row in curve.values()]):
+        return [*lines, "", reason]
+    for part, curve in curves:
+        body = [
+            [f"{x:,}", *_speed(row), *_ratio(row.ratio), f"{memory[row.side.name] / 2**20:.0f} MiB"]
+            for x, row in curve.items()
+        ]
+        lines += ["", part["title"], ""]
+        lines += markdown([part["axis"], "examples/sec", "spread", "ratio", "range", "memory at the end"], body)
+    return [*lines, "", "ratio: to the first line. " + _how_to_read()]
 
 
-def rows(
-    measured: Sequence[Measured], reference: str | None, flops_per_example: float | None, on_gpus: bool = False
-) -> list[Row]:
-    """A row for each side; none for ceilings if the network's arithmetic is not known.
-
-    Args:
-      measured: the sides.
-      reference: the name of the side that ratios are taken to; it need not be among them.
-      flops_per_example: of the network, or None.
-      on_gpus: whether each tower or replica has a device of its own; logical CPU devices share the cores.
-    """
-    if flops_per_example is None:
-        measured = [one for one in measured if not one.side.is_ceiling]
-    rates = {one.side.name: one.rates(flops_per_example) for one in measured}
-    ceilings = {one.side.dtype: rates[one.side.name] for one in measured if one.side.is_ceiling}
-    found = []
-    for one in measured:
-        side, by_round = one.side, rates[one.side.name]
-        ceiling = {
-            number: (side.towers if on_gpus else 1) * rate for number, rate in ceilings.get(side.dtype, {}).items()
-        }
-        ratios = median_ratio(by_round, rates.get(reference, {})), median_ratio(by_round, ceiling)
-        costs = (None, None) if side.is_ceiling else (one.peak_bytes, one.first_step_secs, one.card_bytes or None)
-        found.append(Row(side.name, *median_and_quartiles(by_round.values()), *ratios, *costs))
-    return found
-
-
-def median_ratio(rates: Mapping[int, float], base: Mapping[int, float]) -> float | None:
-    """The median of the ratios over the rounds that are in both; None if there are none."""
-    ratios = [rate / base[number] for number, rate in rates.items() if number in base]
-    return statistics.median(ratios) if ratios else None
-
-
-def median_and_quartiles(values) -> tuple[float, float, float]:
-    """The median, the first and the third quartile, interpolated linearly."""
-    return tuple(np.quantile(list(values), [0.5, 0.25, 0.75]).tolist())
-
-
-def directory(out: str | None) -> pathlib.Path:
-    """Makes the directory of the results, a new one below runs/ unless it is named; ConfigError if that fails."""
-    out = pathlib.Path(out or f"runs/benchmark-{time.strftime('%Y%m%d-%H%M%S')}")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.ConfigError(f"--out={out} cannot be made ({error.strerror}). Give a directory that can.") from None
-    return out
-
-
-def write(path: pathlib.Path, content: dict) -> pathlib.Path:
-    """Writes results as JSON; returns the path."""
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return path
+def table(rows: Sequence[Row]) -> list[str]:
+    """The table of the sides; see Row."""
+    head = ["system", "examples/sec", "spread", "ratio", "range", "of the ceiling", "peak memory", "first step"]
+    on_gpus = any(row.card_bytes for row in rows)
+    if on_gpus:
+        head.append("of a GPU's memory")
+    body = [
+        [
+            row.side.title,
+            *_speed(row),
+            *_ratio(row.ratio),
+            _ratio(row.share)[0],
+            _or_dash(row.peak_bytes and row.peak_bytes / 2**20, ".0f", " MiB"),
+            _or_dash(row.first_step_secs, ".1f", " s"),
+            *([_or_dash(row.card_bytes and row.card_bytes / 2**20, ".0f", " MiB")] if on_gpus else []),
+        ]
+        for row in rows
+    ]
+    return markdown(head, body)
 
 
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
@@ -137,47 +79,10 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return [line(head), line(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]), *map(line, body)]
 
 
-def comparison(rows: Sequence[Row], reference: str | None) -> list[str]:
-    """The table of the sides; see Row."""
-    head = ["system", "examples/sec", "spread", f"over {reference or 'reference'}", "of the ceiling", "peak memory",
-            "first step"]  # fmt: skip
-    on_gpus = any(row.card_bytes for row in rows)
-    if on_gpus:
-        head.append("of a GPU's memory")
-    body = [
-        [
-            row.name,
-            f"{row.per_sec:.0f}",
-            f"+/- {(row.high - row.low) / 2:.0f}",
-            _or_dash(row.ratio, ".2f"),
-            _or_dash(row.share, ".2f"),
-            _or_dash(row.peak_bytes and row.peak_bytes / 2**20, ".0f", " MiB"),
-            _or_dash(row.first_step_secs, ".1f", " s"),
-            *([_or_dash(row.card_bytes and row.card_bytes / 2**20, ".0f", " MiB")] if on_gpus else []),
-        ]
-        for row in rows
-    ]
-    return markdown(head, body)
-
-
-def sweep(axis: str, measured: Mapping[int, Measured]) -> list[str]:
-    """A table of {x: measurements at x}, each also as a ratio to the first, round by round."""
-    first = next(iter(measured.values())).rates()
-    body = []
-    for x, one in measured.items():
-        median, low, high = median_and_quartiles(one.rates().values())
-        body.append([
-            f"{x:,}", f"{median:.0f}", f"+/- {(high - low) / 2:.0f}", _or_dash(median_ratio(one.rates(), first), ".2f"),
-            f"{one.samples[-1]['resident_bytes'] / 2**20:.0f} MiB",
-        ])  # fmt: skip
-    return markdown([axis, "examples/sec", "spread", "over the first", "memory at the end"], body)
-
-
-def opening(machine: dict, about: dict, what: str) -> list[str]:
+def opening(machine: Mapping, about: Mapping, what: str, date: str | None = None) -> list[str]:
     """The lines above a table; `what` was measured, such as '128 examples a step, 5 rounds of 5 s'."""
-    gpus = f", {', '.join(about['gpus'])}" if about["gpus"] else ", no GPU"
     lines = [
-        f"machine:  {machine['processor']}, {machine['cores']} cores{gpus}, {machine['memory_bytes'] / 2**30:.0f} GiB",
+        f"machine:  {machine_in_words(machine, about)}{f', {date}' if date else ''}",
         f"versions: {', '.join(f'{package} {version}' for package, version in machine['versions'].items())}",
         f"data:     {about['data']}",
         f"each:     {what}",
@@ -185,31 +90,55 @@ def opening(machine: dict, about: dict, what: str) -> list[str]:
     return lines + ([f"*** {about['notice']}"] if about["notice"] else [])
 
 
-def notes(measured: Sequence[Measured], flops_per_example: float | None) -> list[str]:
+def machine_in_words(machine: Mapping, about: Mapping) -> str:
+    """Processor, GPUs and memory."""
+    gpus = ", ".join(about["gpus"]) or "no GPU"
+    return f"{machine['processor']}, {machine['cores']} cores, {gpus}, {machine['memory_bytes'] / 2**30:.0f} GiB"
+
+
+def notes(measured: Sequence[Measured], flops_per_example: float | None, reference: str | None) -> list[str]:
     """The lines below a table: how to read it, and warnings about measurements that were disturbed."""
-    lines = [
-        "examples/sec: median over rounds; spread: half of what lies between the quartiles; ratios: median of each "
-        "round's. first step: from the start of the process."
-    ]
-    for one in measured:
-        if one.side.is_ceiling:
-            _, low, high = median_and_quartiles(sample["per_sec"] / 1e9 for sample in one.samples)
-            lines.append(f"{one.side.name}: {low:.0f} to {high:.0f} GFLOP/s between the quartiles.")
-    if flops_per_example:
+    lines = [f"ratio: to {reference}. {_how_to_read()} first step: from the start of the process."]
+    ceilings = [one for one in measured if one.side.is_ceiling]
+    for one in ceilings:
+        _, low, high = median_and_quartiles(sample["per_sec"] / 1e9 for sample in one.samples)
+        lines.append(f"{one.side.title}: {low:.0f} to {high:.0f} GFLOP/s between the quartiles.")
+    if flops_per_example and ceilings:
         lines.append(
             f"The network's convolutions and matrix products: {flops_per_example / 1e6:.1f} MFLOP a training example; "
-            "a ceiling's examples/sec are what its rate is enough for."
+            "a ceiling's examples/sec are what its rate is enough for. A side beyond its ceiling computes convolutions "
+            "with fewer products than are counted."
         )
     for one in measured:
         idle, cpu = (sum(sample[name] for sample in one.samples) for name in ("idle_secs", "idle_cpu_secs"))
         if cpu > _IDLE_SHARE * idle:
-            lines.append(f"Warning: {one.side.name} used {cpu / idle:.0%} of a core while others were measured.")
+            lines.append(f"Warning: {one.side.title} used {cpu / idle:.0%} of a core while others were measured.")
     return lines
 
 
 def written(paths: Sequence[pathlib.Path]) -> list[str]:
     """The line that names the files of the results."""
     return [f"Written:  {', '.join(map(str, paths))}"]
+
+
+def _how_to_read() -> str:
+    return (
+        "examples/sec: median over rounds; spread: half of what lies between the quartiles; ratios: median of each "
+        "round's; range: the lowest and the highest of them. A ratio is too noisy to be told if its range spans more "
+        f"than a factor of {MOST_SPAN:g}, or if it differs by more than {MOST_DIFFERENCE:.0%} from that of the rates."
+    )
+
+
+def _speed(row: Row) -> list[str]:
+    return [f"{row.per_sec:.0f}", f"+/- {(row.high - row.low) / 2:.0f}"]
+
+
+def _ratio(ratio: Ratio | None) -> list[str]:
+    """The cells of a ratio and its range."""
+    if not ratio:
+        return ["-", "-"]
+    span = f"{ratio.low:.2f} to {ratio.high:.2f}" if ratio.is_measured else "-"
+    return ["too noisy" if ratio.is_noisy else f"{ratio.median:.2f}", span]
 
 
 def _or_dash(value: float | None, form: str, unit: str = "") -> str:

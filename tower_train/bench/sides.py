@@ -47,7 +47,7 @@ def describe(spec: dict) -> dict:
         "flops_per_example": _flops_per_example(workload.for_examples(examples), rivals, batch),
         "reference": rivals[0].name if rivals else None,
         "rivals": [
-            {name: getattr(rival, name) for name in ("name", "num_devices", "num_processes", "forms", "dtype")}
+            {name: getattr(rival, name) for name in ("name", "num_devices", "num_processes", "forms", "dtype", "label")}
             for rival in rivals
         ],
     }

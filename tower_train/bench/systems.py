@@ -29,6 +29,11 @@ class BenchmarkOptions(Options):
         False, "instead: where a step's time goes, with Chrome trace files, of tower_train alone", FORMS
     )
 
+    redraw: str | None = option(
+        None, "instead: the tables of an earlier benchmark.json, growing.json or sweep.json, and its figures beside it",
+        FORMS,
+    )  # fmt: skip
+
     growing: bool = option(
         False, "instead: towers with copies of the variables, and two processes on this machine, against towers that "
         "share the variables and against TensorFlow's strategies", FORMS,
@@ -59,7 +64,7 @@ class BenchmarkOptions(Options):
     out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
 
     def check(self):
-        forms = [name for name in ("sweep", "overhead", "breakdown", "growing") if getattr(self, name)]
+        forms = [name for name in ("sweep", "overhead", "breakdown", "growing", "redraw") if getattr(self, name)]
         if len(forms) > 1:
             raise errors.ConfigError(
                 f"--{forms[0]} and --{forms[1]} exclude each other. Run the command once for each."
@@ -96,12 +101,14 @@ class System:
     """One side, which a worker process runs.
 
     Attributes:
-      name: its row in the table.
+      name: what --systems chooses it by.
       kind: 'trainer', 'rival' or 'matmul', which `sides` knows how to run.
       settings: further arguments for `sides`.
       batch_size: examples a step; None if steps have no examples.
       dtype: of its arithmetic, hence of the ceiling that it is compared with.
       is_anchor: others are compared with it, so it is measured along with every group of sides.
+      label: as people call it, for tables and figures; empty if that is its name. A label of tower_train is
+        'tower_train, TOWERS, INPUT, DTYPE'; one of others ends with ', DTYPE' if that is not float32.
     """
 
     name: str
@@ -110,6 +117,11 @@ class System:
     batch_size: int | None
     dtype: str | None = "float32"
     is_anchor: bool = False
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
 
     @property
     def is_ceiling(self) -> bool:
@@ -148,7 +160,15 @@ def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
 def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
     """The workload's rivals that this machine has the devices for."""
     return [
-        System(rival["name"], "rival", rival, options.batch_size, rival["dtype"], rival["name"] == about["reference"])
+        System(
+            rival["name"],
+            "rival",
+            rival,
+            options.batch_size,
+            rival["dtype"],
+            is_anchor=rival["name"] == about["reference"],
+            label=rival.get("label", ""),
+        )  # fmt: skip
         for rival in about["rivals"]
         if _has_devices(about, rival["num_devices"], rival["num_processes"])
         and options.batch_size % (rival["num_devices"] * rival["num_processes"]) == 0
@@ -163,8 +183,9 @@ def trainers(options: BenchmarkOptions, about: dict, dtypes: tuple[str, ...]) ->
             towers,
             options.batch_size,
             dtype,
+            label=f"{count_of(towers, 'tower')}, {'fixed batch' if inputs == 'fixed' else 'real data'}, {dtype}",
             is_fixed=inputs == "fixed",
-        )
+        )  # fmt: skip
         for inputs in ("fixed", "real")
         for dtype in dtypes
         for towers in options.tower_counts
@@ -181,20 +202,24 @@ def growing(options: BenchmarkOptions, about: dict) -> list[System]:
     for towers in options.tower_counts:
         if towers > 1 and _has_devices(about, towers):
             name = count_of(towers, "tower")
-            shared = trainer(f"{name}/float32/real", towers, options.batch_size)
+            shared = trainer(f"{name}/float32/real", towers, options.batch_size, label=f"{name}, real data, float32")
             sides.append(dataclasses.replace(shared, is_anchor=not sides))
             for kind in ("collective", "add_n"):
                 own = dict(variable_update="mirrored", all_reduce=kind)
-                sides.append(trainer(f"{name}/mirrored/{kind}", towers, options.batch_size, **own))
+                label = f"{name}, mirrored variables, {kind}"
+                sides.append(trainer(f"{name}/mirrored/{kind}", towers, options.batch_size, label=label, **own))
     if _has_devices(about, 1, processes=2) and options.batch_size % 2 == 0:
-        sides.append(trainer("2 workers", 1, options.batch_size, num_processes=2))
+        sides.append(trainer("2 workers", 1, options.batch_size, label="2 workers", num_processes=2))
     return sides
 
 
-def trainer(name: str, towers: int, batch_size: int, dtype: str = "float32", **settings) -> System:
+def trainer(
+    name: str, towers: int, batch_size: int, dtype: str = "float32", label: str = "", **settings
+) -> System:  # fmt: skip
     """One side of tower_train, called 'tower_train/NAME', with batch_size examples a step over all towers.
 
     Args:
+      label: what follows 'tower_train, ' in its label; empty for none.
       settings: is_fixed, to train on one distorted batch that is part of the graph, instead of a stream of images;
         reports, one of LOG_LINES, REPORTS, which adds summaries and checkpoints, all as often as by default, SILENCE,
         and UNGUARDED, silence without the check that each step is finite; warm_up_steps, done before it is measured;
@@ -202,13 +227,22 @@ def trainer(name: str, towers: int, batch_size: int, dtype: str = "float32", **s
     """
     defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None)
     settings = defaults | dict(towers=towers, dtype=dtype) | settings
-    return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype)
+    label = f"{TRAINER}, {label}" if label else ""
+    return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype, label=label)
 
 
 def ceilings(dtypes: tuple[str, ...]) -> list[System]:
     """The sides that tell how fast this machine multiplies matrices of these dtypes."""
     return [
-        System(f"{CEILING}/{dtype} matrix product", "matmul", {"dtype": dtype}, None, dtype, is_anchor=True)
+        System(
+            f"{CEILING}/{dtype} matrix product",
+            "matmul",
+            {"dtype": dtype},
+            None,
+            dtype,
+            is_anchor=True,
+            label=f"ceiling: matrix products, {dtype}",
+        )  # fmt: skip
         for dtype in dtypes
     ]
 
