@@ -84,7 +84,9 @@ def _run_trainer(spec: dict, pacer) -> None:
     workload = workload_of(spec["workload"], spec["model"])
     if spec["is_fixed"]:
         workload = fixed_workload(workload, spec["fixed_path"], _request(spec))
-    reports = {} if spec["reports"] == systems.REPORTS else {"summary_every_steps": 0, "save_every_steps": 0}
+    reports = {"summary_every_steps": 0, "save_every_steps": 0}
+    if spec["reports"] == systems.REPORTS:
+        reports = systems.REPORT_STEPS
     if spec["reports"] in (systems.SILENCE, systems.UNGUARDED):
         reports["log_every_steps"] = _NO_END
     config = workload.config(

@@ -11,6 +11,8 @@ CEILING = "ceiling"
 TRAINER = "tower_train"
 DTYPES, ON_REQUEST = ("float32", "bfloat16"), "float16"  # the last only if --systems names it
 LOG_LINES, REPORTS, SILENCE, UNGUARDED = "log lines", "reports", "silence", "unguarded"
+# The steps between REPORTS, far fewer than by default; each a multiple of the one before.
+REPORT_STEPS = {"log_every_steps": 6, "summary_every_steps": 30, "save_every_steps": 60}
 FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
 
 
@@ -221,9 +223,9 @@ def trainer(
     Args:
       label: what follows 'tower_train, ' in its label; empty for none.
       settings: is_fixed, to train on one distorted batch that is part of the graph, instead of a stream of images;
-        reports, one of LOG_LINES, REPORTS, which adds summaries and checkpoints, all as often as by default, SILENCE,
-        and UNGUARDED, silence without the check that each step is finite; warm_up_steps, done before it is measured;
-        num_processes, variable_update and all_reduce.
+        reports, one of LOG_LINES as often as by default, REPORTS, which adds summaries and checkpoints, all every
+        REPORT_STEPS, SILENCE, and UNGUARDED, silence without the check that each step is finite; warm_up_steps, done
+        before it is measured; num_processes, variable_update and all_reduce.
     """
     defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None)
     settings = defaults | dict(towers=towers, dtype=dtype) | settings
