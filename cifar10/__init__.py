@@ -1,4 +1,4 @@
-"""The reference workload: CIFAR-10, or drawn images, with the network of TensorFlow's tutorial or with a deeper one."""
+"""The reference workload: CIFAR-10, or drawn images, with the network of TensorFlow's tutorial or a deeper one."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from cifar10 import cifar10_94, convnet, crops, distort, minigooglenet, resnet, 
 from tower_train.options import TRAINING, Options, option
 from tower_train.workload import Workload
 
-# What a model differs in, from what is said below.
+# The models' differences from the fields below.
 _MODELS = {
     "convnet": dict(inference=convnet.inference, distort=distort.distort, prepare=distort.prepare),
     "cifar10_94": dict(

@@ -25,8 +25,7 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
         maps = tf.nn.conv2d(images, _filters(images, 64), strides=1, padding="SAME")
         biases = layers.biases(maps)
         _observed(tf.nn.relu(tf.nn.bias_add(maps, biases)), "conv1")
-    # Bias and relu never change which of two values is the greater, so they may as well follow the pooling, which
-    # leaves them a quarter of the values.
+    # Bias and relu keep the order of values, so they may follow the pooling, which leaves a quarter of the values.
     pool1 = tf.nn.relu(tf.nn.bias_add(_max_pool(maps), biases))
     norm1 = local_response_normalization(pool1)
     with v1.variable_scope("conv2"):
@@ -51,18 +50,18 @@ def local_response_normalization(inputs: tf.Tensor) -> tf.Tensor:
 
     From Krizhevsky et al. 2012, section 3.3; equals `tf.nn.lrn(inputs, RADIUS, BIAS, ALPHA, beta=0.75)`, which is many
     times slower on a CPU and never in float64. The window's sum is a banded matrix product. Two square roots give this
-    power far faster than a general one. The gradient is written by hand, because it needs half the passes over memory
-    that differentiating these operations one by one would take.
+    power far faster than a general one. The gradient is written by hand, with half the passes over memory of
+    differentiating these operations one by one.
 
     Args:
       inputs: floating point [..., channels], as is the result; the number of channels is static. Below float32 the
-        arithmetic, and so the energy, is in float32 all the same.
+        arithmetic is in float32.
     """
     channels = inputs.shape[-1]
     dtype = tf.float32 if inputs.dtype.size < 4 else inputs.dtype
     distances = np.abs(np.subtract.outer(np.arange(channels), np.arange(channels)))
     band = distances <= RADIUS  # symmetric: the gradient sums over the same window as the function
-    is_convolution = layers.on_gpu() and inputs.shape.rank == 4  # in whatever order of axes TensorFlow has the others
+    is_convolution = layers.on_gpu() and inputs.shape.rank == 4  # in TensorFlow's order of axes, whichever it is
 
     def window_sum(values, weight, bias=0.0):
         matrix = (band * weight).astype(dtype.as_numpy_dtype)
@@ -103,6 +102,6 @@ def _max_pool(maps):
 
 
 def _observed(activations, layer):
-    """Returns the activations, and has a copy of them for summaries, which a plain step skips."""
+    """Returns the activations, and keeps a copy of them for summaries, which a plain step skips."""
     v1.add_to_collection("activations", tf.identity(activations, name=layer))
     return activations

@@ -1,7 +1,7 @@
-"""Whole images for the deeper networks: shifted by up to four pixels and flipped for training, as they are otherwise.
+"""Whole images for the deeper networks, shifted by up to four pixels and flipped for training.
 
 He et al. 2015 ("Deep residual learning", section 4.2): 4 pixels are padded on each side and a 32 x 32 crop of the
-padded image or its mirror image is taken. Zeros are padded after normalisation, so the border is of the mean colour.
+padded image or its mirror image is taken. Zeros are padded after normalisation, so the border has the mean colour.
 """
 
 import numpy as np
@@ -15,13 +15,13 @@ PADDING = 4
 # Of each channel over the 50,000 training images, in grey levels.
 MEAN = np.array([125.307, 122.950, 113.865], np.float32)
 DEVIATION = np.array([62.993, 62.089, 66.705], np.float32)
-# Of each value of a row: to broadcast over a last dimension of 3 takes several times as long.
+# Of each value of a row: broadcasting over a last dimension of 3 takes several times as long.
 _ROW_MEAN, _PER_ROW_DEVIATION = np.tile(MEAN, SIZE), np.tile(1 / DEVIATION, SIZE)
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
     """Subtracts the mean and divides by the deviation of each channel: uint8 [batch, 32, 32, 3] to float32."""
-    # A product: TensorFlow makes one of a division by a constant in some graphs, but not in input pipelines.
+    # A product, which TensorFlow makes of a division by a constant in some graphs, but not in input pipelines.
     rows = tf.reshape(tf.cast(images, tf.float32), [-1, SIZE * 3])
     return tf.reshape((rows - _ROW_MEAN) * _PER_ROW_DEVIATION, tf.shape(images))
 
@@ -39,8 +39,8 @@ def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
 def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor, size: int) -> tf.Tensor:
     """Crops each image at its own place and flips some of the crops left to right.
 
-    `crop_and_resize` does both in one pass: a box of the size of the crop resizes nothing, one whose sides are swapped
-    flips, and what lies outside the image becomes 0. Boxes are in fractions of the image. They end a quarter of a pixel
+    `crop_and_resize` does both in one pass: a box of the size of the crop resizes nothing, one with swapped sides
+    flips, and pixels outside the image become 0. Boxes are in fractions of the image. They end a quarter of a pixel
     inside the outermost pixels of the crop, so that rounding their coordinates neither picks a neighbouring pixel nor
     leaves the image.
 

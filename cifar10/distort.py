@@ -30,9 +30,8 @@ MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
 _PIXELS = CROP_SIZE * CROP_SIZE
 _VALUES = _PIXELS * CHANNELS
 
-# Sums over pixels, and copies of a channel's number to its pixels, as matrix products with zeros and ones: on CPUs
-# several times faster than reducing, or broadcasting over, a last dimension of 3. GPUs do that quickly, and may round
-# the factors of products to 10 bits.
+# Sums over pixels, and copies of a channel's number to its pixels, as products with matrices of zeros and ones: on CPUs
+# several times faster than over a last dimension of 3. GPUs do that quickly, and may round factors to 10 bits.
 _SUM_CHANNELS = np.tile(np.eye(CHANNELS, dtype=np.float32), [_PIXELS, 1])
 _COPY_TO_PIXELS = np.ascontiguousarray(_SUM_CHANNELS.T)
 # Squares are added up in eight parts, because float32 holds integers up to 2^24 only: 1728 / 8 * 255^2 < 2^24.

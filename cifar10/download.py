@@ -1,6 +1,6 @@
 """CIFAR-10 from its home page: downloaded, verified, unpacked, and only then visible under its name.
 
-Of the archive only the data set's own files are ever written, by name and up to a size.
+Only the data set's own files are written from the archive, by name and up to a size.
 """
 
 import os
@@ -16,7 +16,7 @@ from tower_train.data import remote
 FOLDER = "cifar-10-batches-bin"
 _MAX_FILE_BYTES = 64 * 2**20  # twice a file of CIFAR-10: a damaged archive cannot fill the disk
 
-# The checksum is what TensorFlow Datasets and others have recorded of the archive whose MD5 the home page gives.
+# The checksum is from TensorFlow Datasets and others, for the archive whose MD5 is on the home page.
 CIFAR10 = remote.RemoteFile(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     num_bytes=170_052_171,
@@ -25,7 +25,7 @@ CIFAR10 = remote.RemoteFile(
 
 
 class DownloadError(errors.DataError):
-    """CIFAR-10 could not be had from the network; `reason` is the sentence that says why, without the advice."""
+    """A failed download of CIFAR-10; `reason` is the sentence with the cause, without the advice."""
 
     def __init__(self, url: str, folder: pathlib.Path, why: str):
         self.reason = f"CIFAR-10 could not be downloaded from {url}: {why}."
@@ -62,10 +62,7 @@ def download(
 
 
 def unpack(packed: pathlib.Path, folder: pathlib.Path) -> None:
-    """Copies the data set's files out of the archive into `folder`, by name; nothing else in it is ever written.
-
-    Raises FetchError if the archive cannot be read, or does not hold these files.
-    """
+    """Copies the data set's files, and nothing else, out of the archive into `folder`; FetchError if it lacks any."""
     wanted = {f"{FOLDER}/{name}": name for name in (*records.ALL_FILES, records.CLASS_NAMES_FILE)}
     try:
         with tarfile.open(packed, "r|gz") as members:

@@ -1,9 +1,9 @@
 """Drawn images in the CIFAR-10 format, for machines that have neither CIFAR-10 nor a network.
 
-Ten classes: six shapes and four textures. Place, size, rotation, colours, background and noise vary, and what is drawn
-is as often darker as brighter than what lies behind it, so no single pixel tells the class: a linear classifier stays
-far below what a small convolutional network reaches in a thousand steps. Nothing depends on brightness, on left and
-right or on the outermost pixels, all of which the training distortions change.
+Ten classes: six shapes and four textures. Place, size, rotation, colours, background and noise vary, and figures are as
+often darker as brighter than their background, so no single pixel gives the class: a linear classifier stays far below
+a small convolutional network after a thousand steps. Nothing depends on brightness, on left and right or on the
+outermost pixels, all of which the training distortions change.
 
 Images are a function of the seed, to the last bit, on every machine: the random numbers are the raw bits of PCG64,
 whose stream NumPy promises to keep (NEP 19), and the drawing uses only operations that IEEE 754 defines exactly: no
@@ -129,7 +129,7 @@ def _triangle(u, v, radius):
 
 
 def _wave(u, period):
-    """Returns how far inside the nearest stripe a place is, half of all places being inside."""
+    """Returns how far inside the nearest stripe each pixel is, half of all pixels being inside."""
     phase = u / period - np.floor(u / period)
     return (np.float32(0.25) - np.abs(phase - np.float32(0.5))) * period
 
@@ -144,7 +144,7 @@ def _dots(u, v):
     return np.float32(2.5) - _radius(u - spacing * np.round(u / spacing), v - spacing * np.round(v / spacing))
 
 
-# Each figure maps coordinates u, v [count, 32, 32] in pixels to how far inside the figure's edge a pixel is.
+# Each figure maps coordinates u, v [count, 32, 32] in pixels to a pixel's distance inside the figure's edge.
 _CLASSES = {
     "circle": lambda u, v: 8 - _radius(u, v),
     "ring": lambda u, v: 2 - np.abs(_radius(u, v) - 7),

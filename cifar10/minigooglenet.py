@@ -13,7 +13,7 @@ v1 = tf.compat.v1
 NUM_CLASSES = 10
 WEIGHT_DECAY = 5e-4
 _INITIALIZER = v1.variance_scaling_initializer(2.0)
-# Per stage, the modules' (1 x 1, 3 x 3) channels, and the channels of the convolution that halves the picture.
+# By stage: the modules' (1 x 1, 3 x 3) channels, and the channels of the convolution that halves the picture.
 STAGES = [
     ([(32, 32), (32, 48)], 80),
     ([(112, 48), (96, 64), (80, 80), (48, 96)], 96),
@@ -53,7 +53,7 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
 
 
 def _convolution(name: str, maps, channels: int, width: int, training: bool, stride: int = 1, padding: str = "SAME"):
-    """Convolution, batch normalisation, relu."""
+    """Applies a convolution, batch normalisation and relu."""
     with v1.variable_scope(name):
         weights = layers.weights([width, width, maps.shape[-1], channels], maps.dtype, _INITIALIZER, WEIGHT_DECAY)
         products = tf.nn.conv2d(maps, weights, strides=stride, padding=padding)

@@ -1,13 +1,12 @@
-"""The CIFAR-10 binary format, read whole, checked byte by byte, and handed to the trainer as `Examples`.
+"""The CIFAR-10 binary format, read whole, checked byte by byte, and given to the trainer as `Examples`.
 
 A file is a row of 3073-byte records: one label byte, then 32x32 red, 32x32 green and 32x32 blue bytes, row by row
 (https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version"). Any number of records makes a file, so smaller sets in
 the same format train as well.
 
 The planes are interleaved to [height, width, channels] once, while a file is read: for 50,000 images that takes a tenth
-of a second, where transposing batches would take it again every few hundred steps. Each thread reads, hashes and
-interleaves one file at a time (numpy and hashlib release the interpreter lock), piece by piece, so that nothing but the
-images stays in memory.
+of a second, which transposing batches would take every few hundred steps. Each thread reads, hashes and interleaves one
+file at a time (numpy and hashlib release the interpreter lock), piece by piece, so only the images stay in memory.
 """
 
 import dataclasses
@@ -52,11 +51,8 @@ class Records:
 
 
 def read(paths: Sequence[str | os.PathLike]) -> Records:
-    """Reads files in the CIFAR-10 binary format, one after the other.
-
-    Raises:
-      DataError: a file is missing, unreadable, empty or not a whole number of records, or a label is not 0 to 9.
-    """
+    """Reads files in the CIFAR-10 binary format, one after the other. Raises DataError for a file that is missing,
+    unreadable, empty or not a whole number of records, or a label that is not 0 to 9."""
     counts = [_count_records(path) for path in paths]
     ends = np.cumsum(counts)
     images = np.empty([ends[-1], IMAGE_SIZE, IMAGE_SIZE, CHANNELS], np.uint8)
@@ -69,7 +65,7 @@ def read(paths: Sequence[str | os.PathLike]) -> Records:
 
 
 def read_split(directory: str | os.PathLike, split: str) -> Records:
-    """Reads the files of a split, 'train' or 'test', that lie in `directory`. Raises DataError as `read`."""
+    """Reads the files of a split, 'train' or 'test', in `directory`. Raises DataError as `read`."""
     return read([os.path.join(directory, name) for name in FILES[split]])
 
 

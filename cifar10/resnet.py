@@ -50,7 +50,7 @@ resnet56 = functools.partial(inference, depth=56)
 
 
 def _block(maps, channels: int, stride: int, training: bool):
-    """Two convolutions and the shortcut around them: every other pixel, and zeros for the channels that are new."""
+    """Applies two convolutions, and the shortcut around them: every other pixel, and zeros for new channels."""
     with v1.variable_scope("conv1"):
         inner = tf.nn.relu(_normalized_convolution(maps, channels, stride, training))
     with v1.variable_scope("conv2"):

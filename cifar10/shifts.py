@@ -1,9 +1,9 @@
-"""Whole images for short training: shifted by up to two pixels, and flipped in every other epoch. And six views of each
-for evaluation.
+"""Whole images for short training: shifted by up to two pixels, flipped in every other epoch; and six views for
+evaluation.
 
 Jordan 2024 ("94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498, section 3.6): an image that is flipped
-at random each time is shown in the same orientation two epochs running half of the time. So each is flipped at random
-in the first epoch only, and in every other epoch after that the other way round.
+at random each time has the same orientation in two consecutive epochs half of the time. So each is flipped at random in
+the first epoch only, and then alternates.
 """
 
 import tensorflow as tf
@@ -16,12 +16,11 @@ MOST = 2  # pixels each way
 
 
 def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
-    """Shifts images by -2 to 2 pixels each way, reflected at the edge as by numpy's 'reflect', flips each in every
-    other epoch, and prepares them as `crops.prepare`.
+    """Shifts images by -2 to 2 pixels each way, flips each in every other epoch, and does `crops.prepare`.
 
-    From uint8 [batch, 32, 32, 3] to float32. A gather of pixels is several times faster than padding and
-    `crop_and_resize`. It is of float32, and places are int64, since GPUs gather no uint8 and compute with int32 on the
-    host.
+    From uint8 [batch, 32, 32, 3] to float32, reflected at the edge as by numpy's 'reflect'. A gather of pixels is
+    several times faster than padding and `crop_and_resize`. It is of float32, and places are int64, since GPUs gather
+    no uint8 and compute with int32 on the host.
     """
     images = tf.cast(images, tf.float32)
     places = tf.cast(tf.floor((2 * MOST + 1) * draws.uniform("shift", 2)), tf.int64) - MOST
@@ -37,10 +36,10 @@ def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
 
 
 def views(images: tf.Tensor) -> list[tuple[float, tf.Tensor]]:
-    """Returns six views of each image (Jordan 2024, section 3.5): itself and its mirror image at 1/4 each, and both
-    one pixel up and to the left, and one down and to the right, at 1/8 each, reflected at the edge.
+    """Returns six views of each image (Jordan 2024, section 3.5), as (weight, images of the same shape and dtype).
 
-    Each is (weight, images of the same shape and dtype); `images` are those of `crops.prepare`.
+    The image and its mirror image at 1/4 each, and both one pixel up and to the left, and one down and to the right, at
+    1/8 each, reflected at the edge. `images` are those of `crops.prepare`.
     """
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
     weighted = [(1 / 4, images), (1 / 8, padded[:, 2:, 2:]), (1 / 8, padded[:, :-2, :-2])]

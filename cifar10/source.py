@@ -11,16 +11,16 @@ from tower_train.data import directories
 
 DATASETS = ("auto", "cifar10", "generated")
 
-_AUTO_CONNECT_SECS = 5  # a run that can do without the network does not wait for it long
+_AUTO_CONNECT_SECS = 5  # a run that can do without the network waits less
 
 
 def examples(request: workload.DataRequest) -> workload.Examples:
-    """Reads the images of a split from where they are, or else downloads or draws them.
+    """Reads the images of a split, after downloading or drawing them if necessary.
 
-    `cifar10` is CIFAR-10, downloaded if it is missing. `generated` is the drawn stand-in, made if it is missing.
-    `auto` is CIFAR-10 if it can be had, or else the stand-in; in a directory that the user named it is what lies there
-    and nothing else. CIFAR-10 may lie in the directory itself or, as its archive unpacks, in `cifar-10-batches-bin`
-    below it. The stand-in does not follow `request.seed`: like CIFAR-10, it is the same images for every run.
+    `cifar10` is CIFAR-10, downloaded if it is missing. `generated` is the drawn stand-in, made if it is missing. `auto`
+    is CIFAR-10 if it can be had, or else the stand-in; in a directory that the user named it is what is there and
+    nothing else. CIFAR-10 may be in the directory itself or, as its archive unpacks, in `cifar-10-batches-bin` in it.
+    The stand-in ignores `request.seed`: like CIFAR-10, it is the same for every run.
 
     Returns:
       Examples whose `dataset` is 'cifar10' or 'generated', and whose `notice` says so if they are not CIFAR-10.
@@ -42,7 +42,7 @@ def examples(request: workload.DataRequest) -> workload.Examples:
 
 
 def locate(request: workload.DataRequest) -> tuple[pathlib.Path, str]:
-    """Returns the folder of the .bin files, and why they are drawn images, or ''. Raises DataError as `examples`."""
+    """Returns the folder of the .bin files, and the reason for drawn images, or ''. Raises DataError as `examples`."""
     directory = directories.chosen(request.data_dir)
     if request.dataset == "generated":
         return generated.generate(directory), "as --dataset=generated asks."
@@ -63,10 +63,8 @@ def locate(request: workload.DataRequest) -> tuple[pathlib.Path, str]:
 
 
 def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
-    """Finds the folder of CIFAR-10's files: `directory`, or `cifar-10-batches-bin` in it; None if neither holds them.
-
-    Raises DataError if only some of the files are there.
-    """
+    """Returns `directory` or `cifar-10-batches-bin` in it, whichever holds CIFAR-10, or None; DataError if it is
+    incomplete."""
     for folder in (directory, directory / download.FOLDER):
         missing = [name for name in records.ALL_FILES if not os.path.exists(folder / name)]
         if not missing:
@@ -79,9 +77,9 @@ def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
     return None
 
 
-@functools.cache  # training and evaluation ask one after the other; the network is waited for once
+@functools.cache  # so that training and evaluation wait for the network once
 def _download_failure(directory: pathlib.Path) -> str | None:
-    """Downloads CIFAR-10; returns why that failed, or None."""
+    """Downloads CIFAR-10; returns the reason of a failure, or None."""
     try:
         download.download(directory, connect_secs=_AUTO_CONNECT_SECS)
     except download.DownloadError as error:

@@ -1,4 +1,4 @@
-"""Three ways to choose the GPUs that train. Each prints where the towers are, and does a step.
+"""Three ways to choose the GPUs that train. Each prints the towers' devices, and does a step.
 
 CUDA_VISIBLE_DEVICES=0,2 python scripts/choose_gpus.py      # the program sees two GPUs and uses both
 python scripts/choose_gpus.py --gpus=0,2                    # it sees all and uses these

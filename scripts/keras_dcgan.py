@@ -1,6 +1,6 @@
 """Trains a DCGAN (Radford et al. 2015) on Fashion-MNIST with N GPUs: keras_dcgan.py --num_gpus=2 --data_dir=DIRECTORY
 
-Its training step is its own, tower_step: two losses with two optimizers, the second on what the first has trained.
+Its custom training step, tower_step, has two losses with two optimizers, the second on what the first has trained.
 """
 
 import argparse
@@ -90,7 +90,7 @@ class DCGAN(keras.Model):
 
 
 class Pictures(keras.callbacks.Callback):
-    """Writes a picture of what becomes of the same numbers after each epoch."""
+    """Writes a picture generated from the same numbers after each epoch."""
 
     def __init__(self, folder):
         super().__init__()

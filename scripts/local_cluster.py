@@ -1,7 +1,7 @@
 """Starts a whole cluster on loopback: python scripts/local_cluster.py --workers=2 --num_gpus=2 [options of the trainer]
 
-Or any program, which finds its place in TF_CONFIG: python scripts/local_cluster.py --workers=2 -- python mine.py
-With --evaluator one process more is TF_CONFIG's evaluator, for train_and_evaluate of Estimators.
+Or any program, which finds its task in TF_CONFIG: python scripts/local_cluster.py --workers=2 -- python mine.py
+With --evaluator another process is TF_CONFIG's evaluator, for train_and_evaluate of Estimators.
 
 Each worker's lines begin with its name. Ctrl-C reaches all of them. The exit status is the chief's.
 """
@@ -69,7 +69,7 @@ def _start(hosts: list[str], index: int, flags: list[str], program: list[str] | 
         task = {"cluster": {"worker": hosts}, "task": {"type": kind, "index": index}}
         environment |= {"TF_CONFIG": json.dumps(task), "PYTHONUNBUFFERED": "1"}
         words = [sys.executable, *program[1:]] if program[0] in ("python", "python3") else program
-    # In sessions of their own: the terminal's Ctrl-C would reach them twice, and the second leaves at once.
+    # In sessions of their own: Ctrl-C would reach them twice, and end them at once.
     return subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )

@@ -1,4 +1,4 @@
-"""Given numbers instead of the stream's, for tests of what makes random changes to examples."""
+"""Given numbers instead of the stream's, for tests of random changes to examples."""
 
 import tensorflow as tf
 

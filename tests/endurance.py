@@ -1,4 +1,4 @@
-"""One long run of short steps, with everything on: what grows with its length?"""
+"""One long run of short steps, with everything on: does anything grow with its length?"""
 
 import gc
 import os

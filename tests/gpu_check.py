@@ -1,11 +1,11 @@
-"""Checks and measures everything on a machine with GPUs, and says in a report what was done and what could not be.
+"""Checks and measures everything on a machine with GPUs, and reports what was done and what could not be.
 
 scripts/gpu_check [--out=DIR] [--minutes=8] [--quick] [--only=SECTION,...]
 
 Each section is a process of its own with a time limit, so that one that crashes or hangs is a line of the report. DIR
-gets report.md, report.json and log.txt, written anew after each section. On a machine without a GPU the sections do on
-the CPU, or on GPUs that cannot compute, what they can there, and name the rest; --quick: only what is cheap on CPUs.
-Exit status: 0 nothing failed, 1 something did, 2 an option is wrong.
+gets report.md, report.json and log.txt, rewritten after each section. Without a GPU the sections do what they can on
+the CPU, or on GPUs that cannot compute, and name the rest; --quick: only what is cheap on CPUs. Exit status: 0 nothing
+failed, 1 something did, 2 an option is wrong.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _SLACK = 1.6  # times its share a section may take; what it leaves the others ha
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One section: its name, its function, what it is about, and its seconds on a machine with GPUs."""
+    """One section: its name, its function, its description, and its seconds on a machine with GPUs."""
 
     name: str
     function: str
@@ -57,8 +57,6 @@ SECTIONS = (
 
 @dataclasses.dataclass
 class Outcome:
-    """The outcome of a section."""
-
     section: Section
     findings: list[dict]
     seconds: float
@@ -155,7 +153,6 @@ def run(asked, out: pathlib.Path) -> list[Outcome]:
 
 
 def write(out: pathlib.Path, outcomes: list[Outcome], asked) -> None:
-    """Writes report.json and report.md."""
     content = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node(), "command": sys.argv[1:],
         "verdict": overall(outcomes),
@@ -170,12 +167,10 @@ def write(out: pathlib.Path, outcomes: list[Outcome], asked) -> None:
 
 
 def overall(outcomes: list[Outcome]) -> str:
-    """The verdict on all of it."""
     return results.FAILED if any(each.verdict == results.FAILED for each in outcomes) else results.OK
 
 
 def lines_of(outcomes: list[Outcome], content: dict, sections: int) -> list[str]:
-    """The report in Markdown."""
     counts = collections.Counter(finding["verdict"] for each in outcomes for finding in each.findings)
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in results.VERDICTS)
     lines = [

@@ -37,7 +37,6 @@ def everything():
 
 
 def fronts():
-    """{name: case} of the fronts."""
     return {
         f"{front}-{policy}": {"front": front, "policy": policy}
         for front, policies in POLICIES.items() for policy in policies

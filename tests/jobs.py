@@ -106,8 +106,6 @@ class Program:
 
 
 class Trainer(Program):
-    """`python -m tower_train words...`."""
-
     def __init__(self, *words, **variables):
         super().__init__("tower_train", *words, **variables)
 
@@ -145,7 +143,6 @@ def read_json(train_dir, name):
 
 
 def metrics(train_dir):
-    """The records of metrics.jsonl."""
     return [json.loads(line) for line in pathlib.Path(train_dir, "metrics.jsonl").read_text().splitlines()]
 
 

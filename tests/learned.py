@@ -1,4 +1,4 @@
-"""Whether losses fall, for trainings whose steps go wrong now and then."""
+"""Checks that losses fall, for trainings whose steps go wrong now and then."""
 
 import numpy as np
 
@@ -6,14 +6,14 @@ MOST, IN_A_ROW = 120, 12
 
 
 def have_fallen(losses):
-    """Whether any twelve in a row are lower than the first: at a high learning rate some steps go wrong, and the steps
-    after them. In 32 runs 80 steps saved 1.3 or more; weights that only decay would save 0.3 in MOST."""
+    """Returns whether any twelve in a row are lower than the first: at a high learning rate some steps go wrong, and
+    the steps after them. In 32 runs 80 steps saved 1.3 or more; weights that only decay would save 0.3 in MOST."""
     medians = [np.median(losses[start : start + IN_A_ROW]) for start in range(len(losses) - IN_A_ROW)]
     return bool(medians) and min(medians) < np.mean(losses[:5]) - 0.7
 
 
 def are_enough(losses):
-    """Whether to end: they have fallen, or never will."""
+    """Returns whether to end: they have fallen, or never will."""
     return len(losses) == MOST or have_fallen(losses)
 
 

@@ -212,7 +212,6 @@ def handed_on(nodes, name, index=0):
 
 @functools.cache
 def branch_of(graph, conditional, which):
-    """The graph of a branch of tf.cond."""
     from tensorflow.python.framework import function_def_to_graph
 
     function = graph.get_operation_by_name(conditional).get_attr(which).name

@@ -6,7 +6,7 @@ import subprocess
 
 
 def can_mount(folder):
-    """Whether this process may mount file systems."""
+    """Returns whether this process may mount file systems."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError), mounted(folder, 1):
         return True
     return False

@@ -70,7 +70,6 @@ def start(train_dir, max_steps=jobs.ENDLESS):
 
 
 def wait(process):
-    """The status of a process, once it has ended."""
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 

@@ -140,7 +140,6 @@ class Round:
             self._running[index].process.send_signal(number)
 
     def _end(self, index, number):
-        """Ends a worker by a signal."""
         worker = self._running[index]
         self._send(index, number)
         self._counts[number.name] += 1
@@ -150,7 +149,7 @@ class Round:
         self._note_end(worker)
 
     def _was_told_to_end(self, status):
-        """Whether a status is that of the workers of which one got SIGTERM."""
+        """Returns whether a status is that of workers of which one got SIGTERM."""
         return status == 128 + signal.SIGTERM and self._counts["SIGTERM"]
 
     def _note_end(self, worker):

@@ -1,7 +1,8 @@
-"""README.md and docs/: their programs train, their links and the paths that they name are there."""
+"""README.md and docs/: their programs train, and the options, links and paths that they name are there."""
 
-import json
+import dataclasses
 import re
+import shlex
 import types
 
 import jobs
@@ -9,19 +10,52 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tower_train import Config, EvaluateOptions, Workload, evaluate_run, train
+from cifar10 import Cifar10Options
+from tower_train import Config, EvaluateOptions, Workload, __main__, config, evaluate_run, new_workload, plan, train
+from tower_train.bench.systems import BenchmarkOptions
+from tower_train.options import command_line
+from tower_train.workloads import image_folder
 
-PAGES = {path.name: path.read_text() for path in [jobs.ROOT / "README.md", *sorted((jobs.ROOT / "docs").glob("*.md"))]}
-WAYS = {"arrays": "Examples.from_arrays", "by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_data"}
+PATHS = {path.name: path for folder in ("", "docs") for path in sorted((jobs.ROOT / folder).glob("*.md"))}
+PAGES = {name: path.read_text() for name, path in PATHS.items()}
+IN_DOCS = [name for name, path in PATHS.items() if path.parent != jobs.ROOT]
+WAYS = {"by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_data"}
 CONFIG = dict(num_gpus=2, batch_size=16, optimizer="adam", learning_rate=0.01, summary_every_steps=0)
+COMMANDS = {  # the records that read their options; the trainer's own command reads those of a workload too
+    "evaluate": config.EvaluateOptions,
+    "export": config.ExportOptions,
+    "predict": config.PredictOptions,
+    "benchmark": BenchmarkOptions,
+}
+QUICK = {module.__name__: module for module in (new_workload, plan)}
+OTHERS = {  # of scripts and other programs
+    "cases", "check", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "pictures",
+    "recipe", "seed", "steps", "workers",
+}  # fmt: skip
+
+
+def blocks(page):
+    """The pieces of Python of a page."""
+    return re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
+
+
+def is_whole(block):
+    """Whether a piece is a program: it begins with a docstring."""
+    return block.startswith('"""')
 
 
 def module(page, marker):
-    """A page's only example that holds the marker, as a module."""
-    [source] = [block for block in re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL) if marker in block]
+    """A page's only piece that holds the marker, as a module."""
+    [source] = [block for block in blocks(page) if marker in block]
     found = types.ModuleType("example")
     exec(source, found.__dict__)
     return found
+
+
+def commands(page):
+    """The lines of a page's commands, joined where they go on in the next, without their remarks."""
+    lines = re.findall(r"^    ((?:python|scripts).*?[^\\])$", PAGES[page], re.MULTILINE | re.DOTALL)
+    return [re.sub(r"\s+#.*", "", line).replace("\\\n", " ") for line in lines]
 
 
 @pytest.fixture
@@ -46,33 +80,74 @@ def files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("marker", WAYS.values(), ids=WAYS)
-def test_examples_of_own_data_train_resume_and_are_evaluated(marker, files, tmp_path):
+def test_examples_of_own_data_train_and_are_evaluated(marker, files, tmp_path):
     workload = Workload(
         "spirals", module("workloads.md", marker).examples, module("workloads.md", "def inference").inference
     )
-    for name, steps in (("whole", [30]), ("resumed", [13, 30])):
-        for max_steps in steps:
-            train(workload, Config(train_dir=str(tmp_path / name), max_steps=max_steps, **CONFIG))
-    whole, resumed = [
-        {name: value for name, value in jobs.variables(tmp_path / run).items() if not name.startswith("iterator")}
-        for run in ("whole", "resumed")
-    ]
-    jobs.assert_identical(resumed, whole)
-    [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path / "whole")), workload)
-    assert found.num_examples == (3000 if marker == "Examples.from_arrays" else 300)
+    train(workload, Config(train_dir=str(tmp_path / "run"), max_steps=30, **CONFIG))
+    [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path / "run")), workload)
+    assert found.num_examples == 300
     assert found.metrics["precision @ 1"].mean > 0.4
 
 
-def test_the_readmes_program_learns(tmp_path, monkeypatch):
+def test_the_readmes_program_trains_by_its_command(tmp_path, monkeypatch, command):
+    [block] = blocks("README.md")
+    (tmp_path / "spirals.py").write_text(block)
     monkeypatch.chdir(tmp_path)
-    workload = module("README.md", "keras_network").WORKLOAD
-    found = train(workload, workload.config(num_gpus=2, max_steps=150, eval_at_end=True, summary_every_steps=0))
-    result = json.loads((tmp_path / found.train_dir / "result.json").read_text())
-    assert result["evaluation"]["metrics"]["precision @ 1"]["mean"] > 0.8
+    monkeypatch.syspath_prepend(tmp_path)
+    [line] = [line for line in commands("README.md") if "--workload=spirals" in line]
+    status, stdout, stderr = command(__main__, *shlex.split(line)[3:])
+    assert status == 0, stderr
+    assert float(re.search(r"precision @ 1 = ([\d.]+)", stdout)[1]) > 0.98
 
 
-def test_the_readme_is_short():
-    assert len(PAGES["README.md"].splitlines()) <= 150
+@pytest.mark.parametrize("marker", ["multi_gpu_model", "tf_estimator"])
+def test_a_program_to_migrate_to_runs(marker, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [source] = [block for block in blocks("migration.md") if is_whole(block) and marker in block]
+    exec(source, {})
+    assert (tmp_path / {"multi_gpu_model": "my_model.keras", "tf_estimator": "runs/mine/checkpoint"}[marker]).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_piece_is_whole_or_says_that_it_is_a_part(page):
+    for block in blocks(page):
+        compile(block, page, "exec")
+        assert is_whole(block) or block.startswith("# Part of "), block
+    assert PAGES[page].count("```") == 2 * len(blocks(page)), "a piece of another language"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_understood_and_the_quick_ones_succeed(page, monkeypatch, tmp_path, command):
+    (tmp_path / "spirals.py").write_text(blocks("README.md")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for line in commands(page):
+        program, *words = shlex.split(line)
+        if program != "python":
+            assert (jobs.ROOT / program).is_file(), line
+        elif words[1] == "tower_train":
+            __main__.parse(words[1:])
+        elif words[1] in QUICK:
+            assert command(QUICK[words[1]], *words[2:])[0] == 0, line
+        elif words[1].startswith("tower_train."):
+            command_line.parse_with_files(words[1:], COMMANDS[words[1].partition(".")[2]], "")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_options_are_there(page):
+    classes = (Config, config.PlanOptions, *COMMANDS.values(), image_folder.FolderOptions, Cifar10Options)
+    known = {field.name for cls in classes for field in dataclasses.fields(cls)} | OTHERS
+    for name in re.findall(r"(?<![\w-])--([a-z]\w*)", PAGES[page]):
+        assert name in known or name.removeprefix("no") in known, name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\((?!https:)([^)#]*)#?([^)]*)\)", PAGES[page]):
+        path = PATHS[page].parent / target if target else PATHS[page]
+        assert path.is_file(), target
+        assert not anchor or anchor in anchors(path.read_text()), (target, anchor)
 
 
 def anchors(text):
@@ -81,28 +156,20 @@ def anchors(text):
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
-    folder = jobs.ROOT if page == "README.md" else jobs.ROOT / "docs"
-    for target, anchor in re.findall(r"\]\((?!https:)([^)#]*)#?([^)]*)\)", PAGES[page]):
-        path = folder / target if target else folder / page
-        assert path.is_file(), target
-        assert not anchor or anchor in anchors(path.read_text()), (target, anchor)
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md"])
+@pytest.mark.parametrize("page", IN_DOCS)
 def test_a_page_begins_with_all_its_contents(page):
     contents, *rest = re.split(r"^(?=## )", PAGES[page], flags=re.MULTILINE)
-    assert re.findall(r"\]\(#([^)]*)\)", contents) == anchors("".join(rest))
     assert len(rest) > 1
+    assert re.findall(r"\]\(#([^)]*)\)", contents) == anchors("".join(rest))
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_paths_are_there(page):
     for name in re.findall(r"(?<![\w/.])(?:scripts|tests|cifar10|tower_train)/[\w./]+(?!\*)", PAGES[page]):
-        assert list(jobs.ROOT.glob(name.rstrip("."))), name
+        assert (jobs.ROOT / name.rstrip(".")).exists(), name
 
 
-def test_every_page_is_listed_in_the_readme():
+def test_the_readme_is_short_and_lists_every_page():
     listed = re.findall(r"^\| \[.*?\]\(docs/(.*?)\)", PAGES["README.md"], re.MULTILINE)
-    assert sorted(listed) == sorted(PAGES.keys() - {"README.md"})
+    assert sorted(listed) == sorted(IN_DOCS)
+    assert len(PAGES["README.md"].splitlines()) <= 150

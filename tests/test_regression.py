@@ -28,7 +28,6 @@ def run(tmp_path_factory):
 
 
 def outputs(directory, x):
-    """The network in numpy."""
     found = jobs.variables(directory, jobs.read_json(directory, "best.json")["best"]["step"])
     layers = [[found[f"{name}/{part}/ExponentialMovingAverage"] for part in ("weights", "biases")]
               for name in ("hidden", "out")]  # fmt: skip

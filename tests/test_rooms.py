@@ -52,7 +52,7 @@ def place(module):
 
 
 def is_upwards(module, imported):
-    """Whether one module may not import another."""
+    """Returns whether one module may not import another."""
     if place(module) is None:
         room = imported.partition(".")[2]
         return place(imported) is not None and room not in OF_VOCABULARY and room.partition(".")[0] not in OF_VOCABULARY
@@ -103,7 +103,6 @@ def modules():
 
 @pytest.fixture(scope="module")
 def graph(modules):
-    """{module: the modules that it imports}."""
     return {
         name: imports(path.read_text(), name, path.name == "__init__.py", modules) - {name}
         for name, path in modules.items()

@@ -2,7 +2,7 @@
 
     result = tower_train.train("cifar10", tower_train.Config(num_gpus=2, max_steps=200))
 
-trains a workload by its import path; a `Workload` of one's own may stand in its place.
+trains a workload given by its import path or as a `Workload`.
 """
 
 import os
@@ -10,9 +10,9 @@ import sys
 
 
 def _leave_run_out():
-    """Keeps `python -m` from importing what lies in the current directory, if that is in a run: a run is data.
+    """Keeps `python -m` from importing files of a run in or around the current directory: a run is data.
 
-    Nothing is imported up to here that Python has not loaded already.
+    Up to here only modules are imported that Python has loaded already.
     """
     here = folder = os.path.realpath(os.curdir)
     while not os.path.lexists(os.path.join(folder, "run.json")):  # workload_files.RUN_JSON
@@ -23,14 +23,14 @@ def _leave_run_out():
         sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]
 
 
-if sys.argv[:1] == ["-m"]:  # Python is still looking for the module
+if sys.argv[:1] == ["-m"]:  # Python is still searching for the module
     _leave_run_out()
 
 import importlib  # noqa: E402
 
 __version__ = "0.1.0"
 
-# Loaded when first used, so that `python -m tower_train --help` need not wait for TensorFlow.
+# Loaded on first use, so that `python -m tower_train --help` does not wait for TensorFlow.
 _HOMES = {
     "BroadcastGlobalVariablesHook": "tower_train.fronts.distributed",
     "Config": "tower_train.config",

@@ -1,41 +1,42 @@
-"""python -m tower_train: command line -> Config -> train."""
+"""python -m tower_train: from a command line to a training."""
 
 from collections.abc import Sequence
 
 from tower_train import errors
-from tower_train.config import Config, RecipeOptions
+from tower_train.config import MOST_USED, Config, RecipeOptions
 from tower_train.console import notice
 from tower_train.options import command_line
 
 USAGE = """
 Trains a network with one replica (tower) per GPU: python -m tower_train --num_gpus=N [options]
 
-A workload may have options of its own: --workload=NAME --help lists them too.
-Without GPUs the towers live on logical CPU devices. A run can be stopped with Ctrl-C and resumed with --train_dir.
+Without GPUs the towers live on logical CPU devices. Ctrl-C stops a run, --train_dir resumes it. --workload=NAME --help
+also lists the options and recipes of a workload.
+
 Exit status: 0 done, 2 an option or a file is wrong, 3 a loss or gradient was not finite, 4 the last save or evaluation
-failed, 5 copies of a variable differ, or means between devices are wrong, 130 SIGINT and 143 SIGTERM to this or to
-another worker, 138 a worker is missing: start all again.
+failed, 5 copies of a variable or means between devices are wrong, 130 SIGINT and 143 SIGTERM to this or another worker,
+138 a worker is missing: start all again.
 """
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, dict]:
-    """Reads the command line, on which a workload's own options may stand too; imports TensorFlow for the workload.
+    """Reads a command line with options of the trainer and of the workload.
 
-    Mistakes in the trainer's own options, and --help without --workload, are answered before TensorFlow is imported.
+    TensorFlow is imported for the workload, after mistakes in the trainer's options and --help without --workload have
+    been answered.
 
     Returns:
-      The Config, in which the workload's recipe fills in what the command line does not give, and {name: value} of the
-      workload's own options, those of --recipe among them.
+      The Config, completed by the workload's recipe, and {name: value} of the workload's options, with those of
+      --recipe.
 
     Raises:
-      ConfigError: as command_line.parse; or no such workload or recipe, or a workload with an option that the trainer
-        has already.
+      ConfigError: as command_line.parse; or no such workload or recipe, or a workload with an option of the trainer.
     """
     trainers = command_line.fields_of(Config, RecipeOptions)
     first = command_line.given(argv, trainers, known_only=True)
     if "workload" not in first:
-        command_line.answer_help(argv, trainers, USAGE)
-    # Not yet a Config: which options go together is known with the workload's recipe.
+        command_line.answer_help(argv, trainers, USAGE, MOST_USED)
+    # Not yet a Config: the workload's recipe may complete the options that go together.
     path = first.get("workload", Config.workload)
     command_line.import_tensorflow(talkative=first.get("log_device_placement", False))
     from tower_train import workload as workloads
@@ -46,7 +47,8 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
         raise errors.ConfigError(
             f"--workload={path} has an option --{taken[0]}, as the trainer has. Give it another name."
         )
-    command_line.answer_help(argv, trainers | fields, USAGE, f"Recipes: {', '.join(workload.recipes) or 'none'}.")
+    recipes = f"Recipes of {workload.name}: {', '.join(workload.recipes) or 'none'}."
+    command_line.answer_help(argv, trainers | fields, f"{USAGE}\n{recipes}", MOST_USED)
     given = command_line.given(argv, trainers | fields)
     recipe = given.pop("recipe", None)
     chosen = {name: given.pop(name) for name in fields if name in given}

@@ -1,4 +1,4 @@
-"""python -m tower_train.benchmark: this trainer beside its rivals and beside the machine's ceiling."""
+"""python -m tower_train.benchmark: this trainer beside its rivals and the machine's ceiling."""
 
 import pathlib
 
@@ -7,11 +7,12 @@ from tower_train.bench.systems import BenchmarkOptions
 from tower_train.options import command_line
 
 USAGE = """
-Measures tower_train side by side with its rivals and with this machine's rate of matrix products, each in a process of
-its own, taking turns: python -m tower_train.benchmark [--quick] [options]
+Measures tower_train, its rivals and this machine's rate of matrix products in turns, each in a process of its own:
+python -m tower_train.benchmark [--quick] [options]
 
 Prints a table and writes benchmark.json and, if matplotlib is installed, benchmark.svg and benchmark.png into --out;
-other forms write files of their own name. Standard error tells how long it takes and how much of that is left.
+other forms write files of their own name. Standard error shows how long it takes and how much of that is left.
+
 Exit status: 0 done, 1 a side died or hangs, 2 an option or a file is wrong.
 """
 

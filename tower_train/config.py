@@ -1,20 +1,42 @@
-"""Every option of the commands once: name, type, default, help, bounds. No TensorFlow here."""
+"""The options of the commands: name, type, default, help, bounds. No TensorFlow here."""
 
 import dataclasses
 import math
 import re
 
 from tower_train import errors
-from tower_train.options import DATA, MACHINES, REPORTS, RUN, TOWERS, TRAINING, Options, as_text, option, rules
+from tower_train.options import (
+    ARITHMETIC,
+    DATA,
+    FAULTS,
+    LEARNING_RATE,
+    MACHINES,
+    OPTIMIZER,
+    REPORTS,
+    RUN,
+    TOWERS,
+    TRAINING,
+    Options,
+    as_text,
+    option,
+    rules,
+)
+
+# Of the trainer's options, those that --help shows first.
+MOST_USED = (
+    "num_gpus", "workload", "recipe", "dataset", "data_dir", "train_dir", "batch_size", "max_steps", "epochs",
+    "optimizer", "momentum", "learning_rate", "lr_schedule", "warmup_epochs", "dtype", "seed", "save_every_steps",
+    "log_every_steps", "eval_every_steps", "eval_at_end",
+)  # fmt: skip
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path names a place in another system, such as gs://bucket/run."""
+    """Returns whether a path names a place in another system, such as gs://bucket/run."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path) is not None  # one slash: pathlib makes that of two
 
 
 def check_folder(path: str | None, shown: str) -> None:
-    """Raises ConfigError for a folder that is in no file system; `shown` is the folder as messages call it."""
+    """Raises ConfigError for a folder that is in no file system; messages call it `shown`."""
     if path and is_remote(path):
         raise errors.ConfigError(
             f"{shown}: it must be a local or mounted folder, as files are locked and renamed in it. Mount that store, "
@@ -27,28 +49,29 @@ class DeviceOptions(Options):
     """The devices that carry towers, and the threads that run them."""
 
     num_gpus: int | None = option(
-        None, "towers; tower i lives on GPU i, or on logical CPU device i (1, or as many as --gpus names)",
+        None, "number of towers; tower i lives on GPU i, or on logical CPU device i (as many as --gpus names, else 1)",
         TOWERS, minimum=1, maximum=1024,
     )  # fmt: skip
     gpus: tuple[int, ...] | None = option(
-        None, "which GPUs carry the towers, by index, e.g. 0,2 (the first --num_gpus)", TOWERS, minimum=0
+        None, "indices of the GPUs that carry the towers, e.g. 0,2 (the first --num_gpus)", TOWERS, minimum=0
     )
     device: str = option(
         "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", TOWERS, choices=("auto", "gpu", "cpu")
     )
     intra_op_threads: int = option(
-        0, "threads one operation may use; 0: TensorFlow decides", TOWERS, minimum=0, maximum=4096
+        0, "threads of one operation; 0: TensorFlow decides", TOWERS, minimum=0, maximum=4096
     )
     inter_op_threads: int = option(
-        0, "operations run at the same time; 0: TensorFlow decides", TOWERS, minimum=0, maximum=4096
+        0, "operations that run at the same time; 0: TensorFlow decides", TOWERS, minimum=0, maximum=4096
     )
-    log_device_placement: bool = option(False, "print the device of every operation", TOWERS)
+    log_device_placement: bool = option(False, "print the device of each operation", TOWERS)
 
     @property
     def num_towers(self) -> int:
         return self.num_gpus or (len(self.gpus) if self.gpus else 1)
 
     def check(self):
+        super().check()
         if self.gpus and len(set(self.gpus)) != len(self.gpus):
             raise errors.ConfigError(f"--gpus={as_text(self.gpus)} names a GPU twice. Name each GPU once.")
         if self.gpus and self.num_gpus not in (None, len(self.gpus)):
@@ -68,204 +91,210 @@ class Config(DeviceOptions):
     """All options of a training run. Defaults are those of the original cifar10_multi_gpu_train."""
 
     variable_update: str = option(
-        "auto", "where the variables live: cpu, one copy for all towers; mirrored, one on each tower's device; auto: "
-        "mirrored where several GPUs average faster than the CPU by the arithmetic of tower_train.plan, else cpu",
+        "auto", "place of the variables: cpu (one copy for all towers), mirrored (a copy on each tower's device), or "
+        "auto: mirrored if several GPUs average faster than the CPU as tower_train.plan computes, else cpu",
         TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
     all_reduce: str | None = option(
-        None, "how mirrored variables' gradients are averaged: collective (TensorFlow's ring), nccl (NVIDIA's GPUs "
-        "only), or add_n (on one device, from where the others copy) (nccl between several, else collective)", TOWERS,
+        None, "all-reduce of mirrored variables' gradients: collective (TensorFlow's ring), nccl (NVIDIA GPUs only), "
+        "or add_n (on one device, then copied) (nccl between several GPUs, else collective)", TOWERS,
         choices=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "auto", "mirrored"),
     )  # fmt: skip
     all_reduce_dtype: str = option(
-        "same", "what gradients are sent in: the same as theirs, or bfloat16, for half of the traffic", TOWERS,
+        "same", "type in which gradients are sent: same (their own), or bfloat16 for half the bytes", TOWERS,
         choices=("same", "bfloat16"), resume="note",
     )  # fmt: skip
     check_mirrors_every_steps: int = option(
-        0, "steps between checks that all copies of the variables are the same to the bit; 0: none", TOWERS, minimum=0
+        0, "steps between checks that all copies of the variables agree to the bit; 0: none", TOWERS, minimum=0
     )
 
     distort_on: str = option(
-        "auto", "where training examples are distorted: host, device (their tower's), or auto: the device of GPUs that "
-        "have a kernel for each operation of it", TOWERS, choices=("auto", "host", "device"), resume="note",
+        "auto", "place where training examples are distorted: host, device (their tower's), or auto: the device if it "
+        "is a GPU with all kernels for it", TOWERS, choices=("auto", "host", "device"), resume="note",
     )  # fmt: skip
 
     worker_hosts: str | None = option(
-        None, "host:port of every process that trains along, the chief's first, e.g. a:2222,b:2222 (as TF_CONFIG or "
-        "Slurm says; else only this process)", MACHINES,
+        None, "host:port of each worker process, the chief first, e.g. a:2222,b:2222 (from TF_CONFIG or Slurm; else "
+        "this process alone)", MACHINES,
     )  # fmt: skip
-    task_index: int | None = option(None, "which of --worker_hosts this process is, from 0", MACHINES, minimum=0)
+    task_index: int | None = option(None, "index of this process in --worker_hosts, from 0", MACHINES, minimum=0)
     worker_timeout_secs: float = option(
-        30.0, "seconds without a sign of life after which a worker is taken to be missing", MACHINES, above=0
+        30.0, "seconds without a heartbeat after which a worker counts as missing", MACHINES, above=0
     )
     start_timeout_secs: float = option(
-        1800.0, "seconds to wait for workers that have not started yet, e.g. while images are pulled", MACHINES, above=0
+        1800.0, "seconds to wait for all workers to start, e.g. while container images are pulled", MACHINES, above=0
     )
     wait_for_workers: bool = option(
-        False, "wait for a missing worker, and go on from the last checkpoint when it is back, instead of leaving "
-        "with status 138; for python -m tower_train, as a program that calls train() must be started again", MACHINES,
+        False, "wait for a missing worker and go on from the last checkpoint when it is back, instead of leaving with "
+        "status 138; only for python -m tower_train: programs that call train() must be started again", MACHINES,
         needs=("train_dir",),
     )  # fmt: skip
     on_worker_change: str = option(
-        "refuse", "what to do about a run on a tf.data data set that another number of workers has begun: refuse, or "
-        "begin the data set's next_epoch, without the rest of the one under way", MACHINES,
+        "refuse", "resume a run on a tf.data data set with another number of workers: refuse, or next_epoch, which "
+        "skips the rest of the current one", MACHINES,
         choices=("refuse", "next_epoch"),
     )  # fmt: skip
 
-    workload: str = option("cifar10", "what is trained: an import path, module or module:NAME", DATA)
+    workload: str = option("cifar10", "network and data, as an import path: MODULE or MODULE:NAME", DATA)
     dataset: str = option(
-        "auto", "which of the workload's data sets; cifar10 knows auto, cifar10 (downloaded if missing), generated",
+        "auto", "name of one of the workload's data sets; cifar10 has auto, cifar10 (downloaded if missing), generated",
         DATA,
     )  # fmt: skip
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", DATA)
     check_data: bool = option(
-        True, "look at labels and 500 examples before a new run and warn of what is likely to be a mistake", DATA
+        True, "before a new run, look at labels and 500 examples and warn of likely mistakes", DATA
     )
 
     batch_size: int | None = option(
-        None,
-        "examples a tower takes at a time; a step has this times all towers (128)",
-        TRAINING,
-        minimum=1,
+        None, "examples per tower; a step has this times the number of towers (128)", TRAINING, minimum=1,
         maximum=2**24,
-    )
+    )  # fmt: skip
     global_batch_size: int | None = option(
-        None, "examples a step over all towers of all workers, instead of --batch_size", TRAINING, minimum=1,
+        None, "examples per step over all towers of all workers, instead of --batch_size", TRAINING, minimum=1,
         maximum=2**24, instead_of=("batch_size", "how many examples a step has"),
     )  # fmt: skip
     max_steps: int | None = option(
-        None, "stop after this many steps, counted over all starts (1000)", TRAINING, minimum=1
+        None, "steps after which to stop, counted over all starts of the run (1000)", TRAINING, minimum=1
     )
     epochs: float | None = option(
-        None, "stop after this many passes over the data, instead of --max_steps", TRAINING, above=0,
+        None, "passes over the data after which to stop, instead of --max_steps", TRAINING, above=0,
         instead_of=("max_steps", "when to stop"),
     )  # fmt: skip
-    seed: int = option(0, "seed of initial weights, order, distortions and dropout", TRAINING, minimum=0, resume="same")
+    seed: int = option(
+        0, "seed of initial weights, order, distortions and dropout", ARITHMETIC, minimum=0, resume="same"
+    )
     optimizer: str = option(
         "sgd", "sgd, momentum, adam, lars (momentum with a rate for each layer, for very large batches), or muon "
-        "(momentum made orthogonal for matrices and filters)", TRAINING,
+        "(momentum made orthogonal for matrices and filters)", OPTIMIZER,
         choices=("sgd", "momentum", "adam", "lars", "muon"), resume="same",
     )  # fmt: skip
     momentum: float = option(
-        0.9, "coefficient of --optimizer=momentum, lars or muon", TRAINING, minimum=0, below=1, resume="note",
+        0.9, "coefficient of --optimizer=momentum, lars or muon", OPTIMIZER, minimum=0, below=1, resume="note",
         needs=("optimizer", "momentum", "lars", "muon"),
     )  # fmt: skip
     nesterov: bool = option(
-        False, "Nesterov's momentum, with --optimizer=momentum or muon", TRAINING, resume="note",
+        False, "Nesterov's momentum, with --optimizer=momentum or muon", OPTIMIZER, resume="note",
         needs=("optimizer", "momentum", "muon"),
     )  # fmt: skip
     muon_iterations: int = option(
-        5, "Newton-Schulz iterations that make the momentum orthogonal", TRAINING, minimum=1, maximum=100,
+        5, "Newton-Schulz iterations of --optimizer=muon", OPTIMIZER, minimum=1, maximum=100,
         resume="note", needs=("optimizer", "muon"),
     )  # fmt: skip
-    learning_rate: float = option(0.1, "initial learning rate", TRAINING, above=0, resume="note")
+    learning_rate: float = option(0.1, "initial learning rate", LEARNING_RATE, above=0, resume="note")
     learning_rate_decay_factor: float = option(
-        0.1, "factor of each decay of the learning rate; 1: no decay", TRAINING, above=0, resume="note",
+        0.1, "factor of each decay; 1: no decay", LEARNING_RATE, above=0, resume="note",
         needs=("lr_schedule", "exponential", "piecewise"),
     )  # fmt: skip
     num_epochs_per_decay: float = option(
-        350.0, "epochs between decays (staircase)", TRAINING, above=0, resume="note",
+        350.0, "epochs between decays of --lr_schedule=exponential", LEARNING_RATE, above=0, resume="note",
         needs=("lr_schedule", "exponential"),
     )  # fmt: skip
     lr_schedule: str = option(
         "exponential", "exponential (staircase), piecewise, cosine or linear down to 0 at the last step, or points",
-        TRAINING, choices=("exponential", "piecewise", "cosine", "linear", "points"), resume="note",
+        LEARNING_RATE, choices=("exponential", "piecewise", "cosine", "linear", "points"), resume="note",
     )  # fmt: skip
     lr_boundaries: tuple[int, ...] | None = option(
-        None, "epochs at which --lr_schedule=piecewise decays the learning rate, e.g. 82,123", TRAINING, above=0,
+        None, "epochs at which --lr_schedule=piecewise decays, e.g. 82,123", LEARNING_RATE, above=0,
         resume="note", needs=("lr_schedule", "piecewise"),
     )  # fmt: skip
     lr_points: str | None = option(
-        None, "what --lr_schedule=points multiplies the learning rate with at shares of the whole training, linear "
-        "between them, e.g. 0:0.2,0.23:1,1:0.07", TRAINING, resume="note", needs=("lr_schedule", "points"),
+        None, "points SHARE:FACTOR of --lr_schedule=points, linear between them; shares of the whole training from 0 "
+        "to 1, e.g. 0:0.2,0.23:1,1:0.07", LEARNING_RATE, resume="note", needs=("lr_schedule", "points"),
     )  # fmt: skip
     lr_scaling: str = option(
-        "none", "multiply the learning rate by global batch / --lr_base_batch (linear), its root (sqrt), or not (none)",
-        TRAINING, choices=("none", "linear", "sqrt"), resume="note",
+        "none", "factor for the global batch: linear (global batch / --lr_base_batch), sqrt (its root), or none",
+        LEARNING_RATE, choices=("none", "linear", "sqrt"), resume="note",
     )  # fmt: skip
     lr_base_batch: int = option(
-        128, "the global batch that the learning rate is meant for, for --lr_scaling", TRAINING, minimum=1,
+        128, "examples per step for which the learning rate is meant, for --lr_scaling", LEARNING_RATE, minimum=1,
         resume="note", needs=("lr_scaling", "linear", "sqrt"),
     )  # fmt: skip
     warmup_epochs: float = option(
-        0.0, "epochs in which the learning rate rises to its value, for large batches; 0: none", TRAINING, minimum=0,
-        resume="note",
+        0.0, "epochs in which the learning rate rises to its value, for large batches; 0: none", LEARNING_RATE,
+        minimum=0, resume="note",
     )  # fmt: skip
     label_smoothing: float = option(
-        0.0, "share of each label that is spread over all classes", TRAINING, minimum=0, below=1, resume="note"
+        0.0, "share of each label that is spread over all classes; 0: none", TRAINING, minimum=0, below=1, resume="note"
     )
     clip_gradients: float = option(
-        0.0, "greatest norm of all gradients together; 0: no limit", TRAINING, minimum=0, resume="note"
+        0.0, "largest global norm of the gradients; 0: no limit", OPTIMIZER, minimum=0, resume="note"
     )
     accumulate_steps: int = option(
-        1, "batches that each tower takes one after the other for one step", TRAINING, minimum=1, maximum=1024
+        1, "batches per tower and step, one after the other (gradient accumulation)", TRAINING, minimum=1, maximum=1024
     )
     lookahead_every_steps: int = option(
-        0, "steps between updates of slow weights, to which the weights are then set; 0: none", TRAINING, minimum=0,
+        0, "steps between updates of slow weights, to which the weights are then set; 0: none", OPTIMIZER, minimum=0,
         resume="note",
     )  # fmt: skip
     lookahead_decay: float = option(
-        0.5, "share of the slow weights that such an update keeps", TRAINING, minimum=0, below=1, resume="note",
+        0.5, "share of the slow weights that an update keeps", OPTIMIZER, minimum=0, below=1, resume="note",
         needs=("lookahead_every_steps",),
     )  # fmt: skip
     lookahead_ramp: float = option(
-        0.0, "multiply this share with the done share of the training to this power; 0: constant", TRAINING, minimum=0,
-        resume="note", needs=("lookahead_every_steps",),
+        0.0, "scale --lookahead_decay by the done share of the training to this power; 0: constant", OPTIMIZER,
+        minimum=0, resume="note", needs=("lookahead_every_steps",),
     )  # fmt: skip
     moving_average_decay: float = option(
-        0.9999, "decay of the moving averages of the weights; 0: none", TRAINING, minimum=0, below=1, resume="note"
+        0.9999,
+        "decay per step of the moving averages of the weights; 0: none",
+        OPTIMIZER,
+        minimum=0,
+        below=1,
+        resume="note",
     )
     sync_batch_norm: bool = option(
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
     )
     allow_stateful_random: bool = option(
-        False, "train a network whose operations keep random states of their own, such as tf.nn.dropout's: N towers "
-        "are not one with it, nor is a resumed run a whole one", TRAINING, resume="note",
+        False, "allow operations with random states of their own, such as tf.nn.dropout: results then depend on the "
+        "number of towers and on resuming", ARITHMETIC, resume="note",
     )  # fmt: skip
     dtype: str = option(
-        "float32", "arithmetic in float32, float64, or on float32 variables in bfloat16, or in float16 with a loss "
-        "scale; auto: bfloat16 if the processor, or every GPU used, has instructions for it, else float16 if every GPU "
-        "used is made for that, else float32", TRAINING,
+        "float32", "arithmetic: float32, float64, bfloat16 or float16 (both with float32 variables, float16 with a "
+        "loss scale), or auto: bfloat16 if the CPU or every GPU used has instructions for it, else float16 if every "
+        "GPU used is made for it, else float32", ARITHMETIC,
         choices=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
     )  # fmt: skip
     tensor_float_32: bool | None = option(
-        None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, which "
-        "is to do so)", TRAINING, resume="note",
+        None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, "
+        "which is on)", ARITHMETIC, resume="note",
     )  # fmt: skip
     deterministic: bool = option(
-        False, "let GPUs compute what repeats to the bit, which is slower; refused where an operation cannot", TRAINING,
+        False, "make results on GPUs repeat to the bit, which is slower; refused if an operation cannot", ARITHMETIC,
         resume="note",
     )  # fmt: skip
 
     train_dir: str | None = option(
-        None, "directory of this run; one that holds a run is resumed (a new runs/WORKLOAD-TIME)", RUN
+        None, "directory of the run; a run that is there is resumed (a new runs/WORKLOAD-TIME)", RUN
     )
-    override: bool = option(False, "resume even where workload, data, seed, batch or optimizer differ", RUN)
+    override: bool = option(False, "resume even if workload, data, seed, batch or optimizer differ", RUN)
     save_every_steps: int = option(
-        250, "steps between checkpoints; also saved at the end; 0: only then", RUN, minimum=0
+        250, "steps between checkpoints; there is one at the end too; 0: only that", RUN, minimum=0
     )
-    keep_checkpoints: int = option(5, "newest checkpoints kept; 0: all", RUN, minimum=0)
+    keep_checkpoints: int = option(5, "number of newest checkpoints kept; 0: all", RUN, minimum=0)
     keep_best: bool = option(
-        False, "keep the checkpoint with the best evaluation by the workload's first metric, in TRAIN_DIR/best", RUN,
+        False, "keep the checkpoint with the best first metric of the workload in TRAIN_DIR/best", RUN,
         needs=("eval_every_steps",),
     )  # fmt: skip
     stop_after_no_gain_epochs: float = option(
-        0.0, "stop when the evaluations have not become better by that metric for this many epochs; 0: never", RUN,
+        0.0, "epochs without a better first metric after which to stop; 0: never", RUN,
         minimum=0, needs=("eval_every_steps",),
     )  # fmt: skip
     on_nonfinite: str = option(
-        "stop", "what to do about a step whose loss or gradients are not finite: stop, or skip its update", RUN,
+        "stop", "after a step whose loss or gradients are not finite: stop, or skip its update", FAULTS,
         choices=("stop", "skip"), resume="note",
     )  # fmt: skip
     max_nonfinite_in_a_row: int = option(
-        10, "with --on_nonfinite=skip: as many such steps one after the other end the run", RUN, minimum=1,
+        10, "skipped steps in a row that end the run, with --on_nonfinite=skip", FAULTS, minimum=1,
         needs=("on_nonfinite", "skip"),
     )  # fmt: skip
-    dump_bad_batch: bool = option(False, "write the batch of such a step to TRAIN_DIR/bad_batch-STEP.npz", RUN)
+    dump_bad_batch: bool = option(
+        False, "write the batch of a step that is not finite to TRAIN_DIR/bad_batch-STEP.npz", FAULTS
+    )
     stall_timeout_secs: float | None = option(
-        None, "seconds without the end of a step after which to report what is waited for, and after "
-        "--worker_timeout_secs more to leave where that is another worker or an averaging; 0: never (1800 where "
-        "several workers or GPUs average, else 0)", RUN, minimum=0,
+        None, "seconds without the end of a step after which to report what is waited for; --worker_timeout_secs "
+        "later the run ends if that is another worker or an all-reduce; 0: never (1800 with several workers or GPUs "
+        "that average, else 0)", FAULTS, minimum=0,
     )  # fmt: skip
 
     log_every_steps: int = option(10, "steps between log lines", REPORTS, minimum=1)
@@ -273,13 +302,12 @@ class Config(DeviceOptions):
         100, "steps between histograms and images for TensorBoard; 0: none", REPORTS, minimum=0
     )
     profile_steps: tuple[int, ...] | None = option(
-        None, "profile the steps from the one to the other, e.g. 10,20, for TensorBoard's profile plugin", REPORTS,
-        minimum=1,
+        None, "first and last step to profile, e.g. 10,20, for TensorBoard's profile plugin", REPORTS, minimum=1,
     )  # fmt: skip
     eval_every_steps: int = option(0, "steps between evaluations on the test examples; 0: none", REPORTS, minimum=0)
-    eval_at_end: bool = option(False, "evaluate on the test examples after the last step", REPORTS)
+    eval_at_end: bool = option(False, "evaluate on the test examples after the last step too", REPORTS)
     train_eval_examples: int = option(
-        1000, "training examples that each of these evaluations also looks at, to compare; 0: none", REPORTS, minimum=0
+        1000, "training examples that each evaluation also looks at, for comparison; 0: none", REPORTS, minimum=0
     )
 
     def check(self):
@@ -289,30 +317,30 @@ class Config(DeviceOptions):
 
     @property
     def num_workers(self) -> int:
-        """Processes that train together."""
+        """The number of processes that train together."""
         return len(self.worker_hosts.split(",")) if self.worker_hosts else 1
 
     @property
     def batches_per_step(self) -> int:
-        """Batches of one step, over all towers of all workers."""
+        """The number of batches per step, over all towers of all workers."""
         return self.accumulate_steps * self.num_towers * self.num_workers
 
     @property
     def tower_batch(self) -> int:
-        """Examples that a tower takes at a time."""
+        """The number of examples per tower and batch."""
         return self.global_batch_size // self.batches_per_step if self.global_batch_size else self.batch_size or 128
 
     @property
     def global_batch(self) -> int:
-        """Examples a step, over all towers of all workers."""
+        """The number of examples per step, over all towers of all workers."""
         return self.tower_batch * self.batches_per_step
 
     def is_saved(self, step: int) -> bool:
-        """Whether a checkpoint is due after a step, be it for an evaluation; there is one after the last step too."""
+        """Returns whether a checkpoint is due after a step, also for an evaluation. The last step always has one."""
         return any(every and step % every == 0 for every in (self.save_every_steps, self.eval_every_steps))
 
     def last_step(self, num_examples: int) -> int:
-        """The step to stop at, given the size of one epoch."""
+        """Returns the step to stop after, given the size of an epoch in examples."""
         if self.epochs:
             return math.ceil(min(self.epochs * num_examples / self.global_batch, 2.0**62))
         return self.max_steps or 1000
@@ -320,26 +348,26 @@ class Config(DeviceOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RecipeOptions(Options):
-    """The options of the trainer's command line that choose a Config."""
+    """Options of the trainer's command line that choose a Config."""
 
     recipe: str | None = option(
-        None, "one of the workload's recipes: a network and all options that suit it, unless the command line gives "
-        "others; --workload=NAME --help lists them", DATA,
+        None, "name of one of the workload's recipes: a network and its options, which the command line may change; "
+        "--workload=NAME --help lists them", DATA,
     )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Options):
-    """The run that a command is about, and which of its weights to take."""
+    """Options of the commands that use a run: its directory, and which weights to take."""
 
     train_dir: str | None = option(None, "directory of the run (required)", RUN)
-    raw: bool = option(False, "take the weights themselves, not their moving averages", RUN)
+    raw: bool = option(False, "use the weights themselves, not their moving averages", RUN)
     single_view: bool = option(
-        False, "look at each example once, also if the workload averages over several views of it", RUN
+        False, "look at each example once, even if the workload averages over several views of it", RUN
     )
-    best: bool = option(False, "take the best checkpoint of a run with --keep_best, not its newest", RUN)
-    workload: str | None = option(None, "import path of the workload (the run's own)", DATA)
-    dataset: str | None = option(None, "which of the workload's data sets (the run's own)", DATA)
+    best: bool = option(False, "use the best checkpoint of a run with --keep_best, not its newest", RUN)
+    workload: str | None = option(None, "network and data, as an import path (the run's own)", DATA)
+    dataset: str | None = option(None, "name of one of the workload's data sets (the run's own)", DATA)
     data_dir: str | None = option(None, "directory of the data (the run's own)", DATA)
 
     def check(self):
@@ -350,12 +378,12 @@ class RunOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluateOptions(RunOptions, DeviceOptions):
+class EvaluateOptions(DeviceOptions, RunOptions):
     """Options of `python -m tower_train.evaluate`."""
 
     watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
     watch_secs: float = option(
-        5.0, "seconds between looks for a new checkpoint with --watch", RUN, above=0, needs=("watch",)
+        5.0, "seconds between looks for a new checkpoint, with --watch", RUN, above=0, needs=("watch",)
     )
     batch_size: int = option(
         256, "examples per tower and step; the result does not depend on it", RUN, minimum=1, maximum=2**24
@@ -372,9 +400,9 @@ class ExportOptions(RunOptions):
     """Options of `python -m tower_train.export`."""
 
     export_dir: str | None = option(None, "directory of the SavedModel, which must be new (TRAIN_DIR/export)", RUN)
-    overwrite: bool = option(False, "replace the SavedModel that is there", RUN)
+    overwrite: bool = option(False, "replace the SavedModel in --export_dir", RUN)
     versioned: bool = option(
-        False, "write it into a new folder there, numbered by the time, as TensorFlow Serving expects versions", RUN
+        False, "write to a new folder in --export_dir, numbered by the time, as TensorFlow Serving expects", RUN
     )
 
     def check(self):
@@ -388,30 +416,29 @@ class ExportOptions(RunOptions):
 class PredictOptions(RunOptions):
     """Options of `python -m tower_train.predict`."""
 
-    top: int = option(3, "classes shown for each example", RUN, minimum=1)
+    top: int = option(3, "number of classes shown for each example", RUN, minimum=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions(Options):
     """Options of `python -m tower_train.plan`."""
 
-    params: float = option(1.068298e6, "trained weights of the network", TRAINING, minimum=1)
+    params: float = option(1.068298e6, "number of trained weights of the network", TRAINING, minimum=1)
     flops: float = option(
-        105e6, "floating-point operations of a training example, forwards and backwards", TRAINING, minimum=1
+        105e6, "floating-point operations per training example, forward and backward", TRAINING, minimum=1
     )
     batch_size: int = option(128, "examples per tower and step", TRAINING, minimum=1)
-    towers: int = option(8, "towers that one machine holds", TOWERS, minimum=1)
-    tower_flops: float = option(50e12, "operations a second that a tower reaches on this network", TOWERS, minimum=1)
-    link: float = option(
-        16e9, "bytes a second between a tower's device and the CPU or another device", TOWERS, minimum=1
-    )
+    towers: int = option(8, "towers per machine", TOWERS, minimum=1)
+    tower_flops: float = option(50e12, "operations/sec that a tower reaches on this network", TOWERS, minimum=1)
+    link: float = option(16e9, "bytes/sec between a tower's device and the CPU or another device", TOWERS, minimum=1)
     launch: float = option(
-        100e-6, "seconds until all devices of a machine have begun to average (taken, not measured)", TOWERS, minimum=0
-    )
-    host_memory: float = option(50e9, "bytes a second that a machine's CPU reads from its memory", TOWERS, minimum=1)
+        100e-6, "seconds until all devices of a machine have begun an all-reduce (assumed, not measured)", TOWERS,
+        minimum=0,
+    )  # fmt: skip
+    host_memory: float = option(50e9, "bytes/sec that a machine's CPU reads from its memory", TOWERS, minimum=1)
     all_reduce_dtype: str = option(
-        "same", "what gradients are sent in: same (float32), or bfloat16", TOWERS, choices=("same", "bfloat16")
+        "same", "type in which gradients are sent: same (float32), or bfloat16", TOWERS, choices=("same", "bfloat16")
     )
-    workers: int = option(128, "machines, at most", MACHINES, minimum=1)
-    bandwidth: float = option(3e9, "bytes a second that a machine sends to another", MACHINES, minimum=1)
-    latency: float = option(50e-6, "seconds until the first byte of a message is there", MACHINES, minimum=0)
+    workers: int = option(128, "largest number of machines", MACHINES, minimum=1)
+    bandwidth: float = option(3e9, "bytes/sec from one machine to another", MACHINES, minimum=1)
+    latency: float = option(50e-6, "seconds until the first byte of a message arrives", MACHINES, minimum=0)

@@ -1,7 +1,6 @@
-"""Everything that is said to a person: lines on standard output or standard error, and progress bars under them.
+"""All output for people: lines on standard output or standard error, and progress bars below them.
 
-Neither ends a run: a full disk or a closed pipe behind standard output is no reason to stop training. No TensorFlow
-here.
+A full disk or a closed pipe behind them does not end a run. No TensorFlow here.
 """
 
 import contextlib
@@ -11,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, TextIO
 
-_bars: list["ProgressBar"] = []  # those on a terminal now, the innermost last
+_bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
 
 
 def say(*lines: str) -> None:
@@ -20,13 +19,13 @@ def say(*lines: str) -> None:
 
 
 def notice(text: str) -> None:
-    """Prints one line on standard error: what whoever started the program should know, whatever its output is for."""
+    """Prints one line on standard error, for the person who started the program, whatever its output is for."""
     _print(sys.stderr, [f"tower_train: {text}"])
 
 
 def _print(stream: TextIO, lines) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    # Paths may hold bytes that are no text, and names letters that a terminal does not know.
+    # Paths may hold undecodable bytes, and names letters that a terminal lacks.
     text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(OSError):
         if _bars and stream.isatty():
@@ -36,14 +35,14 @@ def _print(stream: TextIO, lines) -> None:
 
 
 def one_line(text: str | os.PathLike) -> str:
-    """A text or a path in printable characters: others, such as line ends and bytes that are no text, as escapes."""
+    """Returns a text or a path in printable characters, with escapes for line ends, undecodable bytes and the like."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in os.fspath(text))
 
 
 @contextlib.contextmanager
 def stderr_in_file() -> Iterator[BinaryIO]:
-    """Within this block standard error, also that of C libraries, goes into the temporary file that it yields; if the
-    block raises, from there to standard error after all."""
+    """Yields a temporary file that takes standard error, also of C libraries, within this block; if the block raises,
+    its contents go to standard error after all."""
     _flush_stderr()
     with tempfile.TemporaryFile(buffering=0) as file:
         try:
@@ -70,13 +69,13 @@ def _flush_stderr() -> None:
 
 
 class ProgressBar:
-    """A bar at the bottom of a terminal; nothing if the stream is none. Use as a context manager.
+    """A bar at the bottom of a terminal; nothing on other streams. Use as a context manager.
 
     Args:
-      columns: rich's progress module -> the bar's columns. It is called on terminals only, as the import takes time.
-      total: what to count up to.
-      completed: what to count from.
-      stream: where it stands.
+      columns: rich's progress module -> the bar's columns. Called on terminals only, as the import takes time.
+      total: final count.
+      completed: initial count.
+      stream: standard output if None.
       fields: first values of the columns' own fields.
     """
 
@@ -112,6 +111,6 @@ class ProgressBar:
             self._bar.update(self._task, total=self._bar.tasks[0].total + amount)
 
     def update(self, completed: float | None = None, advance: float | None = None, **fields: str) -> None:
-        """Sets the count, or counts on, and sets fields of the columns."""
+        """Sets or advances the count, and sets fields of the columns."""
         if self._bar:
             self._bar.update(self._task, completed=completed, advance=advance, **fields)

@@ -1,22 +1,22 @@
-"""Errors that a user can mend. Commands print their text as one line and exit with `exit_status`."""
+"""Errors that a user can correct. Commands print their text as one line and exit with `exit_status`."""
 
 
 class UserError(ValueError):
-    """An error of the user's: what was received, what is allowed and what to do, in one line without traceback."""
+    """A user's mistake: what was received, what is allowed and what to do, in one line without traceback."""
 
     exit_status = 2  # as of argparse and of the shell's own usage errors
 
 
 class ConfigError(UserError):
-    """An option or a combination of options that cannot be."""
+    """An option, or a combination of options, that is not allowed."""
 
 
 class DataError(UserError):
-    """A data file that is missing, damaged or not what its name says."""
+    """A data file that is missing, damaged or of another kind than its name says."""
 
 
 class LayoutError(DataError):
-    """Folders that are not laid out as they should be; the text goes on with a tree of those that are expected."""
+    """Folders that are not laid out as expected; the text ends with a tree of the expected ones."""
 
 
 class RunError(UserError):
@@ -28,13 +28,13 @@ class GraphError(UserError):
 
 
 class SaveError(RunError):
-    """Training went on to its end, but its last checkpoint or result could not be written."""
+    """A finished training whose last checkpoint or result could not be written."""
 
     exit_status = 4
 
 
 class EvaluationError(RunError):
-    """Training went on to its end, but the last evaluation failed."""
+    """A finished training whose last evaluation failed."""
 
     exit_status = 4
 
@@ -52,7 +52,7 @@ class AllReduceError(UserError):
 
 
 class WorkerError(UserError):
-    """A worker of the cluster that is missing or has failed; another start goes on from the last checkpoint."""
+    """A missing or failed worker of the cluster; another start resumes from the last checkpoint."""
 
     # To be started again: with restartPolicy ExitCode Kubeflow's training operator does so from 128 on, its predecessor
     # at 138 too, which is the one left to users (IsRetryableExitCode in their pkg/util/train/train_util.go).
@@ -66,7 +66,7 @@ class NonFiniteError(UserError):
 
 
 def reason(error: Exception) -> str:
-    """The one line of an exception that says why it was raised, without the graph that TensorFlow puts around it."""
+    """Returns the one line of an exception that gives its cause, without the graph that TensorFlow puts around it."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(getattr(error, "message", error)).removeprefix("Graph execution error:")

@@ -1,15 +1,16 @@
-"""python -m tower_train.evaluate: the precision of a run's checkpoints on the test examples."""
+"""python -m tower_train.evaluate: the metrics of a run's checkpoints on the test examples."""
 
 from tower_train import console
 from tower_train.config import EvaluateOptions
 from tower_train.options import command_line
 
 USAGE = """
-Counts every test example once, on a run's newest checkpoint: python -m tower_train.evaluate --train_dir=DIR [options]
+Evaluates a run's newest checkpoint on every test example once: python -m tower_train.evaluate --train_dir=DIR [options]
 
 Prints the metrics with their 95 % intervals, and writes them to DIR/result.json and, for TensorBoard, to DIR/eval; a
-line on standard error says so if that cannot be. Of more than 200 classes the most confused ones take the place of the
-confusion matrix.
+line on standard error says so if that fails. With more than 200 classes the most confused ones replace the confusion
+matrix.
+
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 

@@ -15,34 +15,34 @@ Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension 
 
 @dataclasses.dataclass(frozen=True)
 class DataRequest:
-    """The examples that the trainer asks a workload for."""
+    """The trainer's request for examples of a workload."""
 
     split: str  # 'train' or 'test'
     dataset: str = "auto"
-    data_dir: str | None = None  # None: the user named none
+    data_dir: str | None = None  # None: not given
     seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """A data set: its examples are fetched by index, or come in an order of their own.
+    """A data set, whose examples are fetched by index or come in their own order.
 
     Attributes:
-      name: what the data is, for logs and for run.json.
-      num_examples: how many there are; indices run from 0 to num_examples - 1.
+      name: of the data, for logs and run.json.
+      num_examples: number of examples; indices run from 0 to num_examples - 1.
       open: called inside a graph; may create tensors (evaluated once, when the stream starts) and returns
-        `fetch(indices)`, which maps int64 [batch] to (features, labels), tensors whose first dimension is batch.
-        None if there is `elements`.
+        `fetch(indices)`, which maps int64 [batch] to (features, labels), tensors whose first dimension is batch. None
+        if there is `elements`.
       fingerprint: changes when the data changes; a run is resumed only on the data it was started on.
-      class_names: what label i means; empty where labels are not classes.
-      notice: what the user must be told about this data, and what is done with it, at every start, or None.
+      class_names: names of labels 0, 1, ...; empty if labels are not classes.
+      notice: remark for the user at every start, such as what is left out; or None.
       dataset: the --dataset that names exactly this data, if 'auto' chose it.
-      parallel_steps: how many steps' examples are fetched at the same time; None: as the cores can, or two of elements.
+      parallel_steps: steps whose examples are fetched at the same time; None: as the cores can, or two of elements.
       elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see
         data/tf_data.py.
-      of_worker: (worker, number of workers) -> the same, endless, as one of several workers trains on it; None where
-        all of them go through `elements`.
-      labels: integers [num_examples], the classes of all examples, if they are at hand; only looked at for mistakes.
+      of_worker: (worker, number of workers) -> the endless dataset of one of several workers; None if all of them go
+        through `elements`.
+      labels: integers [num_examples], the classes of all examples, if they are at hand; only checked for mistakes.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Examples:
             self.check_labels(self.labels)
 
     def check_labels(self, labels: np.ndarray) -> None:
-        """Raises DataError if there are class_names and labels are none of these classes."""
+        """Raises DataError if there are class_names and labels are not of these classes."""
         if self.class_names:
             check_classes(self.name, labels, self.class_names)
 
     def symbolic_batch(self) -> tuple[Tensors, Tensors]:
-        """Returns (features, labels) of one example in the current graph, to read shapes and dtypes from."""
+        """Returns (features, labels) of one example in the current graph, for their shapes and dtypes."""
         if self.open:
             return self.open()(tf.zeros([1], tf.int64))
         return tf.nest.map_structure(
@@ -78,11 +78,8 @@ class Examples:
         )
 
     def first(self, count: int) -> tuple[Tensors, Tensors]:
-        """Reads the first examples, by index or in the order they come in, in a graph and a session of its own.
-
-        Returns:
-          (features, labels), arrays [count, ...]; of all examples if there are fewer.
-        """
+        """Reads the first examples, by index or in their own order, in a separate graph and session: (features,
+        labels), arrays [count, ...], or all examples if there are fewer."""
         count = min(count, self.num_examples)
         with tf.Graph().as_default(), tf.device("/cpu:0"):
             if self.elements:
@@ -91,16 +88,16 @@ class Examples:
                 prepare, fetches = iterator.initializer, iterator.get_next()
             else:
                 prepare, fetches = tf.no_op(), self.open()(tf.range(count, dtype=tf.int64))
-            # Threads of its own: another session's may all wait for this one.
+            # Its own threads: those of another session may all wait for this one.
             session_config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, use_per_session_threads=True)
             with tf.compat.v1.Session(config=session_config) as session:
                 session.run([prepare, tf.compat.v1.tables_initializer()])
                 return session.run(fetches)
 
     def sample(self, count: int) -> "Examples":
-        """Chooses some of these examples, the same ones each time; all if there are no more than count.
+        """Returns some of these examples, the same ones each time; all if there are no more than count.
 
-        They are chosen at random, or are the first if the examples come in an order of their own.
+        They are chosen at random, or are the first if the examples come in their own order.
         """
         count = min(count, self.num_examples)
         if self.elements:
@@ -160,9 +157,9 @@ def _are_classes(labels: np.ndarray) -> bool:
 
 
 def fetcher(*arrays: np.ndarray) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]:
-    """Returns a function from int64 [batch] indices to those rows of every array, copied out by numpy.
+    """Returns a function from int64 [batch] indices to those rows of every array, copied by numpy.
 
-    A gather from a tensor takes 0.1 to 0.4 ms less a batch (of 128 to 1024 small images), but tf.data keeps a second
+    A gather from a tensor takes 0.1 to 0.4 ms less per batch (of 128 to 1024 small images), but tf.data keeps a second
     copy of every tensor that a map function captures.
     """
 
@@ -180,7 +177,7 @@ def fetcher(*arrays: np.ndarray) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
 
 
 def in_fixed_order(elements: tf.data.Dataset) -> tf.data.Dataset:
-    """Makes parallel parts of a dataset give their elements in order, unless they are told not to in so many words."""
+    """Makes parallel parts of a dataset deterministic, unless they are explicitly told not to be."""
     options = tf.data.Options()
     options.deterministic = True
     return elements.with_options(options)

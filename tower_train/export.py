@@ -9,10 +9,11 @@ from tower_train.options import command_line
 USAGE = """
 Writes a run's newest network as a SavedModel: python -m tower_train.export --train_dir=DIR [options]
 
-Its signature serving_default maps raw features to the network's outputs or, if there are class_names, to logits,
-probabilities, the names of the most probable classes and those of the columns; its signature files does so from the
+The signature serving_default maps raw features to the network's outputs or, if there are class_names, to logits,
+probabilities, the names of the most probable classes and those of the columns; the signature files does so from the
 contents of image files. classify and regress are TensorFlow Serving's methods, on tf.Examples with the features by name
-or, for images, their files as image/encoded. tf.saved_model.load and saved_model_cli run all of them.
+or, for images, with their files as image/encoded. tf.saved_model.load and saved_model_cli run all of them.
+
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 
@@ -24,7 +25,7 @@ def main(argv) -> int:
 
     from tower_train.inference import saved_model
 
-    tf.get_logger().setLevel("ERROR")  # its functions that write a SavedModel warn of each other
+    tf.get_logger().setLevel("ERROR")  # TensorFlow's functions for SavedModels warn of each other
     folder = pathlib.Path(options.export_dir or f"{options.train_dir}/export")
     exported, signatures = saved_model.export(options, folder)
     console.say(f"Exported: {exported} (signatures {', '.join(signatures)})")

@@ -1,6 +1,6 @@
 """Horovod's names for programs that were written for it: import tower_train.horovod as hvd.
 
-Besides the import such a program needs the session's place: master=hvd.target(), and hvd.session_config() in place of
+Such a program also needs master=hvd.target() for its session, and hvd.session_config() instead of
 tf.compat.v1.ConfigProto(). `init` gives each worker its GPUs; visible_device_list has no effect.
 """
 
@@ -26,7 +26,7 @@ _MERGES = {Average: "Add", Sum: "Add", Min: "Min", Max: "Max", Product: "Mul"}
 
 
 class Compression:
-    """dtypes that gradients are sent in."""
+    """dtypes in which gradients are sent."""
 
     none, fp16, bf16 = None, tf.float16, tf.bfloat16
 
@@ -55,17 +55,17 @@ def local_size() -> int:
 
 
 def target() -> str:
-    """The master for this worker's sessions."""
+    """Returns the master for this worker's sessions."""
     return program.current().target
 
 
 def session_config() -> v1.ConfigProto:
-    """What a session of this worker needs, to be changed at will."""
+    """Returns the session configuration that this worker needs; it may be changed."""
     return program.current().session_config
 
 
 def shutdown() -> None:
-    """Leaves the cluster when all others do, which is done at the program's end anyway."""
+    """Leaves the cluster when all others do, as the program's end does anyway."""
     program.current().shutdown()
 
 
@@ -74,14 +74,14 @@ def DistributedOptimizer(  # noqa: N802
     device_sparse: str = "", compression: tf.DType | None = Compression.none, sparse_as_dense: bool = False,
     op: str = Average,
 ) -> distributed.DistributedOptimizer:  # fmt: skip
-    """tower_train.DistributedOptimizer with Horovod's arguments, of which use_locking and the devices are not used."""
+    """Makes a tower_train.DistributedOptimizer from Horovod's arguments; use_locking and the devices have no effect."""
     if op != Average:
         raise errors.GraphError(f"DistributedOptimizer(op={op!r}): gradients are averaged here. Leave it out.")
     return distributed.DistributedOptimizer(optimizer, name, compression, sparse_as_dense)
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
-    """Makes the operation that gives all workers' global variables, those of now, the values of root_rank's."""
+    """Makes the operation that copies root_rank's values of all present global variables to all workers."""
     return broadcast_variables(v1.global_variables(), root_rank)
 
 
@@ -89,7 +89,7 @@ def allreduce(
     tensor: tf.Tensor | tf.IndexedSlices, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: tf.DType | None = Compression.none, op: str | None = None, name: str | None = None,
 ) -> tf.Tensor | tf.IndexedSlices:  # fmt: skip
-    """The mean over workers, by default, of tensors of one shape and dtype; their gradients are reduced alike.
+    """Reduces tensors of one shape and dtype over workers, by default to their mean; gradients are reduced alike.
 
     Args:
       tensor: a number type; IndexedSlices are gathered.
@@ -97,7 +97,7 @@ def allreduce(
       device_dense, device_sparse: not used.
       compression: a dtype to send it in.
       op: Average, Sum, Min, Max or Product.
-      name: by which workers find each other's; else they must make such operations in one order.
+      name: identifies the operation in all workers; without it they must make such operations in the same order.
 
     Returns:
       The same in all workers. The mean of whole numbers is rounded towards zero.
@@ -124,10 +124,10 @@ def allreduce(
 
 
 def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-    """The rows of all workers, in their order.
+    """Returns the rows of all workers, in their order.
 
     Args:
-      tensor: [rows, ...], of any number of rows in each worker; the rest of the shape is the same.
+      tensor: [rows, ...], with any number of rows in each worker; the rest of the shape is the same.
       name: as for allreduce.
     """
 
@@ -155,11 +155,11 @@ def _gather(tensor: tf.Tensor, name: str | None) -> tf.Tensor:
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.Tensor:
-    """What worker root_rank has, in all workers.
+    """Returns worker root_rank's tensor in all workers.
 
     Args:
       tensor: of a known shape, the same in all workers.
-      root_rank: whose.
+      root_rank: index of the worker.
       name: as for allreduce.
     """
     distributed.check_rank(root_rank, program.current())
@@ -183,7 +183,7 @@ def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.
 
 
 def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: str, make, keys: int = 1) -> tf.Tensor:
-    """What make(tensor, workers, first key) makes, once the workers mean the same by it; the tensor for one worker."""
+    """Returns make(tensor, workers, first key) once the workers agree on `meaning`; the tensor for one worker."""
     workers = program.current().workers
     if workers.size == 1:
         return tf.identity(tensor)
@@ -195,7 +195,7 @@ def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: st
 
 
 def _linear(op: str) -> str:
-    """How gradients of a reduction are reduced."""
+    """Returns the reduction of an operation's gradients."""
     if op not in (Average, Sum):
         raise errors.GraphError(f"allreduce(op={op!r}) has no gradient. Take Average or Sum, or tf.stop_gradient.")
     return op

@@ -1,4 +1,4 @@
-"""The machine that this process runs on, as its operating system describes it. No TensorFlow here."""
+"""The machine of this process, as its operating system describes it. No TensorFlow here."""
 
 import contextlib
 import importlib.metadata
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"  # there while the driver is loaded
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
-_PORTS = range(20_000, 32_000)  # below those that Linux gives to connections, which come and go
+_PORTS = range(20_000, 32_000)  # below those that Linux gives to connections
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 
@@ -25,18 +25,18 @@ def cores() -> int:
 
 
 def free_memory() -> int | None:
-    """Returns the bytes that may be taken without swapping; None if the system does not tell."""
+    """Returns the bytes that may be allocated without swapping; None if unknown."""
     return _bytes(MEMINFO, "MemAvailable")
 
 
 def has_memory(num_bytes: int) -> bool:
-    """Whether so many bytes may be taken without swapping; True if the system does not tell."""
+    """Returns whether so many bytes may be allocated without swapping; True if unknown."""
     free = free_memory()
     return free is None or free >= num_bytes
 
 
 def free_addresses(count: int) -> list[str]:
-    """So many localhost:PORT that nobody uses; chosen at random, so that others who ask now get other ones."""
+    """Returns free addresses localhost:PORT, chosen at random so that simultaneous callers get different ones."""
     free: set[str] = set()
     while len(free) < count:
         port = random.SystemRandom().choice(_PORTS)
@@ -47,12 +47,12 @@ def free_addresses(count: int) -> list[str]:
 
 
 def about_cores(*names: str) -> list[str]:
-    """Reads the values of any of these names in /proc/cpuinfo, one a core; none if the system does not tell."""
+    """Returns the values of any of these names in /proc/cpuinfo, one per core; none if unknown."""
     return _values(CPUINFO, *names)
 
 
 def _values(path: str | os.PathLike, *names: str) -> list[str]:
-    """Reads the values of lines `name: value`."""
+    """Returns the values of lines `name: value`."""
     try:
         with open(path) as lines:
             pairs = [line.partition(":") for line in lines]
@@ -62,12 +62,12 @@ def _values(path: str | os.PathLike, *names: str) -> list[str]:
 
 
 def _bytes(path: str | os.PathLike, name: str) -> int | None:
-    """Reads an amount from a line `name: value kB`."""
+    """Returns an amount from a line `name: value kB`."""
     return next((int(value.split()[0]) * 1024 for value in _values(path, name)), None)
 
 
 def describe() -> dict:
-    """Processor, usable cores, memory, operating system and versions."""
+    """Returns processor, usable cores, memory, operating system and versions."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # tower_train may run from a checkout
@@ -83,7 +83,7 @@ def describe() -> dict:
 
 
 def busy_core_secs() -> float | None:
-    """Seconds that this machine's cores have been in use, by anyone; None if that is not known for just these cores.
+    """Returns the seconds that this machine's cores have been in use, by anyone; None if unknown for just these cores.
 
     From Linux's /proc/stat, see proc(5): user, nice, system, idle, iowait, irq, softirq and steal, in clock ticks.
     """
@@ -98,14 +98,14 @@ def busy_core_secs() -> float | None:
 
 
 def resident_bytes(name: str, others: Sequence[int] = ()) -> int:
-    """Resident memory of this process and others together, now (VmRSS) or at its peak (VmHWM).
+    """Returns the resident memory of this process and others together, now (VmRSS) or at its peak (VmHWM).
 
-    Without Linux's /proc it is the peak in both cases, of this process alone. On Linux ru_maxrss would begin at the
-    peak of the process that started this one.
+    Without Linux's /proc it is always the peak, of this process alone. On Linux ru_maxrss would begin at the peak of
+    the parent process.
 
     Args:
       name: of a line of /proc/PID/status.
-      others: process numbers; processes that have ended count nothing.
+      others: process numbers; ended processes count 0.
     """
     own = _bytes("/proc/self/status", name)
     if own is None:
@@ -114,10 +114,10 @@ def resident_bytes(name: str, others: Sequence[int] = ()) -> int:
 
 
 def processor_secs(others: Sequence[int] = ()) -> float:
-    """Processor time of this process and others together since they began; of the others on Linux only."""
+    """Returns the processor time of this process and, on Linux, of others together since they began."""
     secs = time.process_time()
     for other in others:
         with contextlib.suppress(OSError), open(f"/proc/{other}/stat") as file:
-            user, system = file.read().rpartition(")")[2].split()[11:13]  # what is before may hold spaces
+            user, system = file.read().rpartition(")")[2].split()[11:13]  # the name before may hold spaces
             secs += (int(user) + int(system)) / _TICKS_PER_SEC
     return secs

@@ -18,14 +18,14 @@ from tower_train.examples import Examples, Tensors
 
 
 class FromExamples:
-    """An initializer for `get_variable`: what a numpy function makes of the first examples.
+    """An initializer for `get_variable`: the value of a numpy function of the first examples.
 
-    It is computed when the variable is initialised, once for all towers, and not if the variable gets its value
-    otherwise: from a checkpoint, from another worker, or in evaluation and export, whose graphs do not hold it.
+    It is computed when the variable is initialised, once for all towers, and not if the variable gets its value from a
+    checkpoint, from another worker, or in evaluation and export, whose graphs lack it.
     """
 
     def __init__(self, examples: Examples, count: int, function: Callable[[Tensors, Tensors], np.ndarray]):
-        """Keeps what to compute, and from which examples.
+        """Keeps the function and its examples.
 
         Args:
           examples: those of Workload.inference_for.
@@ -36,12 +36,12 @@ class FromExamples:
         self._lock, self._value = threading.Lock(), None
 
     def __call__(self, shape, dtype=tf.float32, partition_info=None) -> tf.Tensor:
-        """Raises GraphError if the function's array is of another shape; TensorFlow wraps it."""
+        """Raises GraphError, which TensorFlow wraps, if the function's array has another shape."""
         del partition_info
         shape, dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
 
         def compute():
-            with self._lock:  # moving averages begin with it too, and TensorFlow asks in several threads
+            with self._lock:  # moving averages begin with it too, in other threads
                 if self._value is None:
                     self._value = np.asarray(self._function(*self._examples.first(self._count)))
             if self._value.shape != tuple(shape):

@@ -1,9 +1,10 @@
-"""Layers that have to know of the towers: batch normalisation, dropout and other random numbers. And `frozen`,
-`learning` and `gradient_until`, for layers that are not trained, or in a way of their own; `on_gpu`, for those that are
-computed in another way there; `once`, for what is the same in all towers.
+"""Layers that depend on the towers: batch normalisation, dropout and other random numbers.
+
+Also `frozen`, `learning` and `gradient_until`, for weights that are trained differently or not at all; `on_gpu`, for
+layers with another fastest form there; `once`, for values that are the same in all towers.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
-also here. The moving statistics for evaluation are updated once a step, with the mean over all towers.
+here too. The moving statistics for evaluation are updated once per step, with the mean over all towers.
 """
 
 import contextlib
@@ -26,16 +27,14 @@ _GROUP_KEY = 1  # of the devices of all towers, of all workers
 
 
 def on_gpu() -> bool:
-    """Whether what is built here is computed on a GPU, as in a tower that has one: for layers whose fastest form, such
-    as the order of axes, is another one there."""
+    """Returns whether the current layer is computed on a GPU, where for example another order of axes is fastest."""
     return "GPU" in tf.no_op().device
 
 
 @contextlib.contextmanager
 def frozen():
-    """Creates variables that are not trained within this block: no gradient, no weight decay, no moving average, no
-    optimizer slots. Batch normalisation uses its moving statistics and leaves them as they are.
-    """
+    """Creates variables that are not trained within this block: no gradient, weight decay, moving average or optimizer
+    slots. Batch normalisation uses its moving statistics and leaves them unchanged."""
 
     def custom_getter(getter, *args, **kwargs):  # TensorFlow gives it the getter by that name, or as the first
         return getter(*args, **(kwargs | {"trainable": False, "regularizer": None}))
@@ -49,12 +48,12 @@ def frozen():
 
 @contextlib.contextmanager
 def learning(rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool = True):
-    """Trains variables that are created in this block at the learning rate times rate_factor, and only as long as
-    examples_seen / num_examples before the step is below until_epoch; after that their rate is 0.
+    """Trains variables created in this block at rate_factor times the learning rate, while examples_seen / num_examples
+    before the step is below until_epoch; after that their rate is 0.
 
-    Blocks in blocks: the factors multiply, the earliest epoch holds. The weight decay is part of the gradient, and so
-    the factor is its too. --clip_gradients and LARS look at gradients before the factor. Moving averages and
-    lookahead go on.
+    In nested blocks the factors multiply and the earliest epoch holds. Weight decay is part of the gradient, so the
+    factor applies to it too. --clip_gradients and LARS use gradients before the factor. Moving averages and lookahead
+    go on.
 
     With muon=False --optimizer=muon moves them by momentum, as it does variables that are no matrices: for the last
     layer, for embeddings.
@@ -85,13 +84,14 @@ def learning(rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool
 def gradient_until(
     epoch: float, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], early: tf.Tensor, late: tf.Tensor
 ) -> tf.Tensor:
-    """function(early, late), whose gradient for `early` is 0 from when `epoch` epochs have been seen, and not computed.
+    """Returns function(early, late), whose gradient for `early` is 0 and not computed once `epoch` epochs have been
+    seen.
 
-    For `early` weights of a block `learning(until_epoch=epoch)`: their rate is 0 then, but to
-    compute their gradient, back through all layers that are trained further, would take as long as before.
+    For `early` weights of a block `learning(until_epoch=epoch)`: their rate is 0 then, but their gradient, back through
+    all layers that are still trained, would take as long as before.
 
     Args:
-      epoch: when to stop.
+      epoch: number of epochs after which to stop.
       function: the layers from `early` to the first that is trained to the end, with weights `late`.
       early, late: floating point, of any shape.
     """
@@ -139,7 +139,8 @@ def batch_normalization(
       momentum: of the moving mean and variance.
       epsilon: added to the variance.
       name: variable scope.
-      scale: True for gamma; False for no gamma, which is 1 then; a number that all outputs are multiplied with instead.
+      scale: True for gamma; False for no gamma, which is 1 then; or a number by which all outputs are multiplied
+        instead.
       regularizer: of gamma and beta; None for the variable scope's.
 
     Returns:
@@ -177,7 +178,7 @@ def normalize(
     momentum: float,
     epsilon: float,
 ) -> tf.Tensor:
-    """`batch_normalization` with variables (gamma and beta may be tensors) that are there already, each [channels]."""
+    """Applies `batch_normalization` with existing variables (gamma and beta may be tensors), each [channels]."""
     if not training:
         return _normalized(inputs, gamma, beta, moving_mean, moving_variance, epsilon)
     towers = context.current().synchronized_towers
@@ -192,38 +193,37 @@ def normalize(
 
 
 def note(statistic: Statistic) -> None:
-    """Leaves a statistic of the batch to the training graph, which updates its variable once a step."""
+    """Passes a statistic of the batch to the training graph, which updates its variable once per step."""
     noted = context.current().statistics
     if noted is not None:  # else no step follows
         noted.append(statistic)
 
 
 def moving_collections(followed: bool) -> list[str]:
-    """The collections of moving statistics."""
-    # In the one that makes the moving averages of the weights include them: averaged weights need statistics that lag
-    # behind as they do.
+    """Returns the collections of moving statistics."""
+    # Moving averages of the weights include them: averaged weights need statistics that lag behind as they do.
     return [v1.GraphKeys.GLOBAL_VARIABLES, *([v1.GraphKeys.MOVING_AVERAGE_VARIABLES] if followed else [])]
 
 
 def _normalized(inputs, gamma, beta, mean, variance, epsilon: float) -> tf.Tensor:
-    """One multiplication and one addition an element."""
+    """Normalises by one multiplication and one addition per element."""
     scale = gamma * tf.math.rsqrt(variance + epsilon)
     shift = beta - mean * scale
-    # The gradients of scale and shift are sums over the batch, which float16 would not hold.
+    # The gradients of scale and shift are sums over the batch, which float16 cannot hold.
     wide = tf.cast(inputs, gamma.dtype) if inputs.dtype == tf.float16 else inputs
     return tf.cast(wide * tf.cast(scale, wide.dtype) + tf.cast(shift, wide.dtype), inputs.dtype)
 
 
 def _fused(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The outputs and the batch's mean and variance, by TensorFlow's one operation for it, which is faster."""
+    """Returns the outputs and the batch's mean and variance by one fused operation, which is faster."""
     outputs, mean, variance = v1.nn.fused_batch_norm(inputs, gamma, beta, epsilon=epsilon, is_training=True)
     count = tf.cast(tf.size(inputs) // inputs.shape[-1], variance.dtype)
-    # It divides by n - 1, where there is more than one.
+    # It divides by n - 1 if n > 1.
     return outputs, mean, variance * (tf.maximum(count - 1, 1) / count)
 
 
 def _moments(inputs: tf.Tensor, num_towers: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance of each channel, over the batches of all towers, all of which have as many examples."""
+    """Returns mean and variance of each channel over the batches of all towers, which are of equal size."""
     axes = list(range(inputs.shape.rank - 1))
     mean = _mean_over_towers(tf.reduce_mean(inputs, axes), num_towers)
     variance = _mean_over_towers(tf.reduce_mean(tf.square(inputs - mean), axes), num_towers)
@@ -231,15 +231,15 @@ def _moments(inputs: tf.Tensor, num_towers: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _mean_over_towers(value: tf.Tensor, num_towers: int) -> tf.Tensor:
-    """The mean of the values that all towers have at this place of the network.
+    """Returns the mean over all towers of the value at this place of the network.
 
-    A tower's loss depends on the other towers' values too, but each tower's loss is differentiated by itself. So the
-    gradient that goes on from here is the mean over towers of those that come back to this place; averaging the
-    towers' gradients of the weights then gives the gradient of one big batch.
+    A tower's loss depends on the other towers' values too, but is differentiated by itself. So the gradient from here
+    on is the mean over towers of those that arrive here; averaging the towers' gradients of the weights then gives the
+    gradient of one big batch.
     """
     if num_towers == 1:
         return value
-    place = value.op.name.partition("/")[2]  # less the tower's name scope: the same in every tower
+    place = value.op.name.partition("/")[2]  # without the tower's name scope, so the same in every tower
 
     @tf.custom_gradient
     def mean(own):
@@ -249,7 +249,7 @@ def _mean_over_towers(value: tf.Tensor, num_towers: int) -> tf.Tensor:
 
 
 def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
-    """The operations with one key meet when the step runs, one from each tower."""
+    """Averages over towers: operations with the same key, one per tower, meet when the step runs."""
     return tf.raw_ops.CollectiveReduce(
         input=value,
         group_size=num_towers,
@@ -262,10 +262,10 @@ def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
 
 
 def once(name: str, build: Callable[[tf.Tensor], Any], weights: tf.Tensor) -> Any:
-    """Computes something of weights alone. Towers that share cores, as logical CPU devices do, compute it once.
+    """Computes a function of weights alone, once for towers that share cores, as logical CPU devices do.
 
     Args:
-      name: tells it from what else is computed of the same weights.
+      name: distinguishes it from other functions of the same weights.
       build: takes the weights, and nothing that depends on the tower or its batch.
       weights: of get_variable.
     """
@@ -288,18 +288,18 @@ def weights(
 
 
 def biases(outputs: tf.Tensor, value: float = 0.0) -> tf.Tensor:
-    """Creates or reuses `biases` for outputs [..., channels], one for each channel, that begin at a value."""
+    """Creates or reuses `biases` for outputs [..., channels], one per channel, with an initial value."""
     return v1.get_variable("biases", outputs.shape[-1:], outputs.dtype, v1.constant_initializer(value))
 
 
 def affine(inputs: tf.Tensor, units: int, initializer=None, weight_decay: float = 0.0, bias: float = 0.0) -> tf.Tensor:
-    """Applies a fully connected layer without activation function, whose variables are `weights` and `biases`.
+    """Applies a fully connected layer without activation function, with variables `weights` and `biases`.
 
     Args:
       inputs: floating point [batch, channels].
       units: channels of the outputs.
       initializer, weight_decay: of the weights, as for `weights`.
-      bias: the first value of the biases.
+      bias: initial value of the biases.
 
     Returns:
       [batch, units].

@@ -1,4 +1,4 @@
-"""Folders and lock files that are gone again when they are of no use. No TensorFlow here."""
+"""Folders and lock files that vanish when they are of no use. No TensorFlow here."""
 
 import contextlib
 import os
@@ -8,11 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def made(folder: pathlib.Path) -> Iterator[None]:
-    """Makes a folder and its parents; if the block then fails, those that were not there before and are empty go again.
-
-    Raises:
-      OSError: they cannot be made.
-    """
+    """Makes a folder and its parents, or raises OSError; if the block fails, new and empty ones are removed again."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,7 +21,7 @@ def made(folder: pathlib.Path) -> Iterator[None]:
 
 
 def is_at(file, path: pathlib.Path) -> bool:
-    """Whether an open file is still the one at a path: whoever held its lock before may have removed it."""
+    """Returns whether an open file is still the one at a path: an earlier holder of its lock may have removed it."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Losses and metrics that come with the trainer, and which way each metric is better."""
+"""Losses and metrics that come with the trainer, and their better direction."""
 
 import tensorflow as tf
 
@@ -17,15 +17,15 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
 
     Returns:
       {metric name: float32 [batch] of zeros and ones}. A class whose logit equals the right one's, or either of which
-      is NaN, counts as ranked above it.
+        is NaN, ranks above it.
 
     Raises:
       GraphError: other shapes, or labels that are no integers.
     """
     labels = _checked_classes("classification_metrics", logits, labels)
     right = tf.gather(logits, labels, batch_dims=1)[:, tf.newaxis]
-    # Not tf.math.in_top_k: it counts a tie as a hit, and so a network that gives every class the same as perfect.
-    # Nor the classes that are not below: TensorFlow turns `not <` into `>=`, which is false where a logit is NaN.
+    # Not tf.math.in_top_k: it counts a tie as a hit, so equal logits for all classes as perfect.
+    # Nor by `not <`, which TensorFlow turns into `>=`, which is false for NaN.
     rank = logits.shape[-1] - tf.reduce_sum(tf.cast(logits < right, tf.int32), axis=1)
     ranks = [1, 5] if logits.shape[-1] > 5 else [1]
     return {f"precision @ {k}": tf.cast(rank <= k, tf.float32) for k in ranks}
@@ -82,7 +82,7 @@ def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Te
 
 
 def _checked_classes(name: str, logits, labels) -> tf.Tensor:
-    """Integer labels in a type that TensorFlow takes for classes; GraphError if they, or the logits, are no such."""
+    """Returns integer labels in a type that TensorFlow accepts as classes; GraphError if they or the logits misfit."""
     are_tensors = tf.is_tensor(logits) and tf.is_tensor(labels)
     if not are_tensors or not labels.dtype.is_integer or not labels.shape.is_compatible_with(logits.shape[:-1]):
         raise errors.GraphError(
@@ -94,7 +94,7 @@ def _checked_classes(name: str, logits, labels) -> tf.Tensor:
 
 
 def _differences(name: str, outputs, labels) -> tf.Tensor:
-    """outputs - labels, [batch, ...]; GraphError if their shapes differ.
+    """Returns outputs - labels, [batch, ...]; GraphError if their shapes differ.
 
     Not by broadcasting, which makes [batch, batch] of [batch, 1] and [batch].
     """

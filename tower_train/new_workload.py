@@ -1,4 +1,4 @@
-"""python -m tower_train.new_workload: a file to begin a workload of one's own with."""
+"""python -m tower_train.new_workload: a file from which to begin a workload."""
 
 import keyword
 import pathlib
@@ -7,7 +7,7 @@ from tower_train import console, errors
 from tower_train.options import Options, command_line
 
 USAGE = """
-Writes NAME.py, a workload that trains at once, to be changed: python -m tower_train.new_workload NAME
+Writes NAME.py, a workload that trains as it is, for you to change: python -m tower_train.new_workload NAME
 
 Exit status: 0 done, 2 the name or the file is wrong.
 """

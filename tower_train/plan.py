@@ -1,4 +1,4 @@
-"""python -m tower_train.plan: what more towers and more machines would give, computed from a few numbers."""
+"""python -m tower_train.plan: the use of more towers and machines, computed from a few numbers."""
 
 from tower_train import console
 from tower_train.config import PlanOptions
@@ -8,12 +8,12 @@ from tower_train.options import command_line
 USAGE = """
 Predicts how well a training uses more towers: python -m tower_train.plan --params=25.6e6 --flops=12e9 [options]
 
-All of it is computed, by the formulas of docs/scaling.md, from the numbers given here; nothing is measured.
+All of it is computed from these options by the formulas of docs/scaling.md; nothing is measured.
 """
 
 
 def table(options: PlanOptions) -> list[str]:
-    """Lists 1, 2, 4, ... towers, as many on a machine as it holds, up to 1,024 or all that there may be."""
+    """Tabulates 1, 2, 4, ... towers, as many per machine as it holds, up to 1,024 or all."""
     lines = ["towers  machines  examples/step  sent MB/step  cpu: ms/step  used  mirrored: ms/step  used  use"]
     total = 1
     while total <= min(1024, options.towers * options.workers):

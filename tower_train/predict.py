@@ -1,4 +1,4 @@
-"""python -m tower_train.predict: what a run's network makes of image files, or of arrays of features."""
+"""python -m tower_train.predict: a run's predictions for image files or arrays of features."""
 
 import contextlib
 
@@ -11,11 +11,12 @@ from tower_train.options import command_line
 
 USAGE = """
 Prints a network's outputs, or the most probable classes:
-python -m tower_train.predict --train_dir=DIR [options] FILE ...
+python -m tower_train.predict --train_dir=DIR [options] FILE...
 
-A file is an image; or NAME.npy, an array of raw features [examples, ...] as the workload's own are before `prepare`; or
-NAME.npz, several such arrays by the names of an example's features.
-What cannot be predicted on is told in a line, and the files after it are predicted on all the same.
+A file is an image; or NAME.npy, an array of raw features [examples, ...], like the workload's before `prepare`; or
+NAME.npz, several such arrays by the names of an example's features. A line names each file that cannot be used, and the
+next ones follow.
+
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 
@@ -25,7 +26,7 @@ def main(argv) -> int:
     if not paths:
         raise errors.ConfigError("No file is named. Give images, or .npy files of features, after the options.")
     for path in paths:
-        example_files.read(path)  # a mistake is told before the network is loaded
+        example_files.read(path)  # reports mistakes before the network is loaded
     command_line.import_tensorflow()
     from tower_train.inference import serving
 
@@ -51,7 +52,7 @@ def _predict(path: str, session, built, top: int) -> None:
 
 
 def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], str]:
-    """The outputs, and a remark on a damaged image to print behind them."""
+    """Returns the outputs by name, and a remark to print behind them if an image is damaged."""
     import tensorflow as tf
 
     from tower_train.data import remarks
@@ -71,7 +72,6 @@ def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], 
 
 
 def _shown(outputs: dict[str, np.ndarray], class_names: tuple[str, ...], top: int) -> str:
-    """One example's outputs in a line."""
     if class_names:
         ranks = np.argsort(-outputs["probabilities"], kind="stable")[:top]
         return ", ".join(f"{class_names[i]} {outputs['probabilities'][i]:.3f}" for i in ranks)

@@ -20,25 +20,25 @@ def dropout(
 ) -> tf.Tensor:
     """Sets a share `rate` of the inputs to 0 and divides the others by 1 - rate (Srivastava et al. 2014, section 10).
 
-    What is dropped is a function of the run's seed, the variable scope and the name, which call of them this is, and
-    the example's position in the stream: N towers, accumulated batches and resumed runs drop the same. A call within a
+    The choice is a function of the run's seed, the variable scope and the name, the count of calls with them, and the
+    example's position in the stream: N towers, accumulated batches and resumed runs drop the same. A call within a
     tf.while_loop drops the same in all its iterations.
 
     Args:
       inputs: floating point [batch, ...].
       rate: 0 <= rate < 1.
       training: False returns the inputs.
-      noise_shape: of the draws, which are broadcast to the inputs; None there is the inputs' size, as the first must
-        be. [None, 1, 1, None] drops whole channels of images.
-      rows_per_example: above 1, inputs are [batch * rows_per_example, ...], and as many consecutive rows are one
-        example's.
-      name: tells this layer's numbers from those of others in the variable scope.
+      noise_shape: of the draws, which are broadcast to the inputs; None is the inputs' size, required in the first
+        place. [None, 1, 1, None] drops whole channels of images.
+      rows_per_example: above 1, inputs are [batch * rows_per_example, ...], with consecutive rows of each example.
+      name: distinguishes this layer's numbers from others in the variable scope.
 
     Returns:
       A tensor of the shape and dtype of inputs.
 
     Raises:
-      GraphError: a rate out of bounds, rows that are not the examples' of the tower, or no tower of a workload.
+      GraphError: a rate out of bounds, another number of rows than the tower's examples have, or no tower of a
+        workload.
     """
     if not 0 <= rate < 1:
         raise errors.GraphError(f"layers.dropout(rate={rate}): the rate must be at least 0 and below 1.")
@@ -52,7 +52,7 @@ def random_uniform(
 ) -> tf.Tensor:
     """Draws numbers uniform in [minval, maxval), which belong to examples as those of `dropout` do.
 
-    In evaluation they are a function of the example's index, in an exported network of its row, and of no seed.
+    In evaluation they depend on the example's index, in an exported network on its row, and on no seed.
 
     Args:
       shape: [batch, ...], such as tf.shape(inputs).
@@ -70,7 +70,7 @@ def random_uniform(
 def random_normal(
     shape, mean=0.0, stddev=1.0, dtype: tf.DType = tf.float32, rows_per_example: int = 1, name: str = "random_normal"
 ) -> tf.Tensor:
-    """Draws numbers of the normal distribution with this mean and standard deviation; otherwise as `random_uniform`."""
+    """Draws normally distributed numbers with this mean and standard deviation; otherwise as `random_uniform`."""
     return mean + stddev * _draws("random_normal").normal(_layer(name), shape, dtype, rows_per_example)
 
 

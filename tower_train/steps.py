@@ -1,4 +1,4 @@
-"""Training steps of a Keras model's own for multi_gpu_model: what a model's `tower_step` yields.
+"""Custom training steps of Keras models for multi_gpu_model: the requests that a model's `tower_step` yields.
 
 from tower_train import steps
 """

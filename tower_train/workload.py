@@ -2,7 +2,7 @@
 
 A workload is one frozen record of functions. They are called for each tower while the graph is built, so they must
 create variables through `tf.compat.v1.get_variable` only (tower 0 creates them, later towers reuse them), draw random
-numbers through `tower_train.layers` only, and must not depend on which tower they are called for.
+numbers through `tower_train.layers` only, and must not depend on the tower.
 
     WORKLOAD = Workload(name="mine", examples=load, inference=network, loss=softmax_cross_entropy)
 """
@@ -32,10 +32,7 @@ class Draws(Protocol):
 
     def of_example(self, name: str, count: int) -> tf.Tensor:
         """Returns numbers as `uniform`, but a function of (seed, name, the example's index): the same in every epoch.
-
-        Raises:
-          GraphError: the examples come in an order of their own, in which none has an index.
-        """
+        Raises GraphError for examples in their own order, without indices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,18 +43,18 @@ class Workload:
       name: names the default train_dir.
       examples: DataRequest -> Examples.
       inference: (features, training) -> outputs [batch, ...]. Weight decay is declared as a variable's `regularizer=`.
-      inference_for: Examples -> inference, for a network that depends on the data, such as on the number of classes, or
-        that begins with values made from it (initializers.FromExamples); takes the place of `inference`. It gets the
-        examples that are trained on or, in evaluation and export, the test examples.
-      loss: (outputs, labels) -> scalar, the mean over the batch it is given.
+      inference_for: Examples -> inference, instead of `inference`, for a network that depends on the data, such as on
+        the number of classes, or begins with values made from it (initializers.FromExamples). It gets the training
+        examples or, in evaluation and export, the test examples.
+      loss: (outputs, labels) -> scalar, the mean over the given batch.
       metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. The first one
         decides which checkpoint is the best.
-      better: {name of a metric: 'higher' or 'lower'}, which of its values are better; known of the trainer's own.
+      better: {name of a metric: 'higher' or 'lower'}, its better values; known of the trainer's own.
       distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
       prepare: features -> features, the preprocessing for evaluation, and for training if distort is None.
       views: prepared features -> (weight, features) of several views of each example, such as mirror images; evaluation
         and export take the weighted mean of the outputs over them. The weights sum to 1. None: one, as it is prepared.
-      datasets: what --dataset may be for this workload, and so `DataRequest.dataset`.
+      datasets: the allowed values of --dataset, and so of `DataRequest.dataset`.
       options: the values of its own options, a record of a subclass of Options; None if it has none.
       configure: options -> Workload, the same workload with other values of its options.
       recipe: the values of the trainer's options that suit it, unless the user gives others.
@@ -88,7 +85,7 @@ class Workload:
                 )
 
     def which_is_better(self, metric: str) -> str | None:
-        """Returns 'higher' or 'lower' for the values of a metric; None if that is not known."""
+        """Returns 'higher' or 'lower' for the values of a metric; None if unknown."""
         return self.better.get(metric, BETTER.get(metric))
 
     def for_examples(self, examples: Examples) -> "Workload":
@@ -96,11 +93,8 @@ class Workload:
         return dataclasses.replace(self, inference=self.inference_for(examples)) if self.inference_for else self
 
     def with_options(self, values: Mapping[str, Any]) -> "Workload":
-        """Returns this workload with some of its own options changed, by name.
-
-        Raises:
-          ConfigError: an option that it does not have, or a value that cannot be.
-        """
+        """Returns this workload with some of its own options changed, by name; ConfigError for an unknown option or a
+        bad value."""
         there = [field.name for field in dataclasses.fields(self.options)] if self.options else []
         for name in values:
             if name not in there:
@@ -110,11 +104,8 @@ class Workload:
         return self.configure(dataclasses.replace(self.options, **values)) if values else self
 
     def recipe_options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns {name: value} of its own options under one of `recipes`, beside those that are given.
-
-        Raises:
-          ConfigError: no such recipe, or one of another value than a given one.
-        """
+        """Returns {name: value} of its own options under one of `recipes`, beside those that are given. Raises
+        ConfigError if there is no such recipe, or it has another value than a given one."""
         if name not in self.recipes:
             there = f"has the recipes {', '.join(self.recipes)}" if self.recipes else "has no recipes"
             advice = "Choose one of them." if self.recipes else "Leave the option out."
@@ -128,7 +119,7 @@ class Workload:
         return {**self.recipes[name], **given}
 
     def check_dataset(self, dataset: str) -> None:
-        """Raises ConfigError for a --dataset that it does not have."""
+        """Raises ConfigError for a --dataset that the workload does not have."""
         if dataset in self.datasets:
             return
         if len(self.datasets) == 1:
@@ -140,8 +131,8 @@ class Workload:
         )
 
     def config(self, **given) -> config.Config:
-        """Makes a Config of the given options, then of this workload's recipe, as far as it is of use beside them, then
-        of the trainer's defaults."""
+        """Makes a Config of the given options, of this workload's recipe as far as they leave it a use, and of
+        defaults."""
         return config.Config(**(declare.without_useless(config.Config, self.recipe, given) | given))
 
 
@@ -198,7 +189,7 @@ def _check_files(path: str, train_dir: str | None, is_given: bool) -> None:
     try:
         files = workload_files.find(module_name)
     except ModuleNotFoundError:
-        if is_given:  # somebody's own way to import may know it
+        if is_given:  # a custom importer may know it
             return
         raise
     _refuse_if_in_run(path, files, train_dir)

@@ -1,6 +1,6 @@
 """The files that importing a workload would execute, found without executing any: nothing is imported from a run.
 
-A run directory is data, which may come from anybody. No TensorFlow here.
+A run directory is data, from anybody. No TensorFlow here.
 """
 
 import functools
@@ -18,11 +18,8 @@ RUN_JSON = "run.json"  # makes a directory a run; tower_train/__init__.py, which
 
 
 def find(module_name: str) -> list[str | None]:
-    """Finds the files of the packages around a module, outermost first, and of the module; None for one without a file.
-
-    Raises:
-      ModuleNotFoundError: there is no such module, or no such package around it; its `name` tells which.
-    """
+    """Returns the files of a module and the packages around it, outermost first; None for one without a file. Raises
+    ModuleNotFoundError if there is no such module or package; its `name` says which."""
     found, full_name, path = [], "", None
     for part in module_name.split("."):
         full_name = f"{full_name}.{part}" if full_name else part
@@ -39,16 +36,16 @@ def find(module_name: str) -> list[str | None]:
 
 
 def _find_spec(part: str, path) -> importlib.machinery.ModuleSpec | None:
-    """As importlib.util.find_spec, which would import the packages around the module. path: of the package; or None."""
+    """Does as importlib.util.find_spec, without importing packages around the module. path: of the package; or None."""
     if path is not None:
-        # By its last name alone, for which nobody asks for the package in sys.modules.
+        # By its last name alone, which does not look for the package in sys.modules.
         return importlib.machinery.PathFinder.find_spec(part, list(path))
     specs = (finder.find_spec(part, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     return next(filter(None, specs), None)
 
 
 def comes_along(path: str) -> bool:
-    """Whether the workload at an import path comes with the trainer."""
+    """Returns whether the workload at an import path comes with the trainer."""
     try:
         return is_ours(find(path.partition(":")[0])[-1])
     except ModuleNotFoundError:
@@ -56,19 +53,20 @@ def comes_along(path: str) -> bool:
 
 
 def is_ours(file: str | None) -> bool:
-    """Whether a file comes with the trainer."""
+    """Returns whether a file comes with the trainer."""
     return file is not None and any(_is_same(folder, ours) for folder in _folders(file) for ours in _OURS)
 
 
 def is_pythons(file: str | None) -> bool:
-    """Whether a file is of Python's own library, or is built into it."""
+    """Returns whether a file is of Python's own library, or is built into it."""
     return file is None or _innermost(file, [*_installed(), *_library()]) in _library()
 
 
 def run_of(file: str, train_dir: str | None) -> str | None:
-    """The run that a file lies in, by any of its names: train_dir, or another directory that holds a run. None: none.
+    """Returns the run in which a file lies by any of its names, train_dir or another directory that holds a run; else
+    None.
 
-    What is installed, and the trainer itself, lies in no run, even if one was put around them.
+    Installed files, and the trainer itself, lie in no run, even if one was put around them.
     """
     for name in (os.path.abspath(file), os.path.realpath(file)):
         for folder in _folders(name):
@@ -90,34 +88,34 @@ def leave_runs_out(train_dir: str | None) -> None:
 
 
 def in_current_directory(module_name: str) -> str | None:
-    """The file or folder there that a module's name, or that of its outermost package, stands for; None if none."""
+    """Returns the file or folder in the current directory for a module or its outermost package; None without one."""
     top = module_name.partition(".")[0]
     spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) if top.isidentifier() else None
     return spec and (spec.origin or os.path.abspath(top))
 
 
 def _inside(entry: str) -> str:
-    """The path of a file, which need not exist, in a directory of Python's search path."""
+    """Returns the path of a file, which need not exist, in a directory of Python's search path."""
     return os.path.join(entry or os.curdir, "x")
 
 
 def _is_project(entry: str) -> bool:
-    """Whether the trainer itself is imported from here."""
+    """Returns whether the trainer itself is imported from a directory of Python's search path."""
     return _is_same(entry or os.curdir, str(_PACKAGE.parent))
 
 
 def _folders(file: str) -> Iterator[str]:
-    """The folders around a file, innermost first."""
+    """Returns the folders around a file, innermost first."""
     return map(str, pathlib.Path(file).parents)
 
 
 def _innermost(file: str, folders: list[str]) -> str | None:
-    """The one of these folders that a file is in, by its real name."""
+    """Returns the innermost of these folders around a file, by its real name."""
     around = (folder for parent in _folders(os.path.realpath(file)) for folder in folders if _is_same(parent, folder))
     return next(around, None)
 
 
-@functools.cache  # asked for every folder around every entry of Python's path
+@functools.cache  # called for every folder around every entry of Python's path
 def _installed() -> list[str]:
     return [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(),
             site.getusersitepackages()]  # fmt: skip

@@ -1,7 +1,7 @@
 """Rivals: other ways to train the same network, for `python -m tower_train.benchmark`.
 
 The benchmark looks for a module `rivals` beside the workload, and in it for `of(options)`: the rivals of the workload
-under these options of its own. The first of them is the one that ratios are taken to.
+under these options of its own. Ratios are taken to the first of them.
 """
 
 import dataclasses
@@ -13,20 +13,19 @@ from tower_train import workload
 
 @dataclasses.dataclass(frozen=True)
 class Rival:
-    """One other way to train a network.
+    """Another way to train a network.
 
     Attributes:
-      name: what --systems chooses it by.
-      num_devices: how many GPUs, or logical CPU devices, it trains on.
-      forms: which forms of the benchmark have it: 'quick', 'full', 'growing'.
+      name: its name for --systems.
+      num_devices: number of GPUs, or logical CPU devices, on which it trains.
+      forms: the forms of the benchmark that have it: 'quick', 'full', 'growing'.
       dtype: of its convolutions and matrix products.
-      train: (request, batch_size, after_step): trains on the examples of a `DataRequest`, batch_size of them a step
-        over all devices, until `after_step(loss)`, called after every step, returns True.
-      num_processes: how many call `train` together, each with its task in TF_CONFIG.
-      plain_inference: of the first, if the workload's own network has tricks: images -> logits, the network without
-        any, from which its arithmetic is counted.
-      label: as people call it, for tables and figures; empty if that is its name. It ends with ', DTYPE' if that is not
-        float32.
+      train: (request, batch_size, after_step): trains on the examples of a `DataRequest`, batch_size per step over all
+        devices, until `after_step(loss)`, called after every step, returns True.
+      num_processes: number of processes that call `train` together, each with its task in TF_CONFIG.
+      plain_inference: of the first, if the workload's own network has tricks: images -> logits without any, to count
+        its arithmetic.
+      label: its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Rival:
 
 
 def of(options) -> list[Rival]:
-    """The rivals of a model: the published script trains the tutorial's only. PyTorch's are there if it is."""
+    """Returns the rivals of a model: the published script for the tutorial's only, PyTorch's if it is installed."""
 
     def keras(name, label, num_devices, forms, **arguments) -> Rival:
         train = _later("keras_fit", model=options.model, **arguments)
@@ -78,7 +77,7 @@ def of(options) -> list[Rival]:
 
 
 def _later(module: str, function: str = "train", **options) -> Callable:
-    """A function of a module beside this one, with some of its arguments; the module is imported when it is called.
+    """Returns a function of a module beside this one, with some arguments bound, that imports the module when called.
 
     Keras must not be imported in the port's process, which would pay for it in time and memory.
     """

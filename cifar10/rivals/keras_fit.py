@@ -1,12 +1,12 @@
-"""The same network as a Keras model trained by `fit`, which is what most users would pick.
+"""The same network as a Keras model trained by `fit`, the choice of most users.
 
 By itself, under MirroredStrategy, or as tower_train's own multi_gpu_model, which is for scripts written like this.
 
-Held to good practice, so that the comparison is with Keras at its best: images in memory, distorted in whole batches by
-a parallel `map` and prefetched; a compiled step, without XLA, which makes this network slower on CPUs; no progress bar
-and no callback but the one that counts steps. It trains what tower_train trains: on images distorted by the same
-function, with weight decay, and SGD, moving averages and label smoothing by the same recipe; at the rate that this
-begins with, and without what Keras has no option for: rates of single variables, and slow weights.
+Shows Keras at its best: images in memory, distorted in whole batches by a parallel `map` and prefetched; a compiled
+step, without XLA, which makes this network slower on CPUs; no progress bar and no callback but the one that counts
+steps. It trains as tower_train does: on images distorted by the same function, with weight decay, and SGD, moving
+averages and label smoothing by the same recipe; at its initial learning rate, and without what Keras has no option for:
+rates of single variables, and slow weights.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ def train(
     num_towers: int = 0,
     dtype_policy: str = "float32",
 ) -> None:
-    """Fits as `Rival.train` says; the loss is the mean of the losses so far, which is what Keras knows.
+    """Fits as `Rival.train`; the loss is Keras', the mean of the losses so far.
 
     Args:
-      model: which of the workload's networks.
+      model: name of one of the workload's networks.
       num_replicas: more than one train under MirroredStrategy, on as many GPUs, or without GPUs on logical CPUs.
       num_towers: of multi_gpu_model; 0 for Keras itself.
       dtype_policy: of Keras, such as 'mixed_bfloat16'.
@@ -68,7 +68,7 @@ def train(
 
 
 def optimizer(recipe: tower_train.Config) -> keras.optimizers.SGD:
-    """SGD as the recipe of a model has it."""
+    """Makes the SGD of a model's recipe."""
     start = rules.parse_points(recipe.lr_points)[0][1] if recipe.lr_points else 1.0
     return keras.optimizers.SGD(
         start * recipe.learning_rate,
@@ -80,7 +80,7 @@ def optimizer(recipe: tower_train.Config) -> keras.optimizers.SGD:
 
 
 def distorted_images(request: workload.DataRequest, batch_size: int, distortion: Callable) -> tf.data.Dataset:
-    """Endless batches of (float32 images [batch, size, size, 3], int32 labels [batch])."""
+    """Makes endless batches of (float32 images [batch, size, size, 3], int32 labels [batch])."""
     data = records.read_split(source.locate(request)[0], "train")
 
     def distorted(images, labels):
@@ -106,7 +106,7 @@ class _Draws:
 
 
 def _with_cpus(places: Sequence[str]) -> list[str]:
-    """The devices, once this process has a logical CPU device for each that is one."""
+    """Returns the devices, after making a logical CPU device for each that is one."""
     if places[0].startswith("/cpu"):
         (cpu,) = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(places))

@@ -1,6 +1,6 @@
 """The networks of this workload as Keras models, layer for layer: float32 images [batch, size, size, 3] to logits.
 
-A layer's name is the variable scope of the network that it repeats, with dots for slashes.
+A layer's name is the variable scope of the network that it repeats, with dots instead of slashes.
 """
 
 import functools
@@ -17,7 +17,7 @@ WHITENING = "block1.conv1.whitening"  # name of the layer of cifar10_94 that awa
 
 
 def convnet() -> keras.Model:
-    """The network of cifar10.convnet; its images are of 24 pixels each way."""
+    """Builds the network of cifar10.convnet, for images of 24 pixels each way."""
 
     def initial(stddev, bias):
         return {
@@ -46,7 +46,7 @@ def convnet() -> keras.Model:
 
 
 def resnet(depth: int) -> keras.Model:
-    """The network of cifar10.resnet with so many layers."""
+    """Builds the network of cifar10.resnet with so many layers."""
     decay = keras.regularizers.L2(cifar10.resnet.WEIGHT_DECAY / 2)
     initial = dict(kernel_regularizer=decay, kernel_initializer="he_normal")
 
@@ -69,7 +69,7 @@ def resnet(depth: int) -> keras.Model:
 
 
 def minigooglenet() -> keras.Model:
-    """The network of cifar10.minigooglenet."""
+    """Builds the network of cifar10.minigooglenet."""
     decay = keras.regularizers.L2(cifar10.minigooglenet.WEIGHT_DECAY / 2)
     initial = dict(kernel_regularizer=decay, kernel_initializer="lecun_normal")
 

@@ -1,11 +1,11 @@
-"""The Keras network under MultiWorkerMirroredStrategy, in a loop of its own.
+"""The Keras network under MultiWorkerMirroredStrategy, in a custom training loop.
 
 Keras 3.15's `fit` does not train under that strategy on TensorFlow 2.21: before its first step it averages a batch over
 the replicas to learn its shape, which fails with "Attempt to convert a value (PerReplica:...) with an unsupported type"
-(keras#20585). What is left is what TensorFlow's guide shows for loops of one's own: `strategy.run` of a step that takes
-gradients and applies them with the Keras optimizer, which averages them between the workers, inside one tf.function.
+(keras#20585). This is TensorFlow's guide for custom loops: `strategy.run` of a step that applies gradients with the
+Keras optimizer, which averages them between the workers, inside one tf.function.
 
-Otherwise it is what keras_fit trains. The loss that it tells is this worker's own, which needs no traffic.
+Otherwise it trains as keras_fit. It reports this worker's own loss, which needs no traffic.
 """
 
 import json
@@ -21,7 +21,7 @@ from tower_train import workload
 
 
 def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool]) -> None:
-    """Trains as `Rival.train` says, as one of the workers that TF_CONFIG names."""
+    """Trains as `Rival.train`, as one of the workers in TF_CONFIG."""
     num_workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():

@@ -1,9 +1,9 @@
 """The published cifar10_multi_gpu_train, ported to today's TensorFlow and otherwise left as it was: the baseline.
 
-Written afresh after the published scripts. What makes it slow stays, because a user who ports the script line by line
-gets just that: a reader and queues that handle one example at a time, `tf.nn.lrn`, the weight decay in every
-tower, gradients averaged by concat and reduce_mean. Two of its defects, which would spoil a comparison, are mended:
-the loss is the mean over towers and is checked for NaN in all of them, and the moving averages follow the update.
+Written afresh after the published scripts. Its slow parts stay, as for a user who ports the script line by line: a
+reader and queues that handle one example at a time, `tf.nn.lrn`, the weight decay in every tower, gradients averaged by
+concat and reduce_mean. Two defects that would spoil a comparison are mended: the loss is the mean over towers and is
+checked for NaN in all of them, and the moving averages follow the update.
 """
 
 import math
@@ -23,7 +23,7 @@ NUM_CLASSES = 10
 WEIGHT_DECAY = 0.004
 INITIAL_LEARNING_RATE, DECAY_FACTOR, EPOCHS_PER_DECAY = 0.1, 0.1, 350
 MOVING_AVERAGE_DECAY = 0.9999
-QUEUE_FRACTION = 0.4  # of the examples wait in the shuffling queue before the first step
+QUEUE_FRACTION = 0.4  # of the examples, in the shuffling queue before the first step
 READER_THREADS = 16
 LOG_EVERY_STEPS = 10
 
@@ -31,7 +31,7 @@ LOG_EVERY_STEPS = 10
 def train(
     request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], num_towers: int = 1
 ) -> None:
-    """Trains as `Rival.train` says; tower i lives on GPU i, or without GPUs on logical CPU device i."""
+    """Trains as `Rival.train`; tower i lives on GPU i, or without GPUs on logical CPU device i."""
     folder, _ = source.locate(request)
     files = [str(folder / name) for name in records.FILES["train"]]
     num_examples = sum(pathlib.Path(file).stat().st_size for file in files) // records.RECORD_BYTES
@@ -58,10 +58,7 @@ def train(
 def build(
     files: list[str], num_examples: int, tower_batch: int, places: Sequence[str]
 ) -> tuple[tf.Operation, tf.Tensor]:
-    """Builds a tower on each device and their update in the default graph.
-
-    Returns the op that does a step, and the mean of the towers' losses.
-    """
+    """Builds towers and their update in the default graph; returns the op of a step, and the towers' mean loss."""
     global_step = v1.get_variable("global_step", [], tf.int64, v1.zeros_initializer(), trainable=False)
     decay_steps = int(num_examples / tower_batch * EPOCHS_PER_DECAY)
     learning_rate = v1.train.exponential_decay(
@@ -103,7 +100,7 @@ def distorted_inputs(files: list[str], num_examples: int, batch: int) -> tuple[t
 
 
 def tower_loss(scope: str, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """One tower's cross-entropy plus the weight decay, scalar; scope is the tower's name scope."""
+    """Returns one tower's cross-entropy plus the weight decay, scalar; scope is the tower's name scope."""
     logits = inference(images)
     entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     v1.add_to_collection("losses", tf.reduce_mean(entropy))
@@ -111,7 +108,7 @@ def tower_loss(scope: str, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 def inference(images: tf.Tensor) -> tf.Tensor:
-    """Logits [batch, 10] of float32 images [batch, 24, 24, 3]."""
+    """Returns logits [batch, 10] of float32 images [batch, 24, 24, 3]."""
     conv1 = _convolution("conv1", images, 64, bias=0.0)
     pool1 = tf.nn.max_pool2d(conv1, 3, 2, "SAME")
     norm1 = tf.nn.lrn(pool1, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
@@ -125,7 +122,7 @@ def inference(images: tf.Tensor) -> tf.Tensor:
 
 
 def average_gradients(tower_grads: list) -> list:
-    """The mean over towers of each variable's gradient, from lists of (gradient, variable), one list a tower."""
+    """Returns the mean over towers of each variable's gradient, from a list of (gradient, variable) per tower."""
     averaged = []
     for grads_and_vars in zip(*tower_grads, strict=True):
         stacked = tf.concat([tf.expand_dims(grad, 0) for grad, _ in grads_and_vars], axis=0)

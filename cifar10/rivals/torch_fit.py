@@ -1,7 +1,7 @@
-"""The network of cifar10.cifar10_94 in PyTorch, trained as its users do: eager, channels last, bfloat16 by autocast.
+"""The network of cifar10.cifar10_94 in PyTorch, trained as usual there: eager, channels last, bfloat16 by autocast.
 
 On images in memory, shifted and flipped at random batch by batch, with SGD, weight decay and smooth labels as in the
-recipe; at the rate that this begins with, and without rates of single variables and slow weights.
+recipe; at its initial learning rate, and without rates of single variables and slow weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tower_train import workload
 
 
 def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], dtype: str) -> None:
-    """Trains as `Rival.train` says, on the GPU if TensorFlow sees one, in a `Rival.dtype`."""
+    """Trains as `Rival.train`, on the GPU if TensorFlow sees one, in a `Rival.dtype`."""
     device = torch.device("cuda" if tf.config.list_physical_devices("GPU") else "cpu")
     data = records.read_split(source.locate(request)[0], "train")
     network = Network(whitening.kernels(data.images[: cifar10_94.WHITENED_IMAGES]))
@@ -80,7 +80,7 @@ class Network(nn.Module):
 def distorted_batches(
     data: records.Records, batch_size: int, device: torch.device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (float32 images [batch, 3, 32, 32], channels last, int64 labels [batch]), epoch after epoch shuffled."""
+    """Yields endless (float32 images [batch, 3, 32, 32], channels last, int64 labels [batch]), shuffled each epoch."""
     images, labels = torch.from_numpy(data.images).to(device), torch.from_numpy(data.labels).long().to(device)
     order = torch.empty(0, dtype=torch.int64, device=device)
     while True:
@@ -91,13 +91,13 @@ def distorted_batches(
 
 
 def distorted(images: torch.Tensor) -> torch.Tensor:
-    """A random shift by up to two pixels each way, reflected at the edge, a random flip, and `crops.prepare`.
+    """Shifts at random by up to two pixels each way, reflected at the edge, flips at random, and does `crops.prepare`.
 
     From uint8 [batch, 32, 32, 3] to float32 [batch, 3, 32, 32], channels last.
     """
     device, size = images.device, images.shape[1]
 
-    def places():  # int64 [batch, size]: where each row or column comes from
+    def places():  # int64 [batch, size]: the source of each row or column
         shift = torch.randint(-shifts.MOST, shifts.MOST + 1, [len(images), 1], device=device)
         beyond = (torch.arange(size, device=device) + shift).abs()
         return torch.where(beyond < size, beyond, 2 * (size - 1) - beyond)
@@ -111,5 +111,5 @@ def distorted(images: torch.Tensor) -> torch.Tensor:
 
 
 def _gelu(maps: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(1.702 x), in what is PyTorch's fastest form of it."""
+    """Returns x * sigmoid(1.702 x) in PyTorch's fastest form."""
     return functional.silu(1.702 * maps) / 1.702

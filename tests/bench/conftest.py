@@ -1,4 +1,4 @@
-"""Processes of sides that need not import TensorFlow, and such that are none: for what is done with their answers."""
+"""Processes of sides without importing TensorFlow, and fake ones that only give answers."""
 
 import contextlib
 import os
@@ -93,5 +93,4 @@ class FakeWorker:
 
 @pytest.fixture
 def fake_workers():
-    """Makes FakeWorkers."""
     return FakeWorkers

@@ -1,4 +1,4 @@
-"""A trace of real steps, and what a trace on GPUs looks like."""
+"""A trace of real steps, and the form of a trace on GPUs."""
 
 import json
 

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
+from tower_train import errors
 from tower_train.bench import plots, results, systems
 from tower_train.bench.results import Measured, Results
 from tower_train.bench.systems import BenchmarkOptions
@@ -81,6 +82,12 @@ def test_results_that_are_too_noisy_are_not_drawn(tmp_path, quick):
     found = results_of(BenchmarkOptions(quick=quick), noise=(1.0, 2.0, 3.0))
     assert results.too_noisy(found.rows())
     assert plots.draw(found, tmp_path / "figure") == []
+
+
+def test_a_figure_that_cannot_be_written_is_one_line(tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(errors.ConfigError, match="nowhere/figure.svg cannot be written .* --redraw=FILE"):
+        plots.draw(results_of(BenchmarkOptions(quick=True)), tmp_path / "nowhere" / "figure")
 
 
 def test_without_matplotlib_there_is_no_figure(monkeypatch, tmp_path):

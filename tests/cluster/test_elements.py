@@ -32,7 +32,6 @@ def trained_variables(train_dir, step):
 
 
 def keep_only(train_dir, step):
-    """Removes all checkpoints but that of one step."""
     for path in [*train_dir.glob("model.ckpt-*"), *train_dir.glob("checkpoint")]:
         if not path.name.startswith(f"model.ckpt-{step}."):
             path.unlink()

@@ -1,4 +1,4 @@
-"""How far a program's workers are, by how often their gradients and the means of those were there."""
+"""The progress of a program's workers, by counts of their gradients and of the means of those."""
 
 from tower_train.cluster.means_watch import MeansWatch
 from tower_train.graph import progress

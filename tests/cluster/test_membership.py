@@ -99,7 +99,9 @@ def test_who_cannot_train_along_is_named(tmp_path):
         assert f"error: worker 1 ({cluster.hosts[1]}) cannot be started: its port is in use" in refused
         assert differing.end(0, 1) == [2, 2], differing.outputs()
         for output in differing.outputs():
-            expected = f"error: worker 1 ({differing.hosts[1]}) cannot train along: --seed is 5, the chief's 0. "
+            expected = (
+                f"error: worker 1 ({differing.hosts[1]}) cannot train with the chief: --seed is 5, the chief's 0. "
+            )
             assert expected in output
     assert not jobs.saved_steps(tmp_path) and not (tmp_path / "run.json").exists()
 
@@ -184,8 +186,8 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
         with pytest.raises(errors.ConfigError) as found:
             compared.result(jobs.WAIT_SECS)
         assert str(found.value).startswith(
-            f"worker 1 ({hosts[1]}) cannot train along: b is None, the chief's int32[]; w is float64[5], the chief's "
-            "float64[4]. Start all"
+            f"worker 1 ({hosts[1]}) cannot train with the chief: b is None, the chief's int32[]; w is "
+            "float64[5], the chief's float64[4]. Start all"
         )
         assert other.failure_behind(KeyError()) is found.value
         error = left.get(timeout=jobs.WAIT_SECS)

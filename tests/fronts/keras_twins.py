@@ -16,7 +16,6 @@ rng = np.random.default_rng(0)
 
 
 def data(count, *shape, classes=3):
-    """Random features and labels."""
     return rng.normal(size=[count, *shape]).astype(keras.config.floatx()), rng.integers(0, classes, count)
 
 
@@ -32,7 +31,6 @@ def small_network():
 
 
 def twins(build):
-    """Two models with the same initial weights."""
     keras.utils.set_random_seed(1)
     one = build()
     keras.utils.set_random_seed(1)

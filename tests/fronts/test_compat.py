@@ -1,4 +1,4 @@
-"""The private names of Keras and TensorFlow still are there and still mean what fronts/compat.py takes them for."""
+"""The private names of Keras and TensorFlow exist and mean what fronts/compat.py takes them for."""
 
 import inspect
 import os

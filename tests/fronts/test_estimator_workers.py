@@ -30,7 +30,7 @@ def tasks(folders, *words, types):
 
 
 def ends(program):
-    """What a task printed last, which must end well."""
+    """Returns the last line of a task, which must succeed."""
     assert program.process.wait(jobs.WAIT_SECS) == 0, program.output()
     return json.loads(program.output().splitlines()[-1])
 

@@ -75,7 +75,7 @@ def test_the_chief_alone_writes_and_prints(two):
 def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(two):
     chiefs, others = ([report["refused"] for report in own if "refused" in report] for own in two.reports)
     batch_size, length, batch = chiefs
-    assert "cannot train along: batch_size is 9, the chief's 8." in batch_size
+    assert "cannot train with the chief: batch_size is 9, the chief's 8." in batch_size
     assert "x is 45 examples, the chief's 46 examples; y is 45 examples, the chief's 46 examples." in length
     assert "has come to batch 4 of training in epoch 3, the chief to batch 1 of training in epoch 4." in batch
     for text in chiefs:

@@ -300,8 +300,6 @@ METRIC = keras.metrics.Mean(name="elsewhere")
 
 
 class Own(keras.Model):
-    """Any step."""
-
     def __init__(self, step):
         super().__init__()
         self.step, self.dense, self.norm = step, layers.Dense(1), layers.BatchNormalization(momentum=0.9)

@@ -127,8 +127,6 @@ def disagree(trial):
 
 
 def die(trial, data):
-    """Kills the last worker after an epoch."""
-
     def end(epoch, logs):
         if trial.cluster.rank == trial.cluster.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)

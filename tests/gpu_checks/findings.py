@@ -33,13 +33,10 @@ class Settings:
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     def left(self) -> float:
-        """The seconds that are left to this section."""
         return self.seconds - (time.monotonic() - self.started)
 
 
 class Findings:
-    """Writes findings to a file, and prints them."""
-
     def __init__(self, path: str):
         self._file = open(path, "a")
 
@@ -85,7 +82,6 @@ def read(path: str) -> list[dict]:
 
 
 def shown(finding: dict) -> str:
-    """A finding in a line."""
     if finding["verdict"] == UNCHECKED:
         return f"{UNCHECKED}: {finding['what']}: {finding['numbers'].get('why')}"
     numbers = ", ".join(f"{name} {_as_text(value)}" for name, value in finding["numbers"].items())

@@ -1,4 +1,4 @@
-"""Every kind of training as TensorFlow places it on GPUs, real ones or, without any, such that cannot compute."""
+"""Every kind of training as TensorFlow places it on GPUs, real ones or, without any, fake ones that cannot compute."""
 
 import os
 import pathlib

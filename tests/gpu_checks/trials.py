@@ -77,17 +77,14 @@ def fixed(model: str, batch: int, settings):
 
 
 def choices(option: str) -> tuple[str, ...]:
-    """The values that an option of Config may have."""
     return next(field.metadata["choices"] for field in dataclasses.fields(Config) if field.name == option)
 
 
 def dtypes() -> list[str]:
-    """The dtypes to train in."""
     return [name for name in choices("dtype") if name != "auto"]
 
 
 def variables_after(steps: int, model: str, data_dir: str, **options) -> dict[str, np.ndarray]:
-    """{variable: value} after some steps."""
     workload, examples = workload_and_examples(model, data_dir)
     return trainings.train(workload, examples, steps, **({"device": "auto"} | options))[1]
 
@@ -134,7 +131,6 @@ def command(module: str, *words, seconds: float) -> subprocess.CompletedProcess:
 
 
 def training_words(settings, name: str, **options) -> list[str]:
-    """The command line of a training on drawn images."""
     fixed = dict(dataset="generated", data_dir=settings.data_dir, train_dir=f"{settings.scratch}/{name}",
                  summary_every_steps=0, save_every_steps=0, check_data=False)  # fmt: skip
     return [f"--{name}={value}" for name, value in (fixed | options).items()]

@@ -185,7 +185,6 @@ class GuardedUpdate:
         self.session.run(v1.global_variables_initializer())
 
     def step(self, losses=(1, 1), a=((1, 1), (1, 1)), b=((1, 1), (1, 1))):
-        """Returns the flags."""
         feed = {self.losses: losses} | dict(zip(self.a, a, strict=True))
         feed |= {place: np.reshape(values, [2, 1]) for place, values in zip(self.b, b, strict=True)}
         return self.session.run(self.finite, feed)

@@ -78,7 +78,6 @@ def graph_for_gpus(num_workers=1, **options):
 
 
 def nodes(**options):
-    """All nodes of that graph."""
     definition = graph_for_gpus(**options).as_graph_def()
     return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
 
@@ -100,7 +99,7 @@ def test_small_tensors_are_sent_together(kind):
 
 
 def is_trial(op):
-    """Whether an operation is of the trial before the first step (tests/graph/test_known_mean.py)."""
+    """Returns whether an operation is of the trial before the first step (tests/graph/test_known_mean.py)."""
     return op.name.startswith("known_mean/")
 
 

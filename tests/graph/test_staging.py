@@ -183,7 +183,7 @@ def test_the_summary_shows_the_images_that_are_trained_on(staging, monkeypatch):
 
 
 def test_progress_counts_the_input_that_a_step_waits_for(staging):
-    """That of the next step: its own was there when it began."""
+    """The next step's: its own was there when it began."""
     examples = toy_workload.load(DataRequest("train"))
     with trainings.opened(toy_workload.WORKLOAD, examples, stall_timeout_secs=9.0, **OPTIONS) as (built, session):
         for step in range(3):

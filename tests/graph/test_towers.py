@@ -24,7 +24,6 @@ def build(inference, num_towers=2, seed=0, loss=None, ops_before=0, features=Non
 
 
 def build_towers(workload, batches, dtype=tf.float32, seed=0, training=True):
-    """Over towers, (outputs, loss)."""
     variables, getter, built = Variables(), towers.seeded(seed) if training else towers.restored, []
     for i, batch in enumerate(batches):
         with towers.scope(i, "/cpu:0", variables, getter):
@@ -33,7 +32,6 @@ def build_towers(workload, batches, dtype=tf.float32, seed=0, training=True):
 
 
 def initial_values(inference, **options):
-    """{variable name: initial value}."""
     with tf.Graph().as_default(), v1.Session() as session:
         build(inference, **options)
         session.run(v1.global_variables_initializer())

@@ -19,7 +19,6 @@ def main(command):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The directory of a short run."""
     directory = tmp_path_factory.mktemp("evaluated") / "run"
     jobs.train_toy(directory, max_steps=20)
     return directory

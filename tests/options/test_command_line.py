@@ -9,8 +9,8 @@ import sys
 import jobs
 import pytest
 
-from tower_train import errors
-from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions, RecipeOptions
+from tower_train import __main__, errors
+from tower_train.config import MOST_USED, Config, EvaluateOptions, ExportOptions, PredictOptions, RecipeOptions
 from tower_train.options import command_line
 
 COMMANDS = [
@@ -53,8 +53,14 @@ def test_help_shows_every_option_with_its_default_and_does_not_import_tensorflow
     for field in [*dataclasses.fields(options_class), *others]:
         [described] = re.findall(rf"^  --{field.name} +(\S.*(?:\n {{32}}\S.*)*)", shown.stdout, re.MULTILINE)
         described = " ".join(described.split())
-        default = "" if field.default is None else f" [{field.default}]"
-        assert described == field.metadata["help"] + default
+        text, default = described.removeprefix(field.metadata["help"]), field.default
+        assert text != described
+        if default is None or default is False:
+            assert text == ""
+        elif default is True:
+            assert text == " [on]"
+        else:
+            assert text[:2] + text[-1] == " []" and type(default)(text[2:-1]) == default
 
 
 def test_help_comes_within_a_second():
@@ -63,6 +69,21 @@ def test_help_comes_within_a_second():
     subprocess.run([sys.executable, "-m", "tower_train", "--help"], cwd=jobs.ROOT, check=True, capture_output=True)
     after = os.times()
     assert after.children_user + after.children_system - before.children_user - before.children_system < 1
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_is_as_wide_as_the_terminal_and_begins_with_the_twenty_most_used_options(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        __main__.parse(["tower_train", "--help"])
+    shown = capsys.readouterr().out
+    assert columns - 8 < max(map(len, shown.splitlines())) <= columns
+    [first, *others] = re.findall(r"^(\S.*):\n((?:  .*\n)+)", shown, re.MULTILINE)
+    assert first[0] == "Most used" and re.findall(r"^  --(\w+)", first[1], re.MULTILINE) == list(MOST_USED)
+    assert len(MOST_USED) == 20
+    groups = {name: set(re.findall(r"^  --(\w+)", lines, re.MULTILINE)) for name, lines in others}
+    assert groups["Several machines"] >= {"worker_hosts", "task_index"} and groups["Faults"] >= {"on_nonfinite"}
+    assert len(groups) == len(others) and not set.union(*groups.values()) & set(MOST_USED)
 
 
 @pytest.mark.parametrize("word", ["--help", "-help", "-h", "--helpfull"])

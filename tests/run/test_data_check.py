@@ -59,7 +59,7 @@ RARE = np.where(np.arange(900) % 45 == 0, 1, np.where(np.arange(900) % 3 == 0, 2
         (ordered(np.sort(LABELS)), ["no example is of class cat", "examples come nearly sorted by class"]),
         (
             arrays(labels=RARE),
-            ["classes are badly unbalanced: 600 examples of ant, 20 of bee (of all). Whoever always says ant has a "
+            ["classes are badly unbalanced: 600 examples of ant, 20 of bee (of all). Always answering ant has a "
              "precision of 0.67."],
         ),
         (

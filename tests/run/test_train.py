@@ -61,8 +61,6 @@ def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
 
 
 class Counting(tf.compat.v1.train.SessionRunHook):
-    """Counts the steps that it sees."""
-
     steps, ended = 0, None
 
     def begin(self):

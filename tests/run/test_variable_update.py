@@ -142,7 +142,7 @@ def test_the_graph_for_several_gpus_has_what_was_chosen():
 
 
 def test_a_resumed_run_goes_on_with_what_its_run_json_has(tmp_path):
-    """Which all workers of a cluster must have in common, too."""
+    """All workers of a cluster must have it in common, too."""
     for options, expected in ((dict(variable_update="mirrored"), "mirrored"), ({}, "mirrored")):
         jobs.train_toy(tmp_path, max_steps=1, **options)
         run_json = jobs.read_json(tmp_path, "run.json")

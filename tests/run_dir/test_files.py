@@ -1,4 +1,4 @@
-"""Anything may lie at the place of a run's files, and say anything: one line that names the file and the field."""
+"""Anything may be in the place of a run's files, with any content: one line that names the file and the field."""
 
 import dataclasses
 import json

@@ -14,7 +14,6 @@ from tower_train.workloads import template
 
 @pytest.fixture
 def main(command, monkeypatch, tmp_path):
-    """The command in an empty directory."""
     monkeypatch.chdir(tmp_path)
     return functools.partial(command, new_workload)
 

@@ -1,4 +1,4 @@
-"""Parts of a step's time, from a trace of its operations, and why more towers do not help. No TensorFlow here."""
+"""Parts of a step's time, from a trace of its operations, and the obstacle to more towers. No TensorFlow here."""
 
 import collections
 import dataclasses
@@ -16,8 +16,8 @@ MOVING_AVERAGES = "moving averages"
 OTHER = "other operations"
 NOTHING = "no operation running"
 
-# The first pattern that an operation's name begins with gives its category: the name scopes that graph/ gives;
-# the update is in the branches of the conditional `train`.
+# An operation's category is the first pattern that its name begins with, a name scope of graph/. The update is in the
+# branches of the conditional `train`.
 _PATTERNS = [
     (INPUT_WAIT, re.compile(r"(next_batch/.*)?Iterator")),
     (AVERAGING, re.compile(r"average_|all_reduce/")),
@@ -27,13 +27,13 @@ _PATTERNS = [
 ]
 _TOWER = re.compile(r"tower_(\d+)/")
 _BY_OPTIMIZERS = re.compile(r"^(ConstantFolding/|GroupCrossDeviceControlEdges_\d+/|Func/)+")
-_BUSY = 0.85  # of the cores: threads that wait for each other now and then are never all of them at work
+_BUSY = 0.85  # of the cores: threads that sometimes wait for each other never all work
 _NOTICEABLE = 0.05  # of a step
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One operation of one step: its name and device, when it ran in seconds since some moment."""
+    """One operation of one step: name, device, and start and end in seconds since some moment."""
 
     name: str
     device: str
@@ -42,7 +42,7 @@ class Operation:
 
     @property
     def category(self) -> str:
-        """Its part of the step: 'tower 0', ..., or one of the constants above."""
+        """The part of the step that it belongs to: 'tower 0', ..., or one of the constants above."""
         name = _BY_OPTIMIZERS.sub("", self.name)
         if tower := _TOWER.match(name):
             return f"tower {tower[1]}"
@@ -54,14 +54,14 @@ class Breakdown:
     """The time of a step by category.
 
     Attributes:
-      on_gpus: whether each tower has a device of its own; logical CPU devices share the cores.
+      on_gpus: whether each tower has its own device; logical CPU devices share the cores.
       step_secs: a step's time, without tracing.
-      busy: the part of the cores in use meanwhile, 0 to 1.
-      own: the part of the cores in use by this process, 0 to 1.
+      busy: share of the cores in use meanwhile, 0 to 1.
+      own: share of the cores in use by this process, 0 to 1.
       seconds: by category, of a traced step; together they are its duration.
       late_tower: the last tower to finish.
-      late_secs: how long after the one before it; 0.0 with one tower.
-      in_place_secs: a step's time, without tracing, when its input is there already; None if that was not measured.
+      late_secs: its delay behind the one before it; 0.0 with one tower.
+      in_place_secs: a step's time, without tracing, with its input in place; None if not measured.
     """
 
     towers: int
@@ -77,23 +77,24 @@ class Breakdown:
 
     @property
     def input_share(self) -> float:
-        """The share of a traced step that only waits for input, or what GPUs save when theirs is in place, if more.
+        """The share of a traced step that only waits for input or, if larger, the share that GPUs save with input in
+        place.
 
-        Tracing slows their steps down, which hides that the input is slow. On CPUs towers and input share the cores.
+        Tracing slows their steps down, which hides slow input. On CPUs towers and input share the cores.
         """
         saved = 1 - self.in_place_secs / self.step_secs if self.on_gpus and self.in_place_secs else 0.0
         return max(self.share(INPUT_WAIT), saved)
 
     def share(self, *categories: str) -> float:
-        """The share of the traced step's duration that these categories take."""
+        """Returns the share of these categories in the traced step's duration."""
         return sum(self.seconds.get(category, 0.0) for category in categories) / sum(self.seconds.values())
 
 
 def seconds_by_category(operations: Sequence[Operation]) -> dict[str, float]:
-    """Shares the duration of a step out among the categories.
+    """Divides the duration of a step among the categories.
 
-    A moment at which several categories have an operation running is shared equally by them; waiting for input counts
-    only while nothing else runs. So the parts add up to the time from the first operation's start to the last's end.
+    Categories whose operations run at the same moment share it equally; waiting for input counts only while nothing
+    else runs. So the parts add up to the time from the first operation's start to the last's end.
     """
     changes = sorted([(o.start, 1, o.category) for o in operations] + [(o.end, -1, o.category) for o in operations])
     seconds: dict[str, float] = {}
@@ -109,7 +110,7 @@ def seconds_by_category(operations: Sequence[Operation]) -> dict[str, float]:
 
 
 def lateness(operations: Sequence[Operation]) -> tuple[int, float]:
-    """The tower that finishes last, and how many seconds after the one before it; 0.0 with one tower."""
+    """Returns the tower that finishes last, and its delay in seconds behind the one before it; 0.0 with one tower."""
     named = [(o.end, o.category.partition("tower ")[2]) for o in operations]
     ends = [(end, int(tower)) for end, tower in named if tower]
     last, late_tower = max(ends, default=(0.0, 0))
@@ -117,7 +118,7 @@ def lateness(operations: Sequence[Operation]) -> tuple[int, float]:
 
 
 def table(breakdowns: Sequence[Breakdown]) -> list[str]:
-    """Milliseconds and share of a step by category, a column for each tower count."""
+    """Tabulates milliseconds and share of a step by category, a column per tower count."""
 
     def part(one: Breakdown, category: str) -> str:
         if category.startswith("tower ") and category not in one.seconds:
@@ -142,7 +143,7 @@ def _in_place(one: Breakdown) -> str:
 
 
 def sentence(fewest: Breakdown, most: Breakdown) -> str:
-    """Says whether more towers help, and if not, why; from the fewest and the most, at the same global batch."""
+    """Says whether more towers help, and if not, why, from the fewest and the most at the same global batch."""
     gain, perfect = fewest.step_secs / most.step_secs, most.towers / fewest.towers
     if perfect > 1 and gain >= _BUSY * perfect:
         return f"More towers help: {most.towers} are {gain:.2f} times as fast as {fewest.towers}."

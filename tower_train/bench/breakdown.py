@@ -26,7 +26,7 @@ _OP_TYPE = re.compile(r" = (\w+)\(")
 
 
 def run(options: BenchmarkOptions) -> list[str]:
-    """Takes a step of each tower count apart into breakdown.json and Chrome trace files; returns the lines to print."""
+    """Divides a step of each tower count into breakdown.json and Chrome trace files; returns the lines to print."""
     out = results.directory(options.out)
     breakdowns, written = [], [out / "breakdown.json"]
     for towers in options.tower_counts:
@@ -75,10 +75,10 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
 
 
 def operations_of(trace: v1.RunMetadata) -> list[Operation]:
-    """The operations of a traced step.
+    """Returns the operations of a traced step.
 
-    A GPU's kernels are in a device of their own, '.../GPU:0/stream:all', named 'operation:type'; those in '.../GPU:0'
-    only launch them.
+    A GPU's kernels are in a device '.../GPU:0/stream:all', named 'operation:type'; those in '.../GPU:0' only launch
+    them.
     """
     devices = {device.device: device.node_stats for device in trace.step_stats.dev_stats}
     found = []
@@ -96,8 +96,7 @@ def operations_of(trace: v1.RunMetadata) -> list[Operation]:
 
 
 class _Tracer(v1.train.SessionRunHook):
-    """Lets some steps warm up, times steps for some seconds, traces a few, times steps that wait for no input, and asks
-    for the end.
+    """Warms up, times steps for some seconds, traces a few, times steps with input in place, and asks for the end.
 
     Its `step_secs`, `own`, `busy` and `in_place_secs` are those of a Breakdown.
     """
@@ -143,8 +142,7 @@ class _Tracer(v1.train.SessionRunHook):
 
 
 def inputs_of(graph: tf.Graph) -> list[tf.Tensor]:
-    """The tensors that bring a step of the trainer its examples, or those of the next step; it waits for none of them
-    that it is given."""
+    """Returns the tensors that bring a step its examples, or those of the next step; it waits for none that is fed."""
     operations = graph.get_operations()
     ahead = [tensor for op in operations if op.name == staging.NEXT for tensor in op.outputs]
     if ahead:
@@ -153,5 +151,5 @@ def inputs_of(graph: tf.Graph) -> list[tf.Tensor]:
 
 
 def _clocks() -> tuple[float, float, float]:
-    """Seconds of time, of this process's work and of all processes' work (0.0 if not known)."""
+    """Returns seconds of time, of this process's work and of all processes' work (0.0 if unknown)."""
     return time.perf_counter(), time.process_time(), host.busy_core_secs() or 0.0

@@ -1,8 +1,8 @@
 """The arithmetic of a network, counted from the shapes in its graph.
 
-tf.compat.v1.profiler counts more: operations that are in the graph but never run, such as the gradient for the images,
-the gradient of a strided convolution by the size of its input, products with constants, and all that is no product. For
-a training step that is 6.1 % more for convnet, 1.3 % for minigooglenet, 0.6 % for resnet20 and 0.3 % for cifar10_94.
+tf.compat.v1.profiler counts more: operations that never run, such as the gradient for the images, the gradient of a
+strided convolution by the size of its input, products with constants, and all that is no product. For a training step
+that is 6.1 % more for convnet, 1.3 % for minigooglenet, 0.6 % for resnet20 and 0.3 % for cifar10_94.
 """
 
 import math
@@ -11,12 +11,11 @@ import tensorflow as tf
 
 
 def training_flops(loss: tf.Tensor) -> int:
-    """Floating-point operations of the convolutions and matrix products that one step of training `loss` needs.
+    """Returns the floating-point operations of convolutions and matrix products in one step of training `loss`.
 
     A multiplication and an addition count as two. A product counts once in the forward pass, and once more for the
     gradient of each operand that depends on trained variables: the first layer's input has none. Products with
-    constants are not the network's but a way to compute something else (a window sum as a banded matrix) and do not
-    count.
+    constants do not count: they are not the network's but compute something else (a window sum as a banded matrix).
 
     Args:
       loss: scalar. Functions and control flow are not looked into.
@@ -28,7 +27,7 @@ def training_flops(loss: tf.Tensor) -> int:
     trained = {variable.handle.op for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     forward = _ancestors(loss.op)
     has_gradient: set[tf.Operation] = set()
-    varies: set[tf.Operation] = set()  # depends on something that is no constant
+    varies: set[tf.Operation] = set()  # depends on more than constants
     total = 0
     for op in graph.get_operations():  # in the order of their creation, so inputs come first
         if op not in forward:
@@ -60,7 +59,7 @@ def _flops(op: tf.Operation) -> int:
     return 2 * math.prod(output) * _PRODUCTS[op.type](op, left, right)
 
 
-# Multiplications an element of the output takes, by op type, from the op and the shapes of its operands.
+# Multiplications per element of the output, by op type, from the op and the shapes of its operands.
 _PRODUCTS = {
     "Conv2D": lambda op, images, filters: math.prod(filters[:-1]),
     "Conv3D": lambda op, images, filters: math.prod(filters[:-1]),

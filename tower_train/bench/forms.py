@@ -10,11 +10,11 @@ from tower_train.bench import measure, plots, report, results, systems
 from tower_train.bench.measure import Session
 
 _SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
-_SWEEP_STEPS, _LONG_RUN_BATCH = (100, 1_000, 10_000), 8  # small steps: anything that grows with the run weighs most
+_SWEEP_STEPS, _LONG_RUN_BATCH = (100, 1_000, 10_000), 8  # small steps, which show best what grows with the run
 
 
 def compare(session: Session) -> list[str]:
-    """tower_train, its rivals and the ceiling side by side: benchmark.json, .svg and .png; growing.json and so on."""
+    """Compares tower_train, its rivals and the ceiling: benchmark.json, .svg and .png; growing.json and so on."""
     options, about = session.options, session.about
     sides = systems.comparison(options, about)
     name, reference = ("growing", sides[0].name) if options.growing else ("benchmark", about["reference"])
@@ -25,7 +25,7 @@ def compare(session: Session) -> list[str]:
 
 
 def sweep(session: Session) -> list[str]:
-    """Examples/sec over batch size, tower count and the length of a run: sweep.json, .svg and .png."""
+    """Measures examples/sec over batch size, tower count and the length of a run: sweep.json, .svg and .png."""
     options, gpus = session.options, session.about["gpus"]
     batch_sizes = {size: systems.trainer(f"batch {size}", 1, size) for size in _SWEEP_BATCH_SIZES}
     towers = {
@@ -51,7 +51,7 @@ def sweep(session: Session) -> list[str]:
 
 
 def show(path: pathlib.Path) -> list[str]:
-    """The tables of a comparison or a sweep, whose figures are drawn beside its file."""
+    """Returns the tables of a comparison or a sweep; draws its figures beside its file."""
     found = results.read(path)
     tables = report.sweep(found) if found.parts else report.comparison(found)
     return [*tables, "", *report.written([path, *plots.draw(found, path.with_suffix(""))])]

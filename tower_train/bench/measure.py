@@ -16,7 +16,7 @@ from tower_train.bench.progress import MEASURING, START_SECS, STARTING, STEP_SEC
 from tower_train.bench.results import Measured
 from tower_train.bench.systems import BenchmarkOptions, System, count_of
 
-_SPARE = 1.25  # the next process may need this times what the largest so far does
+_SPARE = 1.25  # the next process may need this times the largest so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Session:
 
     Attributes:
       out: the directory of the results.
-      machine: `host.describe` at its begin.
-      about: what `sides.describe` found out about workload, data and devices.
+      machine: `host.describe` at the beginning.
+      about: workload, data and devices, from `sides.describe`.
       start: starts a side's process, with an empty place for its files.
-      progress: says how much is done.
+      progress: reports the progress.
     """
 
     options: BenchmarkOptions
@@ -39,7 +39,7 @@ class Session:
     progress: Progress
 
     def write(self, name: str, content: dict) -> pathlib.Path:
-        """Writes results, with what they were measured on, into NAME.json; returns its path."""
+        """Writes results, with the machine and the data, into NAME.json; returns its path."""
         measured_on = {"options": dataclasses.asdict(self.options), "machine": self.machine, "about": self.about}
         measured_on["date"] = time.strftime("%Y-%m-%d %H:%M")
         return results.write(self.out / f"{name}.json", measured_on | content)
@@ -47,10 +47,8 @@ class Session:
 
 @contextlib.contextmanager
 def session(options: BenchmarkOptions) -> Iterator[Session]:
-    """Finds out what there is to measure; on leaving, temporary files go.
-
-    Raises ConfigError if the directory for results cannot be made, and SideError if data or workload cannot be used.
-    """
+    """Finds out what there is to measure; removes temporary files at the end. Raises ConfigError if the directory for
+    results cannot be made, and SideError if data or workload cannot be used."""
     out, here = results.directory(options.out), host.describe()
     with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch, Progress() as progress:
         places = (pathlib.Path(scratch, str(number)) for number in itertools.count())
@@ -63,7 +61,7 @@ def session(options: BenchmarkOptions) -> Iterator[Session]:
             Worker(f"workload {options.workload}", spec, next(places), options.timeout_secs) as worker,
         ):
             about = worker.wait_for("described")
-        common["dataset"] = about["dataset"]  # what `auto` chose is what all sides are trained on
+        common["dataset"] = about["dataset"]  # all sides train on what `auto` chose
 
         def start(side: System) -> Worker:
             place = next(places)
@@ -82,17 +80,17 @@ def in_rounds(
     each: bool = False,
     has_memory: Callable[[int], bool] = host.has_memory,
 ) -> list[Measured]:
-    """Measures every side `rounds` times, in an order that changes from round to round. Returns them in the given one.
+    """Measures every side `rounds` times, in an order that changes from round to round; returns them in the given one.
 
-    If memory does not hold all sides at once they are measured in groups, each together with the anchors, which the
-    others are compared with.
+    If memory does not hold all sides at once they are measured in groups, each together with the anchors, with which
+    the others are compared.
 
     Args:
-      session: starts the sides; its progress tells of every start and every round.
-      rounds: how often each side is measured; the anchors as often in every group.
-      seconds: how long each measurement is at least.
-      steps: how many steps each measurement has at least.
-      each: whether samples tell of each step.
+      session: starts the sides; its progress reports every start and every round.
+      rounds: measurements of each side; the anchors have as many in every group.
+      seconds: least duration of a measurement.
+      steps: least number of steps of a measurement.
+      each: whether samples have the duration of each step.
       has_memory: whether so many bytes of memory are free.
     """
     measured = {side.name: Measured(side) for side in sides}
@@ -137,7 +135,7 @@ def _memory_of_next(measured: dict[str, Measured]) -> int:
 def _note_start(measured: Measured, worker: Worker) -> None:
     first = worker.wait_for("first_step")
     ready = worker.wait_for("ready")
-    measured.first_step_secs = measured.first_step_secs or first["secs"]  # of an anchor's starts, the first
+    measured.first_step_secs = measured.first_step_secs or first["secs"]  # the first of an anchor's starts
     measured.import_secs = measured.import_secs or first["import_secs"]
     measured.work_per_step = ready["work_per_step"]
     _note_peaks(measured, ready)

@@ -27,7 +27,7 @@ _BLOCK = systems.REPORT_STEPS[KINDS[0]] // 2  # steps
 _STEPS, _ROUNDS = 360, 5  # of reports
 _TURN_STEPS, _TURNS_EACH = 10, 8  # of the check, for each of those rounds
 _RESAMPLES, _CERTAINTY = 1000, 0.95
-_STARTS = 5
+_STARTS, _PAIR_SECS = 5, 1.5 * START_SECS
 _IMPORT = "import time; start = time.perf_counter(); import tensorflow; print(time.perf_counter() - start)"
 
 
@@ -52,13 +52,14 @@ def overhead(session: Session) -> list[str]:
         systems.trainer(reports, 1, options.batch_size, reports=reports)
         for reports in (systems.REPORTS, systems.UNGUARDED, systems.SILENCE)
     )
+    counts = sorted({min(options.tower_counts), max(options.tower_counts)})
+    session.progress.expect(STARTING, len(counts) * (options.rounds or _STARTS) * _PAIR_SECS)
     measured = measure.in_rounds(session, [reporting], rounds, steps=_STEPS, each=True)
     measured += measure.in_rounds(session, [unguarded, silent], rounds * _TURNS_EACH, steps=_TURN_STEPS)
     extra = extra_steps((sample["first"], sample["step_secs"]) for sample in measured[0].samples)
     costs = costs_of_reports(extra, DEFAULTS)
     without, with_it = (one.rates() for one in measured[1:])
     check = median_cost([without[number] / with_it[number] - 1 for number in without])
-    counts = sorted({min(options.tower_counts), max(options.tower_counts)})
     starts = {towers: _starts(session, towers) for towers in counts}
     written = session.write("overhead", {
         "extra_steps": extra, "costs": {name: dataclasses.asdict(cost) for name, cost in costs.items()},
@@ -135,9 +136,8 @@ def _starts(session: Session, towers: int) -> list[dict[str, float]]:
     to the end of its first step, one right after the other."""
     side, pairs = systems.trainer(systems.count_of(towers, "tower"), towers, session.options.batch_size), []
     count = session.options.rounds or _STARTS
-    session.progress.expect(STARTING, 1.5 * count * START_SECS)
     for number in range(count):
-        with session.progress.work(STARTING, 1.5 * START_SECS, "starting"):
+        with session.progress.work(STARTING, _PAIR_SECS, "starting"):
             of_import = import_secs()
             with session.start(side) as worker:
                 first = worker.wait_for("first_step")

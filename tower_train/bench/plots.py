@@ -5,22 +5,23 @@ import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
+from tower_train import errors
 from tower_train.bench import report, results, systems
 from tower_train.bench.results import Results, Row
 
-_WIDTH, _LETTERS_A_LINE = 10.0, 170  # of a figure, in inches; of its caption
-_FEWEST_POINTS, _FEWEST_BARS = 3, 3  # of a panel: what has fewer is in the table
+_WIDTH, _LETTERS_A_LINE = 10.0, 160  # of a figure, in inches; of its caption
+_FEWEST_POINTS, _FEWEST_BARS = 3, 3  # of a panel; smaller ones are in the table only
 _STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
           "svg.hashsalt": "tower_train", "svg.fonttype": "none",
           "axes.prop_cycle": "cycler('color', ['0072b2', 'd55e00', '009e73', 'cc79a7'])"}  # fmt: skip
-_RIVAL, _REAL, _FIXED = "#e69f00", "#0072b2", "#8cc4e6"  # told apart also by those who see red and green alike
+_RIVAL, _REAL, _FIXED = "#e69f00", "#0072b2", "#8cc4e6"  # distinct also for the colour-blind
 
 
 def draw(found: Results, stem: pathlib.Path) -> list[pathlib.Path]:
     """Draws the figure of a comparison or a sweep into STEM.svg and STEM.png.
 
-    Returns the paths written: none without matplotlib (pip install 'tower_train[plots]'), nor of results that are too
-    noisy.
+    Returns the paths written: none without matplotlib (pip install 'tower_train[plots]'), or for results that are too
+    noisy. Raises ConfigError if they cannot be written.
     """
     if not importlib.util.find_spec("matplotlib"):
         return []
@@ -31,13 +32,19 @@ def draw(found: Results, stem: pathlib.Path) -> list[pathlib.Path]:
         figure = _sweep(found) if found.parts else _comparison(found)
         if not figure:
             return []
-        for path in paths:
-            figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+        try:
+            for path in paths:
+                figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+        except OSError as error:
+            raise errors.ConfigError(
+                f"{path} cannot be written ({error.strerror}). Make room, or copy {stem}.json to where there is some, "
+                "and run the benchmark with --redraw=FILE."
+            ) from None
     return paths
 
 
 def _comparison(found: Results):
-    """A panel of bars for each arithmetic, or one for all where one had few, and one of curves over tower counts."""
+    """Draws a panel of bars per arithmetic, or one for all if one has few, and one of curves over tower counts."""
     rows = found.rows()
     bars = [row for row in rows if not row.side.is_ceiling]
     if not bars or results.too_noisy(rows):
@@ -70,7 +77,7 @@ def _comparison(found: Results):
 
 
 def _sweep(found: Results):
-    """A panel for each curve that has points enough."""
+    """Draws a panel for each curve with enough points."""
     curves = [(part, curve) for part, curve in found.curves() if len(curve) >= _FEWEST_POINTS]
     if not curves or results.too_noisy([row for _, curve in curves for row in curve.values()]):
         return None
@@ -102,7 +109,7 @@ def _draw_bars(axis, rows: Sequence[Row], dtype: str | None) -> None:
 
 
 def _spreads(rows: Iterable[Row]) -> list[list[float]]:
-    """How far the quartiles lie below and above the medians."""
+    """Returns the distances of the quartiles below and above the medians."""
     return [[row.per_sec - row.low for row in rows], [row.high - row.per_sec for row in rows]]
 
 
@@ -126,7 +133,7 @@ def _legend(figure, rows: Sequence[Row]) -> None:
 
 
 def _draw_curves(axis, curves: Mapping[str, Mapping[int, Row]], on_gpus: bool, is_over_towers: bool = True) -> None:
-    """Draws {label: {x: row}} over powers of two, or nearly, and what is over towers with perfect scaling."""
+    """Draws {label: {x: row}} over powers of two or so; curves over towers with perfect scaling."""
     for label, curve in curves.items():
         xs, speeds = list(curve), [row.per_sec for row in curve.values()]
         color = axis.errorbar(xs, speeds, _spreads(curve.values()), fmt="o-", markersize=4, capsize=2, label=label)[
@@ -146,7 +153,7 @@ def _draw_curves(axis, curves: Mapping[str, Mapping[int, Row]], on_gpus: bool, i
 
 
 def scaling_curves(rows: Sequence[Row]) -> dict[str, dict[int, Row]]:
-    """{inputs and dtype: {towers: row}} of all sides of tower_train with enough tower counts."""
+    """Returns {inputs and dtype: {towers: row}} of all sides of tower_train with enough tower counts."""
     found: dict[str, dict[int, Row]] = {}
     for row in rows:
         start = f"{systems.TRAINER}, {systems.count_of(row.side.towers, 'tower')}, "
@@ -156,10 +163,9 @@ def scaling_curves(rows: Sequence[Row]) -> dict[str, dict[int, Row]]:
 
 
 def perfect_scaling(by_towers: Mapping[int, float], on_gpus: bool) -> list[float]:
-    """The throughput at each tower count if more towers cost nothing, from that of the fewest.
+    """Returns the throughput at each tower count if more towers cost nothing, from that of the fewest.
 
-    It grows with the number of GPUs. Logical CPU devices share the same cores, which one tower keeps busy: there it
-    stays the same.
+    It grows with the number of GPUs. For logical CPU devices it is constant: one tower keeps all cores busy.
     """
     fewest = min(by_towers)
     return [by_towers[fewest] * (towers / fewest if on_gpus else 1) for towers in by_towers]
@@ -188,7 +194,7 @@ def _about_ceilings(rows: Sequence[Row], flops_per_example: float | None) -> lis
 
 
 def _caption(figure, found: Results, sentences: Sequence[str]) -> None:
-    """Writes sentences, and what was measured on when, below the panels."""
+    """Writes sentences, and the data, the machine and the date, below the panels."""
     packages = ", ".join(f"{name} {version}" for name, version in found.machine["versions"].items())
     machine = report.machine_in_words(found.machine, found.about)
     lines = textwrap.wrap(" ".join(sentences), _LETTERS_A_LINE)
@@ -199,7 +205,9 @@ def _caption(figure, found: Results, sentences: Sequence[str]) -> None:
 
 
 def _figure(height: float):
-    """A new figure, so many inches high, that needs no display."""
+    """Returns a new figure, so many inches high, that needs no display."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure.get_layout_engine().set(rect=(0.02, 0, 0.96, 1))  # fonts of an SVG's reader may be wider than those here
+    return figure

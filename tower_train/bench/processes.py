@@ -15,19 +15,19 @@ _TAIL_LINES, _TAIL_CHARACTERS = 3, 600
 
 
 class SideError(errors.UserError):
-    """A side's process died, hangs, or refused to run."""
+    """A side's process that died, hangs, or refused to run."""
 
     exit_status = 1
 
 
 class Worker:
-    """A process that runs `tower_train.bench.worker`. Use as a context manager; leaving it ends the process.
+    """A process of `tower_train.bench.worker`. Use as a context manager, which ends the process.
 
     Args:
       name: of its side, for messages.
-      spec: what it runs, for `sides.run` or `sides.describe`.
+      spec: argument of `sides.run` or `sides.describe`.
       scratch: a directory of its own, made here; its standard error goes there.
-      timeout_secs: how long it may take to answer.
+      timeout_secs: time limit of an answer.
     """
 
     def __init__(self, name: str, spec: dict, scratch: pathlib.Path, timeout_secs: float):
@@ -39,7 +39,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.worker", json.dumps(spec)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=_environment(spec),
-                bufsize=0,  # a line that is read ahead would not be seen by `select`
+                bufsize=0,  # `select` does not see lines that are read ahead
                 start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its workers
             )  # fmt: skip
         self.pid = self._process.pid
@@ -54,10 +54,8 @@ class Worker:
         self._process.stdout.close()
 
     def wait_for(self, event: str, extra_secs: float = 0.0) -> dict:
-        """Returns its next line, which must tell of `event`, and under "secs" the seconds from its start to that.
-
-        Raises SideError if it says something else, or nothing in time.
-        """
+        """Returns its next line, of `event`, with the seconds from its start as "secs"; SideError for another line or
+        none."""
         while True:
             answer = json.loads(self._next_line(event, self._timeout_secs + extra_secs))
             if answer["event"] == "refused":
@@ -73,12 +71,12 @@ class Worker:
         return self.wait_for("measured", seconds)
 
     def stop(self) -> dict:
-        """Lets it do no more steps; returns its last answer. Nobody waits for what it does then, such as saving."""
+        """Ends its steps; returns its last answer. Does not wait for what it does then, such as saving."""
         self._send({})
         return self.wait_for("stopped")
 
     def _send(self, request: dict) -> None:
-        with contextlib.suppress(BrokenPipeError):  # wait_for then tells why
+        with contextlib.suppress(BrokenPipeError):  # wait_for then gives the reason
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def _next_line(self, event: str, secs: float) -> bytes:

@@ -1,4 +1,4 @@
-"""Says how long the benchmark takes, and while it runs how much of that is left. No TensorFlow here."""
+"""Reports how long the benchmark takes, and while it runs how much of that is left. No TensorFlow here."""
 
 import contextlib
 import sys
@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator
 
 from tower_train import console
 
-STARTING, MEASURING = "starting", "measuring"  # the kinds of work, whose estimates are wrong in different ways
-START_SECS, STEP_SECS = 8.0, 0.01  # about what starting a side takes, and a step of a long warm-up; corrected by clock
+STARTING, MEASURING = "starting", "measuring"  # kinds of work, with different errors of their estimates
+START_SECS, STEP_SECS = 8.0, 0.01  # about a side's start, and a step of a long warm-up; corrected by the clock
 
 
 class Progress:
-    """Progress on standard error, where it does not get into the tables: a bar on a terminal, otherwise lines.
+    """Progress on standard error, apart from the tables: a bar on a terminal, otherwise lines.
 
-    Work is expected in estimated seconds. What it takes by the clock corrects the estimates of the same kind. Use as a
-    context manager.
+    Work is expected in estimated seconds; the clock corrects estimates of the same kind. Use as a context manager.
 
     Args:
-      clock: tells the time in seconds.
+      clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -45,17 +44,17 @@ class Progress:
         self._expected[kind] += secs
 
     def announce(self, what: str) -> None:
-        """Says how long everything that is expected takes."""
+        """Reports how long all expected work takes."""
         console.notice(f"{what} takes about {duration(self.left())}")
 
     def note(self, what: str) -> None:
-        """Says what is done, and how much time is left; on a terminal the bar does."""
+        """Reports what is done, and the time left; on a terminal the bar does."""
         if not self._has_bar:
             console.notice(f"{what}, about {duration(self.left())} left")
 
     @contextlib.contextmanager
     def work(self, kind: str, secs: float, doing: str) -> Iterator[None]:
-        """Counts what is done in the block as work of so many estimated seconds."""
+        """Counts the block as work of so many estimated seconds."""
         self._bar.update(doing=doing)
         begin = self._clock()
         yield
@@ -65,7 +64,7 @@ class Progress:
         self._bar.update(completed=taken / max(taken + left, 1e-9), left=f"about {duration(left)} left")
 
     def left(self) -> float:
-        """The seconds left: each kind's estimates times what those of its kind have turned out to be worth."""
+        """Returns the seconds left: each kind's estimates, corrected by the clock."""
         total = 0.0
         for kind, expected in self._expected.items():
             worth = self._taken[kind] / self._done[kind] if self._done[kind] else 1.0
@@ -74,5 +73,5 @@ class Progress:
 
 
 def duration(secs: float) -> str:
-    """Seconds in words, as exact as an estimate is."""
+    """Puts seconds into words, with the precision of an estimate."""
     return f"{secs:.0f} s" if secs < 90 else f"{secs / 60:.0f} minutes"

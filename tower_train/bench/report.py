@@ -1,4 +1,4 @@
-"""Reports of results: tables in Markdown that read well on a terminal, with what was measured and how to read them."""
+"""Reports of results: Markdown tables that are readable on a terminal, with what was measured and how to read them."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from tower_train.bench.results import (
     median_and_quartiles,
 )
 
-_IDLE_SHARE = 0.02  # of one core, that a side may use while it stands still before that is worth a warning
+_IDLE_SHARE = 0.02  # of one core, from which a side that should stand still gets a warning
 
 
 def comparison(found: Results) -> list[str]:
-    """The table of the sides, or why there is none."""
+    """Returns the table of the sides, or why there is none."""
     rows, options = found.rows(), found.options
     what = f"{options.batch_size} examples a step, {options.num_rounds} rounds of {options.seconds_each:g} s"
     flops = found.about["flops_per_example"]
@@ -29,7 +29,7 @@ def comparison(found: Results) -> list[str]:
 
 
 def sweep(found: Results) -> list[str]:
-    """A table for each part of a sweep, or why there is none."""
+    """Returns a table for each part of a sweep, or why there is none."""
     options = found.options
     what = f"{options.num_rounds} rounds of {options.seconds_each:g} s, float32, real data"
     lines = opening(found.machine, found.about, what, found.date)
@@ -48,7 +48,7 @@ def sweep(found: Results) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The table of the sides; see Row."""
+    """Formats the table of the sides; see Row."""
     head = ["system", "examples/sec", "spread", "ratio", "range", "of the ceiling", "peak memory", "first step"]
     on_gpus = any(row.card_bytes for row in rows)
     if on_gpus:
@@ -69,7 +69,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """A table whose first column is flush left and whose others are flush right."""
+    """Formats a table whose first column is left-aligned and whose others are right-aligned."""
     widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
 
     def line(cells):
@@ -80,7 +80,7 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 
 def opening(machine: Mapping, about: Mapping, what: str, date: str | None = None) -> list[str]:
-    """The lines above a table; `what` was measured, such as '128 examples a step, 5 rounds of 5 s'."""
+    """Returns the lines above a table; `what` was measured, such as '128 examples a step, 5 rounds of 5 s'."""
     lines = [
         f"machine:  {machine_in_words(machine, about)}{f', {date}' if date else ''}",
         f"versions: {', '.join(f'{package} {version}' for package, version in machine['versions'].items())}",
@@ -91,13 +91,13 @@ def opening(machine: Mapping, about: Mapping, what: str, date: str | None = None
 
 
 def machine_in_words(machine: Mapping, about: Mapping) -> str:
-    """Processor, GPUs and memory."""
+    """Describes processor, GPUs and memory."""
     gpus = ", ".join(about["gpus"]) or "no GPU"
     return f"{machine['processor']}, {machine['cores']} cores, {gpus}, {machine['memory_bytes'] / 2**30:.0f} GiB"
 
 
 def notes(measured: Sequence[Measured], flops_per_example: float | None, reference: str | None) -> list[str]:
-    """The lines below a table: how to read it, and warnings about measurements that were disturbed."""
+    """Returns the lines below a table: how to read it, and warnings about disturbed measurements."""
     lines = [f"ratio: to {reference}. {_how_to_read()} first step: from the start of the process."]
     ceilings = [one for one in measured if one.side.is_ceiling]
     for one in ceilings:
@@ -117,7 +117,7 @@ def notes(measured: Sequence[Measured], flops_per_example: float | None, referen
 
 
 def written(paths: Sequence[pathlib.Path]) -> list[str]:
-    """The line that names the files of the results."""
+    """Returns the line that names the files of the results."""
     return [f"Written:  {', '.join(map(str, paths))}"]
 
 
@@ -134,7 +134,7 @@ def _speed(row: Row) -> list[str]:
 
 
 def _ratio(ratio: Ratio | None) -> list[str]:
-    """The cells of a ratio and its range."""
+    """Returns the cells of a ratio and its range."""
     if not ratio:
         return ["-", "-"]
     span = f"{ratio.low:.2f} to {ratio.high:.2f}" if ratio.is_measured else "-"

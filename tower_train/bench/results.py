@@ -1,8 +1,7 @@
-"""Results of the benchmark: what was measured, its file, and its arithmetic, from samples to medians and ratios.
+"""Results of the benchmark: the measurements, their file, and their arithmetic, from samples to medians and ratios.
 
-The machine's speed changes while a benchmark runs, so ratios are taken within a round. Where the ratios of the rounds
-lie far apart, or their median is another than the ratio of the rates that stand beside it, it tells of the machine and
-not of the sides.
+The machine's speed changes during a benchmark, so ratios are taken within a round. If the ratios of the rounds differ
+widely, or their median differs from the ratio of the rates beside it, they are about the machine and not the sides.
 """
 
 import dataclasses
@@ -24,15 +23,15 @@ MOST_SPAN, MOST_DIFFERENCE = 1.5, 0.1
 
 @dataclasses.dataclass
 class Measured:
-    """The measurements of one side; all of it goes to benchmark.json.
+    """The measurements of one side, all of which go to benchmark.json.
 
     Attributes:
       first_step_secs: from the start of its process to the end of its first step.
-      import_secs: what importing TensorFlow took of that.
+      import_secs: the part of importing TensorFlow.
       work_per_step: examples, or for a ceiling floating-point operations.
       peak_bytes: resident memory at its peak.
-      card_bytes: likewise of a GPU, the one of which it took most; 0 without.
-      samples: one a round, with round, steps, seconds, per_sec (work per second) and what else the worker says.
+      card_bytes: likewise of the GPU with most of it; 0 without.
+      samples: one per round, with round, steps, seconds, per_sec (work per second) and the worker's other entries.
     """
 
     side: System
@@ -44,7 +43,7 @@ class Measured:
     samples: list[dict] = dataclasses.field(default_factory=list)
 
     def rates(self, flops_per_example: float | None = None) -> dict[int, float]:
-        """Examples a second by round; of a ceiling, as many as its operations a second are enough for."""
+        """Returns examples/sec by round; for a ceiling, the examples/sec for which its operations/sec suffice."""
         per_example = flops_per_example if self.side.is_ceiling else 1
         return {sample["round"]: sample["per_sec"] / per_example for sample in self.samples}
 
@@ -65,12 +64,12 @@ class Ratio:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there are several of them: a side's ratio to itself is 1, and of one round there is but one."""
+        """True for several rounds, and two sides: a side's ratio to itself is 1."""
         return self.low < self.high
 
     @property
     def is_noisy(self) -> bool:
-        """Whether it tells of the machine and not of the sides."""
+        """True if it is about the machine and not the sides."""
         return self.high > MOST_SPAN * self.low or abs(self.median / self.of_medians - 1) > MOST_DIFFERENCE
 
 
@@ -79,13 +78,12 @@ class Row:
     """One row of the table.
 
     Attributes:
-      per_sec: examples a second, the median over rounds; for a ceiling, what it would be if a step were nothing but the
-        network's products.
+      per_sec: examples/sec, the median over rounds; for a ceiling, those of steps of the network's products alone.
       low, high: the first and the third quartile.
       ratio: to the reference; None without one.
-      share: of the ceiling of the same arithmetic; None if it is not known. A ceiling is one
-        device's, and several GPUs are held against as many.
-      ceiling: that ceiling in examples a second, the median over rounds.
+      share: of the ceiling of the same arithmetic; None if unknown. A ceiling is one device's; several GPUs are
+        compared with as many.
+      ceiling: that ceiling in examples/sec, the median over rounds.
       peak_bytes: resident memory of its process; None for a ceiling.
       card_bytes: memory of a GPU; None without GPUs, and for a ceiling.
       first_step_secs: from the start of its process; None for a ceiling.
@@ -108,8 +106,8 @@ class Results:
     """The content of a file of results.
 
     Attributes:
-      machine: `host.describe` at the begin.
-      about: what `sides.describe` found out about workload, data and devices.
+      machine: `host.describe` at the beginning.
+      about: workload, data and devices, from `sides.describe`.
       date: of the end, in words.
       reference: the name of the side that ratios are taken to, or None.
       parts: of a sweep, {"axis": what changes, "title": in words, "points": {value: name of its side}} for each curve.
@@ -128,11 +126,11 @@ class Results:
         return bool(self.about["gpus"])
 
     def rows(self) -> list[Row]:
-        """The rows of a comparison."""
+        """Returns the rows of a comparison."""
         return rows(self.measured, self.reference, self.about["flops_per_example"], self.on_gpus)
 
     def curves(self) -> list[tuple[dict, dict[int, Row]]]:
-        """Each part of a sweep with its rows by value of x, whose ratios are to the first of them."""
+        """Returns each part of a sweep with its rows by value of x, whose ratios are to the first of them."""
         by_name = {one.side.name: one for one in self.measured}
         found = []
         for part in self.parts:
@@ -145,13 +143,13 @@ class Results:
 def rows(
     measured: Sequence[Measured], reference: str | None, flops_per_example: float | None, on_gpus: bool = False
 ) -> list[Row]:
-    """A row for each side; none for ceilings if the network's arithmetic is not known.
+    """Makes a row for each side; none for ceilings if the network's arithmetic is unknown.
 
     Args:
       measured: the sides.
       reference: the name of the side that ratios are taken to; it need not be among them.
       flops_per_example: of the network, or None.
-      on_gpus: whether each tower or replica has a device of its own; logical CPU devices share the cores.
+      on_gpus: whether each tower or replica has its own device; logical CPU devices share the cores.
     """
     if flops_per_example is None:
         measured = [one for one in measured if not one.side.is_ceiling]
@@ -171,7 +169,7 @@ def rows(
 
 
 def ratio(rates: Mapping[int, float], base: Mapping[int, float]) -> Ratio | None:
-    """The ratio of rates by round to those of the rounds that are in both; None if there are none."""
+    """Returns the ratio of rates by round over the rounds in both; None if there are none."""
     ratios = [rate / base[number] for number, rate in rates.items() if number in base]
     if not ratios:
         return None
@@ -180,7 +178,7 @@ def ratio(rates: Mapping[int, float], base: Mapping[int, float]) -> Ratio | None
 
 
 def too_noisy(rows: Sequence[Row]) -> str | None:
-    """The reason not to believe the rows, in words, if more than half of their ratios are too noisy; else None."""
+    """Returns why not to believe the rows, if more than half of their ratios are too noisy; else None."""
     ratios = [ratio for row in rows for ratio in (row.ratio, row.share) if ratio and ratio.is_measured]
     noisy = sum(ratio.is_noisy for ratio in ratios)
     if 2 * noisy <= len(ratios):
@@ -194,12 +192,12 @@ def too_noisy(rows: Sequence[Row]) -> str | None:
 
 
 def median_and_quartiles(values) -> tuple[float, float, float]:
-    """The median, the first and the third quartile, interpolated linearly."""
+    """Returns the median, the first and the third quartile, interpolated linearly."""
     return tuple(np.quantile(list(values), [0.5, 0.25, 0.75]).tolist())
 
 
 def directory(out: str | None) -> pathlib.Path:
-    """Makes the directory of the results, a new one below runs/ unless it is named; ConfigError if that fails."""
+    """Makes the directory of the results, a new one in runs/ unless it is named; ConfigError if that fails."""
     out = pathlib.Path(out or f"runs/benchmark-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -220,11 +218,13 @@ def read(path: pathlib.Path) -> Results:
     try:
         content = json.loads(path.read_text())
         measured = [Measured(**side | {"side": System(**side["side"])}) for side in content["sides"]]
-        return Results(
+        found = Results(
             BenchmarkOptions(**content["options"]), content["machine"], content["about"], content["date"], measured,
             content["reference"], content["parts"],
         )  # fmt: skip
+        found.curves() if found.parts else found.rows()
+        return found
     except OSError as error:
         raise errors.ConfigError(f"{path} cannot be read ({error.strerror}). {allowed}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise errors.ConfigError(f"{path} holds no results of a comparison or a sweep ({error!r}). {allowed}") from None

@@ -1,4 +1,4 @@
-"""The sides as their workers run them: tower_train, a rival, or matrix products; first, a look at the data."""
+"""The sides as their workers run them: tower_train, a rival, or matrix products; and a first look at the data."""
 
 import dataclasses
 import importlib
@@ -18,7 +18,7 @@ from tower_train.graph import devices, gpus, gradients, stream
 v1 = tf.compat.v1
 
 _NO_END = 10**12  # steps
-_PATIENCE_SECS = 3600.0  # the benchmark itself sees to it that all processes of a side live
+_PATIENCE_SECS = 3600.0  # the benchmark itself watches the processes of a side
 _MATRIX_SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 _MATRIX_TRIALS, _LONGEST_TRIAL_SECS = 5, 0.05
 
@@ -59,14 +59,14 @@ def run(spec: dict, pacer) -> None:
     Args:
       spec: kind; workload, model, dataset, data_dir, device; batch_size; scratch, a directory of its own; and the
         `settings` of its `systems.System`.
-      pacer: the `worker.Pacer` that it reports its steps to.
+      pacer: the `worker.Pacer` to which it reports its steps.
     """
     {"trainer": _run_trainer, "rival": _run_rival, "matmul": _run_matmul}[spec["kind"]](spec, pacer)
 
 
 def card_bytes() -> list[int]:
-    """The peak of this process's memory on each GPU that it sees, in bytes, as its allocators count it."""
-    if torch := sys.modules.get("torch"):  # which has an allocator of its own, beside TensorFlow's idle one
+    """Returns the peak of this process's memory on each visible GPU, in bytes, as its allocators count it."""
+    if torch := sys.modules.get("torch"):  # it has its own allocator, beside TensorFlow's idle one
         return [torch.cuda.max_memory_reserved(i) for i in range(torch.cuda.device_count())]
     return [
         tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))["peak"]
@@ -75,12 +75,12 @@ def card_bytes() -> list[int]:
 
 
 def workload_of(path: str, model: str | None) -> workloads.Workload:
-    """The workload at an import path, with one of its models if one is named; ConfigError if there is none."""
+    """Returns the workload at an import path, with one of its models if one is named; ConfigError if there is none."""
     return workloads.load(path).with_options({"model": model} if model else {})
 
 
 def _run_trainer(spec: dict, pacer) -> None:
-    """Runs what `python -m tower_train` runs, its hooks included, with one hook more."""
+    """Does as `python -m tower_train`, its hooks included, with one more hook."""
     workload = workload_of(spec["workload"], spec["model"])
     if spec["is_fixed"]:
         workload = fixed_workload(workload, spec["fixed_path"], _request(spec))
@@ -101,7 +101,7 @@ def _run_trainer(spec: dict, pacer) -> None:
 
 
 def update_unguarded(tower_grads, tower_losses, applied_grads, loss, apply, skip):
-    """`gradients.update_if_finite` without the check that a step is finite, which no option turns off."""
+    """Does as `gradients.update_if_finite` without the check that a step is finite, which no option turns off."""
     with tf.control_dependencies([apply()]):
         return tf.ones([len(tower_grads) + 1, len(applied_grads) + 1], tf.bool)
 
@@ -116,14 +116,14 @@ class _AfterStep(v1.train.SessionRunHook):
 
 
 def fixed_workload(workload: workloads.Workload, path: str, request: workloads.DataRequest) -> workloads.Workload:
-    """The workload with one batch, which is part of the graph, instead of its examples and their preprocessing.
+    """Returns the workload with one batch, as part of the graph, instead of its examples and their preprocessing.
 
     A network that begins with values made from examples gets those of the request, before any preprocessing.
     """
     batch = _load(path)
 
     def fetch(indices):
-        # As many as are asked for, over and over again, since the look at the data takes more than a step does.
+        # Repeated up to the number asked for, since the check of the data takes more examples than a step.
         return tf.nest.map_structure(
             lambda array: tf.constant(np.resize(array, [indices.shape[0], *array.shape[1:]])), batch
         )
@@ -142,7 +142,7 @@ def _run_rival(spec: dict, pacer) -> None:
 
 
 def _run_matmul(spec: dict, pacer) -> None:
-    """Multiplies square matrices of the size at which one device of this machine does most products a second."""
+    """Multiplies square matrices of the size at which one device of this machine does most products per second."""
     placed = devices.place(options.DeviceOptions(device=spec["device"]))
     with tf.Graph().as_default(), tf.device(placed.towers[0]), v1.Session(config=placed.session_config) as session:
         fastest = 0.0
@@ -159,17 +159,17 @@ def _run_matmul(spec: dict, pacer) -> None:
 
 
 def _product(session: v1.Session, size: int, dtype: tf.DType):
-    """A function that multiplies two random matrices [size, size]."""
+    """Returns a function that multiplies two random matrices [size, size]."""
     left, right = (
         v1.get_variable(f"{side}{size}", [size, size], dtype, v1.random_uniform_initializer(-1, 1))
         for side in ("left", "right")
     )
     session.run([left.initializer, right.initializer])
-    return session.make_callable(tf.matmul(left, right)[0, 0])  # one element: the rest need not be copied out
+    return session.make_callable(tf.matmul(left, right)[0, 0])  # one element, to save copying the rest
 
 
 def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch_size: int):
-    """The first (features, labels) of training, as numpy arrays."""
+    """Returns the first (features, labels) of training, as numpy arrays."""
     without_gpus = v1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.device("/cpu:0"), v1.Session(config=without_gpus) as session:
         first = stream.training_stream(
@@ -188,7 +188,7 @@ def _save(path: str, batch) -> None:
 
 
 def _load(path: str):
-    """The nest of arrays that `_save` wrote; its lists are tuples."""
+    """Returns the nest of arrays that `_save` wrote, with tuples for lists."""
     with np.load(path, allow_pickle=False) as arrays:
 
         def filled(numbers):
@@ -200,9 +200,9 @@ def _load(path: str):
 
 
 def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | None:
-    """Operations of training the network, in its plain formulation if the rivals have one.
+    """Returns the operations of training the network, in its plain formulation if the rivals have one.
 
-    Operations that a trick saves are not the network's, nor are operations that it adds.
+    The savings and the additions of a trick do not count.
     """
     with tf.Graph().as_default():
         features, labels = tf.nest.map_structure(lambda a: v1.placeholder(a.dtype, a.shape), batch)
@@ -215,7 +215,7 @@ def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | N
 
 
 def _rivals(workload_path: str, workload: workloads.Workload) -> list:
-    """The rivals of a workload under its options, from the module `rivals` beside it; none if there is none."""
+    """Returns the rivals of a workload under its options, from the module `rivals` beside it, if there is one."""
     path = f"{workload_path.partition(':')[0]}.rivals"
     try:
         return importlib.import_module(path).of(workload.options)

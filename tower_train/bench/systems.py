@@ -1,4 +1,4 @@
-"""The options of the benchmark, and the sides of each comparison that they ask for. No TensorFlow here."""
+"""The options of the benchmark, and the sides that each comparison has under them. No TensorFlow here."""
 
 import dataclasses
 import fnmatch
@@ -20,48 +20,50 @@ FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
 class BenchmarkOptions(Options):
     """The sides to compare, and how thoroughly."""
 
-    quick: bool = option(False, "the most telling sides only, in under two minutes on two cores", FORMS)
+    quick: bool = option(False, "only the most important sides, in under two minutes on two cores", FORMS)
     sweep: bool = option(
-        False, "instead: examples/sec over batch size, towers, and length of the run, of tower_train alone", FORMS
+        False, "instead: examples/sec of tower_train alone over batch size, towers and length of the run", FORMS
     )
     overhead: bool = option(
-        False, "instead: the cost of logging, summaries and checkpoints, and of starting, of tower_train alone", FORMS
+        False, "instead: the cost of logging, summaries, checkpoints and starting, of tower_train alone", FORMS
     )
     breakdown: bool = option(
-        False, "instead: where a step's time goes, with Chrome trace files, of tower_train alone", FORMS
+        False, "instead: the parts of a step's time, with Chrome trace files, of tower_train alone", FORMS
     )
 
     redraw: str | None = option(
-        None, "instead: the tables of an earlier benchmark.json, growing.json or sweep.json, and its figures beside it",
-        FORMS,
+        None, "instead: show the tables of an earlier benchmark.json, growing.json or sweep.json, and draw its figures "
+        "beside it", FORMS,
     )  # fmt: skip
 
     growing: bool = option(
-        False, "instead: towers with copies of the variables, and two processes on this machine, against towers that "
-        "share the variables and against TensorFlow's strategies", FORMS,
+        False, "instead: mirrored variables, and two worker processes on this machine, against shared variables and "
+        "TensorFlow's strategies", FORMS,
     )  # fmt: skip
 
     systems: str | None = option(
-        None, "only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/real (all)", SIDES
+        None, "measure only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/real (all)", SIDES
     )
     towers: tuple[int, ...] | None = option(
         None, "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16; with --growing 2,4)",
         SIDES, minimum=1,
     )  # fmt: skip
-    batch_size: int = option(128, "examples a step over all towers or replicas of a side", SIDES, minimum=1)
-    device: str = option("auto", "gpu, cpu, or auto: GPUs if there are any", SIDES, choices=("auto", "gpu", "cpu"))
-    workload: str = option("cifar10", "what is trained: an import path; its rivals are in MODULE.rivals", SIDES)
-    model: str | None = option(None, "which of the workload's models, if it has several (its own choice)", SIDES)
-    dataset: str = option("auto", "which of the workload's data sets", SIDES)
+    batch_size: int = option(128, "examples per step over all towers or replicas of a side", SIDES, minimum=1)
+    device: str = option(
+        "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", SIDES, choices=("auto", "gpu", "cpu")
+    )
+    workload: str = option("cifar10", "network and data, as an import path; rivals are in MODULE.rivals", SIDES)
+    model: str | None = option(None, "name of one of the workload's models, if it has several (its default)", SIDES)
+    dataset: str = option("auto", "name of one of the workload's data sets", SIDES)
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", SIDES)
 
-    rounds: int | None = option(None, "how often each side is measured (5; with --quick 3)", MEASURING, minimum=1)
+    rounds: int | None = option(None, "measurements of each side (5; with --quick 3)", MEASURING, minimum=1)
     seconds: float | None = option(
-        None, "how long each side is measured in each round (5; with --quick 1.5)", MEASURING, above=0
+        None, "seconds that each measurement takes (5; with --quick 1.5)", MEASURING, above=0
     )
     timeout_secs: float = option(
-        300.0, "how long a side may take to start, or to finish a measurement, before it is given up", MEASURING,
-        above=0,
+        300.0, "seconds after which a side that has not started, or not finished a measurement, is given up",
+        MEASURING, above=0,
     )  # fmt: skip
     out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
 
@@ -103,14 +105,14 @@ class System:
     """One side, which a worker process runs.
 
     Attributes:
-      name: what --systems chooses it by.
-      kind: 'trainer', 'rival' or 'matmul', which `sides` knows how to run.
+      name: its name for --systems.
+      kind: 'trainer', 'rival' or 'matmul', for `sides`.
       settings: further arguments for `sides`.
-      batch_size: examples a step; None if steps have no examples.
-      dtype: of its arithmetic, hence of the ceiling that it is compared with.
+      batch_size: examples per step; None if steps have no examples.
+      dtype: of its arithmetic, and so of its ceiling.
       is_anchor: others are compared with it, so it is measured along with every group of sides.
-      label: as people call it, for tables and figures; empty if that is its name. A label of tower_train is
-        'tower_train, TOWERS, INPUT, DTYPE'; one of others ends with ', DTYPE' if that is not float32.
+      label: its name in tables and figures; empty if that is `name`. A label of tower_train is 'tower_train, TOWERS,
+        INPUT, DTYPE'; one of others ends with ', DTYPE' if that is not float32.
     """
 
     name: str
@@ -131,12 +133,12 @@ class System:
 
     @property
     def towers(self) -> int:
-        """The towers or replicas that share a step, each on a device."""
+        """The number of towers or replicas that share a step, each on a device."""
         return self.settings.get("towers") or self.settings.get("num_devices", 1)
 
 
 def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
-    """The sides of the table; `about` is what `sides.describe` returned. ConfigError if there are none."""
+    """Returns the sides of the table; `about` is from `sides.describe`. ConfigError if there are none."""
     dtypes = (*DTYPES, ON_REQUEST) if ON_REQUEST in (options.systems or "") else DTYPES
     theirs, ours = rivals(options, about), trainers(options, about, dtypes) + ceilings(dtypes)
     if options.growing:
@@ -160,7 +162,7 @@ def comparison(options: BenchmarkOptions, about: dict) -> list[System]:
 
 
 def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
-    """The workload's rivals that this machine has the devices for."""
+    """Returns the workload's rivals for which this machine has the devices."""
     return [
         System(
             rival["name"],
@@ -178,7 +180,7 @@ def rivals(options: BenchmarkOptions, about: dict) -> list[System]:
 
 
 def trainers(options: BenchmarkOptions, about: dict, dtypes: tuple[str, ...]) -> list[System]:
-    """Sides of tower_train: every tower count, in each of the dtypes, on fixed inputs and on real ones."""
+    """Returns sides of tower_train: every tower count, in each of the dtypes, on fixed inputs and on real ones."""
     return [
         trainer(
             f"{count_of(towers, 'tower')}/{dtype}/{inputs}",
@@ -196,7 +198,7 @@ def trainers(options: BenchmarkOptions, about: dict, dtypes: tuple[str, ...]) ->
 
 
 def growing(options: BenchmarkOptions, about: dict) -> list[System]:
-    """Towers that share the variables on the CPU, towers with copies of their own, and two processes.
+    """Returns towers with shared variables on the CPU, towers with mirrored variables, and two processes.
 
     All others are compared with the first of them.
     """
@@ -218,14 +220,14 @@ def growing(options: BenchmarkOptions, about: dict) -> list[System]:
 def trainer(
     name: str, towers: int, batch_size: int, dtype: str = "float32", label: str = "", **settings
 ) -> System:  # fmt: skip
-    """One side of tower_train, called 'tower_train/NAME', with batch_size examples a step over all towers.
+    """Makes a side of tower_train named 'tower_train/NAME', with batch_size examples per step over all towers.
 
     Args:
-      label: what follows 'tower_train, ' in its label; empty for none.
-      settings: is_fixed, to train on one distorted batch that is part of the graph, instead of a stream of images;
-        reports, one of LOG_LINES as often as by default, REPORTS, which adds summaries and checkpoints, all every
-        REPORT_STEPS, SILENCE, and UNGUARDED, silence without the check that each step is finite; warm_up_steps, done
-        before it is measured; num_processes, variable_update and all_reduce.
+      label: the part of its label after 'tower_train, '; empty for none.
+      settings: is_fixed, to train on one distorted batch in the graph instead of a stream of images; reports:
+        LOG_LINES (as often as by default), REPORTS (with summaries and checkpoints, all every REPORT_STEPS), SILENCE or
+        UNGUARDED (silence without the check that each step is finite); warm_up_steps before it is measured;
+        num_processes, variable_update and all_reduce.
     """
     defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None)
     settings = defaults | dict(towers=towers, dtype=dtype) | settings
@@ -234,7 +236,7 @@ def trainer(
 
 
 def ceilings(dtypes: tuple[str, ...]) -> list[System]:
-    """The sides that tell how fast this machine multiplies matrices of these dtypes."""
+    """Returns the sides that measure how fast this machine multiplies matrices of these dtypes."""
     return [
         System(
             f"{CEILING}/{dtype} matrix product",
@@ -254,14 +256,14 @@ def count_of(number: int, noun: str) -> str:
 
 
 def _has_devices(about: dict, count: int, processes: int = 1) -> bool:
-    """Any number of logical CPU devices can be had; GPUs are as many as there are, and for one process."""
+    """Returns whether there are enough devices: any number of logical CPU devices, or GPUs for one process."""
     return not about["gpus"] or (count <= len(about["gpus"]) and processes == 1)
 
 
 def _is_telling(side: System, options: BenchmarkOptions) -> bool:
-    """Whether a quick benchmark has this side of tower_train or this ceiling."""
+    """Returns whether a quick benchmark has this side of tower_train or this ceiling."""
     if side.is_ceiling:
         return True
-    # Real images with all towers, and with the fewest of them all dtypes and inputs but one.
+    # Real images with all tower counts, and with the fewest towers all dtypes and inputs but one.
     plain, real = side.dtype == "float32", not side.settings["is_fixed"]
     return plain and real or (plain or real) and side.settings["towers"] == options.tower_counts[0]

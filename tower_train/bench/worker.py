@@ -1,9 +1,8 @@
-"""A side's process: python -m tower_train.bench.worker SPEC. It talks with the benchmark in lines of JSON.
+"""A side's process: python -m tower_train.bench.worker SPEC, which exchanges lines of JSON with the benchmark.
 
-It imports TensorFlow, builds the side that SPEC (JSON) describes and warms up, and says when the first step is done and
-when it is ready. From then on it does steps only while it is asked to: each request on standard input is one
-measurement. In between it stands still in the middle of its training loop, its input queues full, so that it takes no
-time from the side that is measured.
+It imports TensorFlow, builds the side of SPEC (JSON), warms up, and reports the first step and when it is ready. From
+then on it does steps only on request: each line on standard input is one measurement. In between it stands still within
+its training loop, with full input queues, and so takes no time from the side that is measured.
 
     worker:     {"event": "first_step", "import_secs": 2.2}
     worker:     {"event": "warming_up"}, after each thousand steps of a long warm-up
@@ -14,8 +13,8 @@ time from the side that is measured.
     benchmark:  {}, or the end of its output
     worker:     {"event": "stopped", "peak_bytes": 900000000, "card_bytes": []}
 
-A side that trains in several processes has one worker, which starts the others, its peers. They talk with nobody, and
-find their task in TF_CONFIG. When one of these processes ends, however it ends, they all do.
+The worker of a side with several processes starts the others, its peers, which exchange no lines and find their task in
+TF_CONFIG. When one of these processes ends in any way, all do.
 """
 
 import itertools
@@ -32,8 +31,8 @@ from tower_train import errors, host
 from tower_train.options import command_line
 
 WARM_UP_STEPS, WARM_UP_SECS = 10, 1.0
-SIGN_OF_LIFE_STEPS = 1000  # a long warm-up is not taken for a process that hangs
-LEAD_IN_STEPS = 5  # about what a side's input keeps ready: they use up what was prepared while nobody measured
+SIGN_OF_LIFE_STEPS = 1000  # so that a long warm-up does not look like a hang
+LEAD_IN_STEPS = 5  # about the side's prepared input, which they use up before the measurement
 
 
 class Pacer:
@@ -43,11 +42,11 @@ class Pacer:
 
     Args:
       channel, requests: files of the lines to and from the benchmark.
-      import_secs: how long importing TensorFlow took.
-      work_per_step: what a step is worth in the side's unit, examples or floating-point operations; a side may set it.
-      warm_up_steps: how many steps are done before it is ready.
+      import_secs: duration of importing TensorFlow.
+      work_per_step: a step's examples or floating-point operations; a side may set it.
+      warm_up_steps: steps before it is ready.
       peers: numbers of the side's other processes.
-      card_bytes: tells the peak of the side's memory on each GPU that it uses.
+      card_bytes: returns the peak of the side's memory on each GPU that it uses.
     """
 
     def __init__(
@@ -62,12 +61,12 @@ class Pacer:
         next(self._steps)
 
     def after_step(self, loss: float | None = None) -> bool:
-        """Returns, at once or when the next measurement begins, whether the side is to stop."""
+        """Returns whether the side is to stop, at once or when the next measurement begins."""
         del loss
         return next(self._steps, True)
 
     def _pace(self) -> Iterator[bool]:
-        """Every `yield False` is one step of the side."""
+        """Yields False for each step of the side."""
         yield False
         self._tell("first_step", import_secs=self._import_secs)
         for _ in range(self._warm_up_steps // SIGN_OF_LIFE_STEPS):
@@ -150,7 +149,7 @@ def _run_peer(spec: dict) -> None:
 
 def _run_worker(spec: dict) -> None:
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a side prints must not get among the lines
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a side's output must not get among the lines
     start = time.perf_counter()
     command_line.import_tensorflow()
     import_secs = time.perf_counter() - start

@@ -1,8 +1,8 @@
-"""Clusters: `init` for programs with a session of their own; this process's task, the membership of a cluster."""
+"""Clusters: `init` for programs with their own sessions; this process's task, the membership of a cluster."""
 
 import importlib
 
-# Loaded when first used: the commands look for their task before they wait for TensorFlow.
+# Loaded on first use: the commands look for their task before they wait for TensorFlow.
 _PUBLIC = ("Cluster", "current", "init")
 
 

@@ -1,4 +1,4 @@
-"""The end of a program that is a worker: it leaves the cluster with the others, or says to them why it ends."""
+"""The end of a program that is a worker: it leaves the cluster with the others, or tells them why it ends."""
 
 import atexit
 import os
@@ -14,10 +14,10 @@ _IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError, errors.
 
 
 class Ending:
-    """Takes part in Python's end of a program, from the moment it is made.
+    """Takes part in Python's end of a program.
 
-    An uncaught exception is explained by the cluster, which is told of it; those that name a worker or an option are
-    said in one line, and their status is the process's. Otherwise the process leaves when all others do.
+    The cluster is told of an uncaught exception and explains it; one that names a worker or an option becomes one line,
+    and its status the process's. Otherwise the process leaves when all others do.
     """
 
     def __init__(self):
@@ -26,7 +26,7 @@ class Ending:
         atexit.register(self._leave)
 
     def of(self, membership: SingleProcess, shutdown: Callable[[BaseException | None], None]) -> None:
-        """Tells it of the cluster: its membership, and Cluster.shutdown."""
+        """Sets the cluster's membership and Cluster.shutdown."""
         self._membership, self._shutdown = membership, shutdown
 
     def _note(self, kind, error, trace) -> None:

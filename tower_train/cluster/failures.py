@@ -27,16 +27,16 @@ class FailureDetector:
 
     Args:
       task: this process's.
-      worker_timeout_secs: after how long without a heartbeat a worker that had started is missing.
-      start_timeout_secs: after how long a worker that has not started is missing.
-      waits_for_start: until all have agreed, wait without a limit for workers that are not there.
+      worker_timeout_secs: seconds without a heartbeat after which a worker that had started is missing.
+      start_timeout_secs: seconds after which a worker that has not started is missing.
+      waits_for_start: until all have agreed, wait for absent workers without a limit.
       clock: seconds since some moment.
-      next_step: what to do after a failure; None: what a run does.
+      next_step: advice after a failure; None: that of a run.
 
     Attributes:
       statuses: over workers, as last read; workers that are not the chief know the chief's only.
       worker_timeout_secs: as given.
-      next_step: what to do after a failure, for messages.
+      next_step: advice after a failure, for messages.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class FailureDetector:
         self.next_step = next_step or f"The step under way is not saved. {_WAITING if waits_for_start else _RESTART}"
 
     def note(self, statuses: Sequence[WorkerStatus], mine: WorkerStatus) -> None:
-        """Takes notice of the statuses read from the board, and of this worker's own.
+        """Notes the statuses read from the board, and this worker's own.
 
-        In the chief, one that is about another start of the chief counts as that of a worker that has not started.
+        In the chief, a status for another start of the chief counts as that of a worker that has not started.
         """
         if self._task.is_chief:
             statuses = [status if status.chief == mine.start_id else WorkerStatus() for status in statuses]
@@ -63,7 +63,7 @@ class FailureDetector:
         self.statuses = (*statuses, *self.statuses[len(statuses) :])
 
     def find(self, mine: WorkerStatus) -> errors.WorkerError | None:
-        """The failure that ends this worker, whose status is given; None while all is well."""
+        """Returns the failure that ends this worker, whose status is given; None while all is well."""
         if self._task.is_chief:
             others = range(1, len(self.statuses)) if mine.state not in (WorkerState.DONE, WorkerState.OVER) else []
         elif self.statuses[0].state is not WorkerState.OVER:
@@ -75,13 +75,13 @@ class FailureDetector:
         return next(filter(None, (self._failure_of(i, mine) for i in others)), None) or self._failure_of_stalled(mine)
 
     def is_gone(self, worker: int, mine: WorkerStatus) -> bool:
-        """Whether nothing more is to be expected of the start of a worker that this worker, the chief, trained with."""
+        """Returns whether a worker's start, with which this worker, the chief, trained, is over."""
         status = self.statuses[worker]
         is_failed = status.state is WorkerState.FAILED
         return is_failed or status.start_id != mine.members[worker] or self.is_silent(worker)
 
     def is_silent(self, worker: int) -> bool:
-        """Whether a worker has given no sign of life for worker_timeout_secs."""
+        """Returns whether a worker has had no heartbeat for worker_timeout_secs."""
         return self._silent_secs(worker) > self.worker_timeout_secs
 
     def _silent_secs(self, worker: int) -> float:
@@ -89,7 +89,7 @@ class FailureDetector:
 
     def _failure_of(self, worker: int, mine: WorkerStatus) -> errors.WorkerError | None:
         status, name, has_agreed = self.statuses[worker], self._task.name(worker), mine.state in _AGREED
-        # Nothing is lost before the first step: who is missing may come back.
+        # Nothing is lost before the first step: missing workers may come back.
         may_come_back = self._waits_for_start and not has_agreed
         if has_agreed and status.start_id != (mine.members[worker] if mine.members else mine.chief):
             return _error(f"{name} was started again at step {mine.step}. {self.next_step}")
@@ -113,9 +113,9 @@ class FailureDetector:
         return None
 
     def _failure_of_stalled(self, mine: WorkerStatus) -> errors.WorkerError | None:
-        """The failure of workers that live, but whose step stands still, worker_timeout_secs after they reported that.
+        """Returns the failure of live workers whose step stands still, worker_timeout_secs after they reported that.
 
-        The other workers' stands still too: it waits for means in which these take no part.
+        The other workers' steps stand still too: they wait for all-reduces with these.
         """
         if mine.state is not WorkerState.TRAINING:
             return None

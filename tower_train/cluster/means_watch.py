@@ -1,4 +1,5 @@
-"""Watches, from a session of its own, whether a program's means over workers come; for programs that open their own."""
+"""Watches, from a session of its own, the progress of a program's means over workers; for programs with their own
+sessions."""
 
 import contextlib
 import threading
@@ -18,11 +19,11 @@ _END_SECS = 10
 
 
 class MeansWatch:
-    """A thread that tells the other workers how many means this one has, and for how long there has been no more.
+    """A thread that tells the other workers the number of this one's means, and the time since the last.
 
     Args:
       membership: tells the others.
-      stall_timeout_secs: after how long without a mean what is waited for is told; 0: never.
+      stall_timeout_secs: seconds without a mean after which to report what is waited for; 0: never.
       clock: seconds since some moment.
     """
 
@@ -43,7 +44,7 @@ class MeansWatch:
             self._thread.join(_END_SECS)
 
     def note(self, arrived: int, averaged: int) -> None:
-        """Takes notice of how often gradients and their means were there."""
+        """Notes how often gradients and their means were computed."""
         if (arrived, averaged) != self._counts:
             self._counts, self._since = (arrived, averaged), self._clock()
         secs, is_waiting = self._clock() - self._since, arrived > averaged
@@ -63,9 +64,9 @@ class MeansWatch:
             counts = worker_means.counts()
         with v1.Session(self._membership.target, graph, config) as session:
             is_over = False
-            while not is_over:  # the last look is after the end, for what others are told of it
+            while not is_over:  # the last look is after the end, to tell the others
                 is_over = self._ended.wait(_LOOK_SECS)
                 with contextlib.suppress(tf.errors.OpError):
                     arrived, averaged = map(int, session.run(counts))
-                    if arrived:  # a program that averages in another way tells of that itself
+                    if arrived:  # programs that average differently report that themselves
                         self.note(arrived, averaged)

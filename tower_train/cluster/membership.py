@@ -1,8 +1,8 @@
 """Cluster membership: start-up, agreement, heartbeats, failures, shutdown.
 
-The training itself needs nobody to lead: its collective operations wait for each other. Beside it every worker writes
-its status on the chief's board, every second and more often while nothing is trained. The chief decides who is missing;
-the others read that from the board, or miss the chief.
+Training needs no leader: its collective operations wait for each other. Beside it every worker writes its status on the
+chief's board, every second and more often while nothing is trained. The chief decides who is missing; the others read
+that from the board, or miss the chief.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class Membership(SingleProcess):
         self._end_watch()
 
     def _await_chiefs_start(self) -> None:
-        """Waits a while for a chief that has not started yet, so that it hears of this worker's failure."""
+        """Waits a while for a chief that has not started yet, so that it learns of this worker's failure."""
         deadline = time.monotonic() + self._detector.worker_timeout_secs
         while not self._status.chief and time.monotonic() < deadline:
             time.sleep(_WAITING_SECS)
@@ -147,8 +147,8 @@ class Membership(SingleProcess):
             differing[_MOST_SHOWN:] = [f"and {len(differing) - _MOST_SHOWN} more"]
         if differing:
             raise errors.ConfigError(
-                f"{self.task.name(self.task.index)} cannot train along: {'; '.join(differing)}. Start all workers "
-                "with the same code, options and data."
+                f"{self.task.name(self.task.index)} cannot train with the chief: {'; '.join(differing)}. Start all "
+                "workers with the same code, options and data."
             )
 
     @contextlib.contextmanager
@@ -225,7 +225,7 @@ class Membership(SingleProcess):
             self._status = dataclasses.replace(self._status, **changes)
 
     def _tell(self, **changes) -> None:
-        """Changes this worker's status and lets the others know at once."""
+        """Changes this worker's status and tells the others at once."""
         self._note(**changes)
         self._changed.set()
 
@@ -295,10 +295,8 @@ def join(
     Args:
       task: this process's.
       devices: those of a process by itself.
-      worker_timeout_secs, start_timeout_secs, waits_for_start: as for FailureDetector.
-      leave_at_once: ends the process where its step cannot be ended: it waits for a missing worker, or for means
-        between devices.
-      next_step: as for FailureDetector.
+      worker_timeout_secs, start_timeout_secs, waits_for_start, next_step: as for FailureDetector.
+      leave_at_once: ends the process if its step cannot be ended: it waits for a missing worker, or for an all-reduce.
 
     Raises:
       RunError: the server cannot be started.

@@ -1,4 +1,4 @@
-"""A program that has a session of its own, as one worker of a cluster: its rank, its devices, its end."""
+"""A program with its own session, as one worker of a cluster: its rank, its devices, its end."""
 
 import tensorflow as tf
 
@@ -24,14 +24,14 @@ class Cluster:
     """This process among the workers that train together.
 
     Attributes:
-      rank: this worker's index, from 0 on; worker 0 is the chief.
+      rank: this worker's index, from 0; worker 0 is the chief.
       size: the number of workers.
-      local_rank, local_size: the same among the workers of this machine, which are those with one host name.
+      local_rank, local_size: the same among the workers of this machine, those with one host name.
       is_chief: whether this worker logs and saves.
       target: the master for this worker's sessions: v1.train.MonitoredTrainingSession(master=cluster.target, ...).
       devices: device strings for the towers of this worker, such as ('/gpu:0', '/gpu:1').
-      membership: what watches over the workers.
-      workers: what operations between them need to know.
+      membership: watches the workers.
+      workers: for operations between them.
       start_timeout_secs, stall_timeout_secs: as given.
     """
 
@@ -66,18 +66,18 @@ class Cluster:
 
     @property
     def session_config(self) -> v1.ConfigProto:
-        """A ConfigProto for this worker's sessions, to be changed at will: every session needs what it holds."""
+        """A new ConfigProto for this worker's sessions, all of which need its contents; it may be changed."""
         config = v1.ConfigProto()
         config.CopyFrom(self.membership.devices.session_config)
         return config
 
     def shutdown(self, error: BaseException | None = None) -> None:
-        """Leaves the cluster, for good: waits until all have come to their end, or tells them of an error.
+        """Leaves the cluster, for good: waits until all have ended, or tells them of an error.
 
         A program need not call it: at its end Python does.
 
         Args:
-          error: what ends this worker before its time.
+          error: the reason if this worker ends early.
 
         Raises:
           WorkerError: a worker failed that this one had to wait for.
@@ -103,23 +103,22 @@ def init(
     """Makes this process a worker of its cluster, and waits until all are there. To be called before anything else that
     uses a device; later calls return the same Cluster.
 
-    TF_CONFIG or Slurm's variables say which worker it is; without them it is by itself, of a cluster of size 1. By
-    default the workers of one machine share its GPUs out among them.
+    TF_CONFIG or Slurm's variables say which worker it is; without them it is alone, in a cluster of size 1. By default
+    the workers of one machine divide its GPUs among them.
 
-    From then on a worker that dies, or of which nothing is heard, is missed by the others: they say which in one line
-    and end with status 138. An exception that ends one worker ends the others too. A program that comes to its end
-    waits until all have.
+    From then on the others miss a worker that dies or sends no heartbeats: they name it in one line and end with status
+    138. An exception that ends one worker ends the others too. A program that ends waits until all have.
 
     Args:
-      num_gpus: devices for towers in this worker: GPUs, or logical CPU devices where there are none.
+      num_gpus: devices for towers in this worker: GPUs, or logical CPU devices if there are none.
       gpus: this machine's GPUs that this worker uses, by number; () for none.
-      worker_timeout_secs: seconds without a sign of life after which a worker is missing.
+      worker_timeout_secs: seconds without a heartbeat after which a worker is missing.
       start_timeout_secs: seconds to wait for workers that have not started.
       stall_timeout_secs: seconds that workers wait for another one's gradients before they end, after
-        worker_timeout_secs more, and say whose; 0: for ever.
+        worker_timeout_secs more, and name it; 0: for ever.
 
     Raises:
-      ConfigError: TF_CONFIG or Slurm's variables contradict themselves, or GPUs that are not there.
+      ConfigError: TF_CONFIG or Slurm's variables contradict themselves, or missing GPUs.
       RunError, WorkerError: as for Cluster.
     """
     global _current
@@ -133,26 +132,26 @@ def init(
 
 
 def is_initialized() -> bool:
-    """Whether `init` has made the cluster."""
+    """Returns whether `init` has made the cluster."""
     return _current is not None
 
 
 def current() -> Cluster:
-    """The cluster that `init` made; GraphError before that."""
+    """Returns the cluster that `init` made; GraphError before that."""
     if _current is None:
         raise errors.GraphError("This program is in no cluster yet. Call tower_train.cluster.init() first.")
     return _current
 
 
 def _local(task: Task) -> tuple[int, int]:
-    """(rank, size) among the workers that have this one's host name."""
+    """Returns (rank, size) among the workers with this one's host name."""
     names = [host.rpartition(":")[0] for host in task.hosts]
     here = names[task.index]
     return names[: task.index].count(here), names.count(here)
 
 
 def _device_options(task: Task, num_gpus: int | None, gpus: tuple[int, ...] | None) -> DeviceOptions:
-    """This worker's share of its machine's GPUs where nothing says which; workers take turns if they are too few."""
+    """Chooses this worker's share of its machine's GPUs by default; workers take turns if there are too few."""
     if gpus is not None:
         return DeviceOptions(num_gpus=num_gpus, gpus=tuple(gpus) or None, device="auto" if gpus else "cpu")
     here = len(tf.config.list_physical_devices("GPU"))

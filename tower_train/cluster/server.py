@@ -1,4 +1,4 @@
-"""The TensorFlow server of one worker, and its devices as its sessions see them."""
+"""The TensorFlow server of one worker, and its devices in its sessions."""
 
 import dataclasses
 
@@ -14,11 +14,7 @@ _servers: dict[Task, tf.distribute.Server] = {}  # TensorFlow stops none before 
 
 
 def start(task: Task, config: v1.ConfigProto) -> tf.distribute.Server:
-    """Starts the server of a task, or returns the one that runs since an earlier training of this process.
-
-    Raises:
-      RunError: it cannot be started.
-    """
+    """Starts the server of a task, or returns an earlier training's in this process; RunError if it cannot."""
     try:
         if task not in _servers:
             _servers[task] = tf.distribute.Server({"worker": list(task.hosts)}, "worker", task.index, config=config)
@@ -31,7 +27,7 @@ def start(task: Task, config: v1.ConfigProto) -> tf.distribute.Server:
 
 
 def devices_among_workers(devices: Devices, task: Task) -> Devices:
-    """The devices of a process by itself as those of one worker among several."""
+    """Returns the devices of a process by itself as those of one worker among several."""
     config = v1.ConfigProto()
     config.CopyFrom(devices.session_config)
     config.experimental.collective_group_leader = "/job:worker/replica:0/task:0"

@@ -20,9 +20,9 @@ class SingleProcess(v1.train.SessionRunHook):
 
     Attributes:
       task: this process's.
-      devices: where its towers live.
+      devices: of its towers.
       target: the server to open sessions on.
-      leave_at_once: ends the process where TensorFlow does not come back, with an error to say why.
+      leave_at_once: ends the process if TensorFlow does not return, with an error as the reason.
       states: the exchange of the workers' states; None for a process by itself.
     """
 
@@ -50,11 +50,11 @@ class SingleProcess(v1.train.SessionRunHook):
         """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.
 
         Args:
-          about: gives what must be the same in all workers, by name.
-          steps_done, last_step: how many were done before, and the last; of the workers' the chief's count.
+          about: returns what must be the same in all workers, by name.
+          steps_done, last_step: number of earlier steps, and the last one; the chief's count.
 
         Raises:
-          ConfigError: this worker, or another, is not about the same as the chief.
+          ConfigError: this worker, or another, differs from the chief.
           WorkerError: a worker is missing.
         """
         return steps_done, last_step
@@ -66,21 +66,21 @@ class SingleProcess(v1.train.SessionRunHook):
           about: what must be the same, by name.
 
         Raises:
-          ConfigError: this worker is not about the same as the chief, which ends all.
+          ConfigError: this worker differs from the chief, which ends all.
           WorkerError: a worker is missing.
         """
 
     def note_means(self, count: int, waiting_secs: float) -> None:
-        """Called, by another thread, with the number of means over workers and the time that the next one has taken."""
+        """Takes, in another thread, the number of means over workers and the time that the next one has taken."""
 
     def note_stall(self, what: str, seconds: float) -> None:
-        """Called, by another thread, while a step stands still.
+        """Takes notice, in another thread, of a step that stands still.
 
-        A process by itself ends if all of its towers are done and it still waits after worker_timeout_secs more: what
-        averages between its devices hangs, and nothing else can free it.
+        A process by itself ends if all of its towers are done and it still waits after worker_timeout_secs more: the
+        all-reduce between its devices hangs, and nothing else can free it.
 
         Args:
-          what: it waits for; empty once it goes on.
+          what: what it waits for; empty once it goes on.
           seconds: since that was reported.
         """
         averages = what == progress.FOR_AVERAGING and len(self.devices.towers) > 1
@@ -92,20 +92,16 @@ class SingleProcess(v1.train.SessionRunHook):
             ))  # fmt: skip
 
     def failures_named(self) -> contextlib.AbstractContextManager[None]:
-        """Converts TensorFlow's error into a WorkerError that names the missing worker.
-
-        Raises:
-          WorkerError: a worker is missing.
-        """
+        """Converts TensorFlow's error into a WorkerError that names the missing worker."""
         return contextlib.nullcontext()
 
     def failure_behind(self, error: BaseException) -> BaseException:
-        """Waits until a missing worker is named, if one may be behind an error of a step; returns the WorkerError that
-        names it, or the error itself."""
+        """Returns the WorkerError behind a step's error, after waiting for a worker to be named, or the error
+        itself."""
         return error
 
     def leave(self, stopped_by: str | None) -> str | None:
-        """Waits until all have come to their end, so that nobody misses what another still has to send.
+        """Waits until all have ended, so that nobody misses what another still has to send.
 
         Args:
           stopped_by: what ended this worker's steps; None if another worker knows.

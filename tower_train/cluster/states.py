@@ -1,7 +1,7 @@
-"""The exchange of the workers' own parts of a checkpoint, which the chief alone reads and writes.
+"""The exchange of the workers' parts of a checkpoint, which only the chief reads and writes.
 
-Each worker has a place on the chief's TensorFlow server, where the chief leaves what a checkpoint held of the worker,
-and the worker what the next one is to hold. So no files are shared.
+Each worker has a place on the chief's TensorFlow server, for its part of the restored checkpoint from the chief, and
+its part of the next one. So no files are shared.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ class StateExchange:
     Args:
       target: the chief's server.
       num_workers: with the chief.
-      worker: which this is.
-      start_of: worker -> what tells its start from its earlier ones; workers but the chief know their own.
+      worker: index of this one.
+      start_of: worker -> id of its start; workers but the chief know their own.
       pause: waits for so many seconds; raises WorkerError once a worker is missing.
     """
 
@@ -35,12 +35,12 @@ class StateExchange:
                                           for what in ("about", "state"))  # fmt: skip
 
     def hand_out(self, states: Sequence[bytes]) -> None:
-        """Leaves, in the chief, the states that the run goes on from, over workers; call it before any `fetch`."""
+        """Leaves, in the chief, the restored states, over workers; call it before any `fetch`."""
         for worker in self._others:
             self._put(worker, "", states[worker])
 
     def fetch(self) -> bytes:
-        """Takes, in another worker, the state that it goes on from."""
+        """Takes, in another worker, its restored state."""
         return self._run(self._states[self._worker].value)
 
     def send(self, step: int, state: bytes) -> None:
@@ -48,11 +48,7 @@ class StateExchange:
         self._put(self._worker, self._about(self._worker, step), state)
 
     def collect(self, step: int) -> list[bytes]:
-        """Waits, in the chief, for the states of all others after a step; returns them in the workers' order.
-
-        Raises:
-          WorkerError: a worker is missing.
-        """
+        """Waits, in the chief, for all others' states after a step; returns them in order, or raises WorkerError."""
         states = []
         for worker in self._others:
             while self._run(self._abouts[worker].value).decode() != self._about(worker, step):
@@ -64,7 +60,7 @@ class StateExchange:
         return f"{self._start_of(worker)} after step {step}"
 
     def _put(self, worker: int, about: str, state: bytes) -> None:
-        # What it is about comes last: once that is there, the state is.
+        # Its label comes last: once that is there, the state is.
         for place, text in ((self._states[worker], state), (self._abouts[worker], about)):
             self._run(place.assignment, {place.text: text})
 

@@ -1,4 +1,4 @@
-"""The status board of a cluster: one row of text a worker, on the chief's TensorFlow server."""
+"""The status board of a cluster: one row of text per worker, on the chief's TensorFlow server."""
 
 import dataclasses
 import enum
@@ -25,15 +25,15 @@ class WorkerStatus:
     """A worker's row on the board.
 
     Attributes:
-      start_id: tells one start of the worker from another; empty until it has written its row.
+      start_id: identifies one start of the worker; empty until it has written its row.
       chief: the start_id of the chief that it trains with, or means to.
       members: over workers, the start_ids that the chief trains with; empty until all have agreed.
-      heartbeat: counts how often it has.
-      state: how far it is.
+      heartbeat: their count.
+      state: its progress.
       step: the last step done.
       stalled: what its step waits for, if that has not ended for --stall_timeout_secs; else empty.
-      stalled_secs: for how many seconds more it has not.
-      waiting_secs: for how long it has waited for means over workers, where a program tells.
+      stalled_secs: seconds since then.
+      waiting_secs: seconds that it has waited for means over workers, if a program reports that.
       about: what all workers must have in common, by name; the chief's, None until it is known.
       steps: the chief's first and last step; None until they are known.
       stopped_by: what ended its steps; the chief's in state OVER: what ended the run.
@@ -61,7 +61,7 @@ class WorkerStatus:
 
     @classmethod
     def from_json(cls, text: str) -> "WorkerStatus":
-        """Reads a row; fields that only another version of this program knows are left out."""
+        """Reads a row; fields of other versions of this program are left out."""
         names = {field.name for field in dataclasses.fields(cls)}
         known = {name: value for name, value in json.loads(text).items() if name in names}
         return cls(**known | ({"state": WorkerState(known["state"])} if "state" in known else {}))
@@ -94,11 +94,7 @@ class StatusBoard:
         self._run(self._clear)
 
     def exchange(self, status: WorkerStatus) -> Sequence[WorkerStatus]:
-        """Writes this worker's row and returns those it may read: the chief all of them, the others the chief's.
-
-        Raises:
-          OpError: the chief did not answer in time.
-        """
+        """Writes this worker's row and returns those it may read: the chief all, the others the chief's; or OpError."""
         return [WorkerStatus.from_json(text) for text in self._run(self._read, {self._text: status.to_json()})]
 
     def _run(self, fetches, feed=None):
@@ -106,5 +102,5 @@ class StatusBoard:
             self._session = self._session or v1.Session(self._target, self._graph, self._config)
             return self._session.run(fetches, feed)
         except tf.errors.OpError:
-            self._session = None  # one that failed once may not know a server that was started again
+            self._session = None  # a failed session may not know a restarted server
             raise

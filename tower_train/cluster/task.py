@@ -8,7 +8,7 @@ import re
 from tower_train import errors
 from tower_train.options import rules
 
-_SLURM_PORT = 8888  # of a node's first task, as TensorFlow's SlurmClusterResolver has it
+_SLURM_PORT = 8888  # of a node's first task, as of TensorFlow's SlurmClusterResolver
 _MOST_NODES, _MOST_SHOWN = 10_000, 200
 _RANGE, _RANGE_ENDS = r"[0-9]{1,9}(?:-[0-9]{1,9})?", r"([0-9]+)(?:-([0-9]+))?"
 _JOBS = ("chief", "master", "worker")  # of TF_CONFIG, in the order in which their tasks are counted
@@ -20,7 +20,7 @@ class Task:
 
     Attributes:
       hosts: over workers, host:port; the first is the chief.
-      index: which of them this process is.
+      index: of this process among them.
     """
 
     hosts: tuple[str, ...]
@@ -35,14 +35,14 @@ class Task:
         return len(self.hosts) == 1
 
     def name(self, index: int) -> str:
-        """A worker's name for people."""
+        """Returns a worker's name for people."""
         return f"worker {index} ({'the chief, ' if index == 0 else ''}{self.hosts[index]})"
 
 
 def find_task(worker_hosts: str | None, task_index: int | None) -> Task:
     """Finds this process's task: --worker_hosts, else TF_CONFIG, else Slurm's variables, else a process by itself.
 
-    Slurm's tasks are taken to be laid out in blocks: as many as a node has, node after node.
+    Slurm's tasks are assumed to be laid out in blocks: as many as a node has, node after node.
 
     Args:
       worker_hosts: host:port of all workers, joined by commas.
@@ -128,7 +128,7 @@ def _number(name: str, text: str | None) -> int:
 
 
 def _tasks_per_node(text: str | None) -> list[int]:
-    """[2, 2, 1] for 2(x2),1."""
+    """Returns [2, 2, 1] for 2(x2),1."""
     counts: list[int] = []
     for part in (text or "").split(","):
         found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part)
@@ -139,7 +139,7 @@ def _tasks_per_node(text: str | None) -> list[int]:
 
 
 def _nodes(text: str) -> list[str]:
-    """["n1", "n2", "m"] for n[1-2],m."""
+    """Returns ["n1", "n2", "m"] for n[1-2],m."""
     nodes: list[str] = []
     for part in re.split(r",(?![^\[]*\])", text):
         found = re.fullmatch(rf"([\w.-]+)(?:\[({_RANGE}(?:,{_RANGE})*)\])?", part, re.ASCII)

@@ -1,4 +1,4 @@
-"""Batches out of arrays in memory, or mapped into memory from a file: the public place of `fetcher`."""
+"""Batches from arrays in memory or mapped from a file: the public place of `fetcher`."""
 
 from tower_train.examples import fetcher
 

@@ -1,4 +1,4 @@
-"""Folders of images, one a class: what is in them, and what is wrong with them."""
+"""Folders of images, one per class: their contents, and their faults."""
 
 import collections
 import os
@@ -15,7 +15,7 @@ _TO_CONVERT = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl")  # im
 
 
 def layout(directory: pathlib.Path) -> str:
-    """The folders that are expected, as a tree under a message."""
+    """Draws the expected folders as a tree, to follow a message."""
     return f""" Expected:
   {directory}
   ├── train
@@ -44,7 +44,7 @@ def _is_folder(entry: os.DirEntry) -> bool:
 
 
 def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
-    """The names of a split's class folders, sorted; raises DataError if there are fewer than two."""
+    """Returns the names of a split's class folders, sorted; DataError if there are fewer than two."""
     entries = _entries(folder)
     names = [entry.name for entry in entries if entry.name[0] != "." and _is_folder(entry)]
     if len(names) > 1:
@@ -60,7 +60,7 @@ def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
 
 
 def check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
-    """Raises DataError for a class that has a folder in one of these splits' folders only."""
+    """Raises DataError for a class that has a folder in one split only."""
     train_classes, test_classes = (_class_folders(folder, train.parent) for folder in (train, test))
     for name in sorted(set(train_classes) ^ set(test_classes)):
         there, missing = (train, test) if name in train_classes else (test, train)
@@ -73,12 +73,12 @@ def list_images(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Li
     """Lists the images of a split.
 
     Args:
-      folder: the split's, which holds the class folders.
+      folder: the split's folder, which holds the class folders.
       directory: the folder of all splits, for messages.
       split: its name.
 
     Raises:
-      DataError: folders that are not laid out as they should be, or cannot be read.
+      DataError: folders that are not laid out as expected, or cannot be read.
     """
     classes = _class_folders(folder, directory)
     names, labels, unusable, others = [], [], {}, collections.Counter()
@@ -104,7 +104,7 @@ def list_images(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Li
 
 
 def _is_image(entry: os.DirEntry) -> bool:
-    """Whether an entry is a file and its name is an image's; of both, the second is asked first, as that is quicker."""
+    """Returns whether an entry is a file with an image's name; the name is checked first, as that is quicker."""
     try:
         return entry.name[0] != "." and kind_of(entry.name) != "" and entry.is_file()
     except OSError:  # a link to itself
@@ -126,7 +126,7 @@ def _what_else(entry: os.DirEntry) -> str:
 
 
 def _about(folder: pathlib.Path, others: Mapping[str, int]) -> str:
-    """Counts what else is in a split's folder, in words."""
+    """Counts the other entries of a split's folder, in words."""
     if not others:
         return ""
     counts = ", ".join(f"{count} {shown(kind)}" for kind, count in sorted(others.items()))

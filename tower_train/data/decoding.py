@@ -4,13 +4,13 @@ import tensorflow as tf
 
 from tower_train.data.orientation import orientation, turned
 
-# What files of a kind begin with. (WebP files say a little later that they are not another RIFF file.)
+# The first bytes of each kind of file. (Other RIFF files begin like WebP.)
 MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "GIF": b"GIF8", "BMP": b"BM", "WebP": b"RIFF"}
-MAX_PIXELS = 2**27  # that a file may declare: 1.6 GB as float32 RGB
-_HEAD = 2048  # bytes of a file that are looked at here
+MAX_PIXELS = 2**27  # of one file, as declared: 1.6 GB as float32 RGB
+_HEAD = 2048  # bytes of a file that are read for its header
 _GREYS = bytes(part for shade in range(256) for part in (shade, shade, shade, 0))  # a palette
 
-# Where the width stands, and behind it the height, and what their bytes count. A WebP image is never too large.
+# Offset of the width, followed by the height, and the weights of their bytes. A WebP image is never too large.
 _LITTLE, _BIG = [1, 2**8, 2**16, 2**24], [2**24, 2**16, 2**8, 1]
 _SIZES = {
     "PNG": (16, [_BIG + [0] * 4, [0] * 4 + _BIG]),
@@ -21,12 +21,12 @@ _SIZES = {
 
 
 def is_kind(contents: tf.Tensor, magic: bytes | tf.Tensor) -> tf.Tensor:
-    """Whether a file's contents, a string scalar, begin so."""
+    """Returns whether a file's contents, a string scalar, begin with `magic`."""
     return tf.equal(tf.strings.substr(contents, 0, tf.strings.length(magic)), magic)
 
 
 def declared_size(contents: tf.Tensor) -> tf.Tensor:
-    """int64 [2], the height and width that the header of an image file declares; 0 for WebP."""
+    """Returns int64 [2], the height and width that an image file's header declares; 0 for WebP."""
 
     def of_others():
         kind = tf.argmax(tf.cast([is_kind(contents, MAGIC[name]) for name in _SIZES], tf.int32), output_type=tf.int32)
@@ -42,17 +42,17 @@ def declared_size(contents: tf.Tensor) -> tf.Tensor:
 
 
 def _part(contents: tf.Tensor, start: int | tf.Tensor, count: int) -> tf.Tensor:
-    """Returns that many bytes of the head of a file's contents, from the start on; zeros beyond its end."""
+    """Returns `count` bytes of the head of a file's contents, from `start`; zeros beyond its end."""
     head = tf.strings.join([tf.strings.substr(contents, 0, _HEAD), tf.constant(bytes(_HEAD))])
     return tf.strings.substr(head, start, count)
 
 
 def decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
-    """Decodes a file of a kind in MAGIC, of an animation the first image; an op error if it cannot be.
+    """Decodes a file of a kind in MAGIC (an animation's first image), or fails with an op error.
 
     Args:
       contents: string scalar, of the file.
-      channels: 1 for grayscale, 3 for RGB; the file may be either, or CMYK, or of 16 bits a channel.
+      channels: 1 for grayscale, 3 for RGB; the file may be either, or CMYK, or have 16 bits per channel.
 
     Returns:
       uint8 [height, width, channels], as stored: see `orientation`.
@@ -69,7 +69,7 @@ def decode(contents: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def is_plain_bmp(contents: tf.Tensor) -> tf.Tensor:
-    """Whether a BMP file is uncompressed, in red, green and blue or in shades of grey: TensorFlow ignores palettes."""
+    """Returns whether a BMP file is uncompressed RGB or grey. TensorFlow ignores palettes."""
 
     def has_bits(bits: int) -> tf.Tensor:
         return tf.equal(_part(contents, 28, 6), bytes([bits, 0, 0, 0, 0, 0]))  # and no compression
@@ -81,11 +81,8 @@ def is_plain_bmp(contents: tf.Tensor) -> tf.Tensor:
 
 
 def resized(image: tf.Tensor, height: int, width: int, orientation: tf.Tensor | None = None) -> tf.Tensor:
-    """Resizes an image bilinearly with antialiasing, without keeping its aspect, and turns it as its orientation says.
-
-    Returns:
-      uint8 [height, width, channels].
-    """
+    """Resizes an image bilinearly with antialiasing, ignoring its aspect ratio, and turns it by its orientation: uint8
+    [height, width, channels]."""
     if orientation is None:  # no image is turned
         upright = tf.image.resize(image, [height, width], antialias=True)
     else:
@@ -100,5 +97,5 @@ def decode_contents(contents: tf.Tensor, height: int, width: int, channels: int)
 
 
 def digest(contents: tf.Tensor) -> tf.Tensor:
-    """int64 scalar that follows a file's contents (FarmHash)."""
+    """Returns an int64 scalar hash of a file's contents (FarmHash)."""
     return tf.strings.to_hash_bucket_fast(contents, 2**63 - 1)

@@ -1,4 +1,4 @@
-"""The directory of the data: the one that the user named, or the default one."""
+"""The directory of the data: the user's, or the default."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ from tower_train import config, errors
 
 
 def chosen(data_dir: str | None) -> pathlib.Path:
-    """Returns the directory of --data_dir, or the default one if the user named none; raises as `expanded`."""
+    """Returns the directory of --data_dir, or the default one if it is None; raises as `expanded`."""
     return default_directory() if data_dir is None else expanded(data_dir)
 
 

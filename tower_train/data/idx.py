@@ -1,4 +1,4 @@
-"""The idx format of MNIST and Fashion-MNIST, plain or gzipped, checked before anything is believed.
+"""The idx format of MNIST and Fashion-MNIST, plain or gzipped, with all its claims checked.
 
 A file is two zero bytes, a byte for the type of the values, a byte for the number of dimensions, each dimension as a
 big-endian 32-bit number, and the values row by row (http://yann.lecun.com/exdb/mnist/, "The IDX file format").
@@ -20,17 +20,17 @@ from tower_train.examples import Examples
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_MOST = 1032  # deflate never makes more bytes than this of one (zlib's "Technical Details")
+_GZIP_MOST = 1032  # the most bytes that deflate makes of one (zlib's "Technical Details")
 _PIECE_BYTES = 2**20
 
 
 def read(path: str | os.PathLike) -> np.ndarray:
     """Reads one file; gzip is recognised by its content, not by its name.
 
-    A header that claims more than the file can hold is refused before memory is taken for it.
+    A header that claims more than the file can hold is refused before memory is allocated.
 
     Returns:
-      An array of the file's type, in this machine's byte order, and shape.
+      An array of the file's type and shape, in this machine's byte order.
 
     Raises:
       DataError: the file is missing, unreadable, damaged, or not as long as its header says.
@@ -49,19 +49,19 @@ def read(path: str | os.PathLike) -> np.ndarray:
 
 
 def examples(name: str, images: str | os.PathLike, labels: str | os.PathLike, class_names: tuple[str, ...]) -> Examples:
-    """Reads the examples of one file of images and one of labels, such as MNIST's.
+    """Reads the examples of a file of images and a file of labels, such as MNIST's.
 
     Args:
-      name: what the data set is called in logs.
+      name: name of the data set in logs.
       images: path of uint8 values [n, height, width].
       labels: path of uint8 values [n], each below the number of class names.
-      class_names: what label i means.
+      class_names: names of labels 0, 1, ...
 
     Returns:
       Examples whose `fetch` gives uint8 [batch, height, width, 1] images and int32 [batch] labels.
 
     Raises:
-      DataError: as `read`, or the files are of another kind, do not belong together, or hold another label.
+      DataError: as `read`, or files of another kind, of different lengths, or with a label out of range.
     """
     pixels, classes = read(images), read(labels)
     for path, array, dimensions in ((images, pixels, 3), (labels, classes, 1)):
@@ -88,7 +88,7 @@ def examples(name: str, images: str | os.PathLike, labels: str | os.PathLike, cl
 
 
 def _parse(path, content, most_bytes: int) -> np.ndarray:
-    """most_bytes: the most that content can hold."""
+    """Parses an open file; most_bytes is the most that it can hold."""
     magic = content.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES or not magic[3]:
         raise errors.DataError(

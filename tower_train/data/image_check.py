@@ -1,4 +1,4 @@
-"""The check of image files before training: every one is decoded once, on all cores."""
+"""The check of image files before training: each is decoded once, on all cores."""
 
 import contextlib
 import dataclasses
@@ -16,8 +16,8 @@ from tower_train.data.orientation import orientation
 
 v1 = tf.compat.v1
 
-_CHUNK = 512  # files decoded between two looks at what libjpeg remarks, which does not say of which file
-_PARTS = 8  # that the files are divided into to find the one
+_CHUNK = 512  # files decoded between two looks for libjpeg's remarks, which do not name the file
+_PARTS = 8  # into which the files are divided to find the one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Checked:
     """The state of a listing's files.
 
     Attributes:
-      bad: {index: what is wrong with the file}.
+      bad: {index: fault of the file}.
       digests: int64 [images], of the contents of the others, see decoding.digest.
       orientations: uint8 [images], see orientation.
     """
@@ -38,19 +38,19 @@ class Checked:
 def check(listing: Listing, size: int, channels: int, pixels: np.ndarray | None = None) -> Checked:
     """Decodes every image once.
 
-    A file that libjpeg remarks something about is bad, although it makes an image of it: some of that is made up.
+    A file about which libjpeg remarks something is bad even if it decodes: some of the image is made up.
 
     Args:
       listing: the images.
       size: height and width to decode to.
       channels: as for decoding.decode.
-      pixels: where the decoded images go, uint8 [images, size, size, channels]; None to keep none.
+      pixels: gets the decoded images, uint8 [images, size, size, channels]; None to keep none.
     """
     count = len(listing.names)
     checked = Checked({}, np.zeros(count, np.int64), np.ones(count, np.uint8))
     paths, kinds = listing.paths(), [decoding.MAGIC[kind_of(name)] for name in listing.names]
     pending = [np.arange(i, min(i + _CHUNK, count)) for i in reversed(range(0, count, _CHUNK))]
-    told = {}  # of bad files
+    told = {}  # {index of a bad file: remark}
     with _decoder(size, channels, pixels is not None) as decode, remarks.of_decoders() as take_remark:
         while pending:
             indices, bad = pending.pop(), []
@@ -63,7 +63,7 @@ def check(listing: Listing, size: int, channels: int, pixels: np.ndarray | None 
                 if pixels is not None:
                     pixels[index] = image
             remark = take_remark()
-            if remark and len(indices) > 1:  # of which of them?
+            if remark and len(indices) > 1:  # about one of several files
                 pending += np.array_split(indices, min(_PARTS, len(indices)))
                 continue
             told |= dict.fromkeys(indices.tolist() if remark else bad, remark)
@@ -76,10 +76,10 @@ def check(listing: Listing, size: int, channels: int, pixels: np.ndarray | None 
 
 @contextlib.contextmanager
 def _decoder(size: int, channels: int, resized: bool) -> Iterator[Callable]:
-    """Yields a function from files' paths and what they must begin with to (digest, orientation, image or something
-    that depends on it) of each, None of those that cannot be decoded; many at a time, in their order."""
+    """Yields a function (paths, first bytes) -> (digest, orientation, image or its maximum) of each file, None if it
+    fails."""
     graph, feeds, fetches = _decoding(size, channels, resized)
-    # A step for each file, and no tf.data: that would have to begin anew to tell of which file a remark is.
+    # One step per file instead of tf.data, which would have to start again to find the file of a remark.
     with v1.Session(graph=graph, config=v1.ConfigProto(device_count={"GPU": 0})) as session:
         load = session.make_callable(fetches, feed_list=feeds)
 
@@ -134,8 +134,7 @@ def _any_kind() -> str:
 
 @contextlib.contextmanager
 def _headers() -> Iterator[Callable[[bytes], tuple[int, int, bool]]]:
-    """Yields a function from a file's contents to the declared height and width, and whether a BMP is plain; zeros if
-    that cannot be told."""
+    """Yields a function from a file's contents to its declared (height, width, is a plain BMP); zeros if unknown."""
     with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
         contents = v1.placeholder(tf.string, [])
         about = [decoding.declared_size(contents), decoding.is_plain_bmp(contents)]

@@ -1,4 +1,4 @@
-"""The images of a split of a folder: split/class/*.jpg and so on, or a part of class/*.jpg set aside."""
+"""The images of a split: split/class/*.jpg and so on, or a part of class/*.jpg set aside."""
 
 import collections
 import dataclasses
@@ -20,15 +20,15 @@ def find(
 ) -> Listing:
     """Lists the images of a split.
 
-    The directory holds `train` and `test` (or `val`, `validation`, `valid`), each with one folder a class. If there is
-    no second split, or there are class folders at once, a fraction of the groups of images is split off for testing.
+    The directory holds `train` and `test` (or `val`, `validation`, `valid`), each with one folder per class. Without a
+    second split, or with class folders directly in it, a fraction of the groups of images is set aside for testing.
 
     Args:
-      directory: where the folders are.
+      directory: the folder of the splits.
       split: 'train' or 'test'.
-      validation_fraction: of the images, to be split off; 0 for none.
-      group_pattern: a regular expression that finds in a file's name what its group is called (its first bracket, or
-        all that it matches); images of one group stay together. Empty: every image is its own group.
+      validation_fraction: share of the images to set aside; 0 for none.
+      group_pattern: a regular expression for the group in a file's name (its first bracket, or the whole match); images
+        of one group stay together. Empty: every image is its own group.
       seed: of the choice.
 
     Raises:
@@ -57,7 +57,7 @@ def find(
 
 
 def _missing_test(directory: pathlib.Path, train: pathlib.Path) -> str:
-    """The missing folder and the way out, in words."""
+    """Names the missing folder and the remedy."""
     if train != directory:
         return f"there is no folder {' or '.join(TEST_NAMES)} beside train. Add one"
     beside = [name for name in TEST_NAMES if (directory.parent / name).is_dir()]
@@ -67,7 +67,7 @@ def _missing_test(directory: pathlib.Path, train: pathlib.Path) -> str:
 
 
 def _with_enough(listing: Listing, directory: pathlib.Path, validation_fraction: float) -> Listing:
-    """Notes classes of one training image; refuses them if they are all so, or if images are to be set aside."""
+    """Notes classes with a single training image; refuses them if all are so, or if images are to be set aside."""
     lonely = [listing.class_names[i] for i in np.flatnonzero(np.bincount(listing.labels) == 1)]
     layout = class_folders.layout(directory)
     if len(lonely) == len(listing.class_names):
@@ -83,7 +83,7 @@ def _with_enough(listing: Listing, directory: pathlib.Path, validation_fraction:
 
 
 def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str, seed: int) -> Listing:
-    """Groups in an order that the seed gives are set aside until they hold the fraction of the images."""
+    """Sets groups aside in a seeded order until they hold the fraction of the images."""
     groups = _groups(listing, group_pattern)
 
     def place(group: str) -> bytes:

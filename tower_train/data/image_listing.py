@@ -17,12 +17,12 @@ class Listing:
 
     Attributes:
       root: the folder that names are relative to.
-      names: over images.
+      names: paths of the images.
       labels: int32 [images].
-      class_names: what label i means, in sorted order.
-      split: what the split is called: as its folder, or train or test.
-      notice: how many files are no images, and other things to be said about the folder; empty if there are none.
-      unusable: {name: what is wrong} of what is named like an image and is no file.
+      class_names: names of labels 0, 1, ..., sorted.
+      split: its folder's name, or train or test.
+      notice: remarks for the user on the folder, such as the number of other files; empty if there are none.
+      unusable: {name: fault} of entries that are named like images and are no files.
     """
 
     root: pathlib.Path
@@ -34,7 +34,7 @@ class Listing:
     unusable: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def paths(self) -> list[bytes]:
-        """Returns the images' paths as the file system has them, whatever its encoding."""
+        """Returns the images' paths as bytes of the file system, whatever its encoding."""
         return [os.fsencode(self.root / name) for name in self.names]
 
     def subset(self, chosen: np.ndarray) -> "Listing":
@@ -43,12 +43,12 @@ class Listing:
 
 
 def kind_of(name: str) -> str:
-    """Returns the kind of image that a file's name says it is; an empty string if it says none."""
+    """Returns the kind of image by a file's extension; an empty string if it is none."""
     return EXTENSIONS.get(os.path.splitext(name)[1].lower(), "")
 
 
 def fingerprint(listing: Listing, modified: bool = False) -> str:
-    """16 hexadecimal digits that follow every name, label and size, and with `modified` the times of change."""
+    """Returns 16 hexadecimal digits over all names, labels and sizes, and with `modified` the times of change."""
     digest = hashlib.sha256()
     for path, label in zip(listing.paths(), listing.labels, strict=True):
         status = os.stat(path)
@@ -58,5 +58,5 @@ def fingerprint(listing: Listing, modified: bool = False) -> str:
 
 
 def shown(name: str) -> str:
-    """Returns a file's name as text, for messages and as a class's name: bytes that are no text become U+FFFD."""
+    """Returns a file's name as text, for messages and class names: undecodable bytes become U+FFFD."""
     return os.fsencode(name).decode(errors="replace")

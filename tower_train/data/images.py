@@ -34,29 +34,29 @@ def examples(
 ) -> Examples:
     """Makes the examples of a listing, after decoding every file once.
 
-    What was found is remembered in `cache_dir` (with 'disk' together with the decoded images) as long as no file of the
-    listing changes; 'memory' writes nothing.
+    The findings are kept in `cache_dir` (with 'disk' together with the decoded images) until a file of the listing
+    changes; 'memory' writes nothing.
 
     Args:
       listing: from image_files.find.
-      name: what the data set is called in logs.
+      name: name of the data set in logs.
       size: height and width that images are resized to.
       channels: 1 for grayscale, 3 for RGB.
-      cache: where decoded images are kept: 'memory', 'disk', 'none', or 'auto', which is memory if they take at most
-        half of what is free, and else none.
-      skip_bad: go on without the files that cannot be used, instead of an error.
+      cache: place of decoded images: 'memory', 'disk', 'none', or 'auto', which is memory if they take at most half of
+        what is free, and else none.
+      skip_bad: go on without files that cannot be used, instead of raising.
       cache_dir: None for image_folder in the default data directory.
 
     Returns:
       Examples whose `fetch` gives uint8 [batch, size, size, channels] images and int32 [batch] labels; their `notice`
-      tells what was left out.
+        names what was left out.
 
     Raises:
       DataError: files that cannot be used, without skip_bad; all of a class, with it; or a cache that does not fit.
     """
     cache_dir = cache_dir or default_directory() / "image_folder"
     shape = (len(listing.names), size, size, channels)
-    cache = place(cache, math.prod(shape), host.free_memory() or 0)  # if that is not known, nothing is kept unasked
+    cache = place(cache, math.prod(shape), host.free_memory() or 0)  # if unknown, auto is none
     pixels = None
     if cache == "memory":
         pixels = np.empty(shape, np.uint8)
@@ -86,7 +86,7 @@ def examples(
 
 
 def _fingerprint(used: Listing, orientations: np.ndarray) -> str:
-    """Follows the files, and how they are turned if any is."""
+    """Hashes the files, and their orientations if any is turned."""
     of_files = image_listing.fingerprint(used)
     if (orientations == 1).all():
         return of_files
@@ -94,7 +94,7 @@ def _fingerprint(used: Listing, orientations: np.ndarray) -> str:
 
 
 def _fetcher(by_index: Callable, pixels: np.ndarray | None, size: int, channels: int) -> Callable:
-    """by_index: gives the rows of `pixels`, or paths, digests and, if any is turned, orientations of files; and the
+    """Makes `fetch`; by_index gives rows of `pixels`, or paths, digests and any orientations of files, and then
     labels."""
 
     def decode(file: tuple[tf.Tensor, ...]) -> tf.Tensor:
@@ -116,10 +116,7 @@ def _fetcher(by_index: Callable, pixels: np.ndarray | None, size: int, channels:
 
 
 def place(cache: str, num_bytes: int, free_bytes: int) -> str:
-    """Chooses where decoded images are kept: 'memory', 'disk' or 'none'.
-
-    Raises DataError if cache is 'memory' and they take more bytes than are free there.
-    """
+    """Chooses the place of decoded images: 'memory', 'disk' or 'none'; DataError if they do not fit in 'memory'."""
     if cache == "auto":
         return "memory" if num_bytes <= free_bytes / 2 else "none"
     if cache == "memory" and num_bytes > free_bytes:
@@ -135,7 +132,7 @@ def _does_not_fit(cache: str, num_bytes: int, free: float, where: str) -> errors
 
 
 def _remembered(listing: Listing, size: int, channels: int, folder: pathlib.Path, with_pixels: bool) -> Checked:
-    """Takes what an earlier run found from `folder`, or decodes everything into it."""
+    """Returns the findings of an earlier run in `folder`, or decodes everything into it."""
 
     def fill(partial: pathlib.Path) -> None:
         pixels = None
@@ -165,7 +162,7 @@ def _remembered(listing: Listing, size: int, channels: int, folder: pathlib.Path
 
 
 def _left_out(listing: Listing, bad: dict[int, str], good: np.ndarray, skip_bad: bool) -> str:
-    """Tells the user of bad files, if they may be left out; refuses them otherwise."""
+    """Describes bad files if they may be left out; raises DataError otherwise."""
     named = dict(listing.unusable) | {listing.names[index]: why for index, why in bad.items()}
     if not named:
         return ""

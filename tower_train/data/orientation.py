@@ -1,27 +1,24 @@
-"""The EXIF orientation of JPEG files, read and applied in TensorFlow, which ignores it by itself."""
+"""The EXIF orientation of JPEG files, read and applied in TensorFlow, which ignores it."""
 
 import tensorflow as tf
 
-_HEAD = 2**17  # bytes in which the Exif segment begins and names its orientation; a segment has at most 2**16
-_EXIF = b"\xff\xe1..Exif\0\0"  # the marker APP1, two bytes of length, and what Exif begins with
+_HEAD = 2**17  # bytes that hold the Exif segment up to its orientation; a segment has at most 2**16
+_EXIF = b"\xff\xe1..Exif\0\0"  # the marker APP1, two bytes of length, and Exif's magic
 _ORIENTATION = 0x112  # the tag's number, CIPA DC-008 (Exif 2.3), section 4.6.4
 _ENTRY = 12  # bytes of a tag in a TIFF directory
 _MOST_TAGS = 1000
 
 
 def orientation(contents: tf.Tensor) -> tf.Tensor:
-    """Reads how an image must be turned, from string scalar contents of its file.
-
-    Returns:
-      int64 scalar: 1 to 8, as Exif defines it; 1 (as it is) for files that do not say, and for other formats.
-    """
+    """Reads an image's orientation from string scalar contents of its file: int64 scalar, 1 to 8, as Exif defines it; 1
+    (as it is) if the file does not say, and for other formats."""
     head = tf.cast(tf.io.decode_raw(tf.strings.substr(contents, 0, _HEAD), tf.uint8), tf.int64)
     head = tf.concat([head, tf.zeros([len(_EXIF)], tf.int64)], axis=0)
     return _tag_value(head, _exif_start(head))
 
 
 def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-    """Turns and mirrors a [height, width, channels] image the way up that its orientation says."""
+    """Turns and mirrors a [height, width, channels] image by its orientation."""
 
     def is_one_of(*values: int) -> tf.Tensor:
         return tf.reduce_any(tf.equal(orientation, tf.constant(values, tf.int64)))
@@ -34,7 +31,7 @@ def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 
 
 def _exif_start(head: tf.Tensor) -> tf.Tensor:
-    """Finds where the TIFF header in the Exif segment begins, in the bytes of a file; 0 if there is none."""
+    """Returns the offset of the TIFF header of the Exif segment in a file's bytes; 0 if there is none."""
     wanted = tf.constant(list(_EXIF), tf.int64)
     compared = tf.constant([byte != ord(".") for byte in _EXIF])
 
@@ -42,7 +39,7 @@ def _exif_start(head: tf.Tensor) -> tf.Tensor:
         return tf.reduce_all(tf.equal(_bytes(head, segment, len(_EXIF)), wanted) | ~compared)
 
     def is_other(segment):
-        """Whether it is an application's segment or a comment, before which no image data come."""
+        """Returns whether a segment is an application's or a comment, which come before image data."""
         first, marker = tf.unstack(_bytes(head, segment, 2))
         is_passed_over = ((marker >= 0xE0) & (marker <= 0xEF)) | tf.equal(marker, 0xFE)
         return tf.equal(first, 0xFF) & is_passed_over & ~is_exif(segment)
@@ -55,7 +52,7 @@ def _exif_start(head: tf.Tensor) -> tf.Tensor:
 
 
 def _tag_value(head: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-    """The orientation in a TIFF header and its first directory; 1 if there is none, or no header (start is 0)."""
+    """Returns the orientation in a TIFF header's first directory; 1 if there is none, or no header (start is 0)."""
     little = tf.equal(_bytes(head, start, 1)[0], ord("I"))
     directory = start + _number(head, start + 4, 4, little)
     count = tf.where(start > 0, tf.minimum(_number(head, directory, 2, little), _MOST_TAGS), 0)
@@ -67,12 +64,12 @@ def _tag_value(head: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
 
 
 def _bytes(head: tf.Tensor, offsets: tf.Tensor, count: int) -> tf.Tensor:
-    """The bytes from each offset on, int64 [..., count]; zeros beyond the end."""
+    """Returns the bytes from each offset on, int64 [..., count]; zeros beyond the end."""
     places = offsets[..., tf.newaxis] + tf.range(count, dtype=tf.int64)
     return tf.gather(head, tf.minimum(places, tf.size(head, out_type=tf.int64) - 1))
 
 
 def _number(head: tf.Tensor, offsets: tf.Tensor, count: int, little: tf.Tensor) -> tf.Tensor:
-    """The whole number in `count` bytes from each offset on, the lowest byte first if little."""
+    """Returns the whole number in `count` bytes from each offset on, the lowest byte first if little."""
     weights = tf.constant([256**i for i in range(count)], tf.int64)
     return tf.reduce_sum(_bytes(head, offsets, count) * tf.where(little, weights, tf.reverse(weights, [0])), axis=-1)

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, whoever is killed and however many processes want the same one."""
+"""Folders that appear whole or not at all, whichever processes are killed or want the same one."""
 
 import contextlib
 import fcntl
@@ -15,19 +15,19 @@ _PARTIAL_SUFFIX = ".partial"
 def publish_folder(
     folder: pathlib.Path, fill: Callable[[pathlib.Path], None], is_complete: Callable[[pathlib.Path], bool]
 ) -> None:
-    """Makes `folder` unless it is complete: `fill` writes into a folder beside it, which then takes its name.
+    """Makes `folder` unless it is complete: `fill` writes into a folder beside it, which is then renamed.
 
-    Processes that want the same folder take turns, so the first one makes it and the others find it made. The lock goes
-    with its process, so whoever holds it knows that a partial folder was left by one that died, and removes it.
+    Processes that want the same folder take turns: the first one makes it, the others find it made. The lock ends with
+    its process, so a partial folder that its holder finds belongs to a dead process, and is removed.
 
     Args:
-      folder: what to make; its parents are made too.
+      folder: the folder to make, with its parents.
       fill: writes everything into the (empty) folder it is given.
-      is_complete: whether a folder of that name (it may not exist) is already all it should be. If it exists and is
-        not, it is replaced; `is_complete` may raise to prevent that.
+      is_complete: whether a folder of that name, which may not exist, is complete. If it exists and is not, it is
+        replaced; `is_complete` may raise to prevent that.
 
     Raises:
-      OSError: the disk is full or nothing may be written there. Nothing half-done remains, then or after any exception.
+      OSError: the disk is full or may not be written. No exception leaves anything half-done.
     """
     if is_complete(folder):  # also where nothing may be written
         return
@@ -45,7 +45,7 @@ def publish_folder(
 def _turn(folder: pathlib.Path) -> Iterator[bool]:
     """Waits for the processes that make a folder; yields whether it is now this one's turn.
 
-    It is not if the process that had it has removed the lock file, as each does in the end.
+    It is not if the previous process has removed the lock file, as each does in the end.
     """
     path = folder.with_name(f".{folder.name}.lock")
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Remarks of the libraries that decode images, which they write to standard error without a file's name."""
+"""Remarks of image decoding libraries, which they write to standard error without a file's name."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from tower_train import console
 
-# Lines of others: of our own and of TensorFlow's logging, but for those of its decoders.
+# Our own log lines and TensorFlow's, except those of its decoders.
 _LOG_LINE = re.compile(
     rb"tower_train: |(\d{4}-\d\d-\d\d |[IWEF]\d{4} |WARNING)(?!.*(jpeg|png|gif|webp|bmp|image)\w*\.cc)"
 )
@@ -17,8 +17,8 @@ _LOG_HEAD = re.compile(r"^[^\]]*\.cc:\d+\] ")
 
 @contextlib.contextmanager
 def of_decoders() -> Iterator[Callable[[], str]]:
-    """Keeps what C libraries write to standard error within this block; yields a function that returns the first line
-    of it since its last call, or an empty string. Log lines of others are passed on at the end."""
+    """Keeps what C libraries write to standard error; yields a function that returns its first line since the last
+    call, or an empty string. Log lines of others are passed on at the end."""
     passed_on = []
     try:
         with console.stderr_in_file() as file:
@@ -39,7 +39,7 @@ def of_decoders() -> Iterator[Callable[[], str]]:
 
 
 def _emptied(file: BinaryIO) -> bytes:
-    """Returns what is in the file, and removes it."""
+    """Returns and removes the contents of a file."""
     file.seek(0)
     contents = file.read()
     file.seek(0)

@@ -1,7 +1,7 @@
-"""Files from the network: fetched within bounded time and size, verified, and only then believed.
+"""Files from the network: fetched within bounded time and size, and verified.
 
-`keras.utils.get_file` was considered and is not used: it opens connections without a timeout, so a silent server holds
-the run for ever, and a run killed meanwhile leaves half a file that the next one takes for a whole one.
+Not by `keras.utils.get_file`, which has no timeout, so a silent server holds the run for ever, and takes half a file
+from a killed run for a whole one.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _LEAST_BYTES_PER_SEC = 2**12  # at which CIFAR-10 takes eleven hours
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFile:
-    """A file's address and how it is recognised: its exact size and (hashlib's name of a hash, its hex digest)."""
+    """A file's address, exact size and checksum: (hashlib's name of a hash, its hex digest)."""
 
     url: str
     num_bytes: int
@@ -39,19 +39,19 @@ class RemoteFile:
 
 
 class FetchError(Exception):
-    """A file could not be had; the text says why in words for the user."""
+    """A failed download; the text gives the user the reason."""
 
 
 def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10, read_secs: float = 15) -> None:
     """Downloads a file to `path` and verifies it. Says so in a line, with a progress bar if stderr is a terminal.
 
     Args:
-      path: where to; what lies there is replaced. After a failure it holds nothing of use.
-      connect_secs: how long looking up the name, connecting and the first answer may take together.
-      read_secs: how long the server may then be silent.
+      path: its target, which is replaced. After a failure it holds nothing of use.
+      connect_secs: time limit of name look-up, connection and first answer together.
+      read_secs: time for which the server may then be silent.
 
     Raises:
-      FetchError: no network, a server that answers late, slowly or wrongly, or a file that is not the expected one.
+      FetchError: no network, a server that answers late, slowly or wrongly, or an unexpected file.
       OSError: the path cannot be written.
     """
     site = urllib.parse.urlsplit(remote.url).hostname
@@ -79,11 +79,8 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, connect_secs: float = 10,
 def publish_folder(
     folder: pathlib.Path, fill: Callable[[pathlib.Path], None], is_complete: Callable[[pathlib.Path], bool]
 ) -> None:
-    """Makes a folder as `publish.publish_folder`, for files of a user's that may lie there already, and are kept.
-
-    Raises:
-      FetchError: the folder cannot be written or holds other files; and whatever `fill` raises.
-    """
+    """Makes a folder as `publish.publish_folder`, but keeps a user's files that are there. Raises FetchError if the
+    folder cannot be written or holds other files; and whatever `fill` raises."""
 
     def is_there(there: pathlib.Path) -> bool:
         if not (complete := is_complete(there)) and there.exists() and any(there.iterdir()):
@@ -101,7 +98,7 @@ def _kind(remote: RemoteFile) -> str:
 
 
 def _open(url: str, connect_secs: float, read_secs: float) -> requests.Response:
-    """Returns the response to GET; waited for in a thread, because looking up a name has no timeout of its own."""
+    """Returns the response to GET, from a thread, because name look-up has no timeout of its own."""
     opened: futures.Future[requests.Response] = futures.Future()
 
     def work():
@@ -121,7 +118,7 @@ def _open(url: str, connect_secs: float, read_secs: float) -> requests.Response:
     if not response.ok:
         response.close()
         raise FetchError(f"HTTP Error {response.status_code}: {response.reason}")
-    response.raw.enforce_content_length = False  # a body that ends early is told by its size
+    response.raw.enforce_content_length = False  # the size shows a body that ends early
     return response
 
 
@@ -142,7 +139,7 @@ def _chunks(response: requests.Response, read_secs: float) -> Iterator[bytes]:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the system's words for what went wrong first; requests and urllib3 wrap it several times."""
+    """Returns the system's words for the first cause, which requests and urllib3 wrap several times."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,10 +1,10 @@
-"""A tf.data.Dataset of the user's own as `Examples`, in the order in which it gives them.
+"""A user's tf.data.Dataset as `Examples`, in its own order.
 
-The order is the dataset's own, and the state of its iterator goes into the checkpoint, with what its shuffle buffers
-hold. Data that can be fetched by index needs neither: `Examples.from_arrays`, `tf_records`.
+The checkpoint holds the state of its iterator, including its shuffle buffers. Data that can be fetched by index needs
+neither: `Examples.from_arrays`, `tf_records`.
 
-Several workers take the elements in the order in which one would, each its part of every step. So all of them go
-through the whole dataset, unless it is made of files.
+Several workers take the elements in the order of one, each its part of every step. So all of them go through the whole
+dataset, unless it is made of files.
 """
 
 import hashlib
@@ -30,21 +30,19 @@ def examples(
     """Makes examples of the elements of a dataset.
 
     Args:
-      name: what the data set is called in logs.
-      make: called inside a graph; returns a dataset of (features, label), one example each (`.unbatch()` takes batches
-        apart), shuffled if it is to be. For training it must not end: `.repeat()`. For testing it ends. With `files` it
+      name: name of the data set in logs.
+      make: called inside a graph; returns a dataset of (features, label), one example each (`.unbatch()` splits
+        batches), shuffled if wanted. For training it must not end: `.repeat()`. For testing it ends. With `files` it
         gets a dataset of their paths, such as tf.data.TFRecordDataset takes, and leaves `.repeat()` out.
-      num_examples: how many there are; of a dataset that repeats them, how many make an epoch. None: as many as
-        TensorFlow finds in the dataset.
-      class_names: what label i means; empty where labels are not classes.
+      num_examples: number of examples, of a dataset that repeats them per epoch. None: as many as TensorFlow finds.
+      class_names: names of labels 0, 1, ...; empty if labels are not classes.
       fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
-      parallel_steps: for how many steps the workload's own preprocessing runs at the same time; None: two.
-      files: the paths of what make reads, in the same order on all machines. Each of several workers reads files of its
+      parallel_steps: steps for which the workload's own preprocessing runs at the same time; None: two.
+      files: the paths that make reads, in the same order on all machines. Each of several workers reads files of its
         own, then those of the next worker, and so on around.
 
     Raises:
-      DataError: no files are named, make returns something else, or num_examples is missing and TensorFlow cannot tell
-        it.
+      DataError: no files, make returns something else, or num_examples is missing and TensorFlow cannot count.
     """
     if files is not None and not len(files):
         raise errors.DataError(f"{name}: files is empty. Name at least one.")

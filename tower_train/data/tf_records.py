@@ -1,10 +1,8 @@
-"""TFRecord files as `Examples` that are fetched by index: every file is read once, to check it and to know where its
-records lie.
+"""TFRecord files as `Examples` fetched by index: every file is read once, to check it and to find its records.
 
 A record is its length (8 bytes, little-endian), a checksum of that, the content, a checksum of that, 4 bytes each
 (https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details"). TensorFlow compares both
-checksums in that first reading. Reading a record later compares a CRC-32 of its content from then, which Python's zlib
-computes fast.
+checksums in that first reading. Later readings compare a CRC-32 of the content, which Python's zlib computes fast.
 """
 
 import contextlib
@@ -36,7 +34,7 @@ class DamagedRecordError(errors.DataError):
 
     Attributes:
       path: of its file.
-      offset: where it begins, in bytes.
+      offset: of its beginning, in bytes.
     """
 
     def __init__(self, path: str, offset: int, what: str):
@@ -52,7 +50,7 @@ class Index:
 
     Attributes:
       paths: of the files, in sorted order.
-      files: int32, which of the paths.
+      files: int32, indices into the paths.
       offsets: int64, bytes to the beginning of the content.
       lengths: int64, bytes of the content.
       checksums: uint32, CRC-32 of the content.
@@ -65,11 +63,8 @@ class Index:
     checksums: np.ndarray
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """Reads the contents of records: bytes objects [batch].
-
-        Raises:
-          DamagedRecordError: a file changed since it was indexed.
-        """
+        """Reads the contents of records: bytes objects [batch]; DamagedRecordError if a file changed since it was
+        indexed."""
         return np.array([self._read_one(int(index)) for index in indices], object)
 
     def fingerprint(self) -> str:
@@ -106,12 +101,12 @@ def examples(
     """Makes examples of the records of files. The trainer's permutation shuffles all of them at once, each epoch anew.
 
     Args:
-      name: what the data set is called in logs.
+      name: name of the data set in logs.
       patterns: one or more paths, or patterns such as 'data/train-*.tfrecord'.
       parse: string scalar, a record's content -> (features, label), as with tf.io.parse_single_example.
-      class_names: what label i means; empty where labels are not classes.
+      class_names: names of labels 0, 1, ...; empty if labels are not classes.
       batched: parse takes [batch] records at once, as tf.io.parse_example does, which is faster.
-      parallel_steps: how many steps' records are parsed at the same time; None: as the cores can.
+      parallel_steps: steps whose records are parsed at the same time; None: as the cores can.
 
     Raises:
       DataError: no such file, one that cannot be read or is compressed, or no records.
@@ -141,7 +136,7 @@ def examples(
 
 
 def _index_of(paths: Sequence[str]) -> Index:
-    """Reads files whole and finds their records; several at the same time."""
+    """Reads files whole, several at the same time, and finds their records."""
     with futures.ThreadPoolExecutor(min(len(paths), host.cores())) as pool, _no_warnings():
         found = list(pool.map(_scan, paths))
     lengths = [lengths for lengths, _ in found]
@@ -166,7 +161,7 @@ def _matching(name: str, patterns) -> list[str]:
 
 
 def _scan(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 lengths, uint32 checksums) of the records of one file."""
+    """Returns (int64 lengths, uint32 checksums) of the records of one file."""
     lengths: list[int] = []
     checksums: list[int] = []
     try:
@@ -190,9 +185,9 @@ def _scan(path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _layout(path: str) -> tuple[list[int], str]:
-    """The lengths of a file's records, as far as it holds them, and what is wrong with the next, if anything is.
+    """Returns the lengths of a file's records, as far as it holds them, and the fault of the next one, or "".
 
-    TensorFlow ends the process where a length is one that no memory can hold.
+    TensorFlow ends the process at a length that no memory can hold.
     """
     lengths, offset = [], 0
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
@@ -212,7 +207,7 @@ def _layout(path: str) -> tuple[list[int], str]:
 
 
 def _masked_crc32c(data: bytes) -> int:
-    """The format's checksum (the same page); for a few bytes, as it goes bit by bit."""
+    """Returns the format's checksum (the same page), bit by bit, which suffices for a few bytes."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -224,7 +219,7 @@ def _masked_crc32c(data: bytes) -> int:
 
 @contextlib.contextmanager
 def _no_warnings() -> Iterator[None]:
-    """TensorFlow calls its function that iterates over records outside of datasets deprecated, in three lines."""
+    """Silences TensorFlow's three lines that deprecate its function to iterate over records outside of datasets."""
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel("ERROR")

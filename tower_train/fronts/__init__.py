@@ -1,1 +1,1 @@
-"""Other ways in: the interfaces that TensorFlow removed, on the towers of this package."""
+"""Other interfaces: those that TensorFlow removed, on the towers of this package."""

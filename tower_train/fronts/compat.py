@@ -1,7 +1,7 @@
-"""The private names of Keras and TensorFlow that the fronts depend on, and what they replace in them for a while.
+"""The private names of Keras and TensorFlow on which the fronts depend, and temporary replacements in them.
 
-Every such name stands here, behind a small function or constant. tests/fronts/test_compat.py fails when one goes away
-or changes its meaning; setup.py bounds the versions with which it passes.
+Every such name stands here, behind a small function or constant. tests/fronts/test_compat.py fails when one vanishes or
+changes its meaning; setup.py bounds the versions with which it passes.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tensorflow.python.saved_model import constants, model_utils
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
-# What tf.estimator itself exported with.
+# The names in tf.estimator's own exports.
 TRAIN_OP_KEY = constants.TRAIN_OP_KEY  # the collection with the step of an exported training graph
 EXPORT_TAG_MAP = model_utils.EXPORT_TAG_MAP  # {mode: tags of its graph}
 ExportOutput = model_utils.ExportOutput
@@ -33,7 +33,7 @@ build_all_signature_defs = model_utils.build_all_signature_defs
 get_timestamped_export_dir = model_utils.get_timestamped_export_dir
 get_temp_export_dir = model_utils.get_temp_export_dir
 
-eager_mode = tf.__internal__.eager_context.eager_mode  # context manager: eager execution, also where a graph is default
+eager_mode = tf.__internal__.eager_context.eager_mode  # context manager: eager execution, even with a default graph
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_layer_names() -> Iterator[None]:
-    """Within this block this thread's Keras numbers layers without names from 0 on; afterwards it goes on as before."""
+    """Numbers Keras layers without names from 0 on, in this thread within this block."""
     before = global_state.get_global_attribute(_LAYER_COUNTS)
     global_state.set_global_attribute(_LAYER_COUNTS, None)
     try:
@@ -70,33 +70,33 @@ def fresh_layer_names() -> Iterator[None]:
 
 
 def intercepted_assignments(assign: Callable[[Callable, keras.Variable, Any], None]):
-    """Context manager: Keras variables are assigned to by assign(original, variable, value)."""
+    """Assigns to Keras variables by assign(original, variable, value); a context manager."""
     original = keras.Variable._direct_assign
     return replaced(keras.Variable, "_direct_assign", lambda variable, value: assign(original, variable, value))
 
 
 def pending_initializer(variable: keras.Variable) -> Callable | None:
-    """The initializer of a variable that was created without a value, in a StatelessScope; None if it has its value."""
+    """Returns the initializer of a variable without a value, made in a StatelessScope; None if it has its value."""
     return variable._initializer
 
 
 def set_storage(variable: keras.Variable, value) -> None:
-    """Makes a tf.Variable, or a new one with this value on the device in scope, the storage of a Keras variable."""
+    """Makes a tf.Variable, or a new one with this value on the current device, the storage of a Keras variable."""
     variable._initialize(value)
 
 
 def is_seed_state(variable: keras.Variable) -> bool:
-    """Whether a variable is the state of a layer's random numbers, such as those of dropout."""
+    """Returns whether a variable is the state of a layer's random numbers, such as those of dropout."""
     return variable.name == "seed_generator_state"
 
 
 def sublayers(model: keras.Model) -> list[keras.Layer]:
-    """All layers in a model, those within layers and nested models included."""
+    """Returns all layers in a model, including those within layers and nested models."""
     return model._flatten_layers(include_self=False)
 
 
 def renormalizes(layer: keras.layers.BatchNormalization) -> bool:
-    """Whether it is batch renormalisation, which Keras has had since 3.14."""
+    """Returns whether a layer is batch renormalisation, which Keras has had since 3.14."""
     return getattr(layer, "renorm", False)
 
 
@@ -107,7 +107,7 @@ def build_losses_and_metrics(model: keras.Model, x, y) -> None:
 
 
 def first_epoch(model: keras.Model) -> int | None:
-    """The epoch that `fit` begins with in place of its initial_epoch, as BackupAndRestore has set it."""
+    """Returns the epoch with which `fit` begins instead of its initial_epoch, as set by BackupAndRestore."""
     return model._initial_epoch
 
 
@@ -117,29 +117,29 @@ def set_first_epoch(model: keras.Model, epoch: int | None) -> None:
 
 
 def random_seed() -> int | None:
-    """What tf.random.set_seed was given last."""
+    """Returns the last argument of tf.random.set_seed."""
     return context.global_seed()
 
 
 def clear_losses(model: keras.Model) -> None:
-    """Forgets what layers gave to add_loss."""
+    """Forgets the layers' losses from add_loss."""
     model._clear_losses()
 
 
 def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics that a model and its layers have as attributes, which they update in their calls."""
+    """Returns the metrics that a model and its layers have as attributes and update in their calls."""
     found = [metric for layer in model._flatten_layers() for metric in own_metrics(layer)]
     return list({id(metric): metric for metric in found}.values())
 
 
 def own_metrics(layer: keras.Layer) -> list[keras.metrics.Metric]:
-    """The metrics that are attributes of a layer itself."""
+    """Returns the metrics that are attributes of a layer itself."""
     return layer._metrics
 
 
 @contextlib.contextmanager
 def draws_alike() -> Iterator[None]:
-    """Within this block Keras draws the same random numbers for each example of a batch (index of axis 0)."""
+    """Makes Keras draw the same random numbers for each example of a batch (index of axis 0) within this block."""
 
     def alike(draw):
         def draw_one(shape, *args, **kwargs):
@@ -163,12 +163,12 @@ def draws_alike() -> Iterator[None]:
 
 @contextlib.contextmanager
 def drawn_otherwise(draws: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Within this block Keras takes its random numbers from elsewhere.
+    """Gives Keras random numbers from another source within this block.
 
     Args:
-      draws: (seed, shape) -> None, where Keras shall draw itself, or an object with the methods uniform(shape, dtype),
-        in [0, 1), normal(shape, dtype), of mean 0 and standard deviation 1, and dropout(inputs, rate, noise_shape). The
-        seed is a keras.random.SeedGenerator, an integer or None; the shape is that of the draw.
+      draws: (seed, shape) -> None, for Keras' own numbers, or an object with the methods uniform(shape, dtype), in [0,
+        1), normal(shape, dtype), of mean 0 and standard deviation 1, and dropout(inputs, rate, noise_shape). The seed
+        is a keras.random.SeedGenerator, an integer or None; the shape is that of the draw.
     """
 
     def uniform(numbers, shape, minval=0.0, maxval=1.0, dtype=None):
@@ -213,12 +213,12 @@ def drawn_otherwise(draws: Callable[[Any, Any], Any]) -> Iterator[None]:
 def drawn_for_more(
     rows: Callable[[Any], tuple[Any, tf.Tensor] | None], refuse: Callable[[str], None]
 ) -> Iterator[None]:
-    """Within this block Keras draws random numbers for more rows, from the same seeds, and keeps some of them.
+    """Makes Keras draw random numbers for more rows within this block, from the same seeds, and keeps some of them.
 
     Args:
       rows: first size of a draw's shape, an integer or a scalar tensor -> (the size to draw, indices of the rows to
-        keep), or None, which leaves the draw as it is.
-      refuse: gets the name of a function of keras.random whose numbers are not cut by rows, and raises.
+        keep), or None for the draw as it is.
+      refuse: gets the name of a function of keras.random whose numbers cannot be cut by rows, and raises.
     """
 
     def for_more(draw):
@@ -252,19 +252,19 @@ def drawn_for_more(
 
 
 def seed_state(seed) -> keras.Variable | None:
-    """The variable of a keras.random.SeedGenerator; None for another seed."""
+    """Returns the variable of a keras.random.SeedGenerator; None for another seed."""
     return getattr(seed, "state", None)
 
 
 def moving_statistics_of(model: keras.Model) -> list[keras.Variable]:
-    """The moving averages of a model's batch normalisation."""
+    """Returns the moving averages of a model's batch normalisation."""
     layers = [layer for layer in sublayers(model) if isinstance(layer, keras.layers.BatchNormalization)]
     return [variable for layer in layers for variable in layer.non_trainable_variables]
 
 
 @contextlib.contextmanager
 def moving_statistics() -> Iterator[None]:
-    """Within this block batch normalisation uses its moving averages, as it does when it does not train."""
+    """Makes batch normalisation use its moving averages within this block, as outside of training."""
     normalize = keras.layers.BatchNormalization.call
 
     def call(self, inputs, training=None, mask=None):
@@ -275,15 +275,15 @@ def moving_statistics() -> Iterator[None]:
 
 
 def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
-    """The mask of a layer's output."""
+    """Returns the mask of a layer's output."""
     return getattr(tensor, "_keras_mask", None)
 
 
 def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
-    """Gives a tensor the mask that layers and losses will find."""
+    """Gives a tensor a mask for layers and losses."""
     tensor._keras_mask = mask
 
 
 def add_control_input(op: tf.Operation, before: tf.Operation) -> None:
-    """Makes an op of a graph, which exists already, wait for another one."""
+    """Makes an existing op of a graph wait for another one."""
     op._add_control_input(before)

@@ -1,4 +1,4 @@
-"""What a graph-mode program with a session of its own needs to train on several workers, after Horovod's model."""
+"""Training of graph-mode programs with sessions of their own on several workers, after Horovod's model."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ v1 = tf.compat.v1
 class DistributedOptimizer(v1.train.Optimizer):
     """An optimizer of tf.compat.v1.train whose compute_gradients gives the means over all workers.
 
-    All else is the optimizer's own. Workers find each other's gradients by the names of the variables, so several such
-    optimizers may stand in one graph. Every worker must do as many steps.
+    All else is the optimizer's own. Workers match gradients by the names of the variables, so several such optimizers
+    may be in one graph. Every worker must do as many steps.
 
     Several towers in one worker are averaged there first:
 
@@ -37,12 +37,11 @@ class DistributedOptimizer(v1.train.Optimizer):
 
         Args:
           optimizer: any of tf.compat.v1.train, such as MomentumOptimizer, or a MixedPrecisionLossScaleOptimizer, which
-            may as well be around this one.
+            may also be around this one.
           name: for its operations.
           dtype: float16 or bfloat16 to send dense gradients in it; None for their own. Those of float16 and bfloat16
             are sent as float32.
-          sparse_as_dense: make IndexedSlices dense. Otherwise the rows of all workers are gathered, and may be of
-            different numbers.
+          sparse_as_dense: make IndexedSlices dense. Otherwise the rows of all workers, of any numbers, are gathered.
           cluster: the workers; by default those of tower_train.cluster.init().
 
         Raises:
@@ -66,7 +65,7 @@ class DistributedOptimizer(v1.train.Optimizer):
         return self.average(self._optimizer.compute_gradients(*args, **kwargs))
 
     def average(self, grads_and_vars: GradientsAndVariables) -> GradientsAndVariables:
-        """The means over workers of gradients that each has computed, as compute_gradients returns them."""
+        """Returns the means over workers of gradients as of compute_gradients."""
         return average_over_workers(grads_and_vars, self._cluster.workers, self._dtype, self._densify)
 
     def apply_gradients(self, *args, **kwargs) -> tf.Operation:
@@ -87,18 +86,18 @@ class DistributedOptimizer(v1.train.Optimizer):
 
 
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
-    """Gives the global variables of all workers the values that one of them has, once they are initialized or restored.
+    """Copies one worker's global variables to all workers, once they are initialized or restored.
 
     It makes sure that their sessions are of the cluster, that their variables and gradients have the same names, dtypes
-    and shapes, and that known numbers are averaged rightly. If a step fails because a worker is missing, that one is
-    named; the session is not opened again, as MonitoredSession would.
+    and shapes, and that known numbers are averaged correctly. If a step fails because a worker is missing, it names
+    that one; the session is not reopened, as MonitoredSession would.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "", cluster: Cluster | None = None):
-        """Chooses who has the values.
+        """Chooses the source of the values.
 
         Args:
-          root_rank: the worker whose values all get: the one that restores a checkpoint.
+          root_rank: index of the worker that has them: the one that restores a checkpoint.
           device: not used; Horovod's.
           cluster: the workers; by default those of tower_train.cluster.init().
         """
@@ -120,7 +119,7 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
         if self._cluster.size == 1:
             return
         member = self._cluster.membership
-        if self._is_open:  # MonitoredSession opens another one after an error, in which nobody would take part
+        if self._is_open:  # MonitoredSession reopens itself after an error, alone
             raise member.failure_behind(tf.errors.UnavailableError(None, None, "a step has failed"))
         self._is_open = True
         _check_session(session, self._cluster)
@@ -148,14 +147,14 @@ def _check_session(session: v1.Session, cluster: Cluster) -> None:
 def broadcast_variables(
     variables: Sequence[tf.Variable], root_rank: int = 0, cluster: Cluster | None = None
 ) -> tf.Operation:
-    """Makes an operation that gives the variables of all workers the values that worker root_rank's have.
+    """Makes an operation that copies worker root_rank's values of variables to all workers.
 
-    All workers must run it. It ends all if a worker's variables are not the chief's, by name, dtype and shape, or its
-    gradients that DistributedOptimizer averages.
+    All workers must run it. It ends all if a worker's variables, or its gradients that DistributedOptimizer averages,
+    differ from the chief's in name, dtype or shape.
 
     Args:
       variables: initialized in worker root_rank, of known shapes.
-      root_rank: the worker whose values all get.
+      root_rank: index of that worker.
       cluster: the workers; by default those of tower_train.cluster.init().
 
     Raises:

@@ -1,8 +1,8 @@
-"""Merges of what the towers compute besides outputs: losses that layers add, and values that they assign.
+"""Merges of the towers' results besides outputs: losses that layers add, and values that they assign.
 
 Each tower has them for its own examples. Means over examples make the mean of the whole batch when weighted by the
-towers' shares of it, sums make its sum when added. Which of them a layer computes is found by a trial: the model is
-called on a few made-up examples, on all at once and in two parts.
+towers' shares of it, sums make its sum when added. A trial finds which of them a layer computes: it calls the model on
+a few made-up examples, all at once and in two parts.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Growth:
     Attributes:
       losses: over calls of add_loss; None if it added nothing but zeros.
       layers: over calls of add_loss, the name of the layer.
-      variables: {index in the model's variables: power} of those that were assigned.
+      variables: {index in the model's variables: power} of assigned ones.
     """
 
     losses: tuple[int | None, ...] = ()
@@ -43,7 +43,7 @@ def weights(shares: Sequence[tf.Tensor], power: int) -> list[tf.Tensor]:
 
     Args:
       shares: the towers' shares of the batch, which sum to 1; 0 for a tower without examples.
-      power: with which the result grows.
+      power: of the result's growth.
     """
     # With m the mean, the batch's m n^p is the sum over towers of (n_i / n) m_i n^p = share^(1 - p) (m_i n_i^p).
     return [tf.where(share > 0, share ** (1 - power), 0) for share in shares]
@@ -54,8 +54,8 @@ def find(model: keras.Model, variables: list[keras.Variable], x, training: bool)
 
     Args:
       model: a model that was built.
-      variables: what its layers may assign to, which includes the states of metrics.
-      x: a batch, of which dtypes and shapes count.
+      variables: those that its layers may assign to, including the states of metrics.
+      x: a batch, for its dtypes and shapes.
       training: as for the model's call.
 
     Raises:
@@ -143,12 +143,12 @@ class _Trial:
         return all(np.isfinite(series).all() for series in (*self.losses, *self.assigned.values()))
 
     def power(self, series: np.ndarray) -> int | None:
-        """Returns the power with which a result grows, _NEITHER, or None if it is 0 throughout."""
+        """Returns the power with which a result grows, _NEITHER, or None if it is always 0."""
         if not series.any():
             return None
         eps = 1e-3 if series.dtype == np.float16 else np.finfo(np.float32).eps
         series = series.astype(np.float64)
-        series = np.stack([*np.moveaxis(series, 1, 0), series[:, 1] - series[:, 0]])  # as a constant hides the rest
+        series = np.stack([*np.moveaxis(series, 1, 0), series[:, 1] - series[:, 0]])  # a constant would hide the rest
         for power in _POWERS:
             shares = [(part.stop - part.start) / (_ALL.stop - _ALL.start) for part in _PARTS]
             expected = sum(share ** (1 - power) * series[:, i] for i, share in enumerate(shares))
@@ -183,7 +183,7 @@ def _results(model, variables, x, training, copies) -> tuple[list[str], list[np.
 
 
 def _examples(leaf: tf.Tensor, rng: np.random.Generator) -> tf.Tensor:
-    """Makes five examples up for one of the model's inputs: small positive numbers, which every layer can do with."""
+    """Makes up five examples for one of the model's inputs: small positive numbers, which every layer accepts."""
     unknown = 64 if len(leaf.shape) > 3 else 8  # images must be large enough to be pooled
     shape = [_ALL.stop, *(size or unknown for size in leaf.shape[1:])]
     if leaf.dtype.is_floating:
@@ -193,7 +193,7 @@ def _examples(leaf: tf.Tensor, rng: np.random.Generator) -> tf.Tensor:
 
 
 def _changed(variables, rng: np.random.Generator, strength: float) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Returns copies of variables, moved away from values that hide something, such as 0."""
+    """Returns copies of variables, moved away from values that hide differences, such as 0."""
     copies = []
     for variable in variables:
         value = tf.identity(variable.value)

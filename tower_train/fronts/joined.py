@@ -1,4 +1,4 @@
-"""A step over all workers: each has the results of all towers, and the mean of their gradients."""
+"""A step over all workers: each gets the results of all towers, and the mean of their gradients."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,17 +16,17 @@ from tower_train.graph.gradients import GradientsAndVariables
 
 
 def join(workers: Workers, kind: str, towers: list[Replica], labels):
-    """Fills in what the other workers' towers computed, and gathers the labels that go with it.
+    """Fills in the results of the other workers' towers, and gathers the labels that go with them.
 
-    What travels are the outputs and labels of each worker's examples, so that all workers compute one loss and the
-    metrics on all of them, as one device does.
+    Outputs and labels of each worker's examples are exchanged, so that all workers compute one loss and the metrics on
+    all of them, as one device does.
 
     Args:
       workers: this worker and the others.
       kind: the kind of step; it must be the same in all workers.
       towers: of all workers; those of others without results.
-      labels: a structure of dense tensors [batch, ...] or None, such as labels and weights of the examples. Of these a
-        worker's own examples' count.
+      labels: a structure of dense tensors [batch, ...] or None, such as labels and weights of the examples. Each worker
+        contributes those of its own examples.
 
     Returns:
       The towers, and the labels.
@@ -47,7 +47,7 @@ def join(workers: Workers, kind: str, towers: list[Replica], labels):
 
 
 def average(workers: Workers, mean_grads: GradientsAndVariables) -> GradientsAndVariables:
-    """The mean over workers of their towers' mean gradients; IndexedSlices stay sparse."""
+    """Returns the mean over workers of their towers' mean gradients; IndexedSlices stay sparse."""
     grads = [grad for grad, _ in mean_grads]
     sparse = [isinstance(grad, tf.IndexedSlices) for grad in grads]
     dense = [grad for grad, is_sparse in zip(grads, sparse, strict=True) if not is_sparse]
@@ -90,7 +90,7 @@ class _Results:
         self.tensors = [*self.rows, *self._added, *self._assigned]
 
     def fill(self, towers: list[Replica], gathered: list[tf.Tensor]) -> list[Replica]:
-        """All towers, those of other workers with their results among what was gathered of `tensors`."""
+        """Returns all towers, with the results of other workers' towers from the gathered `tensors`."""
         for own, whole in zip(self._added + self._assigned, gathered[len(self.rows) :], strict=True):
             whole.set_shape([len(towers), *own.shape[1:]])
         filled, begin = [], 0
@@ -118,7 +118,7 @@ class _Results:
 
 
 def _gather(workers: Workers, kind: str, batch: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Over tensors, the workers' rows joined in their order."""
+    """Joins the workers' rows of each tensor in their order."""
 
     def exchange(examples, *arrays):
         parts = workers.gather(workers.next_batch(kind), arrays, **{"the number of its examples": int(examples)})

@@ -1,7 +1,7 @@
-"""keras_network: a Keras model as a workload's network, its layers those of Keras, its variables those of the towers.
+"""keras_network: a Keras model as a workload's network, with Keras' layers and the towers' variables.
 
-The model is built once, for its layers only: it holds no values. In each tower it computes with the variables that
-get_variable gives by the names of its own ("block1_conv1/kernel"), so that every rule of the towers holds for it.
+The model is built once, for its layers only: it holds no values. In each tower it computes with variables of
+get_variable, named as its own ("block1_conv1/kernel"), so that every rule of the towers holds for it.
 """
 
 import collections
@@ -31,22 +31,22 @@ def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = N
     """Makes the `inference` of a workload from a function that builds a Keras model.
 
     A workload's rules hold: no layer gets a value of its own that depends on the tower. Batch normalisation is
-    tower_train.layers.batch_normalization; what other layers assign to their variables in training is averaged over
-    towers once a step. Dropout and other layers draw by example, as tower_train.layers.dropout does, and numbers that
-    are of no example once for all towers; the few draws that cannot be so are named in the log. Weights that `build`
-    loads are what training begins with; the other initial values depend on the run's seed and on the variables' names.
+    tower_train.layers.batch_normalization; values that other layers assign to their variables in training are averaged
+    over towers once per step. Dropout and other layers draw by example, as tower_train.layers.dropout does, and numbers
+    of no example once for all towers; the log names the few other draws. Training begins with weights that `build`
+    loads; other initial values depend on the run's seed and the variables' names.
 
     Args:
       build: returns a model that has its variables and whose outputs are logits (without a softmax, for the usual
         loss). It is called once for each dtype, in a thread of its own, in which Keras has the run's dtype and names
         layers afresh.
-      freeze_until: the name of one of the model's layers: it and those before it in `model.layers` are not trained.
-        Layers that `build` set `trainable = False` for are not trained either.
+      freeze_until: the name of one of the model's layers: it and those before it in `model.layers` are not trained, nor
+        are layers with `trainable = False`.
 
     Returns:
       inference: (features, training) -> outputs. The arithmetic is in the dtype of the features, float32 if none of
-      them is floating point. It raises ConfigError if freeze_until names no layer or `build` returned no such model,
-      and GraphError if a layer does what towers cannot.
+        them is floating point. It raises ConfigError if freeze_until names no layer or `build` returned no such model,
+        and GraphError if a layer does what towers cannot.
     """
 
     @functools.cache
@@ -61,13 +61,13 @@ def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = N
 
 
 def build_isolated(work: Callable[[keras.StatelessScope], Any], dtype: str = "float32"):
-    """Calls a function that builds Keras models, isolated from what the program does with Keras and TensorFlow.
+    """Calls a function that builds Keras models, isolated from the program's use of Keras and TensorFlow.
 
     A thread begins with an empty state of Keras, in which layers without a name are numbered from 0 on, and outside of
-    any graph. No variable is given a value there; what is assigned, such as loaded weights, is noted.
+    any graph. No variable gets a value there; assignments, such as of loaded weights, are noted.
 
     Args:
-      work: gets the scope that notes what is assigned.
+      work: gets the scope that notes assignments.
       dtype: Keras' default for layers.
 
     Returns:
@@ -85,11 +85,7 @@ def build_isolated(work: Callable[[keras.StatelessScope], Any], dtype: str = "fl
 
 
 def freeze(model: keras.Model, until: str) -> None:
-    """Makes the layers up to a named one not trainable, in the order of model.layers.
-
-    Raises:
-      ConfigError: there is no such layer.
-    """
+    """Makes the layers of model.layers up to a named one not trainable; ConfigError without such a layer."""
     names = [layer.name for layer in model.layers]
     if until not in names:
         near = difflib.get_close_matches(until, names, _NEAR, cutoff=0.4)
@@ -103,13 +99,13 @@ def freeze(model: keras.Model, until: str) -> None:
 
 
 def _kept_in(dtype: str) -> str:
-    """The dtype of variables for arithmetic in this one."""
+    """Returns the dtype of variables for arithmetic in this one."""
     return towers.variable_dtype(tf.as_dtype(dtype)).name
 
 
 @contextlib.contextmanager
 def _floatx(dtype: str) -> Iterator[None]:
-    """Within this block Keras' default is the dtype in which variables are kept."""
+    """Makes the dtype of variables Keras' default within this block."""
     before = keras.config.floatx()
     keras.config.set_floatx(_kept_in(dtype))
     try:
@@ -152,7 +148,7 @@ class _Network:
             )
         self._generators = {id(v): n.rpartition("/")[0] for v, n in zip(self._variables, self._names, strict=True)}
         self._initializers = [keras_variables.initializer_of(v, assigned.get_current_value(v)) for v in self._variables]
-        self._moving: set[int] = set()  # ids of what follows the batch statistics
+        self._moving: set[int] = set()  # ids of variables that follow the batch statistics
         self._in_graph: dict[int, tf.Variable] = {}  # by id of the model's: of the tower being built
         self._normalizing: list[keras.layers.BatchNormalization] = []  # by the towers' rules
         self._normalizing_alone: list[keras.Layer] = []  # by rules of their own
@@ -194,13 +190,13 @@ class _Network:
         return outputs
 
     def _layer_with(self, variable: keras.Variable) -> str:
-        """The name of the innermost layer that has a variable."""
+        """Returns the name of the innermost layer that has a variable."""
         layers_of_all = [self._model, *compat.sublayers(self._model)]
         owners = [layer for layer in layers_of_all if any(v is variable for v in layer.variables)]
         return min(owners, key=lambda layer: len(layer.variables)).name
 
     def _draws(self, seed, shape) -> "_Draws | None":
-        """The numbers of a draw; None where they can be of no example, or are to be the same ones each time."""
+        """Returns the numbers of a draw; None if they are of no example, or the same each time."""
         draws = context.current().draws
         if draws is None or isinstance(seed, int):
             return None
@@ -214,7 +210,7 @@ class _Network:
         layers.note(context.Statistic(moving, value, momentum=0.0, followed=False))
 
     def _graph_variables(self) -> Iterator[tf.Variable]:
-        """The graph's variables: the first tower creates them, on the CPU."""
+        """Yields the graph's variables: the first tower creates them, on the CPU."""
         trained = not context.current().frozen
         for v, name, initializer in zip(self._variables, self._names, self._initializers, strict=True):
             yield v1.get_variable(
@@ -240,14 +236,14 @@ class _Network:
 
     @contextlib.contextmanager
     def _layers_in_towers(self) -> Iterator[None]:
-        """Within this block the model's batch normalisation is that of towers; the model may be the user's."""
+        """Gives the model, which may be the user's, the towers' batch normalisation within this block."""
         with contextlib.ExitStack() as stack:
             for layer in self._normalizing:
                 stack.enter_context(compat.replaced(layer, "call", functools.partial(self._normalize, layer)))
             yield
 
     def _normalize(self, layer: keras.layers.BatchNormalization, inputs, training=None, mask=None):
-        """The layer's `call`, by the towers' rules."""
+        """Replaces the layer's `call`, by the towers' rules."""
         if mask is not None:
             raise errors.GraphError(f"keras_network: {layer.name} gets a mask, which towers cannot normalise by.")
         mean, variance = (self._in_graph[id(v)] for v in (layer.moving_mean, layer.moving_variance))

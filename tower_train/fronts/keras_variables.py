@@ -10,12 +10,12 @@ _FAR_APART = 0x9E3779B9  # 2**32 over the golden ratio: its multiples share no n
 
 
 def tower_seeds(variables: list[keras.Variable], values: list[tf.Tensor], index: int) -> dict[int, tf.Tensor]:
-    """{id of a seed state: its value for a tower}: towers must not draw the same dropout masks.
+    """Returns {id of a seed state: its value for a tower}: towers must not draw the same dropout masks.
 
     Args:
       variables: a model's, seed states or not.
       values: their values.
-      index: of the tower; the first one has the seeds that the model would have alone.
+      index: of the tower; the first one has the seeds of the model alone.
     """
     if not index:
         return {}
@@ -24,7 +24,7 @@ def tower_seeds(variables: list[keras.Variable], values: list[tf.Tensor], index:
 
 
 def constant(value: np.ndarray):
-    """Returns an initializer whose value is not in the graph, which is written to disk with each checkpoint."""
+    """Returns an initializer whose value stays out of the graph, which is written to disk with each checkpoint."""
 
     def initializer(shape, dtype=None, partition_info=None):
         return tf.ensure_shape(outside_graph(value), shape)
@@ -36,11 +36,11 @@ def initializer_of(variable: keras.Variable, assigned: tf.Tensor | None):
     """Returns an initializer for get_variable.
 
     Args:
-      variable: it may lack a value, when its model was built in a StatelessScope.
+      variable: without a value, if its model was built in a StatelessScope.
       assigned: its value in that scope, such as a loaded weight; None if it has none there.
     """
     initializer = compat.pending_initializer(variable)
-    if assigned is None and initializer is None:  # of a model that was built elsewhere
+    if assigned is None and initializer is None:  # the model was built elsewhere
         assigned = variable.value
     if assigned is not None:
         return constant(np.asarray(assigned))
@@ -72,6 +72,6 @@ class _SeedState:
 
 
 def outside_graph(array: np.ndarray) -> tf.Tensor:
-    """Returns an array as a tensor that is not stored in the graph, which is limited to 2 GiB and written to disk."""
+    """Returns an array as a tensor outside of the graph, which is limited to 2 GiB and written to disk."""
     tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
     return tf.ensure_shape(tensor, array.shape)

@@ -12,11 +12,10 @@ from tower_train.graph.devices import HOST
 
 
 def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_relocation: bool = False):
-    """Makes a model that computes what `model` computes, with every batch split over several devices.
+    """Makes a model that computes as `model`, with every batch split over several devices.
 
-    The arguments are those of the `keras.utils.multi_gpu_model` that TensorFlow removed. All training is Keras' own:
-    `compile`, `fit` and their callbacks do what Keras documents. They train the weights of `model`, which can be used
-    and saved as if nothing else had trained it.
+    The arguments are those of the `keras.utils.multi_gpu_model` that TensorFlow removed. All training is Keras' own, by
+    `compile`, `fit` and their callbacks. It trains the weights of `model`, which is used and saved as usual.
 
         with tf.device("/cpu:0"):
             model = keras.applications.Xception(weights=None)
@@ -25,14 +24,14 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         parallel_model.fit(x, y, epochs=20, batch_size=256)  # the global batch: each GPU gets 32 examples
         model.save("my_model.keras")
 
-    Where TF_CONFIG or Slurm's variables name several workers, this process joins them and all train one model;
-    each computes its towers' part of the global batch.
+    Where TF_CONFIG or Slurm's variables name several workers, this process joins them and all train one model; each
+    computes its towers' part of the global batch.
 
     Args:
-      model: the template. Its weights stay where they were created, which should be the CPU. A `tower_step` of its own
-        (see tower_train.steps) takes the place of Keras' training step.
-      gpus: how many towers, or a list of the GPUs that carry them, or None for all GPUs. Without GPUs a count of towers
-        lives on the CPU.
+      model: the template. Its weights stay where they were created, which should be the CPU. Its own `tower_step`, if
+        any (see tower_train.steps), replaces Keras' training step.
+      gpus: number of towers, or a list of the GPUs that carry them, or None for all GPUs. Without GPUs a count of
+        towers lives on the CPU.
       cpu_merge: whether the towers' outputs are joined, and the loss is computed, on the CPU; if not, on the first
         tower's device.
       cpu_relocation: whether to move the template's weights to the CPU.
@@ -68,11 +67,7 @@ def _has_tower_step(model) -> bool:
 
 
 def _check(model) -> None:
-    """Checks that a model can be split over towers.
-
-    Raises:
-      ConfigError: it cannot.
-    """
+    """Raises ConfigError for a model that cannot be split over towers."""
     if not isinstance(model, keras.Model):
         raise errors.ConfigError(f"multi_gpu_model got a {type(model).__name__}; it needs a keras.Model.")
     if tf.distribute.has_strategy():
@@ -93,11 +88,7 @@ def _check(model) -> None:
 
 
 def _check_divisible(model) -> None:
-    """Checks that a model has no state with a row for each example of a batch.
-
-    Raises:
-      ConfigError: it has.
-    """
+    """Raises ConfigError for a model that has state with a row for each example of a batch."""
     stateful = [layer.name for layer in compat.sublayers(model) if getattr(layer, "stateful", False)]
     if stateful:
         raise errors.ConfigError(

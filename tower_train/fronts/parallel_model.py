@@ -1,4 +1,4 @@
-"""The model that multi_gpu_model returns: Keras' own training, with the step done in towers."""
+"""The model of multi_gpu_model: Keras' own training, with the step done in towers."""
 
 import keras
 import tensorflow as tf
@@ -24,7 +24,7 @@ class ParallelModel(keras.Model):
         self.built = template.built
 
     def __getattr__(self, name):
-        """Looks up in the template what is not here: its inputs, output_names, and attributes of the user's own."""
+        """Looks up other attributes in the template: its inputs, output_names, and the user's own."""
         if name.startswith("_") or name == "template":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.template, name)
@@ -48,9 +48,9 @@ class ParallelModel(keras.Model):
         return self.template(inputs, training=training)
 
     def compile(self, optimizer="rmsprop", *args, **kwargs):
-        """Compiles as keras.Model.compile does, but for jit_compile=True: XLA compiles for one device.
+        """Compiles as keras.Model.compile, except for jit_compile=True: XLA compiles for one device.
 
-        A template that was not compiled before is compiled alike, so that the optimizer's state is saved with it.
+        A template that was not compiled is compiled alike, so that the optimizer's state is saved with it.
         """
         if kwargs.get("jit_compile") is True:
             raise errors.ConfigError("jit_compile=True: XLA compiles for one device only. Leave it out.")
@@ -61,11 +61,7 @@ class ParallelModel(keras.Model):
             self.template.compile(self.optimizer, *args, **kwargs)
 
     def fit(self, x=None, y=None, batch_size=None, *args, **kwargs):
-        """Trains as keras.Model.fit does; batch_size is the global batch.
-
-        Raises:
-          ConfigError: a batch_size that leaves towers without examples.
-        """
+        """Trains as keras.Model.fit; batch_size is the global batch, of at least an example per tower."""
         count = len(self._all_towers)
         if batch_size is not None and batch_size < count:
             raise errors.ConfigError(
@@ -77,8 +73,8 @@ class ParallelModel(keras.Model):
     def train_step(self, data):
         """Does a step: the towers' outputs, one loss of them all, the mean of the towers' gradients, one update.
 
-        The loss is computed on the joined outputs, as on one device. So it is exact also if it is no mean over examples
-        (masks, weights, a loss of the user's own) and if towers got unequal parts.
+        The loss is computed on the joined outputs, as on one device. So it is exact even if it is no mean over examples
+        (masks, weights, a custom loss) and if towers got unequal parts.
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         towers, growth = self._run_towers(x, training=True)
@@ -124,7 +120,7 @@ class ParallelModel(keras.Model):
             return replicas.merge(towers)
 
     def _join_workers(self, towers: list[replicas.Replica], y, sample_weight, training: bool):
-        """Returns the towers and the labels of a whole batch, where other processes run some of them."""
+        """Returns the towers and the labels of a whole batch, if other processes run some of them."""
         return towers, y, sample_weight
 
     def _average(self, tower_grads: list[gradients.GradientsAndVariables]) -> gradients.GradientsAndVariables:
@@ -193,11 +189,7 @@ class ParallelModel(keras.Model):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """Refuses what Keras would do to clone the model.
-
-        Raises:
-          ConfigError: always.
-        """
+        """Raises ConfigError, since Keras would use it to clone the model."""
         raise errors.ConfigError("A ParallelModel has no configuration of its own. Clone its template instead.")
 
     def to_json(self, **kwargs):

@@ -19,7 +19,7 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
     they take turns; one line on standard error says so.
 
     Args:
-      gpus: the number of towers, or the ids of the GPUs that carry them, or None: one on each GPU.
+      gpus: number of towers, or the ids of the GPUs that carry them, or None: one on each GPU.
       argument: the user's name for gpus, for messages.
       in_session: whether the towers run in a session of their own.
 
@@ -69,5 +69,5 @@ def _asked(gpus, argument: str, gpus_here: int) -> tuple[list[int], int]:
 
 
 def _is_count(value) -> bool:
-    """Whether it is a whole number, Python's or numpy's, from 0 on."""
+    """Returns whether a value is a whole number, Python's or numpy's, from 0 on."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0

@@ -1,4 +1,4 @@
-"""Runs one Keras model on several devices at a time, each on its share of a batch; its variables stay as they are."""
+"""Runs one Keras model on several devices, each on its share of a batch; the model's variables stay as they are."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Replica:
       device: the device; None if another process runs it.
       size: int32 scalar, the number of its examples.
       share: float scalar, its part of the batch's examples; 0 if there were fewer than replicas.
-      outputs: of its own examples, structured as the model returned them.
+      outputs: of its own examples, structured as the model's.
       added_losses: over its layers' calls of add_loss, scalars.
       assigned: {index in assignable(model): the value that its layers assigned}.
     """
@@ -35,7 +35,7 @@ class Replica:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process runs it."""
+        """True if this process runs it."""
         return self.device is not None
 
     @property
@@ -56,8 +56,8 @@ class Replica:
 def run(model: keras.Model, x, devices: Sequence[str | None], training: bool) -> list[Replica]:
     """Runs a model on consecutive parts of a batch whose sizes differ by one at most.
 
-    A replica without examples gets a copy of the last one, since not every op can do with none, and returns no outputs
-    for it.
+    A replica without examples gets a copy of the last one, since not every op accepts none, but returns no outputs for
+    it.
 
     Args:
       model: the model; it must have its variables already.
@@ -81,7 +81,7 @@ def run(model: keras.Model, x, devices: Sequence[str | None], training: bool) ->
 
 
 def batch_size(x) -> tf.Tensor:
-    """int32 scalar, the number of examples in a structure of tensors."""
+    """Returns an int32 scalar, the number of examples in a structure of tensors."""
     return tf.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
 
 
@@ -101,16 +101,12 @@ def merge(replicas: list[Replica]):
 
 
 def assignable(model: keras.Model) -> list[keras.Variable]:
-    """The variables that a call of the model may change: its own and those of the metrics that its layers update."""
+    """Returns the variables that a call of the model may change: its own, and those of its layers' metrics."""
     return [*model.variables, *(v for metric in compat.layer_metrics(model) for v in metric.variables)]
 
 
 def find_growth(model: keras.Model, replicas: list[Replica], x, training: bool) -> growth.Growth:
-    """Finds how the replicas' results besides outputs grow with the examples; by a trial only if they need one.
-
-    Raises:
-      ConfigError: the replicas' parts do not determine them.
-    """
+    """Finds how results besides outputs grow with the examples, by a trial if needed; ConfigError if that fails."""
     variables = assignable(model)
     known = {id(variable) for variable in compat.moving_statistics_of(model)}
     tried = next(replica for replica in replicas if replica.is_here)
@@ -140,8 +136,8 @@ def merge_losses(replicas: list[Replica], found: growth.Growth) -> list[tf.Tenso
 
 
 def assign_merged(model: keras.Model, replicas: list[Replica], found: growth.Growth) -> None:
-    """Assigns the replicas' values to the model's variables: the mean over examples to floating-point variables such
-    as moving averages, the sum of the changes to counts, the first replica's value to others such as seed states."""
+    """Assigns the replicas' values to the model's variables: the mean over examples to floating-point variables such as
+    moving averages, the sum of the changes to counts, the first replica's value to others such as seed states."""
     for i, variable in enumerate(assignable(model)):
         if i in replicas[0].assigned:
             values, power = [replica.assigned[i] for replica in replicas], found.variables.get(i, 0)
@@ -162,11 +158,8 @@ def _merged(replicas: list[Replica], values: list[tf.Tensor], power: int) -> tf.
 
 
 def _forward(model: keras.Model, x, index: int, training: bool, size: tf.Tensor):
-    """Calls the model on copies of its variables.
-
-    Returns:
-      The attributes of a Replica from outputs on. The tape watched the copies of the trainable variables.
-    """
+    """Calls the model on copies of its variables; returns the attributes of a Replica from outputs on. The tape watched
+    the copies of the trainable variables."""
     weights = [tf.identity(variable.value) for variable in model.trainable_weights]
     before = {id(v): value for v, value in zip(model.trainable_weights, weights, strict=True)}
     before |= keras_variables.tower_seeds(model.variables, [v.value for v in model.variables], index)

@@ -1,4 +1,4 @@
-"""The model that multi_gpu_model returns where several workers train together."""
+"""The model of multi_gpu_model for several workers that train together."""
 
 import contextlib
 import inspect
@@ -60,7 +60,7 @@ class WorkerModel(ParallelModel):
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """Within this block an exchange's own error is raised in place of what TensorFlow makes of it."""
+        """Raises an exchange's own error within this block, instead of TensorFlow's error about it."""
         self._workers.begin_batches()
         try:
             yield
@@ -70,7 +70,7 @@ class WorkerModel(ParallelModel):
             raise
 
     def _build(self, x) -> None:
-        """Makes the weights that are not there yet, so that all workers can begin with the chief's."""
+        """Makes missing weights, so that all workers can begin with the chief's."""
         if self.template.built:
             return
         leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
@@ -85,7 +85,7 @@ class WorkerModel(ParallelModel):
             self.template(growth.rows(x, slice(0, 1)))
 
     def _shuffle_alike(self) -> None:
-        """Gives all workers the chief's random states, by which Keras shuffles; draws a seed where there is none."""
+        """Gives all workers the chief's random states, by which Keras shuffles; draws a seed if there is none."""
         seed = compat.random_seed()
         drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         name, key, *others = np.random.get_state()
@@ -100,7 +100,7 @@ class WorkerModel(ParallelModel):
         np.random.set_state(tuple(states["numpy"]))
 
     def _own(self, given: dict) -> dict:
-        """The arguments of a call for this worker: the chief's callbacks write, and it shows the progress."""
+        """Returns the arguments of a call for this worker: only the chief's callbacks write and show the progress."""
         callbacks = given.get("callbacks") or []
         callbacks = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         callbacks, quiet = keras.tree.flatten(callbacks), {}
@@ -121,10 +121,10 @@ class WorkerModel(ParallelModel):
         self._workers.begin_batches("" if epoch is None else f" in epoch {epoch + 1}")
 
     def fit(self, *args, **kwargs):
-        """Trains as keras.Model.fit does, all workers together; batch_size is the global batch.
+        """Trains as keras.Model.fit, all workers together; batch_size is the global batch.
 
         Raises:
-          ConfigError: workers that differ; a model without weights whose input cannot be looked at.
+          ConfigError: workers that differ; a model without weights whose input cannot be inspected.
           WorkerError: a worker is missing.
         """
         given = _bound(keras.Model.fit, self, args, kwargs)
@@ -135,11 +135,7 @@ class WorkerModel(ParallelModel):
             return super().fit(**self._own(given))
 
     def evaluate(self, *args, **kwargs):
-        """Evaluates as keras.Model.evaluate does, all workers together.
-
-        Raises:
-          ConfigError, WorkerError: as for fit.
-        """
+        """Evaluates as keras.Model.evaluate, all workers together; raises as fit."""
         given = _bound(keras.Model.evaluate, self, args, kwargs)
         if isinstance(given.get("callbacks"), keras.callbacks.CallbackList):  # of fit
             return super().evaluate(*args, **kwargs)
@@ -150,7 +146,7 @@ class WorkerModel(ParallelModel):
             return super().evaluate(**self._own(given))
 
     def predict(self, *args, **kwargs):
-        """Predicts as keras.Model.predict does, each worker by itself."""
+        """Predicts as keras.Model.predict, each worker by itself."""
         given = _bound(keras.Model.predict, self, args, kwargs)
         return super().predict(**(given if self._workers.is_chief else given | {"verbose": 0}))
 
@@ -183,7 +179,7 @@ class _Together(keras.callbacks.Callback):
 
 
 def _bound(method: Callable, *args_and_kwargs) -> dict:
-    """The arguments of a call of one of Keras' methods, by name."""
+    """Returns the arguments of a call of one of Keras' methods, by name."""
     model, args, kwargs = args_and_kwargs
     given = inspect.signature(method).bind(model, *args, **kwargs).arguments
     del given["self"]
@@ -191,7 +187,7 @@ def _bound(method: Callable, *args_and_kwargs) -> dict:
 
 
 def _about_call(given: dict) -> dict:
-    """What must be the same in all workers of a call of fit or evaluate, by name."""
+    """Returns by name what must be the same in all workers of a call of fit or evaluate."""
     return {
         name: _about_data(value) if name in ("x", "y", "sample_weight", "validation_data") else _text(value)
         for name, value in given.items()
@@ -213,7 +209,7 @@ def _about_optimizer(optimizer) -> dict:
 
 
 def _about(model: keras.Model) -> str:
-    """A model's size, and a number that tells it from others."""
+    """Describes a model: its size, and a number that identifies it."""
     layers = [(type(layer).__name__, _config(layer)) for layer in compat.sublayers(model)]
     return f"{_about_variables(model.variables)} in {len(layers)} layers ({_checksum(layers)})"
 
@@ -227,7 +223,7 @@ def _about_variables(variables: list[keras.Variable]) -> str:
 def _config(layer: keras.Layer) -> dict:
     try:
         return {name: value for name, value in layer.get_config().items() if name not in ("name", "layers")}
-    except (NotImplementedError, TypeError, ValueError):  # of a layer of the user's own, which has none
+    except (NotImplementedError, TypeError, ValueError):  # a user's own layer may have none
         return {}
 
 

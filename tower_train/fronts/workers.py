@@ -1,7 +1,7 @@
-"""The workers that train one Keras model together: what they compare, gather, broadcast and average.
+"""The workers that train one Keras model together, with their comparisons, gathers, broadcasts and means.
 
-Keras' steps run where the program has begun TensorFlow, long before it is known that there are other workers; there
-collective operations cannot be had any more. So they run in a session on the worker's server, which the step calls.
+Keras' steps run where the program has begun TensorFlow, long before it is known that there are other workers; then
+collective operations are no longer possible. So they run in a session on the worker's server, which the step calls.
 """
 
 import functools
@@ -30,7 +30,7 @@ _FIRST_MEAN = 2 * 10**6
 
 
 class Workers:
-    """This process among the workers that train one model together. All of them must call its methods alike.
+    """This process among the workers that train one model together, all of which must make the same calls.
 
     Args:
       cluster: this process's.
@@ -57,7 +57,7 @@ class Workers:
         threading.Thread(target=self._watch, args=[watch], name="exchanges", daemon=True).start()
 
     def _gather(self, message: tf.Tensor) -> list[tf.Tensor]:
-        """All workers' messages, padded to one length, and their lengths."""
+        """Returns all workers' messages, padded to one length, and their lengths."""
         own = tf.shape(message, out_type=tf.int64)
         lengths = tf.raw_ops.CollectiveGather(
             input=own, group_size=self.size, group_key=_LENGTHS, instance_key=0, shape=[self.size]
@@ -65,28 +65,28 @@ class Workers:
         longest = tf.reduce_max(lengths)
         messages = tf.raw_ops.CollectiveGatherV2(
             input=tf.pad(message, [[0, longest - own[0]]]), group_size=self.size, group_key=_MESSAGES,
-            instance_key=tf.cast(longest, tf.int32),  # one stands for one length, for good
+            instance_key=tf.cast(longest, tf.int32),  # one key for each length, for good
             ordering_token=[], communication_hint="ring",
         )  # fmt: skip
         return [lengths, tf.reshape(messages, [self.size, -1])]
 
     def _watch(self, watch: MeansWatch) -> None:
-        """Tells the other workers how far this one is, and for how long it has waited for them."""
+        """Reports this worker's progress, and how long it has waited for the others."""
         while True:
             time.sleep(_LOOK_SECS)
-            begun = max(self._batches, 1)  # before the first batch too it may be that others are waited for
+            begun = max(self._batches, 1)  # others may be waited for before the first batch too
             watch.note(begun, begun - self._is_waiting)
 
     def gather(self, point: str, arrays: Sequence[np.ndarray] = (), **facts: str | int) -> list[list[np.ndarray]]:
-        """Over workers, their arrays.
+        """Returns the arrays over workers.
 
         Args:
-          point: where in its work a worker is.
+          point: this worker's place in the program.
           arrays: of the same number and dtypes in all workers.
-          facts: by name, what must be the same in all workers.
+          facts: by name, values that must be the same in all workers.
 
         Raises:
-          ConfigError: in all workers, one of them differs from the chief.
+          ConfigError: in all workers, if one of them differs from the chief.
           WorkerError: a worker is missing.
         """
         message = _packed({"point": point, "facts": facts}, arrays)
@@ -97,7 +97,7 @@ class Workers:
         return [arrays() for _, arrays in found]
 
     def mean(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The workers' means, to the bit the same in all, of arrays of the same shapes in all."""
+        """Returns the means over workers, to the bit the same in all, of arrays of equal shapes."""
         signature = tuple((array.shape, array.dtype.name) for array in arrays)
         if signature not in self._means:
             with self._graph.as_default(), tf.device(HOST):
@@ -109,7 +109,7 @@ class Workers:
         return self._run(means, dict(zip(own, arrays, strict=True)))
 
     def broadcast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The chief's arrays, where all workers have some of the same shapes and dtypes."""
+        """Returns the chief's arrays; all workers give arrays of the same shapes and dtypes."""
         message = _packed({}, arrays)
         if message.size not in self._broadcasts:
             about = dict(group_size=self.size, group_key=_BROADCASTS, instance_key=len(self._broadcasts))
@@ -125,9 +125,9 @@ class Workers:
         return found()
 
     def begin_batches(self, series: str = "") -> None:
-        """Notes that a series of batches begins; series: what they are, for messages."""
+        """Notes that a series of batches begins; series: its name for messages."""
         self._series, self._batch = series, 0
-        if isinstance(self.failure, errors.ConfigError):  # which leaves the workers where they all are
+        if isinstance(self.failure, errors.ConfigError):  # all workers are at the same place
             self.failure = None
 
     def next_batch(self, kind: str) -> str:
@@ -151,7 +151,7 @@ class Workers:
                 self._is_waiting = False
 
     def _check(self, worker: int, its: dict, chiefs: dict) -> None:
-        """Raises ConfigError if a worker is elsewhere than the chief, or about something else."""
+        """Raises ConfigError if a worker is elsewhere than the chief, or has other facts."""
         differing = [f"it has come to {its['point']}, the chief to {chiefs['point']}"]
         if its["point"] == chiefs["point"]:
             its, chiefs = its["facts"], chiefs["facts"]
@@ -159,24 +159,20 @@ class Workers:
                          for name in {**chiefs, **its} if its.get(name) != chiefs.get(name)]  # fmt: skip
         if differing:
             self.failure = errors.ConfigError(
-                f"{self._membership.task.name(worker)} cannot train along: {'; '.join(differing)}. Start all workers "
-                "with the same program and data."
+                f"{self._membership.task.name(worker)} cannot train with the chief: {'; '.join(differing)}. Start "
+                "all workers with the same program and data."
             )
             raise self.failure
 
 
 @functools.cache
 def find() -> Workers | None:
-    """The workers that this process trains with, whose cluster it joins if it has not; None if it is by itself.
-
-    Raises:
-      ConfigError, RunError, WorkerError: as for cluster.init.
-    """
+    """Returns the workers that this process trains with, joining their cluster, or None; raises as cluster.init."""
     return None if find_task(None, None).is_alone else Workers(program.init(gpus=()))
 
 
 def _packed(about: Mapping, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """A message: the length of its head, the head, the arrays; in whole words."""
+    """Returns a message: the length of its head, the head, the arrays; in whole words."""
     head = json.dumps({"about": about, "shapes": [np.shape(array) for array in arrays]}).encode()
     parts = [len(head).to_bytes(_WORD.itemsize, "little"), head, *(np.asarray(array).tobytes() for array in arrays)]
     message = b"".join(parts)
@@ -184,7 +180,7 @@ def _packed(about: Mapping, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _unpacked(message: np.ndarray, alike: Sequence[np.ndarray]):
-    """Returns what a message is about and a function that returns its arrays, of the dtypes of these."""
+    """Returns a message's head and a function that returns its arrays, of the dtypes of these."""
     data = message.tobytes()
     begin = _WORD.itemsize + int.from_bytes(data[: _WORD.itemsize], "little")
     head = json.loads(data[_WORD.itemsize : begin])

@@ -1,4 +1,4 @@
-"""From what each device has to the mean over all devices of all workers, in few large messages."""
+"""The all-reduce: the mean over all devices of all workers, in few large messages."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,37 +16,36 @@ _DEVICES, _HOSTS, _FIRST_DEVICES = 2, 3, 4
 _BROADCASTS = 10**6  # the first instance key of broadcasts, above those of an AllReduce's other operations
 TRIAL = 2 * 10**6  # the first of a known mean's
 INSTANCES = 3 * 10**6  # keys of an AllReduce with its broadcasts and its trial
-# What TensorFlow does not broadcast, and what holds all its values.
+# Types that TensorFlow does not broadcast, and types for all their values.
 _SENT_AS = {tf.uint32: tf.int32, tf.uint64: tf.int64, tf.bfloat16: tf.float32,
             **dict.fromkeys([tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32)}  # fmt: skip
 MESSAGE_BYTES = 4 * 2**20  # of small tensors that travel together; more would make the first of them wait for the last
 
 
 class AllReduce:
-    """Averages what several devices have, so that each of them has the mean, to the bit the same.
+    """Averages values of several devices, so that all of them get the same mean, to the bit.
 
-    Several workers average over their own devices first, on one of them, and then between those devices of all workers,
-    so that a worker's bytes on the network do not grow with its devices.
+    Several workers average on one of their own devices first, and then between those devices of all workers, so that a
+    worker's bytes on the network do not grow with its devices.
 
     Attributes:
       devices, kind, dtype, num_workers, first_instance: as given.
-      operations: what a step must run of it on all devices, also where a device has no use for the mean: those that
-        take part wait for each other.
+      operations: must run in each step on all devices, even where the mean is not used: they wait for each other.
     """
 
     def __init__(
         self, devices: Sequence[str], kind: str, dtype: tf.DType | None = None, num_workers: int = 1,
         first_instance: int = 0,
     ):  # fmt: skip
-        """Chooses the way of averaging.
+        """Chooses the kind of all-reduce.
 
         Args:
-          devices: that hold what is averaged.
-          kind: 'collective' (TensorFlow's ring), 'nccl' (NVIDIA's), or 'add_n' (on one device;
-            between workers the ring).
-          dtype: that gradients are sent in; None for their own.
+          devices: those of the values.
+          kind: 'collective' (TensorFlow's ring), 'nccl' (NVIDIA's), or 'add_n' (on one device; between workers the
+            ring).
+          dtype: in which gradients are sent; None for their own.
           num_workers: each with as many devices.
-          first_instance: tells its messages from those of another AllReduce of the same session or server.
+          first_instance: separates its messages from those of another AllReduce of the same session or server.
 
         Raises:
           ConfigError: nccl without GPUs, or in bfloat16.
@@ -67,7 +66,7 @@ class AllReduce:
         self._last_of_nccl: list[tf.Operation] = []
 
     def mean(self, values: Sequence[Sequence[Gradient]], exactly: bool = False) -> list[list[Gradient]]:
-        """The means.
+        """Averages values over all devices.
 
         Args:
           values: over devices, the same number of tensors of static shapes, or of IndexedSlices.
@@ -104,7 +103,7 @@ class AllReduce:
     def _mean(self, buffers: list[tf.Tensor]) -> list[tf.Tensor]:
         count = len(buffers)
         if self.kind == "add_n" or self.num_workers > 1:
-            turn = len(self.operations) % count  # the devices share the messages out among them
+            turn = len(self.operations) % count  # the devices take turns
             with tf.device(self.devices[turn]):
                 mean = tf.add_n(buffers) / count if count > 1 else buffers[0]
                 if self.num_workers > 1:
@@ -112,7 +111,7 @@ class AllReduce:
                     [mean] = self._collective_means([mean], [self.devices[turn]], instance, self.num_workers, group)
             self.operations.append(mean.op)
             return self._on_each(tf.identity, [mean] * count)
-        instance = self._next_instance()  # those of one instance belong together
+        instance = self._next_instance()  # operations of one instance belong together
         means = self._collective_means(buffers, self.devices, instance, count, _DEVICES)
         self.operations += [mean.op for mean in means]
         return means
@@ -120,12 +119,12 @@ class AllReduce:
     def _collective_means(
         self, buffers: list[tf.Tensor], devices: Sequence[str], instance: int, size: int, group: int
     ) -> list[tf.Tensor]:
-        """The means of one message, on these devices.
+        """Returns the means of one message on these devices.
 
-        NCCL's operations wait for those of the message before: they must begin in the same order on all devices, or
-        wait for each other for ever. They are asked for one by one, since the session's `collective_nccl` asks for all,
-        also for those of layers, which have no such order. None has a `timeout_seconds`: each would keep a thread for
-        as long, step after step (BaseCollectiveExecutor). The watchdog and the membership see to a step that hangs.
+        NCCL's operations wait for those of the message before: in another order on another device they would wait for
+        ever. They are requested one by one, since the session's `collective_nccl` also covers those of layers, which
+        have no such order. None has a `timeout_seconds`, which would keep a thread for as long, step after step
+        (BaseCollectiveExecutor). The watchdog and the membership handle a step that hangs.
         """
         means = []
         for device, buffer in zip(devices, buffers, strict=True):
@@ -142,7 +141,7 @@ class AllReduce:
         return self.first_instance + len(self.operations)
 
     def _sparse(self, message: list[list[tf.IndexedSlices]], exactly: bool) -> list[list[tf.IndexedSlices]]:
-        """All rows of all devices, in the order of the workers and of their devices."""
+        """Joins all rows of all devices, in the order of the workers and of their devices."""
         slices = [own[0] for own in message]
         parts = [[part.values for part in slices], [part.indices for part in slices]]
         count = len(slices) * self.num_workers
@@ -157,7 +156,7 @@ class AllReduce:
         return self._on_each(joined, slices)
 
     def _gather_rows(self, parts: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The rows of all workers; where their number is not known beforehand, each may have another one.
+        """Returns the rows of all workers; if their number is not static, it may differ between workers.
 
         Args:
           parts: tensors of equally many rows.
@@ -176,7 +175,7 @@ class AllReduce:
         return [gather(part) for part in parts]
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """The rows of all workers, in their order; each must have as many. To be called on the host.
+        """Returns the rows of all workers, in their order, equally many from each. To be called on the host.
 
         Args:
           rows: [n, ...].
@@ -188,13 +187,13 @@ class AllReduce:
             return rows
         gathered = tf.raw_ops.CollectiveGather(
             input=rows, group_size=self.num_workers, group_key=_HOSTS, instance_key=self._next_instance(),
-            shape=[],  # the kernel takes that of the rows
+            shape=[],  # the kernel takes the rows' shape
         )  # fmt: skip
         self.operations.append(gathered.op)
         return gathered
 
     def broadcast(self, variables: Sequence[tf.Variable], worker: int) -> tf.Operation:
-        """Gives all workers' variables the values that worker 0's have; all must run it. worker: which this is."""
+        """Copies worker 0's values of variables to all workers, all of which must run it. worker: this one's index."""
         done = []
         with v1.name_scope("broadcast"):
             for number, variable in enumerate(variables):
@@ -225,7 +224,7 @@ class AllReduce:
 def _messages(values: Sequence[Gradient]) -> list[list[int]]:
     """Groups values that travel together, in the order of the backward pass: the last variable's first.
 
-    What is large travels alone, as it need not be copied for it, and what is sparse.
+    Large and sparse values travel alone, which saves a copy of large ones.
     """
     messages, bytes_together = [], {}
     for i, value in reversed(list(enumerate(values))):

@@ -1,7 +1,7 @@
-"""Collective operations between workers in a program's own graph, under keys that are made of names.
+"""Collective operations between workers in a program's own graph, under keys made of names.
 
-Each process builds its graph by itself, and collective operations of two graphs meet by an integer, their instance key.
-It must be the same in all workers, whatever else stands in a graph and in whatever order it was made.
+Each process builds its own graph, and collective operations of two graphs meet by an integer, their instance key. It
+must be the same in all workers, whatever else is in a graph and in whatever order it was made.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ v1 = tf.compat.v1
 _ATTRIBUTE = "tower_train_keys"  # of a graph
 _GROUP = 3  # of the workers' hosts, as in all_reduce.py
 _FIRST_KEY, _END_OF_KEYS = 2**24, 2**31 - 2**16  # above the keys of all other collective operations
-# What TensorFlow neither gathers nor broadcasts, and what goes in its place; narrower ones as int32.
+# Types that TensorFlow neither gathers nor broadcasts, and their substitutes; narrower ones as int32.
 _SAME_BITS = {tf.bfloat16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64, tf.complex64: tf.int64}
 _NARROW = (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16)
 _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -28,11 +28,11 @@ _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """Those that a graph's operations average, gather and broadcast between.
+    """The workers between which a graph's operations average, gather and broadcast.
 
     Attributes:
-      placed: the devices of this one, which knows the number of workers and which of them it is.
-      compare: called with what this worker means, {name: text}; returns once it is known to be the same in the others.
+      placed: the devices of this one, with the number of workers and its own index.
+      compare: called with what this worker means, {name: text}; returns once the others are known to mean the same.
     """
 
     placed: Devices
@@ -44,9 +44,9 @@ class Workers:
 
     @property
     def device(self) -> str:
-        """The part of a device's name that tells this worker's from another's.
+        """The part of a device's name that separates this worker's from another's.
 
-        Operations on it are refused by sessions that are not of the cluster, in which they would wait for ever.
+        Sessions outside of the cluster, in which operations on it would wait for ever, refuse them.
         """
         return f"/job:worker/replica:0/task:{self.placed.worker}"
 
@@ -66,7 +66,7 @@ class Keys:
 
     @classmethod
     def of(cls, graph: tf.Graph) -> "Keys":
-        """Returns those of a graph, or of the graph that a function's is part of."""
+        """Returns the keys of a graph, or of the graph around a function's."""
         while outer := getattr(graph, "outer_graph", None):
             graph = outer
         if not hasattr(graph, _ATTRIBUTE):
@@ -74,7 +74,7 @@ class Keys:
         return getattr(graph, _ATTRIBUTE)
 
     def take(self, name: str, count: int = 1) -> int:
-        """Returns the first of `count` keys in a row, which depend on the name and on how often it was used before."""
+        """Returns the first of `count` consecutive keys, which depend on the name and its number of earlier uses."""
         use = self._uses[name] = self._uses.get(name, 0) + 1
         digest = hashlib.sha256(f"{name} {use}".encode()).digest()
         first = _FIRST_KEY + int.from_bytes(digest[:8], "big") % (_END_OF_KEYS - _FIRST_KEY)
@@ -88,7 +88,7 @@ class Keys:
         return self._uses.get(name, 0)
 
     def compared(self, workers: Workers) -> tf.Tensor:
-        """A tensor that is there once the workers mean the same, which is found out when it is first needed."""
+        """Returns a tensor that is computed once the workers have compared what they mean, when it is first needed."""
         with tf.device(workers.device + HOST), v1.name_scope("compare_workers"):
             return tf.numpy_function(lambda: self._compare(workers), [], tf.bool)
 
@@ -101,12 +101,13 @@ class Keys:
 
 
 def described(dtype: tf.DType, shape: tf.TensorShape) -> str:
-    """A dtype and a shape as workers compare them."""
+    """Formats a dtype and a shape for comparison between workers."""
     return f"{dtype.name}{'[?]' if shape.rank is None else shape.as_list()}"
 
 
 def reduce(tensor: tf.Tensor, workers: Workers, key: int, merge: str = "Add", final: str = "Id") -> tf.Tensor:
-    """The sum (merge='Add'), 'Min', 'Max' or product ('Mul') over workers, of equal shapes; final='Div': by size.
+    """Returns the sum (merge='Add'), 'Min', 'Max' or product ('Mul') of equal shapes over workers; final='Div': by
+    size.
 
     float16 and bfloat16 are computed in float32 and rounded once.
     """
@@ -126,10 +127,10 @@ def reduce(tensor: tf.Tensor, workers: Workers, key: int, merge: str = "Add", fi
 
 
 def gather(rows: Sequence[tf.Tensor], workers: Workers, key: int) -> list[tf.Tensor]:
-    """The rows of all workers, in their order, of several tensors that have equally many.
+    """Returns the rows of all workers, in their order, of several tensors with equally many.
 
     Args:
-      rows: tensors [n, ...], where n is any number in each worker; the rest of the shape is the same.
+      rows: tensors [n, ...], with any n in each worker; the rest of the shape is the same.
       workers: between which.
       key: the first of 1 + len(rows).
 
@@ -160,13 +161,13 @@ def _gather(rows: tf.Tensor, workers: Workers, key: int) -> tf.Tensor:
 def broadcast(
     value: tf.Tensor | None, dtype: tf.DType, shape: tf.TensorShape, workers: Workers, key: int, root: int
 ) -> tf.Tensor:  # fmt: skip
-    """What worker `root` has, in all workers.
+    """Returns worker `root`'s value in all workers.
 
     Args:
       value: in that worker; the others give None.
       dtype, shape: of it, the shape known.
       workers, key: as for reduce.
-      root: a worker.
+      root: index of the worker.
     """
     sent = _sent(dtype)
     if not shape.is_fully_defined():
@@ -179,7 +180,7 @@ def broadcast(
 
 
 def _sent(dtype: tf.DType) -> tf.DType:
-    """The dtype in which TensorFlow sends values of another."""
+    """Returns the dtype in which TensorFlow sends values of another."""
     sent = tf.int32 if dtype in _NARROW else _SAME_BITS.get(dtype, dtype)
     if sent not in _SENT:
         raise errors.GraphError(f"{dtype.name} cannot be sent between workers. Send float32 or int64 in its place.")
@@ -187,7 +188,6 @@ def _sent(dtype: tf.DType) -> tf.DType:
 
 
 def _encoded(value: tf.Tensor) -> tf.Tensor:
-    """The same as it is sent."""
     sent = _sent(value.dtype)
     return tf.bitcast(value, sent) if value.dtype in _SAME_BITS else tf.cast(value, sent)
 

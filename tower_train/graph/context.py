@@ -1,7 +1,7 @@
-"""The one record through which layers and the training graph know of each other.
+"""The one record through which layers and the training graph know each other.
 
-The training graph enters it for each tower that it builds; layers look at `current()`. Outside of the towers of a
-training graph, such as in evaluation, there is an empty one.
+The training graph enters it for each tower that it builds; layers look at `current()`. It is empty outside of the
+towers of a training graph, such as in evaluation.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from tower_train.graph.draws import TowerDraws
 
 
 class Statistic(NamedTuple):
-    """A value that one tower computed from its batch, for a variable that follows the mean over towers.
+    """A value that a tower computed from its batch, for a variable that follows the mean over towers.
 
     Attributes:
       moving: the variable, or this tower's copy of it.
       value: of this step; the shape and dtype of `moving`.
       momentum: moving = momentum * moving + (1 - momentum) * mean of the towers' values.
-      followed: whether `moving` has a moving average, as the weights have; it must be of
+      followed: whether `moving` has a moving average, as weights have; it must be of
         layers.moving_collections(followed).
     """
 
@@ -34,16 +34,16 @@ class Statistic(NamedTuple):
 
     @property
     def is_mean(self) -> bool:
-        """False for integers, such as counters, of which all towers have the same."""
+        """False for integers, such as counters, which are the same in all towers."""
         return self.value.dtype.is_floating
 
 
 class Learning(NamedTuple):
-    """Rate of a variable, by all blocks of layers.learning that it was created in.
+    """The rate of a variable, by all blocks of layers.learning around its creation.
 
     Attributes:
       rate_factor: multiplies the learning rate.
-      until_epoch: the rate is 0 from when as many epochs have been seen.
+      until_epoch: number of epochs after which the rate is 0.
       muon: False: --optimizer=muon moves it by momentum, whatever its rank.
     """
 
@@ -58,14 +58,14 @@ class Context:
 
     Attributes:
       tower: its index, over the towers of all workers.
-      synchronized_towers: how many towers share batch statistics; 0: each has its own.
+      synchronized_towers: number of towers that share batch statistics; 0: each has its own.
       epochs_seen: float64 scalar, the epochs seen before this step; None when nothing is trained.
-      frozen: whether variables are created not to be trained.
-      statistics: what this tower's layers note of its batch; None outside of a tower that is trained.
+      frozen: whether new variables are not trained.
+      statistics: the layers' statistics of the tower's batch; None outside of a tower that is trained.
       learning: {variable's name: its rate}, of the variables created in blocks of layers.learning.
       draws: the random numbers of its layers; None where examples have no positions.
-      drawn_by_tower: names of random numbers of its layers that depend on the towers all the same.
-      common: {key: what `once` built} of towers that share cores; None where each tower builds its own.
+      drawn_by_tower: names of its layers' random numbers that nevertheless depend on the towers.
+      common: {key: value of `once`} of towers that share cores; None where each tower builds its own.
     """
 
     tower: int = 0
@@ -79,7 +79,7 @@ class Context:
     common: dict[Hashable, Any] | None = None
 
     def of_tower(self, index: int, draws: TowerDraws | None = None):
-        """Enters the context of a tower that is trained: the one so many after this one's."""
+        """Enters the context of the trained tower that comes `index` after this one."""
         return entered(dataclasses.replace(self, tower=self.tower + index, statistics=[], draws=draws))
 
 
@@ -92,11 +92,11 @@ def current() -> Context:
 
 
 def once(key: Hashable, build: Callable[[], Any]) -> Any:
-    """Returns what `build` makes, which is the same for all towers: towers that share cores share it.
+    """Returns what `build` makes, shared by all towers that share cores.
 
     Args:
-      key: tells it from all else that a tower builds so.
-      build: takes nothing of the tower, only variables and constants.
+      key: separates it from all else that a tower builds so.
+      build: uses variables and constants only, nothing of the tower.
     """
     common, key = current().common, (tf.compat.v1.get_default_graph(), key)  # a branch or a loop is a graph of its own
     if common is None:

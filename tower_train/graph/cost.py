@@ -1,4 +1,4 @@
-"""The time that a step takes by arithmetic: of computing, and of averaging within a machine and between machines."""
+"""The time of a step by arithmetic: computing, and averaging within a machine and between machines."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ _GRADIENT_BYTES = {"same": 4, "bfloat16": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The time that a step takes.
+    """The time of a step.
 
     Attributes:
-      compute_secs: of a tower, forwards and backwards.
+      compute_secs: of a tower, forward and backward.
       local_secs: averaging within a machine and the update.
       ring_secs: averaging between machines.
-      ring_bytes: what a machine sends, and receives, in one step.
+      ring_bytes: sent, and received, by a machine in one step.
     """
 
     compute_secs: float
@@ -26,7 +26,7 @@ class Step:
 
     @property
     def efficiency(self) -> float:
-        """Examples a second, as a share of those of towers that need not wait for each other. Nothing overlaps here."""
+        """Examples/sec relative to towers that need not wait for each other. Nothing overlaps here."""
         return self.compute_secs / (self.compute_secs + self.local_secs + self.ring_secs)
 
 

@@ -1,4 +1,4 @@
-"""The devices: those that carry towers, and the host."""
+"""The devices that carry towers, and the host."""
 
 import contextlib
 import dataclasses
@@ -22,12 +22,12 @@ class Devices:
 
     Attributes:
       towers: device string of each tower, such as '/gpu:1'.
-      names: what each tower's device is, for people.
+      names: of each tower's device, for people.
       session_config: the ConfigProto under which these device strings exist.
       gpus: those that carry the towers, in the same order; none for towers on the CPU.
-      notes: lines about them that a run begins with.
+      notes: lines about them at the beginning of a run.
       num_workers: processes that train together, each with as many towers.
-      worker: which of them this is.
+      worker: index of this one.
     """
 
     towers: tuple[str, ...]
@@ -42,19 +42,19 @@ class Devices:
 def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, alone: bool = True) -> Devices:
     """Chooses the devices.
 
-    A process sees the chosen GPUs only, numbered in the order of the machine's, from the first time that TensorFlow
-    uses a device; its memory on them grows with the need. A GPU that the program has split into logical devices counts
-    as that many.
+    A process sees the chosen GPUs only, numbered in the order of the machine's, from TensorFlow's first use of a
+    device; its memory on them grows as needed. A GPU that the program has split into logical devices counts as that
+    many.
 
     Args:
       options: num_gpus, gpus, device, threads.
       gpus_here: this machine's GPUs, or their names, for planning for another machine; None: look, and set this process
         up.
-      alone: whether the process may be kept from the other GPUs; False where a program uses them too.
+      alone: whether the other GPUs may be hidden from the process; False where a program uses them too.
 
     Raises:
-      ConfigError: more GPUs, or others, than there are; the message lists those. Or one that TensorFlow was not built
-        for, or none that it can use on a machine with an NVIDIA driver, where nothing says that the CPU is wanted.
+      ConfigError: more GPUs, or others, than there are; the message lists those. Or one for which TensorFlow was not
+        built, or none that it can use on a machine with an NVIDIA driver, unless the CPU is asked for.
     """
     looks = gpus_here is None
     if looks:
@@ -85,7 +85,7 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, alon
 
 
 def _gpus_here() -> list[tf.config.PhysicalDevice]:
-    """This machine's GPUs; one that the program has split into logical devices once for each of those."""
+    """Returns this machine's GPUs; one that the program has split into logical devices once for each of those."""
     return [
         gpu
         for gpu in tf.config.list_physical_devices("GPU")
@@ -94,8 +94,8 @@ def _gpus_here() -> list[tf.config.PhysicalDevice]:
 
 
 def use_gpus_alike(proto: tf.compat.v1.ConfigProto) -> None:
-    """Gives a session the GPUs, their numbers and their memory as TensorFlow has them outside of sessions: it refuses
-    two numberings in one process (tensorflow#19083), and the first to use a GPU decides on its memory."""
+    """Gives a session TensorFlow's GPUs, numbers and memory as outside of sessions: two numberings in one process are
+    refused (tensorflow#19083), and the first use of a GPU decides on its memory."""
     outside = tf.__internal__.eager_context.get_config()
     proto.gpu_options.CopyFrom(outside.gpu_options)
     proto.pluggable_device_options.CopyFrom(outside.pluggable_device_options)
@@ -129,11 +129,8 @@ def _session_config(options: DeviceOptions) -> tf.compat.v1.ConfigProto:
 
 
 def _seen(wanted: tuple[int, ...], alone: bool) -> list[int]:
-    """The GPUs that this process sees, in the order of their numbers: the wanted ones only, if it is not too late.
-
-    Raises:
-      ConfigError: TensorFlow has used its devices already, and does not see a wanted one.
-    """
+    """Returns the GPUs that this process sees, by number: the wanted ones only, if it is not too late. Raises
+    ConfigError if TensorFlow has used its devices already, and does not see a wanted one."""
     here = _gpus_here()
     if alone:
         _show(list(dict.fromkeys(here[i] for i in sorted(wanted))))
@@ -155,9 +152,9 @@ def _show(visible: list[tf.config.PhysicalDevice]) -> None:
 
 
 def let_memory_grow(devices: list[tf.config.PhysicalDevice]) -> None:
-    """Keeps TensorFlow from taking all memory of GPUs at once, where it has not used them yet.
+    """Keeps TensorFlow from taking all memory of GPUs at once, if it has not used them yet.
 
-    A program that split a GPU into logical devices has given them their memory too. TensorFlow then lets none grow.
+    A program that split a GPU into logical devices has given them their memory; TensorFlow then lets none grow.
     """
     if any(tf.config.get_logical_device_configuration(gpu) for gpu in devices):
         return
@@ -167,11 +164,8 @@ def let_memory_grow(devices: list[tf.config.PhysicalDevice]) -> None:
 
 
 def _check_driver() -> None:
-    """Refuses a silent run on the CPU of a machine that was bought for its GPUs.
-
-    Raises:
-      ConfigError: there is an NVIDIA driver, and nothing that says why TensorFlow sees no GPU.
-    """
+    """Raises ConfigError on a machine with an NVIDIA driver, without a reason for TensorFlow to see no GPU: a silent
+    run on its CPU would waste it."""
     if not os.path.exists(NVIDIA_DRIVER) or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return
     if importlib.util.find_spec("nvidia"):

@@ -6,27 +6,27 @@ import tensorflow as tf
 
 v1 = tf.compat.v1
 TOWERS = "towers"  # the section whose towers and variables have boxes of their own
-_MOST_BYTES = 1024  # of a constant that is drawn with its value
+_MOST_BYTES = 1024  # of a constant drawn with its value
 
 
 class Sections:
     """Names for parts of a graph, in the order in which they are built.
 
-    They are used in the drawing only. Name scopes would change the names of some variables, and so of checkpoints.
+    They are for the drawing only. Name scopes would change the names of some variables, and so of checkpoints.
     """
 
     def __init__(self, graph: tf.Graph):
         self._graph, self._starts, self._names = graph, [], []
 
     def begin(self, name: str) -> None:
-        """Puts the operations that are built from here on into a section."""
+        """Begins a section for the following operations."""
         self._starts.append(len(self._graph.get_operations()))
         self._names.append(name)
 
     def drawing(self) -> bytes:
-        """Serializes the graph that was built so far for an event file, with the sections in front of the names.
+        """Serializes the graph built so far for an event file, with the sections in front of the names.
 
-        It is for the eye only: functions are left out, and the values of large constants.
+        It is only for display: functions and the values of large constants are left out.
         """
         drawn = self._graph.as_graph_def(add_shapes=True)
         drawn.ClearField("library")
@@ -42,7 +42,7 @@ class Sections:
         return drawn.SerializeToString(deterministic=True)
 
     def _new_names(self) -> dict[str, str]:
-        """{name of an operation: its name in the drawing}, which no other has."""
+        """Returns {name of an operation: its unique name in the drawing}."""
         variables = self._graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
         variables += self._graph.get_collection(v1.GraphKeys.LOCAL_VARIABLES)
         scopes = {variable.op.name.split("/")[0] for variable in variables}
@@ -60,7 +60,7 @@ class Sections:
 
 
 def _renamed(source: str, new_names: dict[str, str]) -> str:
-    """An input of a node, such as name, name:1 or ^name."""
+    """Renames an input of a node, such as name, name:1 or ^name."""
     mark = "^" if source.startswith("^") else ""
     name, colon, output = source.removeprefix("^").partition(":")
     return f"{mark}{new_names[name]}{colon}{output}"

@@ -1,4 +1,4 @@
-"""Random numbers as functions of a key and a place, and so of nothing that a cut of the batch or a restart changes."""
+"""Random numbers as functions of a key and a position, which no division of the batch and no restart changes."""
 
 import collections
 import hashlib
@@ -15,15 +15,15 @@ OUTPUTS = 4  # 32-bit numbers that one step of Philox's counter gives (Salmon et
 
 
 def key_of(text: str) -> int:
-    """The 64-bit key of a name: 0 <= key < 2**64."""
+    """Returns the 64-bit key of a name: 0 <= key < 2**64."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def philox(name: str, counter: tf.Tensor) -> dict:
-    """The arguments that make a stateless op give the numbers of a name from this value of the counter on.
+    """Returns the arguments by which a stateless op draws the numbers of a name from this counter on.
 
     Args:
-      name: tells these numbers from others.
+      name: separates these numbers from others.
       counter: int64 scalar, in steps of OUTPUTS numbers of 32 bits.
     """
     return {
@@ -34,8 +34,8 @@ def philox(name: str, counter: tf.Tensor) -> dict:
 
 
 def split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
-    """SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", section 2.3): the
-    numbers at the given places of the sequence that begins at the key.
+    """Draws by SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", section 2.3),
+    at the given places of the sequence that begins at the key.
 
     Args:
       key: 0 <= key < 2**64.
@@ -59,17 +59,17 @@ class TowerDraws:
     """The random numbers of one tower's layers: functions of (key, the layer's name, the example's position).
 
     The examples of a tower are consecutive positions. Each takes as many steps of Philox's counter as its numbers need,
-    so that a tower's numbers are one run of the numbers of all positions, wherever it begins.
+    so a tower's numbers are one section of the numbers of all positions.
 
     Attributes:
-      names: {the layer: how often it has drawn}; each draw of a layer has numbers of its own.
+      names: {layer: its number of draws}; each draw of a layer has numbers of its own.
     """
 
     def __init__(self, key: str, first: tf.Tensor | int = 0, batch: int | None = None, step: tf.Tensor | int = 0):
         """Draws nothing yet.
 
         Args:
-          key: tells these numbers from others; for training the seed.
+          key: separates these numbers from others; for training the seed.
           first: int64 scalar, the position of the tower's first example.
           batch: the tower's examples; None for as many as the layers' tensors have rows.
           step: int64 scalar, the position of the first example of the step, over all towers.
@@ -79,13 +79,13 @@ class TowerDraws:
         self.names: collections.Counter[str] = collections.Counter()
 
     def close(self) -> None:
-        """Ends the forward pass: to draw once more is an error."""
+        """Ends the forward pass: further draws are errors."""
         self._is_closed = True
 
     def rows_each(self, shape) -> int | None:
         """Returns the rows_each of `uniform` for a tensor of this shape.
 
-        1 for a row an example, None for a scalar or one row in all, which belong to the step; 0 where rows and examples
+        1 for a row per example, None for a scalar or one row in all, which belong to the step; 0 if rows and examples
         do not fit.
         """
         sizes = _sizes(shape)
@@ -100,8 +100,8 @@ class TowerDraws:
           layer: its name, the same in all towers.
           shape: of the result, [batch * rows_each, ...]; integers or an integer tensor.
           dtype: floating point.
-          rows_each: consecutive rows that belong to one example; None: the numbers belong to the step, the same in all
-            towers, and `shape` is any.
+          rows_each: consecutive rows of one example; None: the numbers belong to the step, the same in all towers, and
+            `shape` is any.
 
         Raises:
           GraphError: the rows are not those of the tower's examples.
@@ -121,7 +121,7 @@ class TowerDraws:
           layer, rows_each: as for `uniform`.
           inputs: floating point [batch * rows_each, ...].
           rate: 0 < rate < 1.
-          noise_shape: of the draws, which are broadcast to the inputs; None there is the inputs' size.
+          noise_shape: of the draws, which are broadcast to the inputs; None is the inputs' size.
         """
         sizes = _sizes(tf.shape(inputs))
         if noise_shape is not None:
@@ -131,7 +131,7 @@ class TowerDraws:
                     "for each dimension, None for the inputs' size."
                 )
             sizes = [size if given is None else given for size, given in zip(sizes, noise_shape, strict=True)]
-        # In float32 whatever the inputs are, so that each dtype drops the same.
+        # In float32 for all inputs, so that each dtype drops the same.
         kept = self.uniform(layer, sizes, rows_each=rows_each) >= rate
         return tf.where(kept, inputs * (1 / (1 - rate)), tf.zeros([], inputs.dtype))
 
@@ -176,11 +176,7 @@ class TowerDraws:
 
 
 def check_same(by_tower: Sequence[TowerDraws]) -> tuple[str, ...]:
-    """Checks that all towers' layers have drawn alike, and returns the layers' names.
-
-    Raises:
-      GraphError: they have not.
-    """
+    """Returns the names of the layers that draw; GraphError if towers' layers differ in this."""
     for i, draws in enumerate(by_tower):
         if draws.names != by_tower[0].names:
             differing = sorted({name for name, _ in draws.names.items() ^ by_tower[0].names.items()})
@@ -192,7 +188,7 @@ def check_same(by_tower: Sequence[TowerDraws]) -> tuple[str, ...]:
 
 
 def _sizes(shape) -> list:
-    """A shape's sizes: integers, and scalar tensors where they are not known before it runs."""
+    """Returns a shape's sizes: integers, and scalar tensors for those that are not static."""
     shape = tf.convert_to_tensor(shape, tf.int32)
     known = tf.fill(shape, 0).shape  # TensorFlow's own inference, which sees through tf.shape(x)[0] too
     return [shape[i] if size is None else size for i, size in enumerate(known)]

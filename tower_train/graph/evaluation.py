@@ -16,17 +16,16 @@ from tower_train.workload import Examples, Tensors, Workload
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationGraph:
-    """The record of an evaluation graph, which is all that evaluating knows of it.
+    """The record of an evaluation graph, all that evaluating knows of it.
 
     Attributes:
       graph: the graph.
       metrics: {name: float [examples of this step]}.
-      predictions, labels: int64 [examples of this step]; None if labels are not classes, or outputs not one a
-        class.
+      predictions, labels: int64 [examples of this step]; None if labels are not classes, or outputs not one per class.
       restored: {name in the checkpoint: variable}.
       stream_initializer: starts at the first example.
       num_steps: steps that count every example once.
-      length: int64 scalar, tf.data's cardinality of examples in an order of their own; None for others.
+      length: int64 scalar, tf.data's cardinality of examples in their own order; None for others.
     """
 
     graph: tf.Graph
@@ -42,16 +41,16 @@ class EvaluationGraph:
 def evaluation_graph(
     workload: Workload, examples: Examples, tower_batch: int, dtype: str, moving_average_decay: float, devices: Devices
 ) -> EvaluationGraph:
-    """Builds N towers that share the examples out among them, each example once.
+    """Builds N towers that divide the examples among them, each example once.
 
     Args:
       workload, examples, devices: as for training.training_graph.
-      tower_batch: examples a tower takes each step.
+      tower_batch: examples per tower and step.
       dtype: of variables and arithmetic.
       moving_average_decay: the run's; 0 restores the weights themselves, else their moving averages.
 
     Raises:
-      GraphError: the workload's metrics are not one number for each example, or its outputs too few.
+      GraphError: the workload's metrics are not one number per example, or its outputs too few.
     """
     graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
@@ -90,11 +89,7 @@ def evaluation_graph(
 
 
 def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) -> dict[str, tf.Tensor]:
-    """One tower's metrics, each [batch].
-
-    Raises:
-      GraphError: they are something else, or `better` names others.
-    """
+    """Returns one tower's metrics, each [batch]; GraphError if they have another form, or `better` names others."""
     found = workload.metrics(outputs, labels)
     if not isinstance(found, Mapping) or not found:
         raise errors.GraphError(

@@ -1,4 +1,4 @@
-"""GPUs: what is known of one, and whether this TensorFlow has binaries for it."""
+"""Properties of GPUs, and the check that this TensorFlow has binaries for them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ class Gpu(NamedTuple):
 
     Attributes:
       name: of its model, for people.
-      capability: NVIDIA's compute capability, (major, minor); None of another maker's, or if it is not known.
+      capability: NVIDIA's compute capability, (major, minor); None for other makers, or if unknown.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
 
 
 def about(device: tf.config.PhysicalDevice) -> Gpu:
-    """Looks a physical GPU up; its name is its number if that of its model is not known."""
+    """Looks a physical GPU up; its name is its number if its model is unknown."""
     details = tf.config.experimental.get_device_details(device)
     return Gpu(details.get("device_name", device.name), details.get("compute_capability"))
 
@@ -35,12 +35,12 @@ def check_binaries(gpus: Iterable[Gpu], built_for: Sequence[str] | None = None) 
 
     Args:
       gpus: those that are used.
-      built_for: what TensorFlow was built for, such as ['sm_80', 'compute_90']; None: this one. sm_80 is a binary for
-        8.0 and later ones of 8; compute_90 that for 9.0, and also PTX, which is compiled for all later ones
+      built_for: targets of TensorFlow's build, such as ['sm_80', 'compute_90']; None: of this one. sm_80 is a binary
+        for 8.0 and later ones of 8; compute_90 is one for 9.0, and also PTX, which is compiled for all later ones
         (TensorFlow's configure.py).
 
     Returns:
-      A line for each model, to be said before the first step.
+      A line per model, for before the first step.
 
     Raises:
       ConfigError: TensorFlow cannot use one of them at all.

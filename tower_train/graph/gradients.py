@@ -17,18 +17,18 @@ _untrained = weakref.WeakValueDictionary()  # {id: variable} of those that a not
 
 
 def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndVariables:
-    """The mean over towers of each variable's gradient: in a graph, in eager mode and in a tf.function.
+    """Returns the mean over towers of each variable's gradient: in a graph, in eager mode and in a tf.function.
 
     Args:
-      tower_grads: over towers, a list over variables of (gradient, variable), the variables in one order in all.
-        A gradient has its variable's shape, or is IndexedSlices, or None.
+      tower_grads: over towers, a list over variables of (gradient, variable), in the same order in all. A gradient has
+        its variable's shape, or is IndexedSlices, or None.
 
     Returns:
-      The list over variables of (mean gradient, variable), in that order. IndexedSlices stay sparse.
-      A variable that has no gradient in any tower is left out, with one warning that names it.
+      The list over variables of (mean gradient, variable), in that order. IndexedSlices stay sparse. A variable that
+        has no gradient in any tower is left out, with one warning that names it.
 
     Raises:
-      GraphError: no towers, towers with different variables, or a gradient that some towers have and some have not.
+      GraphError: no towers, towers with different variables, or a gradient that only some towers have.
     """
     with v1.name_scope("average_gradients"):
         return [
@@ -64,7 +64,7 @@ def with_gradients(tower_grads: list[GradientsAndVariables]) -> list[GradientsAn
 def add_weight_decay(
     mean_grads: GradientsAndVariables, losses: list[tf.Tensor]
 ) -> tuple[tf.Tensor | float, GradientsAndVariables]:
-    """Adds the gradients of the variables' regularizers, which are there once however many towers there are.
+    """Adds the gradients of the variables' regularizers, once for all towers.
 
     Args:
       mean_grads: from average_gradients.
@@ -92,22 +92,22 @@ def update_if_finite(
     apply: Callable[[], tf.Operation],
     skip: Callable[[], tf.Operation] = tf.no_op,
 ) -> tf.Tensor:
-    """Applies the update only where the loss and all gradients are finite.
+    """Applies the update only if the loss and all gradients are finite.
 
-    Sums carry NaN and Inf along, so it is enough to look at what would be applied; the towers are looked at one by one
-    only when that is not finite.
+    Sums carry NaN and Inf along, so it suffices to check what would be applied; towers are checked one by one only when
+    that is not finite.
 
     Args:
-      tower_grads: what average_gradients got.
+      tower_grads: arguments of average_gradients.
       tower_losses: over towers, scalars.
-      applied_grads: what `apply` would apply.
+      applied_grads: gradients that `apply` would apply.
       loss: scalar.
       apply: makes the ops of the update.
       skip: makes the ops of a step without an update.
 
     Returns:
-      bool [towers + 1, 1 + gradients]: whether the tower's loss, then each of its gradients, is finite; the last row
-      tells of what would be applied, whose sums may overflow by themselves. Where one is False no variable was changed.
+      bool [towers + 1, 1 + gradients]: whether the tower's loss, then each of its gradients, is finite; the last row is
+        of what would be applied, whose sums may overflow by themselves. If one is False no variable was changed.
     """
     trained = {variable.ref() for _, variable in applied_grads}
     values = [[tower_losses[i]] + [g for g, v in grads if v.ref() in trained] for i, grads in enumerate(tower_grads)]
@@ -126,7 +126,7 @@ def update_if_finite(
 
 
 def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
-    """bool scalar: whether there is neither NaN nor infinity in it; computed where the value is."""
+    """Returns a bool scalar, whether a value has neither NaN nor infinity; computed on its device."""
     with tf.device(value.device):
         return tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value))
 
@@ -136,18 +136,18 @@ def _tensor(value: Gradient) -> Gradient:
 
 
 def _are_finite(values: Sequence[Gradient]) -> tf.Tensor:
-    """bool [values]: `is_finite` of each; they leave their device together."""
+    """Returns bool [values], `is_finite` of each; they leave their device together."""
     with tf.device(values[-1].device):
         return tf.stack([is_finite(value) for value in values])
 
 
 def name_of(variable) -> str:
-    """A variable's name for people, and for other workers."""
+    """Returns a variable's name for people, and for other workers."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")  # Keras' name lacks the layer's
 
 
 def _name_untrained(variable) -> None:
-    """Says it once, however many steps an eager program does."""
+    """Names it once, even if an eager program does many steps."""
     if _untrained.get(id(variable)) is not variable:
         _untrained[id(variable)] = variable
         console.notice(
@@ -158,7 +158,7 @@ def _name_untrained(variable) -> None:
 def _by_variable(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
     """Transposes towers x variables to variables x towers."""
     names = [[name_of(variable) for _, variable in grads_and_vars] for grads_and_vars in tower_grads]
-    shared = {name for name in names[0] if names[0].count(name) > 1}  # outside of graphs names need not be unique
+    shared = {name for name in names[0] if names[0].count(name) > 1}  # names may repeat outside of graphs
     first = [variable for _, variable in tower_grads[0]]
     for i, others in enumerate(names):
         same = others == names[0] and all(

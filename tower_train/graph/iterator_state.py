@@ -1,4 +1,4 @@
-"""The place of a tf.data iterator, kept in a variable so that a checkpoint holds it."""
+"""The position of a tf.data iterator, kept in a variable for the checkpoint."""
 
 import dataclasses
 import re
@@ -12,7 +12,7 @@ from tower_train.graph.staging import Source, Staged
 v1 = tf.compat.v1
 
 _FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL: refuse state that would not be saved
-_OF_STRINGS = b"\x08\x07"  # how a serialized tensor of strings begins: field 1 of TensorProto, dtype, is DT_STRING
+_OF_STRINGS = b"\x08\x07"  # begins a serialized tensor of strings: field 1 of TensorProto, dtype, is DT_STRING
 _NAME = re.compile(r"iterator/(?:worker_\d+_of_(\d+)/)?batches_of_\w+")
 _ON_THEIR_WAY = "it was saved with batches on their way to GPUs, so go on on GPUs"
 
@@ -21,16 +21,16 @@ _ON_THEIR_WAY = "it was saved with batches on their way to GPUs, so go on on GPU
 class IteratorState:
     """The saved state of an iterator.
 
-    The state is what tf.data itself writes of an iterator: the place of every source, what shuffles draw next, and
-    every element that is on its way (in shuffle buffers, parallel maps, prefetched), so that none is lost or repeated.
-    Batches that wait on their devices have left the iterator, and are saved beside it.
+    tf.data itself writes the state: the position of every source, the next draws of shuffles, and every element on its
+    way (in shuffle buffers, parallel maps, prefetched), so that none is lost or repeated. Batches that wait on their
+    devices have left the iterator, and are saved beside it.
 
     Attributes:
       variables: over workers, string scalars, the states when `note` was last run; empty before.
-      worker: which of them is this process's own.
+      worker: index of this process.
       note: op that writes the state into this worker's variable.
-      resume: op that puts the iterator where that says, after its initializer; nothing where it is empty.
-      length: int64 scalar, the elements of the whole dataset; negative where it is endless or TensorFlow cannot tell.
+      resume: op that moves the iterator to the saved state, after its initializer; nothing if it is empty.
+      length: int64 scalar, the elements of the whole dataset; negative if endless or unknown.
     """
 
     variables: Sequence[tf.Variable]
@@ -41,10 +41,9 @@ class IteratorState:
 
 
 def names(batch: int, is_preprocessed: bool, num_workers: int) -> list[str]:
-    """The variables' names, over workers.
+    """Returns the variables' names, over workers.
 
-    They tell the size of a worker's batches, and whether these are preprocessed, since some of them are part of the
-    state.
+    They contain the size of a worker's batches, and whether these are preprocessed, since the state holds some of them.
     """
     name = f"batches_of_{batch}{'' if is_preprocessed else '_not_distorted'}"
     if num_workers == 1:
@@ -53,13 +52,13 @@ def names(batch: int, is_preprocessed: bool, num_workers: int) -> list[str]:
 
 
 def saved_by(variable: str) -> int | None:
-    """How many workers saved a state under a variable's name; None where that is none of an iterator."""
+    """Returns the number of workers that saved a state under a variable's name; None if it is no iterator's."""
     found = _NAME.fullmatch(variable)
     return found and int(found[1] or 1)
 
 
 def of(source: Source, names: Sequence[str], worker: int, staged: Staged | None = None) -> IteratorState:
-    """The state of a worker's iterator, and of what it gave and waits on devices. names: over workers."""
+    """Returns the state of a worker's iterator and of its batches that wait on devices. names: over workers."""
     variables = [v1.get_variable(name, [], tf.string, v1.constant_initializer(b""), trainable=False) for name in names]
     variable, iterator = variables[worker], source.iterator
     parts = tf.nest.flatten(iterator.element_spec)
@@ -67,7 +66,7 @@ def of(source: Source, names: Sequence[str], worker: int, staged: Staged | None 
         string_handle=iterator.string_handle(), output_types=[part.dtype for part in parts],
         output_shapes=[part.shape for part in parts],
     )  # fmt: skip
-    # In a string, since what reads checkpoints in Python cannot read the variants that TensorFlow saves it in.
+    # As a string, since Python's checkpoint readers cannot read TensorFlow's variants.
     state = tf.io.serialize_tensor(tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_FAIL))
 
     def deserialize(serialized: tf.Tensor) -> tf.Operation:
@@ -89,7 +88,7 @@ def of(source: Source, names: Sequence[str], worker: int, staged: Staged | None 
 
 
 def _with_batches(state: tf.Tensor, staged: Staged) -> tf.Tensor:
-    """The state of an iterator and the batches that have left it, joined so that the number of towers may change."""
+    """Joins the state of an iterator and the batches that have left it, so that the number of towers may change."""
     with tf.device(HOST):
         whole = [tf.concat(towers, axis=0) for towers in zip(*map(tf.nest.flatten, staged.batches), strict=True)]
         return tf.io.serialize_tensor(tf.stack([state, *map(tf.io.serialize_tensor, whole)]))
@@ -98,8 +97,8 @@ def _with_batches(state: tf.Tensor, staged: Staged) -> tf.Tensor:
 def _put_back(
     variable: tf.Variable, deserialize: Callable, source: Source, staged: Staged
 ) -> tuple[Callable, Callable]:
-    """Functions that put an iterator where the variable says, and batches on their devices: the saved ones, and the
-    next ones if none were saved."""
+    """Returns functions that restore an iterator from the variable, and on devices the saved or else the next
+    batches."""
 
     def saved() -> tf.Operation:
         shapes = [tf.TensorShape([None]).concatenate(t.shape[1:]) for t in tf.nest.flatten(staged.batches[0])]

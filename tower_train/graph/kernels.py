@@ -1,4 +1,4 @@
-"""Kernels that TensorFlow takes for operations: those that repeat to the bit, those that round to fewer digits."""
+"""TensorFlow's choice of kernels: those that repeat to the bit, those that round to fewer digits."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from tower_train import errors
 
 
 def choose(deterministic: bool, tensor_float_32: bool | None) -> None:
-    """Chooses them for all that this process builds and runs from now on.
+    """Chooses kernels for all that this process builds and runs from now on.
 
     Args:
-      deterministic: whether GPUs are to repeat to the bit. It lasts as long as the process does.
-      tensor_float_32: whether GPUs may round the factors of float32 products to 10 bits, which is several times as
-        fast (Ampere and later ones); None leaves that as it is, which TensorFlow begins with True.
+      deterministic: whether GPUs are to repeat to the bit, until the process ends.
+      tensor_float_32: whether GPUs may round the factors of float32 products to 10 bits, which is several times as fast
+        (Ampere and later); None leaves TensorFlow's setting, by default True.
     """
     if tensor_float_32 is not None:
         tf.config.experimental.enable_tensor_float_32_execution(tensor_float_32)
@@ -24,11 +24,7 @@ def choose(deterministic: bool, tensor_float_32: bool | None) -> None:
 
 @contextlib.contextmanager
 def missing_named() -> Iterator[None]:
-    """Names, within this block, an operation that has no kernel of the chosen kind.
-
-    Raises:
-      GraphError: there is one.
-    """
+    """Names an operation without a kernel of the chosen kind in a GraphError, within this block."""
     try:
         yield
     except tf.errors.UnimplementedError as error:

@@ -1,6 +1,6 @@
-"""Known means: a run tries the very all-reduce of its steps once, before the first of them.
+"""Known means: a trial of the very all-reduce of a run's steps, before the first of them.
 
-Wrong means without any error were reported of NCCL in TensorFlow (tensorflow#41539, #62493).
+NCCL in TensorFlow was reported to give wrong means without any error (tensorflow#41539, #62493).
 """
 
 import threading
@@ -16,7 +16,7 @@ from tower_train.graph.devices import HOST
 v1 = tf.compat.v1
 
 _SMALL, _VALUES = 1000, 8  # elements of a small message; different values in a message
-_TOLERANCE = 0.01  # of a value: bfloat16 rounds to 0.004 of it, and the values differ by more than a tenth
+_TOLERANCE = 0.01  # relative: bfloat16 rounds to 0.004, and the values differ by more than a tenth
 _MOST_SECS, _GRACE_SECS = 10**6, 10.0
 _NEXT_TRY = {
     "nccl": "Try --all_reduce=collective.",
@@ -26,18 +26,18 @@ _NEXT_TRY = {
 
 
 class KnownMean:
-    """One large message and small ones whose means are known.
+    """A large message and small ones whose means are known.
 
-    Of n devices of all workers, the one with index j % n alone has a number at place j, and the others 0 there: so a
-    part that is lost, repeated or put elsewhere shows, and whose it is, whatever is rounded.
+    Of n devices of all workers, only the one with index j % n has a number at place j, the others 0: so a part that is
+    lost, repeated or misplaced shows, and whose it is, despite rounding.
     """
 
     def __init__(self, of_steps: AllReduce, worker: int, dtype: tf.DType):
         """Builds the messages.
 
         Args:
-          of_steps: that of the steps.
-          worker: this one's index.
+          of_steps: the all-reduce of the steps.
+          worker: index of this one.
           dtype: of the gradients.
         """
         self._devices, self._num_workers, self._kind = of_steps.devices, of_steps.num_workers, of_steps.kind
@@ -45,12 +45,12 @@ class KnownMean:
         first = of_steps.first_instance + TRIAL
         all_reduce = AllReduce(self._devices, self._kind, of_steps.dtype, self._num_workers, first)
         self._means, self._sent = [], (of_steps.dtype or dtype).name
-        # Between workers each message takes another of the devices.
+        # Between workers each message takes another device.
         sizes = [MESSAGE_BYTES // dtype.size, *[_SMALL] * max(1, len(self._devices) - 1)]
         with v1.name_scope("known_mean"):
             for size in sizes:
                 with tf.device(HOST):
-                    # Nothing here is a constant, or TensorFlow would work the means out beforehand, on the host.
+                    # Nothing here is a constant, or TensorFlow would compute the means beforehand, on the host.
                     places = tf.range(size) + v1.placeholder_with_default(0, [])
                     numbers = tf.cast(1 + places // self._count % _VALUES, dtype)
                 message = []
@@ -68,14 +68,13 @@ class KnownMean:
         """Averages the messages and compares; all workers must do so at the same time.
 
         Args:
-          session: to do it in.
-          timeout_secs: after which the averaging is given up.
-          leave_at_once: ends the process, should TensorFlow not come back from what it was told to give up, as from a
-            kernel that runs.
+          session: to run in.
+          timeout_secs: time limit of the all-reduce.
+          leave_at_once: ends the process if TensorFlow does not return after that, as from a running kernel.
 
         Raises:
           AllReduceError: a mean is wrong.
-          WorkerError: the averaging does not end.
+          WorkerError: the all-reduce does not end.
         """
         timeout_secs = min(timeout_secs, _MOST_SECS)
         late = errors.WorkerError(

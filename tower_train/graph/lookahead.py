@@ -1,4 +1,4 @@
-"""Lookahead: slow weights that follow the trained ones every few steps, and to which those are then set back."""
+"""Lookahead: slow weights that follow the trained ones every few steps, which are then set to them."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,12 @@ class Lookahead:
         fast = slow
 
     after every --lookahead_every_steps steps, with d = --lookahead_decay * progress ** --lookahead_ramp, progress being
-    the share of the training that is done after the step (a rising d is that of Jordan 2024, arXiv 2404.00498). After
-    the training's last step the fast weights become the slow ones.
+    the done share of the training after the step (a rising d is that of Jordan 2024, arXiv 2404.00498). After the
+    training's last step the fast weights become the slow ones.
 
-    The slow weights begin as what the fast ones are at the first of these updates, and not as the initial values, of
-    which nothing is worth keeping. They are variables (NAME/Lookahead), and so is the number of updates. A run that is
-    given more steps goes on from its slow weights, which are its weights then. A step that is skipped as not finite has
-    no update.
+    The slow weights begin as the fast ones at the first of these updates, since the initial values are not worth
+    keeping. They are variables (NAME/Lookahead), and so is the number of updates. A run that is given more steps goes
+    on from its slow weights, which are its weights then. A step that is skipped as not finite has no update.
 
     Attributes:
       counts: (counter, int64 scalar to add) of a step that was not skipped.
@@ -33,7 +32,7 @@ class Lookahead:
           every_steps, decay, ramp: --lookahead_every_steps, --lookahead_decay, --lookahead_ramp.
           step: int64 scalar, the step's number, from 1.
           last_step: of the training.
-          done: float64 scalar, the share of the training that is done after the step.
+          done: float64 scalar, the done share of the training after the step.
         """
         updates = v1.get_variable("lookahead/updates", [], tf.int64, v1.zeros_initializer(), trainable=False)
         with v1.name_scope("lookahead"):
@@ -46,9 +45,9 @@ class Lookahead:
     def apply(self, variables: Sequence[tf.Variable]) -> tf.Operation:
         """Applies lookahead to one copy of the floating-point variables, after the rest of its update.
 
-        Steps without an update pass over no weight.
+        Steps without an update do not touch the weights.
         """
-        with tf.init_scope():  # out of the conditional that the step is in
+        with tf.init_scope():  # outside of the step's conditional
             slow = [
                 v1.get_variable(f"{v.op.name}/Lookahead", v.shape, v.dtype, v1.zeros_initializer(), trainable=False)
                 for v in variables

@@ -1,10 +1,10 @@
-"""The loss scale of arithmetic in float16, below whose smallest numbers many gradients would vanish.
+"""The loss scale of arithmetic in float16, in which many gradients would underflow.
 
-The gradients of a loss times S are the gradients times S: large enough on their way through the network, and divided by
-S again where they are float32. S is found as the training goes (Micikevicius et al. 2018, "Mixed precision training",
-section 3.2), with the numbers of Keras' LossScaleOptimizer: it begins at 2^15, is doubled after 2,000 finite steps in a
-row, and halved by a step whose gradients are not finite, which is skipped. Other than there it stays between 1, as what
-is not finite then is not the scale's fault, and 2^127, as from infinity it could not come back.
+The gradients of a loss times S are S times as large on their way through the network, and divided by S again where they
+are float32. S is found during training (Micikevicius et al. 2018, "Mixed precision training", section 3.2), with the
+numbers of Keras' LossScaleOptimizer: it begins at 2^15, is doubled after 2,000 finite steps in a row, and halved by a
+step whose gradients are not finite, which is skipped. Unlike there it never falls below 1, where it is not at fault any
+more, and never exceeds 2^127, as it could not return from infinity.
 """
 
 from collections.abc import Callable
@@ -21,21 +21,21 @@ STEPS_TO_DOUBLE = 2000
 
 
 def of_dtype(dtype: tf.DType) -> "NoLossScale":
-    """Creates the loss scale that arithmetic in this dtype needs."""
+    """Creates the loss scale for arithmetic in this dtype."""
     return LossScale() if dtype == tf.float16 else NoLossScale()
 
 
 class NoLossScale:
-    """No loss scale, and nothing of one in the graph: other dtypes reach as far down as float32."""
+    """No loss scale: other dtypes reach as far down as float32."""
 
     def gradients(
         self, gradients: Callable[[tf.Tensor], GradientsAndVariables], loss: tf.Tensor
     ) -> GradientsAndVariables:
-        """The gradients of a loss, by a function that takes it."""
+        """Returns the gradients of a loss, by a function that takes it."""
         return gradients(loss)
 
     def after_update(self) -> list[tuple[tf.Variable, tf.Tensor]]:
-        """(counter, amount to add) over its variables, for a step with an update."""
+        """Returns (counter, amount to add) over its variables, for a step with an update."""
         return []
 
     def without_update(self, loss: tf.Tensor, count: Callable[[], tf.Operation], skips: bool) -> tf.Operation:
@@ -44,33 +44,32 @@ class NoLossScale:
         Args:
           loss: of the step.
           count: makes the op that counts the step.
-          skips: whether every such step is skipped and counted; else it ends the run and leaves everything as it was.
+          skips: whether every such step is skipped and counted; else it ends the run and changes nothing.
         """
         return count() if skips else tf.no_op()
 
     def report(self, loss: tf.Tensor, finite: tf.Tensor) -> ScaleReport | tuple[()]:
-        """The record of it after a step, for the log and the guard; empty for no scale.
+        """Returns its record after a step, for the log and the guard; empty for no scale.
 
         Args:
           loss: of the step.
-          finite: bool [...], what of the step was finite.
+          finite: bool [...], of the parts of the step.
         """
         return ()
 
 
 class LossScale(NoLossScale):
-    """The scale and the number of finite steps since it last changed, both of which a checkpoint holds.
+    """The scale and the number of finite steps since its last change, both in the checkpoint.
 
-    A step with gradients that are not finite, but a loss that is, has overflowed as long as the scale can fall: it is
-    skipped and counted. Loss and gradients are the means over all towers, so that all workers decide alike.
+    A step with a finite loss and gradients that are not has overflowed as long as the scale can fall: it is skipped and
+    counted. Loss and gradients are the means over all towers, so all workers decide alike.
     """
 
     def __init__(self):
-        """Creates the variables."""
         with v1.variable_scope("loss_scale"):
             self._scale = v1.get_variable("scale", [], tf.float32, v1.constant_initializer(FIRST), trainable=False)
             self._steps = v1.get_variable("finite_steps", [], tf.int64, v1.zeros_initializer(), trainable=False)
-        self._now = self._scale.read_value()  # the gradients wait for it, and what changes it for them
+        self._now = self._scale.read_value()  # read before the gradients, changed after them
 
     def gradients(self, gradients, loss):
         scaled = gradients(loss * tf.cast(self._now, loss.dtype))
@@ -102,7 +101,7 @@ class LossScale(NoLossScale):
 
 
 def _divided(gradient, scale: tf.Tensor):
-    """A gradient, which may be sparse or None, over the scale."""
+    """Divides a gradient, which may be sparse or None, by the scale."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

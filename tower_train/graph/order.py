@@ -1,4 +1,4 @@
-"""Positions in the endless stream of examples: the example at each, and the numbers that are drawn for it."""
+"""Positions in the endless stream of examples: the example at each, and its random numbers."""
 
 import contextlib
 
@@ -9,11 +9,11 @@ from tower_train import errors
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import OUTPUTS, key_of, philox, split_mix
 
-_ROUNDS = 8  # of the shuffling cipher; its default of 4 leaves many neighbours among 50,000 examples together
+_ROUNDS = 8  # of the shuffling cipher; the default of 4 leaves many neighbours of 50,000 examples together
 
 
 def shuffled_indices(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
-    """The examples at the given places of the endless stream.
+    """Returns the examples at the given positions of the endless stream.
 
     Args:
       positions: int64 [batch].
@@ -23,8 +23,8 @@ def shuffled_indices(positions: tf.Tensor, num_examples: int, seed: int) -> tf.T
     Returns:
       int64 [batch], each 0 <= index < num_examples. Every epoch holds every example once, in an order of its own.
     """
-    # The cipher looks at the low 8 bits only of each of its three seeds (9 above 65,536 examples), so seeds that count
-    # epochs would soon repeat: it gets random ones.
+    # The cipher uses only the low 8 bits of each of its three seeds (9 above 65,536 examples), so counted epochs would
+    # soon repeat: it gets random ones.
     epochs = positions // num_examples
     first = tf.reduce_min(epochs)
     seeds = tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -41,15 +41,14 @@ def shuffled_indices(positions: tf.Tensor, num_examples: int, seed: int) -> tf.T
 class PositionDraws:
     """Implements workload.Draws for `batch` consecutive positions.
 
-    Philox is a function of (key, counter): the key comes from the seed and the name, the counter is the position. It
-    counts on by one from number to number, so for the indices of examples, which lie anywhere, there is SplitMix64.
+    Philox is a function of (key, counter): the key comes from the seed and the name, the counter is the position. The
+    counter advances with each number, so the indices of examples, which are not consecutive, use SplitMix64.
 
-    On a tower's device (on_device) they are drawn there, but for numbers by index, which are made on the host as the
-    indices are.
+    With on_device they are drawn on the tower's device, but numbers by index on the host, as the indices are.
 
     Attributes:
       positions, epochs: as in workload.Draws.
-      indices: int64 [batch], the examples at these positions; None where they come in an order of their own.
+      indices: int64 [batch], the examples at these positions; None for examples in their own order.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class PositionDraws:
         self._first, self._batch, self._seed = first_position, batch, seed
 
     def _aside(self):
-        """Builds on the host within this block; input functions name no device: TensorFlow calls such ones slowly."""
+        """Builds on the host within this block, but without a device in input functions, which would slow them down."""
         return tf.device(HOST) if self._on_device else contextlib.nullcontext()
 
     def uniform(self, name: str, count: int) -> tf.Tensor:

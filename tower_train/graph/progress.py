@@ -1,4 +1,4 @@
-"""Counters of the step under way, which another thread can read while it is stuck."""
+"""Counters of the current step, which another thread can read while it is stuck."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tower_train.graph.postponed import Postponed
 
 v1 = tf.compat.v1
 INPUT = "input"
-# What a step that does not end waits for, besides towers.
+# Obstacles of a step that does not end, besides towers.
 FOR_INPUT = "the input: the examples of this step have not come"
 FOR_AVERAGING = "the averaging between devices, the update of the variables, or a session hook"
 FOR_PROGRAM = "its program or its input: it has no gradients for this step"
@@ -20,11 +20,11 @@ def count_progress(
     tower_losses: Sequence[tf.Tensor],
     tower_grads: Sequence[GradientsAndVariables],
 ) -> tuple[list[tf.Operation], dict[str, tf.Tensor]]:
-    """Counts, since the session began, the steps whose input has arrived and those that each tower is done with.
+    """Counts, since the session began, the steps whose input has arrived and those that each tower has done.
 
     Args:
-      input_arrivals: what is there once the input is that a step waits for.
-      tower_losses, tower_grads: over towers, what they make of it.
+      input_arrivals: available once a step's input is.
+      tower_losses, tower_grads: over towers.
 
     Returns:
       Ops to run with each step, and {'input' or the tower's name: int64 scalar, the steps so far}.
@@ -45,7 +45,7 @@ def count_progress(
 
 
 def _arrived(grad: Gradient) -> Sequence[tf.Tensor | tf.Operation]:
-    """What is there once a tower has done its part of a gradient."""
+    """Returns what is available once a tower has done its part of a gradient."""
     if isinstance(grad, Postponed):
         return grad.known
     return [] if grad is None else [grad.op]

@@ -1,4 +1,4 @@
-"""Operations that keep a random state of their own: what they draw depends on the towers and on restarts."""
+"""Operations with random states of their own, whose draws depend on the towers and on restarts."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class Found(NamedTuple):
     """An operation with a random state of its own.
 
     Attributes:
-      name: less that of the tower.
+      name: without the tower's.
       type: of TYPES.
       line: of the program that made it, FILE:LINE.
     """
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
     @property
     def instead(self) -> str:
-        """The function of tower_train that draws as it does, but by example."""
+        """The function of tower_train that draws likewise, but by example."""
         if "Dataset" in self.name or self.name.startswith("preprocess/"):
             return "the draws that `distort` is given"
         if "dropout" in self.name:
@@ -51,15 +51,15 @@ class Found(NamedTuple):
 
 
 def check(workload: str, last: Sequence[tf.Operation], is_allowed: bool) -> list[str]:
-    """Looks for operations with a random state of their own, by which a tower or its input is computed.
+    """Looks for operations with random states of their own, by which a tower or its input is computed.
 
     Args:
       workload: its name.
-      last: the operations that the tower and its input end with.
+      last: the final operations of the tower and its input.
       is_allowed: --allow_stateful_random.
 
     Returns:
-      What there is, in words.
+      Those found, in words.
 
     Raises:
       GraphError: there is one, and it is not allowed.
@@ -74,18 +74,18 @@ def check(workload: str, last: Sequence[tf.Operation], is_allowed: bool) -> list
     if found and not is_allowed:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise errors.GraphError(
-            f"workload {workload}: {found[0]}{more} would keep a random state of its own, with which towers do not "
-            f"train what one tower does, nor a resumed run what a whole one does. Use {found[0].instead}, or "
-            "--allow_stateful_random to train all the same."
+            f"workload {workload}: {found[0]}{more} would keep a random state of its own, so that results would "
+            f"depend on the number of towers and on resuming. Use {found[0].instead}, or --allow_stateful_random to "
+            "train all the same."
         )
     return [str(each) for each in found]
 
 
 def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
-    """Yields the operations with a random state that the last ones depend on, in the order of their creation.
+    """Yields the operations with a random state on which the last ones depend, in the order of their creation.
 
-    One that calls functions is yielded for each such type in them. Initial values of variables are not among these
-    operations: what is computed from a variable depends on its handle only.
+    One that calls functions is yielded for each such type in them. Initial values of variables are not included: what
+    is computed from a variable depends on its handle only.
     """
     needed, left = set(), list(last)
     while left:
@@ -108,7 +108,7 @@ def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
 
 
 def _types_within(node, bodies: dict[str, Sequence], seen: set[str]) -> Iterator[str]:
-    """The types among the operations of the functions that a node calls."""
+    """Yields the types among the operations of the functions that a node calls."""
     for attr in node.attr.values():
         for name in [attr.func.name, *(function.name for function in attr.list.func)]:
             if name not in seen:
@@ -120,12 +120,12 @@ def _types_within(node, bodies: dict[str, Sequence], seen: set[str]) -> Iterator
 
 
 def _draws(node) -> bool:
-    """False for an operation of these types that is told not to draw."""
+    """Returns False for an operation of these types that is told not to draw."""
     return not node.attr["deterministic"].b and ("dropout" not in node.attr or node.attr["dropout"].f > 0)
 
 
 def _line_of(op: tf.Operation) -> str:
-    """The line that made an operation, the innermost that is not TensorFlow's or Keras' own."""
+    """Returns the innermost line that made an operation and is not TensorFlow's or Keras' own."""
     lines = [(frame.filename, frame.lineno) for frame in op.traceback]
     outside = [line for line in lines if not line[0].startswith(_LIBRARIES)] or lines
     return f"{os.path.basename(outside[-1][0])}:{outside[-1][1]}"

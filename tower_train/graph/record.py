@@ -1,4 +1,4 @@
-"""The record of a training graph, which is all that running knows of it."""
+"""The record of a training graph, all that running knows of it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class ScaleReport(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """The wish of one worker for what all do after the same step; the next step tells all of them.
+    """One worker's wish for what all do after the same step; the next step tells all of them.
 
     Attributes:
       value: scalar, above 0 while it wishes.
@@ -63,7 +63,7 @@ class StepReport(NamedTuple):
 
 
 class RandomNumbers(NamedTuple):
-    """The names of what draws random numbers in a tower.
+    """The names of random numbers in a tower.
 
     Attributes:
       by_example: layers whose numbers are functions of the example's position.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tower_train.graph.context import Learning
 
-_MOST_EXAMPLES = 2**62  # that no training comes to, in 64 bits
+_MOST_EXAMPLES = 2**62  # more than any training, in 64 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Schedule:
     total_examples: int
 
     def rate(self, examples_seen: tf.Tensor) -> tf.Tensor:
-        """The rate of one step: the initial one, times the schedule's factor, scaled to the global batch, warmed up.
+        """Returns the rate of one step: initial rate times the schedule's factor, scaled to the global batch, warmed
+        up.
 
         Args:
           examples_seen: int64 scalar, examples trained on before this step.
@@ -64,16 +65,16 @@ class Schedule:
         return annealing(self.kind, self.initial, self.share_done(examples_seen))
 
     def share_done(self, examples_seen: tf.Tensor) -> tf.Tensor:
-        """The share of the whole training that so many examples are; float64 scalar, at most 1."""
+        """Returns so many examples' share of the whole training; float64 scalar, at most 1."""
         return tf.minimum(tf.cast(examples_seen, tf.float64) / self.total_examples, 1.0)
 
 
 def group_rate(rate: tf.Tensor, epochs_seen: tf.Tensor, learning: Learning) -> tf.Tensor:
-    """The rate of variables from a block of tower_train.layers.learning.
+    """Returns the rate of variables from a block of tower_train.layers.learning.
 
     Args:
       rate: float64 scalar, of the step.
-      epochs_seen: float64 scalar, examples trained on before this step / examples an epoch.
+      epochs_seen: float64 scalar, examples trained on before this step / examples per epoch.
       learning: the block's.
 
     Returns:
@@ -89,7 +90,7 @@ def group_rate(rate: tf.Tensor, epochs_seen: tf.Tensor, learning: Learning) -> t
 def exponential_decay(
     initial: float, factor: float, epochs_per_decay: float, num_examples: int, examples_seen: tf.Tensor
 ) -> tf.Tensor:
-    """Staircase decay, as tf.compat.v1.train.exponential_decay(staircase=True), counted in examples.
+    """Decays in steps, as tf.compat.v1.train.exponential_decay(staircase=True), counted in examples.
 
     initial * factor ** floor(examples_seen / decay_examples), decay_examples = floor(epochs_per_decay * num_examples);
     float64 scalar.
@@ -102,7 +103,7 @@ def exponential_decay(
 def piecewise_decay(
     initial: float, factor: float, boundaries: Sequence[int], num_examples: int, examples_seen: tf.Tensor
 ) -> tf.Tensor:
-    """initial * factor ** (number of boundaries, in epochs, that were reached); else as exponential_decay."""
+    """Returns initial * factor ** (number of boundaries, in epochs, that were reached); else as exponential_decay."""
     reached = examples_seen >= tf.constant(
         [min(epoch * num_examples, _MOST_EXAMPLES) for epoch in boundaries], tf.int64
     )
@@ -111,26 +112,20 @@ def piecewise_decay(
 
 
 def annealing(kind: str, initial: float, done: tf.Tensor) -> tf.Tensor:
-    """From the initial rate down to 0 at the end.
+    """Falls from the initial rate to 0 at the end.
 
-    With t the share of the training that is done, float64 scalar: 'linear' is initial * (1 - t), 'cosine'
-    initial * (1 + cos(pi * t)) / 2 (Loshchilov and Hutter 2017, "SGDR", equation 5).
-
-    Returns:
-      float64 scalar.
+    With t the done share of the training, float64 scalar, as is the result: 'linear' is initial * (1 - t),
+    'cosine' initial * (1 + cos(pi * t)) / 2 (Loshchilov and Hutter 2017, "SGDR", equation 5).
     """
     return initial * (1 - done if kind == "linear" else (1 + tf.cos(math.pi * done)) / 2)
 
 
 def interpolation(course: Sequence[tuple[float, float]], done: tf.Tensor) -> tf.Tensor:
-    """The value at a share of the training, linear between points; before the first and after the last it stays.
+    """Interpolates linearly between points over the training; constant before the first and after the last.
 
     Args:
       course: over points, (share, value), the shares rising.
-      done: float64 scalar.
-
-    Returns:
-      float64 scalar.
+      done: float64 scalar, as is the result.
     """
     value = tf.constant(course[0][1], tf.float64)
     for (start, before), (end, after) in itertools.pairwise(course):
@@ -149,13 +144,10 @@ def scaling(kind: str, global_batch: int, base_batch: int) -> float:
 
 
 def warmup(scale: float, warmup_examples: float, examples_seen: tf.Tensor) -> tf.Tensor:
-    """A factor that rises evenly to `scale` while the first warmup_examples are seen, and stays there.
+    """Returns a factor that rises linearly to `scale` over the first warmup_examples, and stays there; float64 scalar.
 
-    It begins at 1, the rate of the base batch, where `scale` is greater (Goyal et al. 2017, section 2.2), else at a
-    tenth of `scale`.
-
-    Returns:
-      float64 scalar.
+    It begins at 1, the rate of the base batch, if `scale` is greater (Goyal et al. 2017, section 2.2), else at a tenth
+    of `scale`.
     """
     first = 1.0 if scale > 1 else scale / 10
     done = tf.minimum(tf.cast(examples_seen, tf.float64) / warmup_examples, 1.0)

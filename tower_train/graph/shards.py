@@ -1,9 +1,9 @@
-"""The elements of a data set in an order of its own, shared out among the workers that train together.
+"""The elements of a data set in its own order, divided among the workers that train together.
 
-Nothing is told from worker to worker. Either all go through the same elements and each keeps its part of every step,
-which is the order of one worker; or each reads files of its own, then those of the next worker, and so on around. So
-workers of equal batches stay together however unequal their files are: N workers have seen each element N times when
-each has gone around once.
+Workers need not communicate. Either all go through the same elements and each keeps its part of every step, which is
+the order of one worker; or each reads files of its own, then those of the next worker, and so on around. So workers of
+equal batches stay together however unequal their files are: N workers have seen each element N times when each has gone
+around once.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.examples import Examples, in_fixed_order
 
-_MOST_NUMBERS = 2**17  # of a constant that is looked into; larger ones are the examples themselves
+_MOST_NUMBERS = 2**17  # of a constant that is digested; larger ones are the examples themselves
 
 
 def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tuple[tf.data.Dataset, tf.Tensor, str]:
@@ -24,11 +24,11 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
     Args:
       examples: with `elements`.
       size: examples of a batch.
-      num_workers, worker: which of how many it is for.
+      num_workers, worker: number of workers, and index of this one.
 
     Returns:
-      The dataset; int64 scalar, how many elements there are for all workers, negative where they are endless or
-      TensorFlow cannot tell; a digest that is the same in workers that go through them in the same order, or empty.
+      The dataset; int64 scalar, the number of elements for all workers, negative if endless or unknown; a digest that
+        is the same in workers with the same order, or empty.
 
     Raises:
       DataError: workers could not go through the same elements.
@@ -49,7 +49,7 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
 
 
 def note(examples: Examples, num_workers: int) -> str | None:
-    """A line on how several workers share the elements; None where there is nothing to say."""
+    """Returns a line on how several workers divide the elements, or None."""
     if num_workers == 1 or not examples.elements:
         return None
     if examples.of_worker:
@@ -63,12 +63,8 @@ def note(examples: Examples, num_workers: int) -> str | None:
 
 
 def _order(name: str, operations: Sequence[tf.Operation]) -> str:
-    """Digests the operations of a dataset and its constants: seeds, lists of files and the like. Of files it takes the
-    names without the folders, which may differ between machines.
-
-    Raises:
-      DataError: they may give the elements in any order.
-    """
+    """Digests the operations of a dataset and its constants, such as seeds and lists of files, without folders, which
+    may differ between machines. Raises DataError for operations that may give the elements in any order."""
     digest = hashlib.sha256()
     for op in operations:
         if "Parallel" in op.type and op.node_def.attr["deterministic"].s == b"false":

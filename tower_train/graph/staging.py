@@ -1,8 +1,7 @@
-"""The next step's batches on the towers' devices while a step is under way.
+"""The next step's batches on the towers' devices during a step.
 
-A step trains on the batches that the step before it left there, and leaves the next ones: they cross while it computes.
-The first ones come when the stream begins, at the position that the run has come to, so that what lay there and was not
-trained on is read again.
+A step trains on the batches that the previous step left there, and leaves the next ones, which cross while it computes.
+The first ones come when the stream begins, at the run's position, so batches that lay there untrained are read again.
 """
 
 import dataclasses
@@ -28,9 +27,9 @@ class Source:
 
     Attributes:
       iterator: the iterator.
-      divided: what it gives -> a step's batches.
-      length: int64 scalar, the elements of the whole data set; None where examples are fetched by index.
-      order: digest of what puts them into an order that workers have in common; empty where nothing need to.
+      divided: its elements -> a step's batches.
+      length: int64 scalar, the elements of the whole data set; None for examples fetched by index.
+      order: digest of the order that workers have in common; empty if they need none.
     """
 
     iterator: Any
@@ -48,11 +47,11 @@ class Staged:
     """Batches that wait on their devices.
 
     Attributes:
-      batches: those of the step under way.
+      batches: those of the current step.
       fill: op that starts the iterator and puts the first ones there; run it after variables hold their values.
       renewal: ops that put the next step's there, which each step has to run.
-      waiting: bool scalar, whether some wait, as they do but after the last step of a run.
-      put: (batches on the host) -> op that puts these there for the step that comes next.
+      waiting: bool scalar, whether some wait, always except after the last step of a run.
+      put: (batches on the host) -> op that puts these there for the next step.
     """
 
     batches: Batches
@@ -63,15 +62,14 @@ class Staged:
 
 
 def stage(source: Source, devices: Sequence[str], start: tf.Tensor, step_size: int, end: int) -> Staged:
-    """Stages what an iterator gives.
+    """Stages an iterator's batches.
 
     Args:
       source: the iterator.
-      devices: over towers, where their batches wait.
+      devices: over towers, of their batches.
       start: int64 scalar, the position of a step's first example.
-      step_size: examples a step.
-      end: the position after the run's last example, from which on nothing is taken, so that no example fails that no
-        step needs.
+      step_size: examples per step.
+      end: the position after the run's last example, from which on nothing is taken, so that no unneeded example fails.
     """
     with tf.control_dependencies([source.iterator.initializer, v1.tables_initializer()]):
         first = source.take()
@@ -97,12 +95,12 @@ def stage(source: Source, devices: Sequence[str], start: tf.Tensor, step_size: i
 
 
 class _Place:
-    """A tensor's place on a device, from one step to the next: a variable that is no part of the run's state."""
+    """A tensor's place on a device between two steps: a variable outside of the run's state."""
 
     def __init__(self, name: str, like: tf.Tensor, device: str):
         self._dtype, self._shape = like.dtype, like.shape
         self._device = HOST if like.dtype in _ON_HOST else device
-        # GPUs have no variables of int32, and know how to take its bits for those of a float.
+        # GPUs have no int32 variables, but can bitcast them to float32.
         self._kept_dtype = tf.float32 if like.dtype == tf.int32 else like.dtype
         with tf.device(self._device):
             self._handle = tf.raw_ops.VarHandleOp(dtype=self._kept_dtype, shape=like.shape, shared_name=name, name=name)
@@ -124,13 +122,11 @@ class _Place:
 
 
 def _names(batches: Batches) -> Batches:
-    """A name for each tensor."""
     count = len(tf.nest.flatten(batches))
     return tf.nest.pack_sequence_as(batches, [f"staged/part_{i}" for i in range(count)])
 
 
 def _on(devices: Sequence[str], batches: Batches) -> Batches:
-    """The device for each tensor."""
     return [
         tf.nest.map_structure(lambda _, device=device: device, batch)
         for device, batch in zip(devices, batches, strict=True)
@@ -138,5 +134,5 @@ def _on(devices: Sequence[str], batches: Batches) -> Batches:
 
 
 def _like(tensor: tf.Tensor) -> tf.Tensor:
-    """Something of this shape and type that is never looked at."""
+    """Returns a placeholder value of this shape and type."""
     return tf.zeros([size or 0 for size in tensor.shape], tensor.dtype)

@@ -1,4 +1,4 @@
-"""Batch statistics: from those of the towers to one mean for each moving variable."""
+"""Batch statistics: from the towers' to one mean for each moving variable."""
 
 import itertools
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from tower_train.graph.context import Statistic
 
 
 def check_same(tower_statistics: list[list[Statistic]], original: Callable[[tf.Variable], tf.Variable]) -> None:
-    """Refuses towers that did not note the same.
+    """Refuses towers that noted different statistics.
 
     Args:
-      tower_statistics: over towers, what its layers noted.
-      original: variable -> the one that it is a copy of.
+      tower_statistics: over towers, its layers' statistics.
+      original: variable -> the original of a copy.
 
     Raises:
-      GraphError: some towers noted something that others did not.
+      GraphError: some towers noted a statistic that others did not.
     """
     names = [[original(statistic.moving).op.name for statistic in noted] for noted in tower_statistics]
     for others in names:
@@ -30,13 +30,12 @@ def check_same(tower_statistics: list[list[Statistic]], original: Callable[[tf.V
 
 
 def values(noted: list[Statistic]) -> list[tf.Tensor]:
-    """The values of one tower that are averaged."""
+    """Returns the values of one tower that are averaged."""
     return [statistic.value for statistic in noted if statistic.is_mean]
 
 
 def with_means(noted: list[Statistic], means: list[tf.Tensor]) -> list[Statistic]:
-    """Puts means over towers in the place of one tower's `values`: one statistic for each moving variable, the mean of
-    all calls of its layer."""
+    """Replaces one tower's `values` by means over towers: one statistic per moving variable, the mean of its calls."""
     remaining, by_variable = iter(means), {}
     for statistic in noted:
         value = next(remaining) if statistic.is_mean else statistic.value

@@ -1,10 +1,10 @@
-"""An endless, seeded stream of positions, each of which is one example.
+"""An endless, seeded stream of positions, each of one example.
 
 Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n]. Nothing is buffered and nothing
-depends on the number of towers, so a run that knows how many examples it has seen knows where it is.
+depends on the number of towers, so the number of examples seen is a run's position.
 
-A data set that is not fetched by index but comes in an order of its own has that order here too; then the place in it
-is known to its iterator only, whose state goes into the checkpoint.
+A data set with an order of its own keeps that order; then only its iterator knows the position, and its state goes into
+the checkpoint.
 """
 
 import dataclasses
@@ -33,13 +33,13 @@ class Stream:
     Attributes:
       batches: a list over towers of (features, labels); each session.run consumes one step of all of them.
       initializer: op that puts the stream at its start; run it after variables hold their values.
-      firsts: over towers, int64 scalar, the place of its first example: in training the position, if `start` counts the
-        examples seen before the step, in evaluation the example's index.
-      state: what to save of it and to restore after that, where the start does not say it all; else None.
-      renewal: ops that each step must run before it counts, as they fetch the next step's batches; none where fetching
-        a batch moves the stream on.
-      note: a line on how workers share the examples, if that is not always so; else None.
-      order: digest of what puts the examples into an order that workers have in common; empty where nothing need to.
+      firsts: over towers, int64 scalar, its first example: in training its position, if `start` counts the examples
+        seen before the step, in evaluation its index.
+      state: to save and restore, if the start does not determine it; else None.
+      renewal: ops that each step must run before it counts, which fetch the next step's batches; none if fetching a
+        batch advances the stream.
+      note: a line on how workers divide the examples, if that is not always so; else None.
+      order: digest of the order that workers have in common; empty if they need none.
     """
 
     batches: list[tuple[Tensors, Tensors]]
@@ -52,7 +52,7 @@ class Stream:
 
     @property
     def arrivals(self) -> list:
-        """The ops or tensors that are done once the input that a step fetches has come."""
+        """Returns ops or tensors that are done once the input that a step fetches has come."""
         return list(self.renewal) or tf.nest.flatten(self.batches)
 
     def renewed(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -65,13 +65,13 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The parts of a step's examples, one a tower.
+    """The parts of a step's examples, one per tower.
 
     Attributes:
-      tower_batch: examples a tower.
+      tower_batch: examples per tower.
       num_towers: of each worker.
       num_workers: processes that train together.
-      worker: which of them this is.
+      worker: index of this one.
     """
 
     tower_batch: int
@@ -81,22 +81,21 @@ class Split:
 
     @property
     def worker_batch(self) -> int:
-        """Examples a worker."""
         return self.tower_batch * self.num_towers
 
 
 def training_stream(
     workload: Workload, examples: Examples, seed: int, start: tf.Tensor, split: Split, way: Transfer | None = None
 ) -> Stream:
-    """The stream from position `start` (int64 scalar) on.
+    """Makes the stream from position `start` (int64 scalar) on.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
-    of all workers, worker 0's first. Examples in an order of their own come to those positions in that order, but for
-    those of files, of which each worker has an order of its own.
+    of all workers, worker 0's first. Examples in their own order take those positions in that order, except those of
+    files, of which each worker has its own order.
 
     Args:
-      workload, examples, seed, start, split: what is trained on when, and by whom.
-      way: how batches come to their devices; None: they stay on the host.
+      workload, examples, seed, start, split: what to train on.
+      way: of the batches to their devices; None: they stay on the host.
     """
     way = way or Transfer()
     step_size = split.worker_batch * split.num_workers
@@ -134,8 +133,7 @@ def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, on_devic
 def _examples_by_index(
     workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, split: Split, by_tower: bool
 ) -> staging.Source:
-    """Fetches examples by index, from the positions that `steps` begin at: a whole step at a time, or a tower's batch,
-    of which several can be made side by side."""
+    """Fetches examples by index from the positions in `steps`: whole steps, or towers' batches several at a time."""
     fetch = examples.open()
     parts = split.num_towers if by_tower else 1
     size = split.worker_batch // parts
@@ -180,10 +178,10 @@ def _divided(whole: tuple[Tensors, Tensors], split: Split) -> staging.Batches:
 def evaluation_stream(
     workload: Workload, examples: Examples, tower_batch: int, num_towers: int, way: Transfer | None = None
 ) -> tuple[Stream, list[tf.Tensor]]:
-    """Every example once, in order of its index.
+    """Makes a stream of every example once, in order of its index.
 
-    Every tower always gets tower_batch examples, since not every convolution can do with none: at the end they are
-    filled up with the last example.
+    Every tower always gets tower_batch examples, since not every convolution accepts none: the end is filled up with
+    the last example.
 
     Returns:
       The stream and, over towers, bool [tower_batch]: which examples count.
@@ -198,7 +196,7 @@ def evaluation_stream(
         fetch = examples.open()
 
     def tower_examples(places: tf.Tensor, end, take):
-        """Takes a batch from int64 [tower_batch] places; those from `end` on do not count."""
+        """Takes a batch from int64 [tower_batch] positions; those from `end` on do not count."""
         features, labels = take(tf.minimum(places, end - 1))
         features = prepare(features) if prepare else features
         return _with_batch_size((features, labels, places < end), tower_batch)
@@ -235,8 +233,8 @@ def _size(batch: tuple[Tensors, Tensors]) -> tf.Tensor:
 
 
 def _iterator(steps: tf.data.Dataset, step: Callable, examples: Examples, branches: int = 1):
-    """Makes an iterator of what a function makes of steps, of which it computes so many parts at the same time."""
-    # What is computed ahead takes memory, and of elements is a part of every checkpoint.
+    """Makes an iterator over step(element of steps), which computes `branches` parts of a step at the same time."""
+    # Batches computed ahead take memory and, of elements, are part of every checkpoint.
     ahead = 2 if examples.elements else min(max(2, math.ceil(host.cores() / branches)), _MOST_PARALLEL_STEPS)
     parallel_steps = examples.parallel_steps or ahead
     step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any

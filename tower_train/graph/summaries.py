@@ -21,11 +21,11 @@ def step_summary(
     features: Tensors,
     update: tf.Operation,
 ) -> tf.Tensor:
-    """One serialized Summary of a step: histograms of gradients, of variables after the update and of the
-    first tower's activations with their sparsity, some of its images, and what the network summarised by itself.
+    """Serializes one Summary of a step: histograms of gradients, of variables after the update and of the first tower's
+    activations with their sparsity, some of its images, and the network's own summaries.
 
     Args:
-      gradients: what was applied.
+      gradients: those applied.
       tower: the first tower's name.
       features: its input.
       update: the op that changes the variables.
@@ -47,7 +47,7 @@ def step_summary(
 
 
 def _once(name: str) -> str:
-    """An op's name without repetitions of a scope, as in conv1/conv1."""
+    """Returns an op's name without repetitions of a scope, as in conv1/conv1."""
     return "/".join(part for part, _ in itertools.groupby(name.split("/")))
 
 
@@ -57,8 +57,7 @@ def _histogram(tag: str, values: tf.Tensor) -> tf.Tensor:
 
 
 def sample(values: tf.Tensor) -> tf.Tensor:
-    """At most _MOST_VALUES of them, evenly spaced and from all channels alike: millions would take as long as ten steps
-    to sort in, and show nothing more."""
+    """Returns at most _MOST_VALUES of them, evenly spaced and from all channels alike, as sorting millions is slow."""
     size = values.shape.num_elements()
     if size is None or size <= _MOST_VALUES:
         return values
@@ -69,13 +68,13 @@ def sample(values: tf.Tensor) -> tf.Tensor:
 
 
 def _finite(values: tf.Tensor) -> tf.Tensor:
-    """HistogramSummary is an error where it meets NaN or Inf, which would hide where those come from."""
+    """Removes NaN and Inf, at which HistogramSummary fails, hiding their source."""
     values = tf.reshape(values, [-1])
     return tf.boolean_mask(values, tf.math.is_finite(values)) if values.dtype.is_floating else values
 
 
 def _of_the_network(tower: str) -> list[tf.Tensor]:
-    """The scalars and histograms that inference or loss summarised in one tower, tagged as if there were no towers."""
+    """Returns the scalars and histograms that inference or loss summarised in one tower, with tags without towers."""
     kinds = {
         "ScalarSummary": lambda tag, values: tf.raw_ops.ScalarSummary(tags=tag, values=values),
         "HistogramSummary": lambda tag, values: tf.raw_ops.HistogramSummary(tag=tag, values=_finite(values)),

@@ -17,16 +17,16 @@ v1 = tf.compat.v1
 
 
 def variable_dtype(dtype: tf.DType) -> tf.DType:
-    """The dtype of variables, gradients and losses: that of the arithmetic, but never below float32.
+    """Returns the dtype of variables, gradients and losses: that of the arithmetic, but never below float32.
 
-    A step's change of a weight is mostly too small for the few bits of bfloat16 and float16 (Micikevicius et al. 2018,
-    "Mixed precision training", section 3.1).
+    A step's change of a weight is mostly too small for bfloat16 and float16 (Micikevicius et al. 2018, "Mixed precision
+    training", section 3.1).
     """
     return tf.float32 if dtype in (tf.bfloat16, tf.float16) else dtype
 
 
 def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf.DType, training: bool) -> tuple:
-    """One replica's (outputs, loss), in the scopes it is called in.
+    """Returns one replica's (outputs, loss), in the scopes it is called in.
 
     Args:
       workload: inference and loss.
@@ -54,16 +54,12 @@ def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf
 
 
 def are_of_classes(outputs: Tensors, examples: Examples) -> bool:
-    """Whether outputs are [batch, classes], one for each of the examples' classes."""
+    """Returns whether outputs are [batch, classes], one for each of the examples' classes."""
     return bool(examples.class_names) and tf.is_tensor(outputs) and outputs.shape[1:] == [len(examples.class_names)]
 
 
 def check_classes(workload: Workload, examples: Examples, outputs: Tensors, function: Callable) -> None:
-    """Checks that there is an output for each class, if `function` is the trainer's own loss or metrics for classes.
-
-    Raises:
-      GraphError: there are too few.
-    """
+    """Raises GraphError for fewer outputs than classes, if `function` is the trainer's own for classes."""
     if getattr(function, "func", function) not in (softmax_cross_entropy, classification_metrics):
         return
     given, names = outputs.shape[-1], examples.class_names
@@ -78,11 +74,8 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
 
 
 def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> Tensors:
-    """The weighted mean of what the network makes of each view.
-
-    Raises:
-      GraphError: the weights do not sum to 1, or the network's outputs are not floating point.
-    """
+    """Returns the weighted mean of the network's outputs over views. Raises GraphError if the weights do not sum to 1,
+    or the outputs are not floating point."""
     weights, views = zip(*workload.views(features), strict=True)
     if abs(sum(weights) - 1) > 1e-6:
         raise errors.GraphError(
@@ -96,14 +89,14 @@ def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], 
                 f"workload {workload.name}: outputs of dtype {outputs[0].dtype.name} have no mean over views. Let "
                 "inference return floating-point outputs, or leave `views` out."
             )
-        # One sum, and no chain of products and sums that TensorFlow rearranges otherwise in another graph.
+        # One sum, since TensorFlow rearranges chains of products and sums differently in different graphs.
         factors = tf.reshape(tf.constant(weights, outputs[0].dtype), [-1] + [1] * outputs[0].shape.rank)
         return tf.reduce_sum(tf.stack(outputs) * factors, axis=0)
 
     outputs = []
     with v1.name_scope("views"):
         for view in views:
-            # One after the other: together they take twice the time on a CPU, and the memory of all their activations.
+            # In sequence: together they take twice the time on a CPU, and the memory of all their activations.
             with tf.control_dependencies([tensor.op for tensor in tf.nest.flatten(outputs[-1:])]):
                 view = tf.nest.map_structure(tf.identity, view)
             outputs.append(network(view))
@@ -116,9 +109,9 @@ def scope(index: int, device: str, variables: Variables, getter: Callable) -> It
 
     Args:
       index: of the tower; tower 0 creates the variables.
-      device: where it computes.
+      device: of the tower.
       variables: those of the graph.
-      getter: what get_variable's initial values are: `seeded(seed)` or `restored`.
+      getter: for get_variable's initial values: `seeded(seed)` or `restored`.
 
     Yields:
       The tower's name.
@@ -139,7 +132,7 @@ def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:
 
 
 def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, **kwargs):
-    """A custom getter: a network that asks for a variable below float32 gets a copy of a float32 one."""
+    """Gets a copy of a float32 variable for a network that asks for one below float32; a custom getter."""
     dtype = tf.as_dtype(dtype or tf.float32)
     variable = getter(name, shape, variable_dtype(dtype), *args, **kwargs)
     if variable.dtype.base_dtype == dtype:
@@ -148,16 +141,14 @@ def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, *
 
 
 def restored(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
-    """A custom getter for a network whose values come from a checkpoint: it needs no training examples for them, and an
-    exported one no Python."""
+    """Gets variables whose values come from a checkpoint, without training examples and Python; a custom getter."""
     if shape is not None:  # else the initializer is a tensor, which has it
         initializer = v1.zeros_initializer()
     return getter(name, shape, dtype, initializer, *args, **kwargs)
 
 
 def seeded(seed: int):
-    """A custom getter that seeds initializers by variable name: an op's own default seed would depend on how many
-    ops, and so towers, were built before it."""
+    """Returns a custom getter that seeds initializers by name: default seeds depend on the number of ops and towers."""
 
     def with_seed(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
         if initializer is None and tf.as_dtype(dtype or tf.float32).is_floating:

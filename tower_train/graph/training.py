@@ -1,4 +1,4 @@
-"""The training graph: what happens in one step, in the order in which it happens."""
+"""The training graph: the parts of one step, in their order."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
 
     Raises:
       GraphError: the workload's network breaks a rule of the towers.
-      ConfigError: an option that this network has no use for.
+      ConfigError: an option that is useless for this network.
     """
     workload = _with_smooth_labels(workload.for_examples(examples), config.label_smoothing)
     dtype = tf.as_dtype(config.dtype)
@@ -136,7 +136,7 @@ def _summary(
 def _about(
     config: Config, examples: Examples, source: stream.Stream, applied: gradients.GradientsAndVariables
 ) -> dict[str, Any]:
-    """The attributes of TrainingGraph that are about its examples and gradients."""
+    """Returns the attributes of TrainingGraph about its examples and gradients."""
     return {
         "data": examples.name,
         "data_order": source.order,
@@ -149,7 +149,7 @@ def _about(
 
 
 def _saved(config: Config, variables: Variables, devices: Devices, sections: Sections) -> dict[str, Any]:
-    """The attributes of TrainingGraph that are about what a checkpoint holds, and its copies."""
+    """Returns the attributes of TrainingGraph about the contents of a checkpoint, and its copies."""
     sections.begin("checks")
     saved, num_workers = v1.global_variables(), devices.num_workers
     several = len(variables.devices) * num_workers > 1
@@ -168,12 +168,12 @@ def _saved(config: Config, variables: Variables, devices: Devices, sections: Sec
 
 
 def _numbers(variables: list[tf.Variable]) -> list[tf.Variable]:
-    """The variables whose values workers have in common; text is the place of an iterator, and each has its own."""
+    """Returns the variables that workers have in common: all but texts, which are the positions of their iterators."""
     return [variable for variable in variables if variable.dtype.base_dtype != tf.string]
 
 
 def learning_schedule(config: Config, num_examples: int) -> Schedule:
-    """The learning rate that the options describe, for as many examples an epoch."""
+    """Returns the learning rate by the options, for so many examples per epoch."""
     return Schedule(
         kind=config.lr_schedule,
         initial=config.learning_rate,
@@ -199,7 +199,7 @@ def _with_smooth_labels(workload: Workload, label_smoothing: float) -> Workload:
 
 
 def _variables(config: Config, devices: Devices) -> Variables:
-    """Chooses where the variables live, and what averages between those places."""
+    """Chooses the place of the variables and the all-reduce between their copies."""
     mirrored = config.variable_update == "mirrored"
     places, towers_each = (devices.towers, config.accumulate_steps) if mirrored else ((HOST,), None)
     if len(places) * devices.num_workers == 1:
@@ -216,7 +216,7 @@ def _variables(config: Config, devices: Devices) -> Variables:
 
 
 def _share_cores(config: Config, devices: Devices, variables: Variables) -> bool:
-    """Whether towers are computed side by side by the same cores, on the same copy of the variables."""
+    """Returns whether towers are computed side by side by the same cores, on the same copy of the variables."""
     return len(variables.devices) == 1 < len(devices.towers) and not devices.gpus and config.accumulate_steps == 1
 
 
@@ -232,8 +232,7 @@ def _step_context(
 
 
 def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tensors:
-    """Delays a tower's batch until the tower before it on its device has its gradients, so that the device holds the
-    activations of one at a time."""
+    """Delays a batch until the previous tower on its device is done, so that activations of only one are in memory."""
 
     def there(tensor):
         with tf.device(tensor.device):
@@ -244,7 +243,7 @@ def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tens
 
 
 def _wishes(num_workers: int, saves_together: bool, dtype: tf.DType) -> dict[str, Wish]:
-    """The wishes of this worker, by what it may wish; none when there are no others to tell."""
+    """Returns the wishes that this worker may have, by name; none without other workers."""
     if num_workers == 1:
         return {}
     wishes = {}
@@ -258,12 +257,12 @@ def _wishes(num_workers: int, saves_together: bool, dtype: tf.DType) -> dict[str
 def _other_means(
     variables: Variables, losses: list[tf.Tensor], wishes: dict[str, Wish], built: list[context.Context]
 ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor], list[list[context.Statistic]]]:
-    """The means over all towers of what is small and travels together.
+    """Returns the means over all towers of small values that travel together.
 
     Args:
       losses: over towers.
       wishes: from `_wishes`.
-      built: over towers, what was noted of them.
+      built: over towers, their contexts.
 
     Returns:
       The mean loss, over copies; the mean wishes, scalars by name; the mean statistics, over copies.
@@ -284,7 +283,7 @@ def _random_numbers(
     workload: Workload, source: stream.Stream, first_loss: tf.Tensor, built: list[context.Context],
     allow_stateful: bool,
 ) -> RandomNumbers:  # fmt: skip
-    """Names what draws random numbers in the towers; random_state.check and draws.check_same refuse some."""
+    """Names the random numbers in the towers; random_state.check and draws.check_same refuse some."""
     last = [first_loss.op, *(statistic.value.op for statistic in built[0].statistics)]
     if not source.state:  # examples in an order of their own draw as they like: their iterator's state is saved
         last.append(source.initializer)
@@ -306,7 +305,7 @@ def _update(
     learning_rate: tf.Tensor,
 ) -> Callable[[list, list, list], tf.Operation]:  # fmt: skip
     """Returns a function that builds the update of all copies from their gradients and statistics, and then of the
-    counters, to which it adds further ones (counter, amount)."""
+    counters, to which it adds further (counter, amount)."""
     dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
     averages = update.moving_averages(config.moving_average_decay, counters.global_step)
     ahead = None

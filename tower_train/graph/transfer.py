@@ -1,4 +1,4 @@
-"""The way of a batch from the host to the network: where it is distorted, and when it crosses to its device."""
+"""The way of a batch from the host to the network: the place of its distortion, and the time of its crossing."""
 
 import contextlib
 import dataclasses
@@ -24,9 +24,9 @@ class Transfer:
     Attributes:
       devices: over the batches of a step, the device of its tower.
       distorts_there: whether they cross as the examples are, and are preprocessed there; else on the host.
-      stages: whether the next step's batches cross while a step is under way.
+      stages: whether the next step's batches cross during a step.
       end: the position after the run's last example.
-      note: a line that says where they are preprocessed and why, if that is not always so; else None.
+      note: a line on the place of preprocessing and its reason, if that is not always so; else None.
     """
 
     devices: Sequence[str] = ()
@@ -37,13 +37,13 @@ class Transfer:
 
     @contextlib.contextmanager
     def there(self, tower: int, features: Tensors) -> Iterator[Tensors]:
-        """Within this block a tower's features are preprocessed on its device, where they come to."""
+        """Preprocesses a tower's features on its device within this block."""
         with tf.device(self.devices[tower]), tf.compat.v1.name_scope(f"tower_{tower}/preprocess/"):
             yield tf.nest.map_structure(tf.identity, features)
 
 
 def stages(devices: Sequence[str]) -> bool:
-    """Whether batches for these devices have so long a way that they had better be there when a step begins."""
+    """Returns whether batches for these devices travel so far that they should be there when a step begins."""
     return all(map(_is_gpu, devices))
 
 
@@ -51,13 +51,13 @@ def choose(wanted: str, workload: Workload, examples: Examples, devices: Sequenc
     """Chooses the way of the batches.
 
     Args:
-      wanted: --distort_on; auto is the device of GPUs that have a kernel for all of it, unless examples have more bytes
-        before it than after, or come in an order of their own, whose checkpoints hold examples as they cross.
+      wanted: --distort_on; auto is the device of GPUs that have all kernels for it, unless examples have more bytes
+        before it than after, or come in their own order, with checkpoints that hold examples as they cross.
       workload, examples: what is trained.
       devices, end: as in Transfer.
 
     Raises:
-      ConfigError: --distort_on=device, which GPUs have no kernels for.
+      ConfigError: --distort_on=device, without kernels on GPUs.
     """
     is_staged, is_done = stages(devices), bool(workload.distort or workload.prepare)
     if not all(map(_is_gpu, devices)) or not is_done or wanted == "host":
@@ -75,14 +75,14 @@ def choose(wanted: str, workload: Workload, examples: Examples, devices: Sequenc
 
 
 def preprocess(workload: Workload, features: Tensors, draws: PositionDraws) -> Tensors:
-    """Features of training examples as the network takes them."""
+    """Returns features of training examples as the network takes them."""
     if workload.distort:
         return workload.distort(features, draws)
     return workload.prepare(features) if workload.prepare else features
 
 
 def _against(workload: Workload, examples: Examples) -> tuple[str | None, str]:
-    """Why examples had better be preprocessed on the host, or None; and what they are before that."""
+    """Returns the reason to preprocess examples on the host, or None; and their form before that."""
     with tf.Graph().as_default() as graph, tf.device(HOST):
         before, _ = examples.symbolic_batch()
         first = tf.constant(0, tf.int64)
@@ -100,7 +100,7 @@ def _against(workload: Workload, examples: Examples) -> tuple[str | None, str]:
 
 
 def _hindrance(definition: tf.compat.v1.GraphDef) -> str | None:
-    """The first obstacle on GPUs among the operations that are on one, and of the functions that these call."""
+    """Returns the first obstacle on GPUs among the operations that are on one, and of the functions that these call."""
     functions = {function.signature.name for function in definition.library.function}
     nodes = [node for node in definition.node if _is_gpu(node.device)]
     reached, left = set(), list(nodes)
@@ -136,7 +136,7 @@ def _kernels(op: str) -> list:
 
 
 def _allows(kernel, node) -> bool:
-    """Whether a kernel is for the types of a node."""
+    """Returns whether a kernel is for the types of a node."""
     for constraint in kernel.constraint:
         value = node.attr[constraint.name]
         types = {value.type} if value.WhichOneof("value") == "type" else set(value.list.type)
@@ -146,7 +146,7 @@ def _allows(kernel, node) -> bool:
 
 
 def _bytes(tensors: Tensors) -> int | None:
-    """None if it is not known before they are there."""
+    """Returns the bytes of tensors; None if not static."""
     sizes = [(tensor.shape.num_elements(), tensor.dtype) for tensor in tf.nest.flatten(tensors)]
     if any(count is None or dtype == tf.string for count, dtype in sizes):
         return None

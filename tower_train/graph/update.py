@@ -1,4 +1,4 @@
-"""The one update of a copy of the variables: optimizer, lookahead, then moving averages; and the counters."""
+"""The update of a copy of the variables: optimizer, lookahead, then moving averages; and the counters."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ _AVERAGE = "ExponentialMovingAverage"  # the end of its name in a checkpoint
 
 
 class Counters:
-    """The variables that count: steps done, and examples seen.
+    """The counters of steps and of examples.
 
     Attributes:
       global_step: int64 variable, steps done.
@@ -23,17 +23,17 @@ class Counters:
     """
 
     def __init__(self, global_batch: int):
-        """Creates the counters; a step moves on by global_batch examples."""
+        """Creates the counters; a step adds global_batch examples."""
         self.global_step = v1.train.create_global_step()
         self.examples_seen = v1.get_variable("examples_seen", [], tf.int64, v1.zeros_initializer(), trainable=False)
         self._global_batch = global_batch
 
     def epochs_seen(self, num_examples: int) -> tf.Tensor:
-        """Epochs seen before this step; float64 scalar."""
+        """Returns the epochs seen before this step; float64 scalar."""
         return tf.cast(self.examples_seen, tf.float64) / num_examples
 
     def count(self, others: Sequence[tuple[tf.Variable, tf.Tensor]] = ()) -> tf.Operation:
-        """Moves on by one step; others: further (counter, amount)."""
+        """Counts one step; others: further (counter, amount)."""
         amounts = [(self.global_step, 1), (self.examples_seen, self._global_batch), *others]
         return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
 
@@ -41,8 +41,8 @@ class Counters:
 def make_optimizer(
     name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False, muon_iterations: int = 0
 ) -> v1.train.Optimizer:  # fmt: skip
-    """An optimizer by its name on the command line: sgd, momentum, adam, muon, or lars (see lars_gradients); muon with
-    0 iterations is momentum."""
+    """Makes an optimizer by its name on the command line; for lars see lars_gradients; muon of 0 iterations is
+    momentum."""
     if name == "sgd":
         return v1.train.GradientDescentOptimizer(learning_rate)
     if name == "adam":
@@ -57,8 +57,8 @@ def by_learning(
 ) -> dict[Learning, GradientsAndVariables]:
     """Groups gradients by the rates of their variables; each group needs an optimizer of its own.
 
-    The group of no block of `layers.learning` comes first, so that all that its optimizer creates is named as it is
-    without such blocks.
+    The group outside of `layers.learning` comes first, so that its optimizer's variables have the same names as without
+    such blocks.
     """
     groups = {Learning(): []}
     for gradient, variable in gradients:
@@ -74,13 +74,13 @@ def limited(gradients: GradientsAndVariables, clip_norm: float, optimizer: str) 
 
 
 def clip_by_norm(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
-    """All gradients times limit / norm, norm being that of all of them together, where it is greater than limit."""
+    """Scales all gradients by limit / norm if their global norm is greater than limit."""
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], limit)
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]
 
 
 def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> GradientsAndVariables:
-    """Each matrix's and each kernel's gradient times trust * norm of its weights / norm of its gradient.
+    """Scales each matrix's and each kernel's gradient by trust * norm of its weights / norm of its gradient.
 
     Applied with momentum this is LARS (You et al. 2017, "Large batch training of convolutional networks", algorithm 1)
     for a constant rate; the gradients hold the weight decay. Biases and scales (of rank 1) keep theirs.
@@ -99,7 +99,8 @@ def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> Gr
 
 
 def moving_averages(decay: float, global_step: tf.Variable) -> Callable[[Sequence[tf.Variable]], tf.Operation] | None:
-    """What updates the moving averages of one copy's variables; None for decay 0.
+    """Returns a function that updates the moving averages of one copy's variables; None for decay 0.
+
 
     As tf.train.ExponentialMovingAverage.apply, whose conditionals take a tenth of what building a graph does:
     average -= (1 - d) * (average - variable), with d = min(decay, (1 + step) / (10 + step)) as in the original.
@@ -134,8 +135,8 @@ def _average(variable: tf.Variable) -> tf.Variable:
 
 
 def variables_to_restore(decay: float) -> dict[str, tf.Variable]:
-    """{name in a checkpoint: variable of the default graph}, for using a trained network: trained weights and moving
-    statistics begin as their moving averages of this decay; as what they are themselves for decay 0."""
+    """Returns {name in a checkpoint: variable of the default graph} for using a trained network: trained weights and
+    moving statistics begin as their moving averages of this decay, or for decay 0 as they are."""
     if decay:
         return tf.train.ExponentialMovingAverage(decay, name=_AVERAGE).variables_to_restore()
     return {v.op.name: v for v in v1.global_variables()}

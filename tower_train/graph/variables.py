@@ -1,7 +1,7 @@
 """The variables: one copy on the host for all towers, or one on each tower's device.
 
-Whoever builds the step need not know which: a value that each copy of the variables has its own of is a list over
-copies, made by `each` or `average` and handed on to the next of them.
+Builders of a step need not know which: a value of each copy is an element of a list over copies, made by `each` or
+`average` and passed on to the next of them.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ v1 = tf.compat.v1
 class Variables:
     """All copies of the variables.
 
-    Copy 0 holds the originals: they have the variables' own names and are what a checkpoint holds. The other copies are
-    local variables whose initializers read the originals, and so they are initialised once those have their values.
+    Copy 0 holds the originals, under the variables' own names, for checkpoints. The other copies are local variables
+    initialised from the originals, after those have their values.
 
     Attributes:
-      devices: over copies, where it lives.
+      devices: over copies, the device of each.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class Variables:
         """Creates none yet.
 
         Args:
-          devices: where the copies live.
-          towers_each: how many consecutive towers use one copy; None for all on the only one.
+          devices: of the copies.
+          towers_each: number of consecutive towers that use one copy; None for all on the only one.
           all_reduce: averages between the copies of all workers; None for one copy of one worker.
         """
         self.devices = devices
@@ -45,18 +45,15 @@ class Variables:
         self._regularizers = {}  # {original's name: (original, function or None)}, in the order of creation
         self._copies = [{} for _ in devices]  # over copies, {original's name: copy}
         self._decays = [[] for _ in devices]  # over copies, the values of the regularizers
-        self._states = [[] for _ in devices]  # over copies, what its optimizer and its moving averages created
-        self._current = None  # the copy that `each` is at
+        self._states = [[] for _ in devices]  # over copies, variables of its optimizer and its moving averages
+        self._current = None  # the current copy of `each`
 
     # Towers.
 
     @contextlib.contextmanager
     def of_tower(self, tower: int) -> Iterator[None]:
-        """Lets tower 0 create variables within this block, and later towers find them or their copies of them.
-
-        Raises:
-          GraphError: a later tower would create a variable, or there are variables that cannot be copied.
-        """
+        """Lets tower 0 create variables within this block, and later towers find them or their copies of them. Raises
+        GraphError if a later tower would create a variable, or some cannot be copied."""
         copy = self._copy_of(tower)
         if copy and not self._copies[copy]:
             self._make_copy(copy)
@@ -85,19 +82,18 @@ class Variables:
             yield
 
     def gradients(self, tower: int, loss: tf.Tensor) -> GradientsAndVariables:
-        """The gradients of a tower's loss for its copy of the trained variables, each beside the original."""
+        """Returns the gradients of a tower's loss for its copy of the trained variables, each with the original."""
         originals = v1.trainable_variables()
         return list(zip(v1.gradients(loss, self._of(self._copy_of(tower), originals)), originals, strict=True))
 
     def original(self, variable: tf.Variable) -> tf.Variable:
-        """The original of any copy of a variable."""
         for copies in self._copies:
             for name, copy in copies.items():
                 if copy is variable:
                     return self._regularizers[name][0]
         return variable
 
-    # Values that each copy has its own of.
+    # Values of each copy.
 
     def each(self, function: Callable, *values: Sequence) -> list:
         """Calls function for each copy of the variables, on its device.
@@ -143,11 +139,8 @@ class Variables:
         return [list(zip(grads, self._of(i, originals), strict=True)) for i, grads in enumerate(means)]
 
     def average_values(self, tower_values: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        """Averages as `average`, but tensors that all towers have as many of, sent in their own dtype.
-
-        Returns:
-          Over copies, the means in the order of a tower's values.
-        """
+        """Averages as `average`, but tensors, equally many of each tower, sent in their own dtype; returns the means,
+        over copies."""
 
         def mean(towers):
             with v1.name_scope("average_values"):
@@ -156,11 +149,8 @@ class Variables:
         return self._all_reduce.mean(self.each(mean, self.by_copy(tower_values)), exactly=True)
 
     def weight_decays(self) -> list[list[tf.Tensor]]:
-        """The values of the variables' regularizers, scalars, over copies.
-
-        Raises:
-          GraphError: there are regularization losses that are not a variable's, which cannot be computed from a copy.
-        """
+        """Returns the values of the variables' regularizers, scalars, over copies. Raises GraphError for regularization
+        losses without a variable, which cannot be computed from a copy."""
         losses = v1.losses.get_regularization_losses()
         for decays in self._decays[1:]:
             if len(decays) != len(losses):
@@ -171,15 +161,15 @@ class Variables:
         return [losses, *self._decays[1:]]
 
     def trained(self) -> list[list[tf.Variable]]:
-        """The trained variables, over copies."""
+        """Returns the trained variables, over copies."""
         return [self._of(i, v1.trainable_variables()) for i in range(len(self.devices))]
 
     # The update.
 
     @contextlib.contextmanager
     def updated(self) -> Iterator[None]:
-        """Builds the update of all copies within this block: it waits for the means between devices, which all of them
-        must compute. Variables that `each` creates in it, such as the optimizer's slots, belong to the copy."""
+        """Builds the update of all copies within this block: it waits for the means between devices, which all must
+        compute. Variables that `each` creates in it, such as the optimizer's slots, belong to the copy."""
         with tf.variable_creator_scope(self._create_state), tf.control_dependencies(self._all_reduce.operations):
             yield
 
@@ -195,17 +185,14 @@ class Variables:
     # Copies that must stay the same, and workers that must begin the same.
 
     def copied(self) -> list[list[tf.Variable]]:
-        """All that was copied so far: over variables, the original and its copies."""
+        """Returns all that was copied so far: over variables, the original and its copies."""
         trained = [[original, *(copies[name] for copies in self._copies[1:])]
                    for name, (original, _) in self._regularizers.items()]  # fmt: skip
         return trained + [list(states) for states in zip(*self._states, strict=True)]
 
     def fingerprints(self) -> tf.Tensor:
-        """A 64-bit fingerprint (FarmHash) of the bytes of each variable of `copied`, which tells copies apart.
-
-        Returns:
-          int64 [copies of all workers, variables].
-        """
+        """Returns int64 [copies of all workers, variables], fingerprints (FarmHash) of the bytes of `copied`, to
+        compare copies."""
 
         with v1.name_scope("mirrors"):
             method, as_row = tf.constant("farmhash64"), tf.constant([1, -1])
@@ -218,11 +205,11 @@ class Variables:
             return self._all_reduce.gather(tf.bitcast(tf.stack(rows), tf.int64))
 
     def known_mean(self, worker: int, dtype: tf.DType) -> KnownMean:
-        """A trial of what averages between the copies. worker: which this is; dtype: of the gradients."""
+        """Returns a trial of the all-reduce between the copies. worker: index of this one; dtype: of the gradients."""
         return KnownMean(self._all_reduce, worker, dtype)
 
     def broadcast(self, variables: Sequence[tf.Variable], worker: int) -> tf.Operation:
-        """Gives all workers' variables the values that worker 0's have; all must run it."""
+        """Copies worker 0's values of variables to all workers, all of which must run it."""
         return self._all_reduce.broadcast(variables, worker)
 
     def _copy_of(self, tower: int) -> int:
@@ -253,8 +240,8 @@ class Variables:
 
 
 def _begun_on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a variable whose initial value is computed on the host, wherever it lives itself: a GPU draws
-    other random numbers from a seed, and does not call Python."""
+    """Returns the arguments of a variable initialised on the host: GPUs draw other numbers from a seed and call no
+    Python."""
     initial_value = kwargs.get("initial_value")
     if not callable(initial_value):
         return kwargs
@@ -263,8 +250,8 @@ def _begun_on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_copy(original: tf.Variable) -> dict[str, Any]:
-    """The arguments that make a variable a copy."""
-    # Read where the original is, and given as a value: what a function makes is put where the copy is.
+    """Returns the arguments that make a variable a copy."""
+    # Read on the original's device and given as a value: a function's result would be on the copy's.
     with tf.init_scope(), v1.get_default_graph().colocate_with(None, True), tf.device(original.device):
         value = original.read_value()
     return {

@@ -1,4 +1,4 @@
-"""Means of gradients over workers, in a program's own graph, and how many of them were made."""
+"""Means of gradients over workers, in a program's own graph, and counts of them."""
 
 from collections.abc import Sequence
 
@@ -13,23 +13,23 @@ from tower_train.graph.gradients import GradientsAndVariables, name_of
 
 v1 = tf.compat.v1
 
-_SUM_OF_HALVES = tf.float32  # in which gradients of float16 and bfloat16 are averaged, to be rounded once
-_COUNTS = "tower_train_counts"  # a table on each worker's host, of which no session need initialize anything
+_SUM_OF_HALVES = tf.float32  # for float16 and bfloat16 gradients, which are then rounded once
+_COUNTS = "tower_train_counts"  # a table on each worker's host, which needs no initializer
 ARRIVED, AVERAGED = 0, 1  # its columns
 
 
 def average_over_workers(
     grads_and_vars: GradientsAndVariables, workers: Workers, dtype: tf.DType | None = None, densify: bool = False
 ) -> GradientsAndVariables:
-    """The mean over workers of each variable's gradient.
+    """Returns the mean over workers of each variable's gradient.
 
-    Workers find each other's gradients by the variables' names, whatever the order here. All are averaged in any step
-    that uses one of them.
+    Workers match gradients by the variables' names, whatever the order here. All are averaged in any step that uses
+    one.
 
     Args:
       grads_and_vars: of this worker; gradients of their variables' shapes, IndexedSlices or None.
       workers: between which; the first device of each averages.
-      dtype: that dense gradients are sent in; None for their own.
+      dtype: in which dense gradients are sent; None for their own.
       densify: make IndexedSlices dense, which are gathered otherwise.
 
     Returns:
@@ -82,7 +82,7 @@ def _means(grads: Sequence, names: Sequence[str], workers: Workers, dtype: tf.DT
 
 
 class _Count:
-    """Counts, for who looks from another session, how often gradients were there and how often their means were."""
+    """Counts, for readers in another session, how often gradients and their means were computed."""
 
     def __init__(self, key: int, grads: Sequence):
         self.key = key
@@ -90,7 +90,7 @@ class _Count:
             self._arrived = self._counted(ARRIVED)
 
     def after(self, means: Sequence, device: str) -> list:
-        """The means, once all of them have been counted."""
+        """Returns the means, once all of them have been counted."""
         with tf.control_dependencies([self._arrived, *(mean.op for mean in means)]):
             averaged = self._counted(AVERAGED)
         with tf.control_dependencies([averaged]), tf.device(device):
@@ -113,14 +113,14 @@ def _table() -> tf.Tensor:
 
 
 def counts() -> tf.Tensor:
-    """int64 [2]: how often, on this worker's server, gradients were there and how often their means, so far."""
+    """Returns int64 [2]: how often, on this worker's server, gradients and their means were computed so far."""
     with tf.device(HOST):
         places, values = tf.raw_ops.LookupTableExportV2(table_handle=_table(), Tkeys=tf.int64, Tvalues=tf.int64)
         return tf.math.unsorted_segment_sum(values, places % 2, 2)
 
 
 def _of_shape(grad, variable, densify: bool):
-    """A gradient, dense ones of a static shape."""
+    """Returns a gradient; dense ones have a static shape."""
     if isinstance(grad, tf.IndexedSlices) and not densify:
         return tf.IndexedSlices(tf.identity(grad.values), grad.indices, grad.dense_shape)
     grad = tf.convert_to_tensor(grad)

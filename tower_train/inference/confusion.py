@@ -1,4 +1,4 @@
-"""Confusions of classes: a matrix of all, or of many classes the most frequent ones only."""
+"""Confusions of classes: a whole matrix, or for many classes only the most frequent ones."""
 
 import collections
 import dataclasses
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-_MOST_CLASSES = 200  # of which a whole matrix is made
-_MOST_COUNTED = 1 << 18  # pairs of classes that are counted at the same time
+_MOST_CLASSES = 200  # in a whole matrix
+_MOST_COUNTED = 1 << 18  # pairs of classes counted at a time
 _MOST_KEPT = 100
 
 
@@ -22,10 +22,10 @@ class Confused:
 
 
 class Confusions:
-    """Counts pairs of a true and a predicted class, in little memory however many classes there are.
+    """Counts pairs of a true and a predicted class, in little memory for any number of classes.
 
-    Of more than 200 classes it counts mistakes only. Where these are of more than a quarter of a million
-    different pairs, it forgets the rarest on the way, and counts may come out too small.
+    With more than 200 classes it counts mistakes only. With more than a quarter of a million different pairs it forgets
+    the rarest on the way, and counts may come out too small.
     """
 
     def __init__(self, class_names: tuple[str, ...]):
@@ -42,14 +42,14 @@ class Confusions:
             self._pairs = collections.Counter(dict(_most_frequent(self._pairs.items(), _MOST_COUNTED // 2)))
 
     def matrix(self) -> list[list[int]] | None:
-        """Counts by [true class][predicted class]; None if classes are none, too many or without names."""
+        """Returns counts by [true class][predicted class]; None if there are no classes, too many, or no names."""
         classes = len(self._names)
         if not 0 < classes <= _MOST_CLASSES or not all(0 <= i < classes and 0 <= j < classes for i, j in self._pairs):
             return None
         return [[self._pairs[i, j] for j in range(classes)] for i in range(classes)]
 
     def most_frequent(self) -> tuple[Confused, ...]:
-        """The most frequent mistakes, at most a hundred, of equals those of the first classes."""
+        """Returns the most frequent mistakes, at most a hundred; among equals those of the first classes."""
         mistakes = ((pair, count) for pair, count in self._pairs.items() if pair[0] != pair[1])
         return tuple(
             Confused(self._name(i), self._name(j), count) for (i, j), count in _most_frequent(mistakes, _MOST_KEPT)

@@ -27,7 +27,7 @@ class Metric:
     Attributes:
       mean: over all examples.
       low, high: bounds of its 95 % interval; None if it is no proportion.
-      better: 'higher' or 'lower', which values are better; None if that is not known.
+      better: 'higher' or 'lower', the better values; None if unknown.
     """
 
     mean: float
@@ -42,14 +42,14 @@ class Evaluation:
 
     Attributes:
       step: the checkpoint's.
-      data: the name of the examples.
-      num_examples: how many were counted, each once.
+      data: name of the examples.
+      num_examples: number of examples, each counted once.
       weights: 'moving averages' or 'raw weights'.
       metrics: by name.
-      confusion: [true class][predicted class], counts; None if labels are not classes, and of more than 200 classes.
+      confusion: [true class][predicted class], counts; None if labels are not classes, and for more than 200 classes.
       class_names: of its rows and columns.
-      most_confused: the most frequent mistakes where classes are too many for a matrix, the most frequent one first.
-      seconds: the time it took.
+      most_confused: the most frequent mistakes, sorted, if there are too many classes for a matrix.
+      seconds: its duration.
       several_views: whether outputs are means over several views of each example.
     """
 
@@ -65,12 +65,11 @@ class Evaluation:
     most_confused: tuple[Confused, ...] = ()
 
     def as_dict(self) -> dict:
-        """The evaluation in result.json."""
         return dataclasses.asdict(self)
 
 
 def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
-    """The 95 % interval of a proportion (Wilson 1927), which holds near 0 and 1 too, unlike the normal one."""
+    """Returns the 95 % interval of a proportion (Wilson 1927), which unlike the normal one holds near 0 and 1 too."""
     share = successes / trials
     scale = 1 + _Z**2 / trials
     center = (share + _Z**2 / (2 * trials)) / scale
@@ -79,9 +78,9 @@ def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
 
 
 class Evaluator:
-    """Evaluates checkpoints of one run, with one graph and one session for all of them.
+    """Evaluates checkpoints of one run with one graph and one session.
 
-    The result does not depend on tower_batch. With a moving_average_decay of 0 the weights themselves are evaluated.
+    The result does not depend on tower_batch. With a moving_average_decay of 0 it evaluates the weights themselves.
 
     Attributes:
       examples: as given.
@@ -103,18 +102,17 @@ class Evaluator:
 
     @property
     def first_metric(self) -> tuple[str, str | None]:
-        """The name of the metric that decides, and which of its values are better; None if that is not known."""
+        """The deciding metric's name and its better values, 'higher', 'lower' or None if unknown."""
         name = next(iter(self._built.metrics))
         return name, self._workload.which_is_better(name)
 
     @property
     def has_confusion(self) -> bool:
-        """Whether evaluations count classes: the network gives one output for each."""
+        """True if evaluations count classes: the network gives one output for each."""
         return self._built.predictions is not None
 
     def try_out(self, trained: Sequence[tf.Variable]) -> None:
-        """Does what an evaluation does, for one batch and with the network's initial values: what fails there would
-        fail after the training.
+        """Evaluates one batch with the network's initial values, so that failures show before the training.
 
         Args:
           trained: the variables of the training, which an evaluation finds in its checkpoints.
@@ -131,7 +129,7 @@ class Evaluator:
                     f"{self.examples.name}, and {shapes.get(name, 'none of that name')} in training. Let `inference` "
                     "create the same variables for all examples, and also without training."
                 )
-        # A session of its own, whose end ends the stream too.
+        # A separate session, whose end also ends the stream.
         with v1.Session(graph=self._built.graph, config=self._config) as session:
             length = None if self._built.length is None else int(session.run(self._built.length))
             if length not in (None, tf.data.UNKNOWN_CARDINALITY):
@@ -148,7 +146,7 @@ class Evaluator:
         """
         start = time.perf_counter()
         checkpoint.restore(self._saver, self._session, path)
-        # A dataset in an order of its own may hold fewer examples than it should, or more.
+        # A dataset in its own order may hold fewer or more examples than it should.
         sums, count, confusions = self._count(self._session, self._built.num_steps + bool(self.examples.elements))
         self._check_count(count, " or more")
         matrix = confusions.matrix()
@@ -176,8 +174,7 @@ class Evaluator:
             )
 
     def _count(self, session: v1.Session, most_steps: int) -> tuple[dict, int, Confusions]:
-        """{metric: (sum, whether only zeros and ones)}, the number of examples, the confusions of classes; of all steps
-        that the examples give, or the first ones."""
+        """Returns {metric: (sum, whether only zeros and ones)}, the number of examples and the confusions."""
         built, confusions = self._built, Confusions(self.examples.class_names if self.has_confusion else ())
         fetches = {"metrics": built.metrics}
         if self.has_confusion:

@@ -12,11 +12,8 @@ Content = bytes | dict[str | None, np.ndarray]
 
 
 def read(path: str) -> Content:
-    """Reads a file: of NAME.npy and NAME.npz the arrays by name, None being that of the only one; else its bytes.
-
-    Raises:
-      DataError: it cannot be read, or holds no arrays.
-    """
+    """Reads a file: the arrays by name of NAME.npz, one array under None of NAME.npy, else the bytes; DataError if it
+    cannot be read, or holds no arrays."""
     try:
         with open(path, "rb") as file:
             if not path.endswith(_ARRAYS):
@@ -25,12 +22,12 @@ def read(path: str) -> Content:
             return {None: found} if isinstance(found, np.ndarray) else dict(found)
     except OSError as error:
         raise errors.DataError(f"{path}: cannot be read: {error.strerror or error}.") from None
-    except Exception as error:  # whatever numpy and zipfile raise for a file that is none of theirs
+    except Exception as error:  # numpy and zipfile raise anything for foreign files
         raise errors.DataError(f"{path}: holds no arrays that numpy can read ({error}).") from None
 
 
 def batches(path: str, content: Content, files, features: dict) -> Iterator[tuple[list[str], dict]]:
-    """Yields the names of some examples, and what to feed for them.
+    """Yields the names of some examples and the feed for them.
 
     Args:
       path: of the file.
@@ -38,8 +35,8 @@ def batches(path: str, content: Content, files, features: dict) -> Iterator[tupl
       files, features: the inputs of a serving.ServingGraph.
 
     Raises:
-      ConfigError: a file for a network that takes none.
-      DataError: arrays that are not what the network takes.
+      ConfigError: an image for a network that takes none.
+      DataError: arrays that do not fit the network.
     """
     if isinstance(content, bytes):
         if files is None:
@@ -57,7 +54,7 @@ def batches(path: str, content: Content, files, features: dict) -> Iterator[tupl
 
 
 def _checked(path: str, arrays: dict, features: dict) -> dict[str, np.ndarray]:
-    """The arrays by the features' names."""
+    """Returns the arrays by the features' names."""
     if list(arrays) == [None] and len(features) == 1:
         arrays = dict(zip(features, arrays.values(), strict=True))
     if set(arrays) != set(features):

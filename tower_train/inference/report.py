@@ -1,4 +1,4 @@
-"""Lines for people about an evaluation."""
+"""Lines about evaluations, for people."""
 
 from collections.abc import Sequence
 
@@ -11,21 +11,21 @@ _MOST_SHOWN = 20  # of the most frequent confusions
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """The metrics of an evaluation, each with its 95 % interval."""
+    """Formats the metrics of an evaluation, each with its 95 % interval."""
     about = f"{evaluation.data}, {evaluation.weights}{', several views of each' if evaluation.several_views else ''}"
     lines = [f"step {evaluation.step}: {evaluation.num_examples} examples of {about}"]
     return lines + [with_interval(name, metric) for name, metric in evaluation.metrics.items()]
 
 
 def with_interval(name: str, metric: Metric) -> str:
-    """A metric and its 95 % interval, if it has one."""
+    """Formats a metric and its 95 % interval, if it has one."""
     if metric.low is None:
         return f"{name} = {metrics.as_text(metric.mean)}"
     return f"{name} = {metric.mean:.3f} (95 % interval {metric.low:.3f} to {metric.high:.3f})"
 
 
 def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[str]:
-    """The metrics on training examples beside those on test examples, in one line."""
+    """Formats the metrics on training examples beside those on test examples, in one line."""
     compared = []
     for name, metric in on_training.metrics.items():
         above = metric.mean - evaluation.metrics[name].mean
@@ -35,8 +35,8 @@ def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[st
 
 
 def overfitting(on_training: Evaluation, evaluation: Evaluation) -> str | None:
-    """A warning if the first metric, a proportion, is much better on training examples, beyond what chance explains:
-    its 95 % intervals do not touch, and it is more than 0.1 better."""
+    """Warns if the first metric, a proportion, is more than 0.1 better on training examples, with separate
+    intervals."""
     name = next(iter(on_training.metrics))
     seen, unseen = on_training.metrics[name], evaluation.metrics[name]
     higher, lower = (seen, unseen) if seen.better == HIGHER else (unseen, seen)
@@ -51,7 +51,7 @@ def overfitting(on_training: Evaluation, evaluation: Evaluation) -> str | None:
 
 
 def confusion_lines(matrix: list[list[int]], class_names: tuple[str, ...]) -> list[str]:
-    """A confusion matrix as a table: a row a true class, a column a predicted one."""
+    """Formats a confusion matrix: a row per true class, a column per predicted one."""
     width = max(5, max(len(str(count)) for row in matrix for count in row) + 1)
     label = max(len(name) for name in class_names)
     head = " " * label + "".join(name[: width - 1].rjust(width) for name in class_names)
@@ -63,7 +63,7 @@ def confusion_lines(matrix: list[list[int]], class_names: tuple[str, ...]) -> li
 
 
 def most_confused_lines(most_confused: Sequence[Confused]) -> list[str]:
-    """The most frequent confusions of many classes, one a line."""
+    """Formats the most frequent confusions of many classes, one per line."""
     shown = most_confused[:_MOST_SHOWN]
     width = max(5, max(len(str(confused.count)) for confused in shown))
     rows = [f"{confused.count:>{width}}  {confused.true} -> {confused.predicted}" for confused in shown]

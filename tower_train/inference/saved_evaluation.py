@@ -14,16 +14,16 @@ from tower_train.workload import Workload
 
 
 def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[Evaluation]:
-    """Evaluates the newest checkpoint of a run, or with options.watch each new one until the run's trainer has ended.
+    """Evaluates a run's newest checkpoint, or with options.watch each new one until its trainer has ended.
 
     Writes each evaluation to the run's result.json and event files, or says on standard error that it cannot.
 
     Args:
-      options: which run, and how.
+      options: the run and the way to evaluate it.
       workload: the run's; None imports it by the path in options or in run.json.
 
     Yields:
-      One Evaluation a checkpoint.
+      One Evaluation per checkpoint.
 
     Raises:
       RunError: no run there, no checkpoint, one of another network, or a damaged result.json.
@@ -46,7 +46,7 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
 
 
 def _is_kept(run_dir: directory.RunDirectory, evaluation: Evaluation) -> bool:
-    """Writes an evaluation to result.json; says so if that cannot be, as on a run that may only be read."""
+    """Writes an evaluation to result.json; says so if it cannot, as on a read-only run."""
     try:
         run_dir.update(directory.RESULT, {"evaluation": evaluation.as_dict()})
     except errors.RunError as error:
@@ -56,12 +56,12 @@ def _is_kept(run_dir: directory.RunDirectory, evaluation: Evaluation) -> bool:
 
 
 def open_curves(run_dir: directory.RunDirectory) -> events.EventWriter:
-    """The event files of a run's evaluations, whose curves TensorBoard draws beside the training curves."""
+    """Opens the event files of a run's evaluations, which TensorBoard draws beside the training curves."""
     return events.EventWriter(run_dir.path / "eval")
 
 
 def write_curves(writer: events.EventWriter, evaluation: Evaluation, prefix: str = "") -> None:
-    """Adds a point to each metric's curve; prefix: of the curves' names."""
+    """Adds a point to each metric's curve, whose name begins with `prefix`."""
     means = {prefix + name: metric.mean for name, metric in evaluation.metrics.items()}
     events.add_scalars(writer, means, evaluation.step)
 
@@ -70,7 +70,7 @@ def _watched(run: saved_run.SavedRun, evaluator: Evaluator, pause_secs: float) -
     """Evaluates each newest checkpoint once, until the trainer has ended."""
     step = None
     while True:
-        # Asked first: the next round sees a checkpoint that is saved after the look below, also if it is the last.
+        # Asked first, so that the next round sees a last checkpoint saved after the look below.
         is_training = run.directory.is_locked()
         path = checkpoint.latest(run.directory.path)
         if path and checkpoint.step_of(path) != step:
@@ -82,4 +82,4 @@ def _watched(run: saved_run.SavedRun, evaluator: Evaluator, pause_secs: float) -
         else:
             break
     if step is None:
-        run.checkpoint()  # raises, as there is none
+        run.checkpoint()  # raises

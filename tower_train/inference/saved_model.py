@@ -1,4 +1,4 @@
-"""A run's network as a SavedModel, with the signatures and the numbered versions that TensorFlow Serving expects."""
+"""A run's network as a SavedModel, with the signatures and numbered versions of TensorFlow Serving."""
 
 import os
 import pathlib
@@ -23,8 +23,8 @@ def export(
     """Writes a SavedModel that tf.saved_model.load, saved_model_cli and TensorFlow Serving run.
 
     Args:
-      options: which run; and whether to write over another SavedModel, or a new version below the folder.
-      folder: where to.
+      options: the run; whether to replace a SavedModel, or add a version below the folder.
+      folder: the target.
       workload: the run's; None imports it.
 
     Returns:
@@ -40,7 +40,7 @@ def export(
         try:
             with locks.made(folder if options.versioned else folder.parent):
                 target = _new_version(folder) if options.versioned else folder
-                # Written under another name first: what an interrupted export leaves is no SavedModel and no version.
+                # Under another name first: an interrupted export leaves no SavedModel and no version.
                 temporary = target.with_name(f".{target.name}.{os.getpid()}")
                 try:
                     _write(temporary, session, found)
@@ -60,7 +60,7 @@ def _write(folder: pathlib.Path, session: v1.Session, found: dict) -> None:
 
 
 def signatures(built: serving.ServingGraph) -> dict:
-    """{name: SignatureDef} of a network.
+    """Returns {name: SignatureDef} of a network.
 
     `serving_default`, which is `predict` too, maps features to all outputs; `files` does so from image files.
     `classify` and `regress` are TensorFlow Serving's methods of these names, on tf.Examples.
@@ -81,13 +81,13 @@ def signatures(built: serving.ServingGraph) -> dict:
 
 
 def _is_number(output: tf.Tensor) -> bool:
-    """Whether an output is one number for each example."""
+    """Returns whether an output is one number per example."""
     return output.dtype.is_floating and (output.shape.rank == 1 or output.shape.rank == 2 and output.shape[1] == 1)
 
 
 def _check(folder: pathlib.Path, options: ExportOptions) -> None:
-    """Raises RunError if nothing may be written to a folder."""
-    is_there, is_model = os.path.exists(folder), os.path.exists(folder / _FILE)  # also by a name that cannot be
+    """Raises RunError if a folder may not be written to."""
+    is_there, is_model = os.path.exists(folder), os.path.exists(folder / _FILE)  # any name is allowed here
     if options.versioned and is_model:
         raise errors.RunError(
             f"{folder} is a SavedModel itself, and no folder of versions. Name another with --export_dir."
@@ -104,13 +104,13 @@ def _check(folder: pathlib.Path, options: ExportOptions) -> None:
 
 
 def _new_version(folder: pathlib.Path) -> pathlib.Path:
-    """The folder of a version: the time in seconds, as tf.estimator's exporters number them, but above all versions."""
+    """Returns the folder of a version: the time in seconds, as of tf.estimator's exporters, but above all versions."""
     there = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
     return folder / str(max([int(time.time()), *(version + 1 for version in there)]))
 
 
 def _publish(temporary: pathlib.Path, target: pathlib.Path) -> None:
-    """Renames a folder, whose place another one may have, which is then removed."""
+    """Renames a folder, replacing one that is there."""
     old = target.with_name(f".{target.name}.{os.getpid()}.old")
     if target.exists():
         os.rename(target, old)

@@ -1,4 +1,4 @@
-"""A run on disk whose network is to be used: its workload, its test examples, and the checkpoint to take."""
+"""A run on disk to be used: its workload, its test examples and its checkpoint."""
 
 import dataclasses
 import os
@@ -16,10 +16,9 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A run on disk: its directory, its workload under the run's options and the command's, its test examples.
+    """A run on disk: its directory, its workload under the run's and the command's options, its test examples.
 
-    The moving_average_decay is 0 if the weights themselves are to be used. takes_best: use the best checkpoint instead
-    of the newest one.
+    moving_average_decay is 0 if the weights themselves are used. takes_best: use the best checkpoint, not the newest.
     """
 
     directory: directory.RunDirectory
@@ -30,11 +29,7 @@ class SavedRun:
     takes_best: bool
 
     def checkpoint(self) -> str:
-        """The path of the checkpoint to use.
-
-        Raises:
-          RunError: there is none.
-        """
+        """Returns the path of the checkpoint to use; RunError if there is none."""
         if self.takes_best:
             return best.path(self.directory)
         if newest := checkpoint.latest(self.directory.path):
@@ -47,7 +42,7 @@ class SavedRun:
     def use_checkpoint(self, function: Callable[[str], T]) -> T:
         """Returns function(path) for the checkpoint to use.
 
-        While the run trains, that checkpoint may give way to a newer one before it is read; then the newer one is used.
+        While the run trains, a newer checkpoint may replace it before it is read; then that one is used.
 
         Raises:
           RunError: there is none, or function raises one.
@@ -64,8 +59,8 @@ class SavedRun:
 
 
 def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
-    """Finds a run, and lets this process compute as that did. Without a workload it is imported by the path in options
-    or in run.json, as workload.load does.
+    """Finds a run, and sets this process to compute as it did. workload: None imports it by the path in options or
+    run.json.
 
     Raises:
       RunError: no run there, a damaged one, or one of another workload.

@@ -17,13 +17,13 @@ from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Tensors, Workload
 
 v1 = tf.compat.v1
-_ENCODED = "image/encoded"  # the field of a tf.Example that TensorFlow's own data sets of images have
+_ENCODED = "image/encoded"  # the field in TensorFlow's own image data sets
 Named = dict[str, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class ServingGraph:
-    """A network with its inputs and outputs. Each input takes the place of those after it.
+    """A network with its inputs and outputs. Feeding an input overrides those after it.
 
     Attributes:
       graph: the graph.
@@ -33,7 +33,7 @@ class ServingGraph:
       outputs: {name: [batch, ...]}: the network's own; or, if there are class_names, `logits` and `probabilities`
         [batch, classes], `classes` [batch], the names of the most probable ones, and `all_classes` [batch, classes],
         the names of the columns.
-      class_names: what the columns are; empty if outputs are not one for each class.
+      class_names: names of the columns; empty if outputs are not one per class.
       restored: {name in the checkpoint: variable}.
     """
 
@@ -70,7 +70,7 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
 def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[ServingGraph, v1.Session]:
     """Opens a session with the network of a run's checkpoint; the caller closes it. workload: None finds the run's.
 
-    The CPU computes, and this process leaves GPUs to others.
+    Computes on the CPU and leaves GPUs to other processes.
 
     Raises:
       RunError: no run, no checkpoint, or one of another network.
@@ -90,15 +90,15 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
 
 
 def _raw_features(examples: Examples) -> Tensors:
-    """A symbolic batch of one, in a graph of its own."""
+    """Returns a symbolic batch of one, in a graph of its own."""
     with tf.Graph().as_default():
         return examples.symbolic_batch()[0]
 
 
 def _inputs(raw: Tensors) -> tuple[tf.Tensor | None, tf.Tensor | None, Tensors]:
-    """(serialized, files, features) as ServingGraph has them, the features not yet named.
+    """Returns (serialized, files, features) as of ServingGraph, the features unnamed.
 
-    They follow each other: features come from files if they are not fed, and files from serialized tf.Examples.
+    Features come from files if they are not fed, and files from serialized tf.Examples.
     """
     if tf.is_tensor(raw) and raw.dtype == tf.uint8 and raw.shape.rank == 4 and raw.shape[-1] in (1, 3):
         serialized = v1.placeholder(tf.string, [None], name="examples")
@@ -124,7 +124,7 @@ def _inputs(raw: Tensors) -> tuple[tf.Tensor | None, tf.Tensor | None, Tensors]:
 
 
 def _field(tensor: tf.Tensor) -> tf.io.FixedLenFeature | None:
-    """The field of a tf.Example that holds such values; None if there is none."""
+    """Returns the field of a tf.Example for such values; None if there is none."""
     dtype = tensor.dtype
     if dtype != tf.string:
         dtype = tf.float32 if dtype.is_floating else tf.int64 if dtype.is_integer or dtype.is_bool else None
@@ -132,8 +132,8 @@ def _field(tensor: tf.Tensor) -> tf.io.FixedLenFeature | None:
 
 
 def _named(tensors: Tensors, name: str) -> Named:
-    """Names the tensors of a structure, in the order of tf.nest.flatten: a dict's by their keys, a single one NAME,
-    several NAME_0, NAME_1, ..."""
+    """Names the tensors of a structure in tf.nest.flatten's order: dicts by key, a single one NAME, several NAME_0,
+    ..."""
     flat = tf.nest.flatten(tensors)
     if isinstance(tensors, Mapping) and len(tensors) == len(flat):
         return dict(zip(map(str, sorted(tensors)), flat, strict=True))

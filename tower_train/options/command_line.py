@@ -1,12 +1,14 @@
-"""Command lines: options read into records, errors as one line and an exit status. No TensorFlow here."""
+"""Command lines: options, --help, and errors as one line and an exit status. No TensorFlow here."""
 
 import argparse
 import contextlib
 import dataclasses
 import difflib
+import functools
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -27,10 +29,10 @@ def parse(argv: Sequence[str], options_class: type[Options], usage: str) -> Opti
 
     Args:
       argv: the command line, with the program's name in front.
-      usage: what the command does, for --help.
+      usage: paragraphs about the command, for --help.
 
     Raises:
-      ConfigError: an unknown option, an option's bad value, or a word that is no option.
+      ConfigError: an unknown option, a bad value, or a word that is no option.
     """
     fields = fields_of(options_class)
     answer_help(argv, fields, usage)
@@ -38,7 +40,7 @@ def parse(argv: Sequence[str], options_class: type[Options], usage: str) -> Opti
 
 
 def parse_with_files(argv: Sequence[str], options_class: type[Options], usage: str) -> tuple[Options, list[str]]:
-    """As `parse`, for a command that takes files too, named by the words that are no options; returns those second."""
+    """As `parse`, for a command that takes files too; returns the options and the words that are none."""
     fields = fields_of(options_class)
     answer_help(argv, fields, usage)
     values, files = _read(argv, fields, known_only=False)
@@ -50,19 +52,21 @@ def fields_of(*options_classes: type[Options]) -> dict[str, dataclasses.Field]:
     return {field.name: field for options_class in options_classes for field in dataclasses.fields(options_class)}
 
 
-def answer_help(argv: Sequence[str], fields: dict[str, dataclasses.Field], usage: str, *last_lines: str) -> None:
-    """Prints --help, with lines at its end, and leaves if that is asked for."""
+def answer_help(
+    argv: Sequence[str], fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = ()
+) -> None:
+    """Prints --help and leaves if that is asked for. Arguments as of `help_text`."""
     if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:]):
-        console.say(help_text(fields, usage), *last_lines)
+        console.say(help_text(fields, usage, most_used))
         sys.exit(0)
 
 
 def given(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool = False) -> dict:
-    """Reads the options that a command line gives, {name: value}. Raises ConfigError as `parse`.
+    """Returns the options {name: value} that a command line gives. Raises ConfigError as `parse`.
 
     Args:
-      fields: the options that there are, by name.
-      known_only: pass over unknown options and words that are no options.
+      fields: all options by name.
+      known_only: ignore unknown options and words that are no options.
     """
     values, rest = _read(argv, fields, known_only)
     if rest and not known_only:
@@ -71,7 +75,7 @@ def given(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
 
 
 def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool) -> tuple[dict, list[str]]:
-    """Returns the options, and the words that are none."""
+    """Returns the options {name: value}, and the words that are none."""
     words = flags.FlagValues()
     words.set_gnu_getopt(True)  # options may follow other words
     for name, field in fields.items():
@@ -93,35 +97,52 @@ def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
     }, rest
 
 
-def help_text(fields: dict[str, dataclasses.Field], usage: str) -> str:
-    """Lists all options with their defaults, under the headings of their groups."""
-    lines = [textwrap.dedent(usage).strip()]
-    groups: dict[str, list[dataclasses.Field]] = {}
-    for field in fields.values():
-        groups.setdefault(field.metadata["group"], []).append(field)
+def help_text(fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = ()) -> str:
+    """Lists all options with their defaults under the headings of their groups, as wide as the terminal.
+
+    Args:
+      usage: paragraphs, separated by empty lines.
+      most_used: names of options that come first, under a heading of their own.
+    """
+    width = max(60, min(shutil.get_terminal_size((110, 24)).columns, 120))
+    fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
+    groups = {"Most used": [fields[name] for name in most_used]} if most_used else {}
+    for name, field in fields.items():
+        if name not in most_used:
+            groups.setdefault(field.metadata["group"], []).append(field)
+    parts = [fill(" ".join(paragraph.split())) for paragraph in usage.strip().split("\n\n")]
     for group, members in groups.items():
-        lines += ["", f"{group}:"]
-        for field in members:
-            default = "" if field.default is None else f" [{as_text(field.default)}]"
-            text = field.metadata["help"] + default
-            first = f"  --{field.name:<28}"
-            lines += textwrap.wrap(
-                text, 110, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False
-            )
-    lines += ["", "Also: --flagfile=FILE reads options from a file, one a line; a switch is turned off with --noNAME.",
-              "Defaults stand in [brackets], or in (parentheses) if they follow from something else."]  # fmt: skip
-    return "\n".join(lines)
+        lines = [
+            fill(field.metadata["help"] + _default(field), initial_indent=f"  --{field.name:<28}",
+                 subsequent_indent=" " * 32)
+            for field in members
+        ]  # fmt: skip
+        parts.append("\n".join([f"{group}:", *lines]))
+    parts.append(fill(
+        "Defaults are in [brackets], or in (parentheses) if they follow from something else. Switches are off unless "
+        "they say [on]; --NAME turns one on, --noNAME off. --flagfile=FILE reads options from a file, one per line."
+    ))  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def _default(field: dataclasses.Field) -> str:
+    """Shows the default of an option behind its help: nothing if it has none, or is a switch that is off."""
+    if field.default is None or field.default is False:
+        return ""
+    if field.default is True:
+        return " [on]"
+    return f" [{field.default:.8g}]" if isinstance(field.default, float) else f" [{as_text(field.default)}]"
 
 
 def count(text: str) -> int:
-    """A type for argparse: a whole number above 0."""
+    """Reads a whole number above 0, as a type for argparse."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def run(main: Callable[[Sequence[str]], int]) -> None:
-    """Runs a command: its return value is the exit status; a user's mistake is one line on stderr and status 2."""
+    """Runs a command and exits with the status that it returns; a user's mistake is a line on stderr and status 2."""
     try:
         status = main(sys.argv)
     except errors.UserError as error:
@@ -133,15 +154,15 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
         status = 130
     try:
         sys.stdout.flush()
-    except OSError:  # a full disk, a closed pipe: the status of the run is still the one to leave with
+    except OSError:  # a full disk or a closed pipe, which does not change the status
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
 
 
 def start_again() -> None:
-    """Runs this process's command anew in its place; what it had, ports included, is given back.
+    """Replaces this process by a new run of its command, which frees what it held, such as ports.
 
-    SIGUSR1, which would end a process that has no handler yet, waits until it has one.
+    SIGUSR1, which ends a process without a handler, waits until there is one.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -150,8 +171,7 @@ def start_again() -> None:
 
 
 def import_tensorflow(talkative: bool = False) -> None:
-    """Imports TensorFlow, in two thirds of the time, and without the remarks it writes to stderr on a machine that has
-    no NVIDIA driver.
+    """Imports TensorFlow in two thirds of the time, without its remarks on stderr about a missing NVIDIA driver.
 
     They stay if there is a driver, if talkative, and if the import fails, since they then say why.
     """
@@ -164,7 +184,7 @@ def import_tensorflow(talkative: bool = False) -> None:
     with console.stderr_in_file(), _collecting_no_garbage(), _imported_later(*_ONLY_KERAS_PLOTS):
         import tensorflow
 
-        tensorflow.config.list_physical_devices("GPU")  # makes its remarks on first use
+        tensorflow.config.list_physical_devices("GPU")  # remarks come with its first use
 
 
 @contextlib.contextmanager

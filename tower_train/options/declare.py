@@ -1,7 +1,7 @@
-"""The declaration of an option: from one field come the command line, the checks and the arguments of the Python API.
+"""The declaration of options, from which the command line, the checks and the arguments of the Python API come.
 
-An options class is a frozen dataclass whose fields are made by `option`; it derives from `Options`, which checks the
-values with the same messages wherever they come from. No TensorFlow here, so that --help answers at once.
+An options class is a frozen dataclass of fields made by `option`; its base `Options` checks all values, with the same
+messages for the command line and for Python. No TensorFlow here, so that --help answers at once.
 """
 
 import dataclasses
@@ -15,15 +15,16 @@ from typing import Any
 
 from tower_train import errors
 
-TOWERS, MACHINES, DATA, TRAINING = "Towers and devices", "Many machines", "Data", "Training"
-RUN, REPORTS = "The run and its files", "Reports"
+TOWERS, MACHINES, DATA, TRAINING = "Towers and devices", "Several machines", "Data", "Training"
+LEARNING_RATE, OPTIMIZER, ARITHMETIC = "Learning rate", "Optimizer", "Arithmetic and repeatability"
+RUN, FAULTS, REPORTS = "The run and its files", "Faults", "Reports and evaluations"
 _BOUNDS = {
     "minimum": ("at least", operator.ge),
     "above": ("above", operator.gt),
     "maximum": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
-_MOST = 2**63 - 1  # of a whole number: more is none in TensorFlow
+_MOST = 2**63 - 1  # TensorFlow has no larger whole number
 
 
 def option(
@@ -40,20 +41,20 @@ def option(
     needs=(),
     instead_of=(),
 ):
-    """One field of an options class. It has more arguments than other functions, since it is a declaration.
+    """Declares one field of an options class.
 
     Args:
       default: the value if the user gives none; None if it follows from other options (the help says how).
-      help: one line for --help, with the unit.
-      group: the heading it stands under in --help.
+      help: text for --help, with the unit.
+      group: its heading in --help.
       choices: the allowed values, if they can be listed.
-      minimum, above, maximum, below: the bounds of a number: value >= minimum, value > above, value <= maximum,
-        value < below. A whole number has at most 64 bits in any case.
+      minimum, above, maximum, below: bounds: value >= minimum, > above, <= maximum, < below. A whole number has at
+        most 64 bits in any case.
       resume: whether a run may go on with another value: 'same' (no, unless --override), 'note' (yes, with a log line)
         or 'free'.
-      needs: (name of another option, those of its values with which this one is of use); without values any but a
-        false one. E.g. ("optimizer", "momentum", "lars").
-      instead_of: (name of another option that says the same, what both say). Only one of them may be given.
+      needs: (another option, the values of it that give this one a use), by default any true value. E.g.
+        ("optimizer", "momentum", "lars").
+      instead_of: (another option that says the same, what both say). Only one of them may be given.
     """
     about = dict(
         help=help, group=group, choices=choices, minimum=minimum, above=above, maximum=maximum, below=below,
@@ -64,7 +65,7 @@ def option(
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Base of the options classes: checks every value when it is created.
+    """Base of the options classes, which checks all values when it is created.
 
     Raises:
       ConfigError: a value of the wrong type or out of bounds, or options that exclude or need each other.
@@ -79,13 +80,13 @@ class Options:
         self.check()
 
     def check(self):
-        """Checks rules between options beyond those that they declare."""
+        """Checks rules between options that they cannot declare."""
 
 
 def without_useless(
     options_class: type[Options], recipe: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Leaves out of a recipe what is of no use beside the options that a user gave; all by name."""
+    """Returns a recipe {name: value} without the options that those given by the user make useless."""
     useless = set()
     for field in dataclasses.fields(options_class):
         if not _is_of_use(field, given):
@@ -97,7 +98,7 @@ def without_useless(
 
 
 def parse(field: dataclasses.Field, text: str):
-    """Reads the value of an option from the command line; ConfigError if it is of another type or out of bounds."""
+    """Reads an option's value from the command line; ConfigError if its type or size is not allowed."""
     kind = kind_of(field)
     try:
         if kind is bool:
@@ -112,13 +113,13 @@ def parse(field: dataclasses.Field, text: str):
 
 
 def kind_of(field: dataclasses.Field) -> type:
-    """bool, int, float, str or tuple."""
+    """Returns bool, int, float, str or tuple."""
     kinds = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else (field.type,)
     return typing.get_origin(kinds[0]) or kinds[0]
 
 
 def allowed(field: dataclasses.Field) -> str:
-    """Says in words what an option may be."""
+    """Describes the allowed values of an option in words."""
     about = field.metadata
     if about["choices"]:
         return "one of " + ", ".join(about["choices"])
@@ -129,7 +130,7 @@ def allowed(field: dataclasses.Field) -> str:
 
 
 def checked(field: dataclasses.Field, value):
-    """Returns an option's value in the type that it is kept in; ConfigError if it is of another, or out of bounds."""
+    """Returns an option's value, converted to its type; ConfigError if its type or size is not allowed."""
     kind = kind_of(field)
     if kind is float and type(value) is int and abs(value) < 2**1000:
         value = float(value)
@@ -151,7 +152,7 @@ def checked(field: dataclasses.Field, value):
 
 
 def _is_of_use(field: dataclasses.Field, values: Mapping[str, Any]) -> bool:
-    """Whether the values of options, as far as they are known, hold what this option needs."""
+    """Returns whether the values of options, as far as they are known, meet an option's `needs`."""
     if not field.metadata["needs"]:
         return True
     other, *choices = field.metadata["needs"]
@@ -159,7 +160,7 @@ def _is_of_use(field: dataclasses.Field, values: Mapping[str, Any]) -> bool:
 
 
 def _check_relations(options: Options) -> None:
-    """Checks `needs` and `instead_of`. An option that is as by default may be given too, which is no mistake."""
+    """Checks `needs` and `instead_of`. An option with its default value counts as not given."""
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
 
     def as_given(name: str) -> str:

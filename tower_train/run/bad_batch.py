@@ -1,4 +1,4 @@
-"""The batch of a step, made again from its place in the stream and written down to be looked at."""
+"""The batch of a step, made again from its place in the stream and written to a file."""
 
 import os
 import pathlib
@@ -18,11 +18,11 @@ def write(
     train_dir: pathlib.Path, workload: Workload, examples: Examples, seed: int, split: stream.Split, step: int,
     first: int,
 ) -> str:  # fmt: skip
-    """Writes the batch of a step, from its first position in the stream, to bad_batch-STEP.npz; returns its path, or
-    why it could not be written.
+    """Writes the batch of a step, from its first position in the stream, to bad_batch-STEP.npz; returns its path or the
+    failure.
 
-    The file holds `positions` and `indices`, int64 [global batch], and what the towers got, after distortion, joined in
-    their order: `features` and `labels`, or features_0, features_1, ... if they are several tensors.
+    The file holds `positions` and `indices`, int64 [global batch], and the towers' inputs after distortion, joined in
+    their order: `features` and `labels`, or features_0, features_1, ... for several tensors.
     """
     path = train_dir / f"bad_batch-{step}.npz"
     temporary = train_dir / f".bad_batch-{step}.{os.getpid()}"

@@ -1,4 +1,4 @@
-"""A look at the training examples before a new run, for likely mistakes."""
+"""The check of training examples for likely mistakes before a new run."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,24 +13,24 @@ from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
 
-SAMPLE = 500  # examples that are looked at
+SAMPLE = 500  # examples in the sample
 _BATCH = 50
-_UNBALANCED = 10  # times as many examples in the largest class as in the smallest
-_ENOUGH = 20  # examples a class must be expected to have in a sample for its share to say something
-_LARGE = 1000  # preprocessed values beyond this are hardly meant; images of 0 to 255 are
+_UNBALANCED = 10  # largest class / smallest class
+_ENOUGH = 20  # expected examples of a class in a sample from which its share means something
+_LARGE = 1000  # larger preprocessed values are hardly meant; images from 0 to 255 are
 _FEW_COLUMNS = 100
 
 
 def warnings(workload: Workload, examples: Examples) -> list[str]:
-    """Lines about classes that are missing or badly unbalanced, labels that are all the same, the order where it
-    matters, and features that are constant, not finite or very large.
+    """Warns of missing or unbalanced classes, labels that are all the same, a sorted order, and features that are
+    constant, not finite or very large.
 
-    Looks at the labels of all examples where they are at hand, and at SAMPLE examples as evaluation sees them: without
-    distortion, but with the workload's `prepare`. The order matters only where examples come in one of their own; the
-    others are shuffled as a whole.
+    Looks at all labels if they are at hand, and at SAMPLE examples as evaluation sees them: without distortion, but
+    with the workload's `prepare`. The order matters only for examples in their own order; the others are shuffled as a
+    whole.
 
     Raises:
-      DataError: a label that is no class, one class only, or examples that cannot be had.
+      DataError: a label that is no class, one class only, or examples that cannot be read.
     """
     features, labels = _look_at(workload, examples)
     count, lines = len(tf.nest.flatten(labels)[0]), []
@@ -47,7 +47,7 @@ def warnings(workload: Workload, examples: Examples) -> list[str]:
 
 
 def _look_at(workload: Workload, examples: Examples) -> tuple:
-    """(features, labels) of the sample, joined."""
+    """Returns (features, labels) of the sample, joined."""
     sample, parts, config = examples.sample(SAMPLE), [], v1.ConfigProto(device_count={"GPU": 0})
     config.graph_options.rewrite_options.disable_meta_optimizer = True  # takes longer than what it would speed up
     with tf.Graph().as_default(), tf.device("/cpu:0"):
@@ -65,11 +65,7 @@ def _look_at(workload: Workload, examples: Examples) -> tuple:
 
 
 def of_all_labels(examples: Examples) -> list[str]:
-    """The lines about classes only, from the labels of all examples; none if those are not at hand.
-
-    Raises:
-      DataError: as `warnings`.
-    """
+    """Warns of classes only, from the labels of all examples if they are at hand; raises as `warnings`."""
     if examples.labels is None or not examples.class_names:
         return []
     return [f"*** {examples.name}: {line}" for line in _about_classes(examples.labels, examples, "all")]
@@ -98,13 +94,13 @@ def _about_classes(labels: np.ndarray, examples: Examples, which: str) -> Iterat
     if counts[most] >= _UNBALANCED * counts[least]:
         yield (
             f"classes are badly unbalanced: {counts[most]} examples of {names[most]}, {counts[least]} of "
-            f"{names[least]} (of {which}). Whoever always says {names[most]} has a precision of "
+            f"{names[least]} (of {which}). Always answering {names[most]} has a precision of "
             f"{counts[most] / counts.sum():.2f}."
         )
 
 
 def _about_numbers(labels: np.ndarray, count: int) -> Iterator[str]:
-    """A line if labels that are no classes do not differ."""
+    """Warns if labels that are no classes do not differ."""
     if count > 1 and labels.dtype != object and (labels == labels[0]).all():
         shown = np.array2string(labels[0], threshold=5).replace("\n", "")
         yield f"all {count} examples looked at have the same label ({shown}): there is nothing to learn."

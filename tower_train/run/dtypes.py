@@ -1,5 +1,5 @@
-"""--dtype=auto: bfloat16 if the devices of the towers have instructions for it; else float16 on GPUs made for that;
-else float32."""
+"""--dtype=auto: bfloat16 if the towers' devices have instructions for it; else float16 on GPUs made for it; else
+float32."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,15 @@ _SLOW = "--dtype=float16 is for GPUs: on a processor its convolutions can take h
 
 
 def resolve(dtype: str, began_with: str | None, gpus: Sequence[Gpu]) -> tuple[str, list[str]]:
-    """Puts a dtype in the place of auto.
+    """Replaces auto by a dtype.
 
     Args:
       dtype: --dtype of this start.
-      began_with: the dtype of the starts before, which the run stays with; None for a new run.
+      began_with: the dtype of earlier starts, which the run keeps; None for a new run.
       gpus: those that carry towers; none for towers on the CPU.
 
     Returns:
-      The dtype, and a line that says what was chosen and why, or that it suits GPUs only; none if there is nothing to
-      say.
+      The dtype, and a line about the choice and its reason, or that it suits GPUs only, if there is one.
     """
     if dtype != "auto":
         return dtype, [f"*** {_SLOW}"] if dtype == "float16" and not gpus else []
@@ -34,7 +33,7 @@ def resolve(dtype: str, began_with: str | None, gpus: Sequence[Gpu]) -> tuple[st
 
 
 def of_processor() -> tuple[str, str]:
-    """(dtype, why) for this machine's processor; all of its cores must have the instructions."""
+    """Returns (dtype, reason) for this machine's processor, all cores of which must have the instructions."""
     cores = [set(flags.split()) for flags in host.about_cores("flags", "Features")]  # of x86 and of ARM
     if not cores:
         return "float32", f"since {host.CPUINFO} does not tell this processor's instructions"
@@ -44,7 +43,7 @@ def of_processor() -> tuple[str, str]:
 
 
 def of_gpus(gpus: Sequence[Gpu]) -> tuple[str, str]:
-    """(dtype, why) for GPUs."""
+    """Returns (dtype, reason) for GPUs."""
     for name, capability in gpus:
         if capability is None:
             return "float32", f"since the compute capability of {name} is not known"

@@ -1,4 +1,4 @@
-"""Evaluations during training: when they are due, what they tell."""
+"""Evaluations during training."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,10 +15,10 @@ TEST, TRAIN = "evaluation", "train_evaluation"  # names in result.json
 
 
 class Evaluations:
-    """Evaluates checkpoints while their run trains; loads the examples and builds the graphs when they are needed.
+    """Evaluates checkpoints while their run trains; loads examples and builds graphs on first use.
 
     Args:
-      run_dir: where the run trains.
+      run_dir: the run's.
       every_steps: steps between evaluations; 0 for none.
       end: the last step, to evaluate after it too; else None.
       evaluators: makes the evaluators, by the names of their evaluations in result.json.
@@ -26,9 +26,9 @@ class Evaluations:
 
     Attributes:
       best: as given.
-      examples: those that are tested on, once they are loaded; else None.
+      examples: the test examples, once they are loaded; else None.
       pending: path of a checkpoint to evaluate before the first step, see `begin`; else None.
-      last: the last ones, by their names in result.json; empty if there was none.
+      last: the last evaluations, by their names in result.json.
     """
 
     def __init__(
@@ -48,11 +48,10 @@ class Evaluations:
         return self._evaluators[TEST].examples if self._evaluators else None
 
     def is_due(self, step: int) -> bool:
-        """Whether there is an evaluation after a step."""
         return step == self._end or (self._every_steps > 0 and step % self._every_steps == 0)
 
     def try_out(self, step: int, last_step: int, trained: Sequence[tf.Variable]) -> list[str]:
-        """Finds what would be in the way of the evaluations after the steps to come; returns lines about it.
+        """Tries out the coming evaluations; returns lines about them.
 
         Args:
           step: the last one done.
@@ -79,15 +78,14 @@ class Evaluations:
         return lines
 
     def begin(self, step: int, path: str | None) -> None:
-        """Begins at a step, and its checkpoint, to go on from. It is pending if its evaluation was due when the run was
-        killed and is still to be done."""
+        """Begins at a step and its checkpoint, which is pending if the run was killed before its due evaluation."""
         is_killed = self.best.begin(step) and step % self._every_steps == 0
         done = self._run_dir.read(directory.RESULT).get(TEST, {}).get("step")
         if is_killed or (self._end is not None and step >= self._end and done != step):
             self.pending = path
 
     def evaluate(self, path: str) -> list[str]:
-        """Evaluates one checkpoint, writes the curves, keeps the evaluations as `last`; returns lines about them."""
+        """Evaluates a checkpoint, writes the curves and keeps the results as `last`; returns lines about them."""
         self._open()
         if not self._writer:
             self._writer = open_curves(self._run_dir)
@@ -107,7 +105,6 @@ class Evaluations:
         self._evaluators = self._evaluators or self._make_evaluators()
 
     def results(self) -> dict:
-        """The last evaluations for result.json."""
         return {name: evaluation.as_dict() for name, evaluation in self.last.items()}
 
     def close(self) -> None:

@@ -18,8 +18,7 @@ v1 = tf.compat.v1
 
 
 class StepHook(v1.train.SessionRunHook):
-    """Base of hooks that look at every step: all fetch the same few scalars, so that TensorFlow prepares one step and
-    not several."""
+    """Base of hooks that look at every step. All fetch the same few scalars, so TensorFlow prepares only one step."""
 
     def __init__(self, graph: TrainingGraph):
         self.graph = graph
@@ -35,18 +34,18 @@ class StepHook(v1.train.SessionRunHook):
 
 
 class TrainingClock:
-    """Seconds of training: stands still during evaluations and the like, whose time says nothing about examples/sec."""
+    """Seconds of training, without evaluations and the like, which would distort examples/sec."""
 
     def __init__(self):
         self._excluded = 0.0
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Returns seconds since some moment."""
         return time.perf_counter() - self._excluded
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Within this block the clock stands still."""
+        """Stops the clock within this block."""
         start = time.perf_counter()
         try:
             yield
@@ -55,8 +54,7 @@ class TrainingClock:
 
 
 class LogHook(StepHook):
-    """One line, one metrics.jsonl record and one event every few steps; examples/sec covers the whole time since the
-    last of them."""
+    """Writes a line, a metrics.jsonl record and an event every few steps, with examples/sec since the last ones."""
 
     def __init__(
         self, graph: TrainingGraph, every: int, clock: TrainingClock, bar: ProgressBar, metrics: MetricsFile,
@@ -87,7 +85,7 @@ class LogHook(StepHook):
             "step": step,
             "examples": int(report.examples),
             "epoch": int(report.examples) / self.graph.num_examples,
-            "loss": loss if math.isfinite(loss) else None,  # of a step that was skipped
+            "loss": loss if math.isfinite(loss) else None,  # a skipped step
             "learning_rate": float(report.learning_rate),
             "examples_per_sec": examples_per_sec,
             "sec_per_batch": sec_per_batch,
@@ -99,7 +97,6 @@ class LogHook(StepHook):
 
 
 def _curves(report: StepReport) -> dict[str, float]:
-    """The points of a step's curves, by tag."""
     values = {"total_loss": report.loss, "cross_entropy": report.cross_entropy, "learning_rate": report.learning_rate}
     if report.loss_scale:
         values["loss_scale"] = report.loss_scale.scale
@@ -125,8 +122,7 @@ class SummaryHook(StepHook):
 
 
 class MirrorCheck(StepHook):
-    """Ends the run if the copies of a variable are not the same to the bit, which they always are unless a device or a
-    link is faulty."""
+    """Ends the run if copies of a variable differ, which happens only if a device or a link is faulty."""
 
     def __init__(self, graph: TrainingGraph, every: int):
         super().__init__(graph)
@@ -147,9 +143,8 @@ class MirrorCheck(StepHook):
 
 
 class StopHook(StepHook):
-    """Asks for the end after the last step, or when early_stop() gives a reason: after the step under way; of several
-    workers, all after the one that follows it.
-    """
+    """Asks for the end after the last step, or after the current one (with several workers the next) if
+    early_stop()."""
 
     def __init__(self, graph: TrainingGraph, last_step: int, early_stop: Callable[[], object]):
         super().__init__(graph)
@@ -168,10 +163,10 @@ class StopHook(StepHook):
 
 
 class UserHook(v1.train.SessionRunHook):
-    """A user's hook. It asks for the end here and not in the session, since all workers end after the same step.
+    """A user's hook. Keeps requests to stop from the session, since all workers end after the same step.
 
     Attributes:
-      has_asked: whether it has asked for the end.
+      has_asked: whether it has asked to stop.
     """
 
     def __init__(self, hook: v1.train.SessionRunHook):
@@ -209,15 +204,15 @@ class LastValues(StepHook):
         self._last = self._clock.now()
         self._first = self._first or self._last
         self.step, self.steps = int(report.step), self.steps + 1
-        # Of a step without an update the loss tells nothing, even if it is a number.
+        # The loss of a step without an update means nothing.
         self.loss = float(report.loss) if report.finite.all() else self.loss
 
     @property
     def training_secs(self) -> float | None:
-        """From the beginning of the first step to the end of the last."""
+        """Returns seconds from the beginning of the first step to the end of the last."""
         return self._last - self._began if self.steps else None
 
     @property
     def steps_per_sec(self) -> float | None:
-        """Steps after the first, which also prepares the graph, per second."""
+        """Returns steps per second after the first, which also prepares the graph."""
         return (self.steps - 1) / (self._last - self._first) if self.steps > 1 else None

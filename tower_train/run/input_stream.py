@@ -1,7 +1,7 @@
-"""The input of a run: its options, and its place in a checkpoint.
+"""The input of a run: its options, and its position in a checkpoint.
 
-Of several workers each has a place of its own, which only the chief saves: the others send theirs after each step that
-it saves, and get them back when the run is resumed.
+With several workers each has a position of its own, which the chief saves: the others send theirs after each step that
+is saved, and get them back when the run is resumed.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,49 +23,49 @@ def check_options(examples: Examples, dump_bad_batch: bool) -> None:
     """Raises ConfigError for an option that these examples cannot serve."""
     if dump_bad_batch and examples.elements:
         raise errors.ConfigError(
-            f"--dump_bad_batch: {examples.name} comes in an order of its own, so that no batch can be made again from "
-            "its place. Leave the option out."
+            f"--dump_bad_batch: {examples.name} comes in its own order, from which no batch can be made again. Leave "
+            "the option out."
         )
 
 
 def begins_anew(graph: TrainingGraph, path: str, saved: Sequence[str], on_worker_change: str) -> bool:
-    """Whether the places in a checkpoint are those of another number of workers, so that none is taken.
+    """Returns whether a checkpoint's positions are of another number of workers, so that none is used.
 
     Args:
-      graph: that is to go on from it.
+      graph: the graph that resumes from it.
       path: of the checkpoint.
       saved: the names of its variables.
       on_worker_change: the option.
 
     Raises:
-      RunError: they are, and on_worker_change says to refuse that.
+      RunError: they are, and on_worker_change refuses that.
     """
     saved_by = set(filter(None, map(iterator_state.saved_by, saved))) if graph.stream_state else set()
     if not saved_by or graph.num_workers in saved_by:
         return False
     if on_worker_change == "refuse":
         raise errors.RunError(
-            f"{path}: workers were {max(saved_by)}, now {graph.num_workers}, and it holds the places of those in "
+            f"{path}: workers were {max(saved_by)}, now {graph.num_workers}, and it holds their old positions in "
             f"{graph.data}. Go on with as many, or give --on_worker_change=next_epoch, which leaves out the rest of "
-            "the epoch under way."
+            "the current epoch."
         )
     return True
 
 
 def save(session: v1.Session, state: IteratorState, states: StateExchange | None, step: int) -> None:
-    """Writes, in the chief, all workers' places after a step into their variables."""
+    """Writes all workers' positions after a step into their variables, in the chief."""
     session.run(state.note)
     if states:
         _put(session, state.variables[1:], states.collect(step))
 
 
 def hand_out(session: v1.Session, state: IteratorState, states: StateExchange) -> None:
-    """Gives, in the chief, the other workers the places that their variables hold."""
+    """Sends the other workers the positions in their variables, from the chief."""
     states.hand_out(session.run(state.variables))
 
 
 def fetch(session: v1.Session, state: IteratorState, states: StateExchange) -> None:
-    """Puts, in another worker, the place that the chief has handed out into this worker's variable."""
+    """Puts the position from the chief into this worker's variable."""
     session.run([variable.initializer for variable in state.variables])
     _put(session, [state.variables[state.worker]], [states.fetch()])
 
@@ -76,12 +76,12 @@ def _put(session: v1.Session, variables: Sequence[tf.Variable], values: Sequence
 
 
 class SendHook(hooks.StepHook):
-    """Sends the place of a worker that is not the chief after each step that the chief saves.
+    """Sends a worker's position to the chief after each step that the chief saves.
 
     Args:
       graph: with a stream_state.
       states: takes them.
-      is_due: step -> whether the chief saves after it, asked by nobody; it does after the last one.
+      is_due: step -> whether the chief saves after it unasked; it also does after the last one.
     """
 
     def __init__(self, graph: TrainingGraph, states: StateExchange, is_due: Callable[[int], bool]):
@@ -108,9 +108,8 @@ class SendHook(hooks.StepHook):
 
 
 class StateHook(v1.train.SessionRunHook):
-    """Puts the iterator of a graph with a stream_state where the checkpoint says, once it is initialised, and makes
-    sure that its state can be saved before a step is done.
-    """
+    """Moves a graph's iterator to the checkpoint's position, and makes sure at the start that its state can be
+    saved."""
 
     def __init__(self, graph: TrainingGraph, last_step: int):
         self._state, self._name = graph.stream_state, graph.data

@@ -7,16 +7,13 @@ from tower_train.console import say
 from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run import hooks
 
-_MOST_DUMPS = 10  # batches that one start writes down
-_MOST_NAMES = 3  # that a message lists
+_MOST_DUMPS = 10  # batches written per start
+_MOST_NAMES = 3  # in a message
 
 
 def check_variables(session, graph: TrainingGraph, step: int) -> None:
-    """Looks at the variables before they are saved: the update may overflow, with a loss and gradients that did not.
-
-    Raises:
-      NonFiniteError: a variable is not finite.
-    """
+    """Raises NonFiniteError for a variable, before it is saved: updates may overflow with a finite loss and
+    gradients."""
     bad = [name for name, is_finite in session.run(graph.variables_finite).items() if not is_finite]
     if bad:
         raise errors.NonFiniteError(
@@ -40,31 +37,31 @@ class NonFiniteGuard(hooks.StepHook):
         raise errors.NonFiniteError(message)
 
     def what_is_not_finite(self, report: StepReport) -> str:
-        """The towers and tensors that are at fault."""
+        """Names the towers and tensors at fault."""
         everywhere = "the mean over towers" + (" of all workers" if self.graph.num_workers > 1 else "")
         rows = [f"tower_{i}" for i in range(self.graph.num_towers)] + [everywhere]
         faults = []
         for row, flags in zip(rows, report.finite, strict=True):
             bad = [name for name, is_finite in zip(self.graph.checked, flags, strict=True) if not is_finite]
-            if bad and not (faults and row == rows[-1]):  # the mean is at fault only where no tower is
+            if bad and not (faults and row == rows[-1]):  # the mean is at fault only if no tower is
                 faults.append(f"{row}: {_shown(bad)}")
         return "; ".join(faults)
 
 
 class BatchGuard(NonFiniteGuard):
-    """Stops the run at such a step, or skips it, and names the examples it was made of.
+    """Stops the run at such a step, or skips it, and names its examples.
 
-    The graph has left the variables as they were. A skipped step counts as one: global_step and examples_seen have
-    moved on, so that each step still stands for the examples it always stands for, and the next step takes others. A
-    step that only the loss scale was too great for is always skipped, and is no fault.
+    The graph has left the variables unchanged. A skipped step counts: global_step and examples_seen move on, so that
+    each step keeps its examples. A step that fails only because the loss scale is too large is always skipped, and is
+    no fault.
 
     Args:
       graph: the graph.
-      most_in_a_row: how many such steps in a row end the run; None if the graph does not skip any.
+      most_in_a_row: number of such steps in a row that ends the run; None if the graph does not skip any.
       dump: writes the batch of (step, first position) to a file and returns its path; None: no batch is written.
 
     Attributes:
-      skipped: how many steps were skipped for a fault.
+      skipped: number of steps skipped for a fault.
     """
 
     def __init__(self, graph: TrainingGraph, most_in_a_row: int | None, dump: Callable[[int, int], str] | None = None):

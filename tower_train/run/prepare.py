@@ -19,12 +19,11 @@ from tower_train.workload import DataRequest, Examples, Workload
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """One start of a run in one worker, ready to do its steps.
+    """One start of a run in one worker, ready for its steps.
 
-    Its config has the dtype, the place of the variables and the workers that were found. Workers that are not the chief
-    know `steps_done`, how many were done before, and `has_steps` once the start is announced. Only the chief has
-    `resumed`, the checkpoint to begin at, `evaluations` of the checkpoints to come, and the `drawing` of the graph if
-    the event files lack it.
+    Its config has the final dtype, place of the variables and workers. Other workers than the chief learn `steps_done`,
+    the number of earlier steps, and `has_steps` when the start is announced. Only the chief has `resumed`, the
+    checkpoint to begin at, `evaluations`, and the graph's `drawing` if the event files lack it.
     """
 
     config: Config
@@ -52,14 +51,14 @@ def prepare(
 ) -> Start:  # fmt: skip
     """Loads the examples, builds the graph and, in the chief, finds the checkpoint to begin at.
 
-    What the start has open, the sessions of its evaluations, is closed with the stack.
+    The sessions of the start's evaluations are closed with the stack.
     """
     before = run_dir.read(directory.RUN)
     placed = membership.devices
     dtype, notes = dtypes.resolve(config.dtype, before.get("config", {}).get("dtype"), placed.gpus)
     config = dataclasses.replace(config, dtype=dtype)
     manifest.check_dataset(run_dir.path, before, workload)
-    # What `auto` chose at the first start is what the run stays with.
+    # The run keeps what `auto` chose at its first start.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch)
@@ -80,9 +79,9 @@ def prepare(
 
 
 def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
-    """Adds what only the chief has. before: run.json of the last start."""
+    """Adds the chief's parts. before: run.json of the last start."""
     config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
-    drawing = start.graph.drawing()  # before it holds what restores a checkpoint
+    drawing = start.graph.drawing()  # before the operations that restore a checkpoint
     notes = start.notes + run_dir.warnings()
     notes += manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
     resumed = resume.find(run_dir, start.graph, config, is_known=bool(before))
@@ -116,7 +115,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
 
 
 def _evaluators(start: Start) -> dict[str, Evaluator]:
-    """Evaluators on the test examples and on some training examples; each builds a graph."""
+    """Makes evaluators on the test examples and on some training examples; each builds a graph."""
     config, examples = start.config, start.examples
     request = DataRequest("test", examples.dataset, config.data_dir, config.seed)
     evaluated = {TEST: start.workload.examples(request)}

@@ -12,11 +12,11 @@ from tower_train.run.watchdog import Watchdog
 
 
 def check(steps: tuple[int, ...] | None, steps_done: int, last_step: int) -> list[str]:
-    """Lines about steps that this start will not do.
+    """Returns lines about steps that this start will not do.
 
     Args:
       steps: the first and the last to profile, or None.
-      steps_done: how many were done before.
+      steps_done: number of earlier steps.
       last_step: of the run.
 
     Raises:
@@ -33,16 +33,16 @@ def check(steps: tuple[int, ...] | None, steps_done: int, last_step: int) -> lis
 
 
 class ProfileHook(StepHook):
-    """Profiles some steps, as far as this start does them, and marks where each begins and ends.
+    """Profiles some steps, as far as this start does them, and marks their beginnings and ends.
 
-    A profile that fails costs the run a line on standard output and nothing else.
+    A profile that fails costs the run only a line on standard output.
 
     Args:
       graph: the graph.
       steps: the first and the last.
-      train_dir: where the plugin looks for it.
-      clock: stands still while the profiler starts, and while the profile is written.
-      watchdog: is told of both.
+      train_dir: place of the profile for TensorBoard's plugin.
+      clock: stopped while the profiler starts and while the profile is written.
+      watchdog: informed of both.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ProfileHook(StepHook):
             self.close()
 
     def close(self) -> None:
-        """Writes the profile, if one has begun and is not written yet."""
+        """Writes the profile that has begun, if any."""
         self._end_mark()
         began_at, self._began_at = self._began_at, None
         if began_at is None:

@@ -1,4 +1,4 @@
-"""The program that trains: from where another one can import its workload."""
+"""The import path of the workload of the running program."""
 
 import os
 import pathlib
@@ -8,11 +8,8 @@ from tower_train.workload import Workload
 
 
 def import_path(workload: Workload) -> str | None:
-    """Returns the path by which workload.load finds this very record, in a module or in the program that runs.
-
-    Returns:
-      'module' (its WORKLOAD) or 'module:NAME'; None if it is no module's, or if importing the program would run it.
-    """
+    """Returns the path by which workload.load finds this very record, in a module or in the running program: 'module'
+    (its WORKLOAD) or 'module:NAME'; None if it is no module's, or if importing the program would run it."""
     main = sys.modules["__main__"]  # which may be there under other names too
     modules = sorted(sys.modules.items(), key=lambda item: item[1] is main)
     for module_name, module in modules:
@@ -26,8 +23,7 @@ def import_path(workload: Workload) -> str | None:
 
 
 def python_path(path: str) -> str | None:
-    """Returns the directory to add to PYTHONPATH so that an import path of the program that runs can be imported from
-    the current directory; None if there is no need to."""
+    """Returns the directory that PYTHONPATH must have for the running program's import path to work here, or None."""
     if path.partition(":")[0] != _main_name() or sys.modules["__main__"].__spec__:
         return None
     folder = os.path.dirname(os.path.abspath(sys.modules["__main__"].__file__))
@@ -36,7 +32,7 @@ def python_path(path: str) -> str | None:
 
 
 def _main_name() -> str | None:
-    """The name by which the program can be imported without being run; None if there is none."""
+    """Returns the name by which the program can be imported without being run; None if there is none."""
     main = sys.modules["__main__"]
     if main.__spec__:  # python -m
         return main.__spec__.name

@@ -1,4 +1,4 @@
-"""Lines for people about a run: its first lines, a line every few steps, its last lines, and the progress bar."""
+"""Lines for people about a run: first lines, step lines, last lines, and the progress bar."""
 
 import datetime
 import importlib.util
@@ -18,7 +18,7 @@ from tower_train.run.results import Result, StopReason
 
 
 def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
-    """The bar of a run; its field `rates` is what the last log line says."""
+    """Returns the bar of a run; its field `rates` repeats the last log line."""
     return ProgressBar(
         lambda progress: (
             progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
@@ -32,7 +32,7 @@ def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
 
 
 def opening_lines(run_json: dict, train_dir: str, steps_done: int, last_step: int) -> list[str]:
-    """The first lines of a run, from the content of run.json."""
+    """Returns the first lines of a run, from the content of run.json."""
     data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
     batch, towers = run_json["global_batch"], len(devices)
     on_cpu = not devices[0].startswith("GPU")
@@ -54,7 +54,7 @@ def opening_lines(run_json: dict, train_dir: str, steps_done: int, last_step: in
 
 
 def random_notes(drawn: RandomNumbers) -> list[str]:
-    """The lines that say which random numbers of a network break the promise that N towers are one."""
+    """Returns lines about random numbers that break the promise that N towers are one."""
     notes = []
     if drawn.by_tower:
         notes.append(f"*** Drawn by tower, not by example, so that N towers are not one: {', '.join(drawn.by_tower)}.")
@@ -67,15 +67,15 @@ def random_notes(drawn: RandomNumbers) -> list[str]:
 
 
 def joining_line(task: Task, steps_done: int, last_step: int, device_names: tuple[str, ...]) -> str:
-    """The first line of a worker that is not the chief."""
+    """Returns the first line of a worker that is not the chief."""
     return (
-        f"{task.name(task.index)} of {len(task.hosts)} trains along with {task.name(0)}, steps {steps_done} to "
+        f"{task.name(task.index)} of {len(task.hosts)} trains with {task.name(0)}, steps {steps_done} to "
         f"{last_step}, on {', '.join(device_names)}"
     )
 
 
 def closing_lines(result: Result, last_step: int, path: str | None, evaluation: Evaluation | None) -> list[str]:
-    """The last lines of a run: its result, and what to do next. path: the workload's import path in run.json."""
+    """Returns the last lines of a run: its result and the next commands. path: the workload's import path or None."""
     has_no_gain = result.reason is StopReason.NO_GAIN
     if result.training_secs is None:
         option = "--stop_after_no_gain_epochs" if has_no_gain else "--max_steps or --epochs"
@@ -99,7 +99,7 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluation: 
 
 
 def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: float) -> str:
-    """The original's log line. sec_per_batch: seconds a tower batch took, over all towers."""
+    """Formats the original's log line. sec_per_batch: seconds per tower batch, over all towers."""
     return (
         f"{datetime.datetime.now()}: step {step}, loss = {as_loss(loss)} "
         f"({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch)"
@@ -107,12 +107,12 @@ def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: fl
 
 
 def as_loss(loss: float) -> str:
-    """A loss with two digits after the point, as the original prints it; below 1 with three that count."""
+    """Formats a loss with two decimals, as the original, but below 1 with three significant digits."""
     return f"{loss:.2f}" if loss == 0 or not abs(loss) < 1 else f"{loss:#.3g}"
 
 
 def _next_commands(train_dir: str, path: str | None) -> list[str]:
-    """Commands to go on with after training, as they work in this shell."""
+    """Returns commands to go on with after training, which work in this shell."""
     here, python = shlex.quote(train_dir), _python()
     prefix = ""
     if folder := path and program.python_path(path):

@@ -1,4 +1,4 @@
-"""The result of a run, why it stopped, and result.json."""
+"""The result of a run, its stop reason, and result.json."""
 
 import dataclasses
 import enum
@@ -20,33 +20,32 @@ class StopReason(str, enum.Enum):
     ERROR = "an error"
 
     def text(self, no_gain_epochs: float) -> str:
-        """The words for people and result.json."""
+        """Returns the words for people and result.json."""
         return f"no gain for {no_gain_epochs:g} epochs" if self is StopReason.NO_GAIN else self.value
 
     @property
     def exit_status(self) -> int:
-        """Of the command."""
         return 128 + signal.Signals[self.name] if self.name in signal.Signals.__members__ else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a run; also what result.json holds, beside the last evaluation.
+    """The result of a run; also the content of result.json, beside the last evaluation.
 
     Attributes:
-      train_dir: where the run is; empty in a worker that is not the chief.
+      train_dir: of the run; empty in a worker that is not the chief.
       step: the last step, over all starts.
       loss: at the last step that was not skipped; None if there was none.
       examples_per_sec: over this start's steps after its first; None if there were none.
-      seconds: this start took, from opening the session to the last save.
+      seconds: duration of this start, from opening the session to the last save.
       training_secs: of these, from the beginning of this start's first step to the end of its last, less evaluations;
         None if there were no steps.
       reason: why the run stopped; not in result.json.
-      stopped_by: the same as text: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook', of
-        whichever worker; in result.json also 'another worker', or the message of a NonFiniteError.
+      stopped_by: the same as text: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook', of any
+        worker; in result.json also 'another worker', or the message of a NonFiniteError.
       checkpoint: path of the newest checkpoint.
-      data: what was trained on.
-      notice: what the user must know of the data, or None.
+      data: name of the training examples.
+      notice: remark on the data for the user, or None.
       failed_saves: saves of this start that failed.
       skipped_steps: steps of this start whose update was skipped by --on_nonfinite=skip.
     """
@@ -66,16 +65,15 @@ class Result:
     training_secs: float | None = None
 
     def as_dict(self) -> dict:
-        """For result.json."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "reason"}
 
 
 def write(
     run_dir: directory.RunDirectory, result: Result, failure: errors.UserError | None, evaluations: dict
 ) -> errors.UserError | None:
-    """Writes result.json; returns the failure of the run's steps, or else that result.json cannot be written."""
+    """Writes result.json; returns the steps' failure, or else the failure to write result.json."""
     try:
-        # A start that did no step leaves the result of the one that did.
+        # A start without steps keeps the earlier result.
         if result.training_secs is not None or run_dir.read(directory.RESULT).get("step") != result.step:
             run_dir.update(directory.RESULT, result.as_dict() | evaluations)
         elif changed := evaluations | ({"stopped_by": result.stopped_by} if failure else {}):
@@ -86,7 +84,7 @@ def write(
 
 
 def evaluation_error(step: int, cause: Exception) -> errors.EvaluationError:
-    """The error of a run that trained to its end and could not be evaluated there."""
+    """Makes the error of a finished training whose last evaluation failed."""
     error = errors.EvaluationError(
         f"training ended at step {step} and is saved, but the last evaluation failed: {errors.reason(cause)}. Mend "
         "that, then evaluate it with `python -m tower_train.evaluate`."
@@ -96,5 +94,5 @@ def evaluation_error(step: int, cause: Exception) -> errors.EvaluationError:
 
 
 def save_error(step: int, why: str) -> errors.SaveError:
-    """The error of a run that trained to its end and could not write something down."""
+    """Makes the error of a finished training that could not be written."""
     return errors.SaveError(f"training ended at step {step}, but {why}. The same command goes on.")

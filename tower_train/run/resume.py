@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from."""
+"""The checkpoint from which a run resumes."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ from tower_train.run_dir import checkpoint, directory, recovery
 
 @dataclasses.dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint that a start begins at.
+    """The checkpoint at which a start begins.
 
     Attributes:
       checkpoints: saves the graph's variables.
       path: of the checkpoint to restore; None at step 0.
       step: the last step done.
-      restore: gives all variables in a session their values of the checkpoint; None at step 0.
+      restore: sets all variables in a session from the checkpoint; None at step 0.
       notes: lines about damaged checkpoints and variables that the checkpoint lacks.
     """
 
@@ -34,7 +34,7 @@ class ResumePoint:
 def find(run_dir: directory.RunDirectory, graph: TrainingGraph, config: Config, is_known: bool) -> ResumePoint:
     """Finds the newest intact checkpoint in a locked directory, for a graph that is not finalised.
 
-    With --override it may be another program's (is_known: there was a run.json) or lack variables.
+    With --override it may be of another program (is_known: there was a run.json) or lack variables.
 
     Raises:
       RunError: the checkpoint is none of this run, or none is intact.

@@ -1,4 +1,4 @@
-"""Checkpoints during training: saving them, evaluating them, and going on where that fails."""
+"""Checkpoints during training: saving and evaluating them, and going on if that fails."""
 
 from collections.abc import Callable
 
@@ -21,10 +21,10 @@ def checkpoint_writer(
     graph: TrainingGraph, run_dir: directory.RunDirectory, checkpoints: checkpoint.Checkpoints, logs: list,
     states: StateExchange | None = None,
 ) -> Callable[[v1.Session, int], str]:  # fmt: skip
-    """A function of (session, step) that writes a checkpoint and returns its path.
+    """Returns a function (session, step) that writes a checkpoint and returns its path.
 
-    A run that is killed after that goes on after this step: the records of `logs` are flushed first, to reach it.
-    `states` is what other workers send theirs by.
+    It flushes the records of `logs` first, so that they reach up to the step at which a killed run resumes. `states`
+    sends other workers' positions.
     """
 
     def write(session: v1.Session, step: int) -> str:
@@ -40,16 +40,16 @@ def checkpoint_writer(
 
 
 class CheckpointHook(hooks.StepHook):
-    """Saves every few steps, when asked to and at the end, and runs the evaluation on what it saved.
+    """Saves every few steps, on request and at the end, and evaluates what it saved.
 
-    A save that fails costs no checkpoint from before, and an evaluation that fails none at all. The run goes on and
-    tries again at the next interval. `write` saves (session, step) and returns the checkpoint's path.
+    If a save or an evaluation fails, earlier checkpoints stay, the run goes on, and the next interval tries again.
+    `write` saves (session, step) and returns the checkpoint's path.
 
     Attributes:
-      saved_step: the step of the last checkpoint; None before the first. A run that goes on sets it.
-      failures: how many saves failed.
-      error: why the last one failed; None if it did not.
-      evaluation_error: the exception that the last evaluation raised; None if it did not fail.
+      saved_step: the step of the last checkpoint; None before the first. A resumed run sets it.
+      failures: number of failed saves.
+      error: reason of the last save's failure; None if it succeeded.
+      evaluation_error: the exception of the last evaluation; None if it succeeded.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CheckpointHook(hooks.StepHook):
         self._step = self.saved_step or 0
         if self._evaluations.pending:
             self._evaluate(self._evaluations.pending)
-            # Several workers end after the same step only, which StopHook sees to.
+            # StopHook ends several workers, after the same step.
             if self._evaluations.best.is_over and self.graph.num_workers == 1:
                 coord.request_stop()
 
@@ -85,7 +85,7 @@ class CheckpointHook(hooks.StepHook):
             self._save(session, self._step)
 
     def _is_requested(self, session, report) -> bool:
-        """Whether to save as a signal asks; where other workers must take part, all hear of it with the next step."""
+        """Returns whether a signal asks to save; other workers that take part learn of it with the next step."""
         asked, wish = self._received.take_save_request(), self.graph.wishes.get("saving")
         if not wish:
             return asked
@@ -100,7 +100,7 @@ class CheckpointHook(hooks.StepHook):
         try:
             with self._clock.stopped(), self._watchdog.doing("an evaluation"):
                 say(*self._evaluations.evaluate(path))
-        except Exception as error:  # whatever the workload's code raises: the training has not failed
+        except Exception as error:  # the workload's code may raise anything; the training has not failed
             self.evaluation_error = error
             say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
 

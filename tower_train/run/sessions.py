@@ -18,14 +18,14 @@ def open_session(
     restore: Callable[[v1.Session], None] | None,
     start_timeout_secs: float,
 ) -> v1.train.SingularMonitoredSession:
-    """Opens a session in which the variables have the chief's values and the stream is at its place.
+    """Opens a session in which the variables have the chief's values and the stream is at its position.
 
-    The chief's values are those that `restore` gives them, or the initial ones. Each worker's place in a stream that
-    has a state is its own.
+    The chief's values come from `restore`, or are the initial ones. Each worker has its own position in a stream that
+    has a state.
 
     Raises:
-      AllReduceError: what averages between the copies of the variables averages wrongly.
-      WorkerError: it does not end within start_timeout_secs.
+      AllReduceError: the all-reduce between the copies of the variables is wrong.
+      WorkerError: opening takes longer than start_timeout_secs.
     """
 
     local_initializer = tf.group(v1.local_variables_initializer(), v1.tables_initializer(), graph.stream_initializer)
@@ -47,7 +47,7 @@ def open_session(
         # After that, so that the stream starts at the restored position and copies have the restored values.
         session.run(local_initializer)
 
-    # Not one that opens itself again after an error: it would go on with variables from before.
+    # Not one that reopens itself after an error, with older variables.
     return v1.train.SingularMonitoredSession(
         [membership, *session_hooks], _Scaffold(init_fn=initialize), membership.target,
         membership.devices.session_config,

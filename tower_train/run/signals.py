@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run after the step under way, a second SIGINT at once; SIGUSR1 saves."""
+"""SIGINT and SIGTERM end a run after the current step, a second SIGINT at once; SIGUSR1 saves."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ SAVING = signal.SIGUSR1
 
 
 class Received:
-    """The signals that came.
+    """The signals received so far.
 
     Attributes:
       stopping: the first SIGINT or SIGTERM, or None.
@@ -22,26 +22,26 @@ class Received:
         self._saves = 0
 
     def note(self, number: int, _frame=None) -> None:
-        """A signal handler."""
+        """Handles a signal."""
         if number == SAVING:
             self._saves += 1
         elif not self.stopping:
             self.stopping = signal.Signals(number)
 
     def take_save_request(self) -> bool:
-        """Whether a save was asked for since the last time this was called."""
+        """Returns whether a save was requested since the last call."""
         asked, self._saves = self._saves > 0, 0
         return asked
 
 
 @contextlib.contextmanager
 def survived(number: int) -> Iterator[None]:
-    """Within this block a signal that would end the process does nothing."""
+    """Ignores a signal that would end the process within this block."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread only
         return
     before = signal.signal(number, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})  # blocked where the process has started itself again
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})  # blocked if the process has restarted itself
     try:
         yield
     finally:
@@ -50,10 +50,10 @@ def survived(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted(received: Received | None = None) -> Iterator[Received]:
-    """Within this block SIGINT, SIGTERM and SIGUSR1 are only noted, in `received` if given, but for a second SIGINT.
+    """Only notes SIGINT, SIGTERM and SIGUSR1 within this block, in `received` if given, except a second SIGINT.
 
-    That one ends the process at once, also inside a step: Python calls signal handlers only between its own
-    instructions, hence a thread that reads the numbers of signals as they come.
+    That one ends the process at once, also inside a step: a thread reads signal numbers as they come, since Python
+    calls signal handlers only between its own instructions.
     """
     received = received or Received()
     if threading.current_thread() is not threading.main_thread():

@@ -47,19 +47,19 @@ def train(
     workload_options: Mapping[str, Any] | None = None,
     if_stuck: Callable[[errors.WorkerError], None] = lambda _: None,
 ) -> Result:
-    """Trains, or goes on training, in config.train_dir.
+    """Trains, or resumes training, in config.train_dir.
 
     Args:
-      workload: what to train: a record, or its import path.
-      config: everything else.
+      workload: a record, or its import path.
+      config: the trainer's options.
       session_hooks: further hooks around each step.
       workload_options: values of the workload's own options, by name.
       if_stuck: called before the process is ended because a worker is missing and the step that waits for it cannot be
         left.
 
     Raises:
-      WorkerError: a worker is missing; with wait_for_workers too, as only `python -m tower_train` starts itself again.
-      UserError: something else that the user can mend; the message says how.
+      WorkerError: a worker is missing; also with wait_for_workers, as only `python -m tower_train` restarts itself.
+      UserError: another error that the user can correct; the message says how.
     """
     if isinstance(workload, str):
         path, workload = workload, load(workload, config.train_dir)
@@ -99,13 +99,13 @@ def _leave_at_once(
 
 
 def _status(error: errors.WorkerError, received: signals.Received) -> int:
-    """The exit status because of a missing worker; one that was told to end is not to be started again."""
+    """Returns the exit status for a missing worker; a worker that was told to end is not to be restarted."""
     is_to_start_again = error.exit_status == errors.WorkerError.exit_status
     return 128 + received.stopping if is_to_start_again and received.stopping else error.exit_status
 
 
 def announce(start: Start, membership: SingleProcess) -> Start:
-    """Agrees on the steps with the other workers and says what is about to happen."""
+    """Agrees on the steps with the other workers and prints the first lines."""
     is_over = start.is_chief and start.evaluations.best.is_over
     steps_done, end = membership.agree(
         lambda: manifest.same_everywhere(start.run_json, start.workload),
@@ -129,7 +129,7 @@ def run(
     received: signals.Received,
     membership: SingleProcess,
 ) -> tuple[Result, errors.UserError | None]:
-    """Opens the session, does the steps, saves; returns the result, and the error that ended the steps, if one did."""
+    """Opens the session, does the steps and saves; returns the result, and the error that ended the steps, if any."""
     began, graph, failure = time.perf_counter(), start.graph, None
     with contextlib.ExitStack() as stack:
         stack.enter_context(graph.graph.as_default())
@@ -158,7 +158,7 @@ def run(
 def _opened(
     start: Start, membership: SingleProcess, step_hooks: "StepHooks", restore
 ) -> v1.train.SingularMonitoredSession:
-    """The session of a start, whose stream may fail on its first examples."""
+    """Opens the session of a start, whose stream may fail on its first examples."""
     with input_failures.named(start.graph.data, start.workload.name):
         return sessions.open_session(
             start.graph, membership, step_hooks.in_order, restore, start.config.start_timeout_secs
@@ -166,7 +166,7 @@ def _opened(
 
 
 def conclude(start: Start, result: Result, failure: errors.UserError | None, membership: SingleProcess) -> Result:
-    """Writes the result, says what came out and, with the other workers, leaves."""
+    """Writes the result, prints the last lines and leaves together with the other workers."""
     if start.is_chief:
         failure = results.write(start.run_dir, result, failure, start.evaluations.results())
         if not failure or isinstance(failure, errors.SaveError | errors.EvaluationError):
@@ -181,10 +181,10 @@ def conclude(start: Start, result: Result, failure: errors.UserError | None, mem
 
 
 class StepHooks:
-    """The hooks of a start's steps; what they need closed is closed with the stack.
+    """The hooks of a start's steps, closed with the stack.
 
     Attributes:
-      in_order: all of them, in the order in which they look at a step.
+      in_order: all hooks, in the order in which they see a step.
       last_values: keeps the values of the last step.
       guard: watches for steps that are not finite.
       saver: saves checkpoints; None in workers that are not the chief.
@@ -197,13 +197,13 @@ class StepHooks:
         config, graph, clock = start.config, start.graph, hooks.TrainingClock()
         self._start, self._received, self._states = start, received, membership.states
         self._user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
-        # A step that averages may have to be ended.
+        # A step with an all-reduce may have to be ended.
         noted = {"note_stall": membership.note_stall} if graph.known_mean else {}
         watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, **noted))
         self.last_values = hooks.LastValues(graph, clock)
         most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
         self.guard = nonfinite.BatchGuard(graph, most_in_a_row, _dump(start))
-        # The guards come first: nothing is logged or saved of a step that ends the run.
+        # The guards come first: a step that ends the run is neither logged nor saved.
         self.in_order = [watchdog, self.last_values, self.guard]
         if config.check_mirrors_every_steps:
             self.in_order.append(hooks.MirrorCheck(graph, config.check_mirrors_every_steps))
@@ -216,7 +216,7 @@ class StepHooks:
         self.in_order += [*chief_hooks, *self._user_hooks, hooks.StopHook(graph, start.last_step, self.early_stop)]
 
     def early_stop(self) -> StopReason | None:
-        """The reason why the run ends before its last step; None if it does not."""
+        """Returns the reason why the run ends before its last step; None if it does not."""
         if self._start.is_chief and self._start.evaluations.best.is_over:
             return StopReason.NO_GAIN
         if self._received.stopping:
@@ -226,12 +226,12 @@ class StepHooks:
     def _chief_hooks(
         self, clock: hooks.TrainingClock, watchdog: Watchdog, stack: contextlib.ExitStack
     ) -> list[hooks.StepHook]:
-        """The log lines, the summaries and, last, the checkpoints."""
+        """Makes the hooks for log lines, summaries and, last, checkpoints."""
         start, received = self._start, self._received
         config, graph, path = start.config, start.graph, start.run_dir.path
         bar = stack.enter_context(report.progress_bar(start.steps_done, start.last_step))
         writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
-        # TensorBoard then drops what an interrupted start logged of this step and later ones.
+        # TensorBoard then drops what an interrupted start logged from this step on.
         writer.add(start.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
         if start.drawing:
             writer.add(start.steps_done, graph_def=start.drawing)
@@ -254,7 +254,7 @@ class StepHooks:
 
 
 def _dump(start: Start) -> Callable[[int, int], str] | None:
-    """Writes the batch of (step, first position) to a file; None: no batch is written."""
+    """Returns a function that writes the batch of (step, first position) to a file; None to write none."""
     config = start.config
     if not (start.is_chief and config.dump_bad_batch):
         return None

@@ -1,4 +1,4 @@
-"""--variable_update=auto: variables on the CPU, or mirrored on GPUs, which of them averages faster by arithmetic."""
+"""--variable_update=auto: variables on the CPU or mirrored on GPUs, whichever averages faster by arithmetic."""
 
 import dataclasses
 import functools
@@ -20,10 +20,10 @@ v1 = tf.compat.v1
 
 
 class Network(NamedTuple):
-    """A network as far as it decides.
+    """The properties of a network that decide.
 
     Attributes:
-      num_parameters: trained weights.
+      num_parameters: number of trained weights.
       obstacle: why its variables cannot be mirrored; None if they can.
     """
 
@@ -34,16 +34,16 @@ class Network(NamedTuple):
 def resolve(
     config: Config, began_with: str | None, placed: Devices, look: Callable[[], Network]
 ) -> tuple[Config, list[str]]:
-    """Puts a way in the place of auto, and one of averaging where none is given.
+    """Replaces auto by a place of the variables, and None by an all-reduce.
 
     Args:
       config: all options.
-      began_with: the way of the start before, which the run stays with; None for a new run.
+      began_with: the place in the last start, which the run keeps; None for a new run.
       placed: the devices of the towers.
-      look: finds out about the network; called only if that decides.
+      look: inspects the network; called only if that decides.
 
     Returns:
-      The config, and a line for each thing that was chosen for several GPUs; none if there was nothing to choose.
+      The config, and a line for each choice made for several GPUs.
     """
     update, why = config.variable_update, "as asked"
     if update == "auto":
@@ -60,7 +60,7 @@ def resolve(
 
 
 def _choose(config: Config, began_with: str | None, placed: Devices, look: Callable[[], Network]) -> tuple[str, str]:
-    """(mode, why)."""
+    """Returns (mode, reason)."""
     if config.all_reduce is not None:
         return cost.MIRRORED, "for --all_reduce"
     if len(placed.towers) > 1 and placed.num_workers == 1:  # else there are copies in both modes
@@ -86,7 +86,7 @@ def _choose(config: Config, began_with: str | None, placed: Devices, look: Calla
 
 
 def _nccl_obstacle(config: Config, placed: Devices) -> str | None:
-    """Why NCCL cannot average between these GPUs; None if it can."""
+    """Returns why NCCL cannot average between these GPUs; None if it can."""
     unknown = [gpu.name for gpu in placed.gpus if gpu.capability is None]
     if unknown:
         return f"since NCCL is for NVIDIA's GPUs, which {unknown[0]} is not known to be"
@@ -98,11 +98,8 @@ def _nccl_obstacle(config: Config, placed: Devices) -> str | None:
 
 
 def look_at(workload: Workload, examples: Examples, config: Config) -> Network:
-    """Builds one tower, without gradients, in a graph of its own, and tries to mirror its variables.
-
-    Raises:
-      GraphError: the network breaks a rule of the towers.
-    """
+    """Builds one tower without gradients in a separate graph, and tries to mirror its variables; GraphError if the
+    network breaks a rule of the towers."""
     workload, dtype = workload.for_examples(examples), tf.as_dtype(config.dtype)
     with tf.Graph().as_default(), tf.device(HOST):
         split, start = stream.Split(config.tower_batch, 1), tf.zeros([], tf.int64)

@@ -1,4 +1,4 @@
-"""The watchdog: says what a run waits for when no step ends for too long (--stall_timeout_secs)."""
+"""The watchdog: reports what a run waits for if no step ends for too long (--stall_timeout_secs)."""
 
 import contextlib
 import faulthandler
@@ -17,13 +17,12 @@ from tower_train.graph.devices import Devices
 
 v1 = tf.compat.v1
 _STALL_TIMEOUT_SECS = 1800.0  # the first step of some GPUs compiles for many minutes
-_ASK_SECS = 5  # for the session to tell how far it is; it may be stuck altogether
+_ASK_SECS = 5  # for an answer from the session, which may be stuck itself
 _STEP = "a step"
 
 
 def timeout_secs(config: Config, placed: Devices) -> float:
-    """--stall_timeout_secs, or the time after which a step stands still where nothing is asked: 0, for none, but where
-    devices wait for each other."""
+    """Returns --stall_timeout_secs, or its default: 0, for none, unless devices wait for each other."""
     if config.stall_timeout_secs is not None:
         return config.stall_timeout_secs
     is_between_gpus = config.variable_update == cost.MIRRORED and len(placed.gpus) > 1
@@ -31,11 +30,11 @@ def timeout_secs(config: Config, placed: Devices) -> float:
 
 
 class Watchdog(v1.train.SessionRunHook):
-    """A thread that looks whether steps end; use as a context manager, and as a hook.
+    """Checks in a thread that steps end; use as a context manager, and as a hook.
 
-    It reports each stall of more than timeout_secs once, with the stacks of all Python threads, and its end; none if
-    that is 0. While it is a step that stands still it calls note_stall again and again, with what is waited for and for
-    how many seconds it has been reported, and with "" and 0 once that is over. `counts` is TrainingGraph.progress.
+    It reports each stall of more than timeout_secs (0: none) once, with the stacks of all Python threads, and its end.
+    During a stalled step it keeps calling note_stall with what is waited for and the seconds since the report, then
+    with "" and 0 when it is over. `counts` is TrainingGraph.progress.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Watchdog(v1.train.SessionRunHook):
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Within this block the run does something else than a step, and has as much time for it."""
+        """Gives other work than a step, within this block, as much time as a step."""
         before = self._doing
         self._doing, self._since = what, self._clock()
         try:
@@ -97,7 +96,7 @@ class Watchdog(v1.train.SessionRunHook):
                     self._note_stall(what, seconds - self._timeout)
 
     def _waited_for(self) -> str:
-        """Finds out what the step under way lacks, by a second look into its session."""
+        """Looks into the session of the current step to find out what it lacks."""
         try:
             options = v1.RunOptions(timeout_in_ms=_ASK_SECS * 1000)
             counts = self._session.run(dict(self._counts), options=options)
@@ -110,7 +109,6 @@ class Watchdog(v1.train.SessionRunHook):
 
 
 def _stacks() -> str:
-    """The stacks of all Python threads."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

@@ -1,7 +1,7 @@
-"""The best checkpoint of a run by the evaluations during it, and early stopping.
+"""The best checkpoint of a run by its evaluations, and early stopping.
 
-best.json holds the best evaluation and the last one, so that a run that was killed goes on counting where it was. With
---keep_best the best checkpoint's files stand in the folder best, which no rotation touches.
+best.json holds the best and the last evaluation, so that a killed run goes on counting. With --keep_best the best
+checkpoint's files are in the folder best, which no rotation touches.
 """
 
 import errno
@@ -18,11 +18,7 @@ _FOLDER = "best"
 
 
 def path(run_dir: directory.RunDirectory) -> str:
-    """The path of the best checkpoint.
-
-    Raises:
-      RunError: none was kept.
-    """
+    """Returns the path of the best checkpoint; RunError if none was kept."""
     step = run_dir.read(directory.BEST).get("best", {}).get("step")
     checkpoint.check_files(run_dir.path / _FOLDER)
     kept = run_dir.path / _FOLDER / f"{checkpoint.PREFIX}-{step}"
@@ -35,13 +31,13 @@ def path(run_dir: directory.RunDirectory) -> str:
 
 
 class Best:
-    """Compares evaluations by their first metric, whose values are the better the higher or the lower they are.
+    """Compares evaluations by their first metric, for which higher or lower values are better.
 
     Args:
       run_dir: the run's.
       keep: whether to keep the best checkpoint.
       patience: examples trained on without a gain after which the run ends; 0 for never.
-      global_batch: examples a step.
+      global_batch: examples per step.
 
     Attributes:
       is_used: whether evaluations are compared at all.
@@ -54,12 +50,12 @@ class Best:
         self._step = 0
 
     def compare_by(self, name: str, better: str | None) -> list[str]:
-        """Says by which metric evaluations are compared, before the first one; returns lines to print.
+        """Sets the metric by which evaluations are compared, before the first one; returns lines to print.
 
-        What was compared otherwise in earlier starts is forgotten.
+        Forgets earlier starts that compared by another metric.
 
         Raises:
-          ConfigError: evaluations are compared, and nobody knows which values are better.
+          ConfigError: evaluations are compared, and it is unknown which values are better.
         """
         if not self.is_used:
             return []
@@ -69,7 +65,7 @@ class Best:
                 f"--{option}: it is not known whether a higher or a lower {name!r} is better. Say so in the workload, "
                 f"as in better={{{name!r}: 'lower'}}."
             )
-        before = self._state.get("metric"), self._state.get("better", HIGHER)  # once the greatest was always the best
+        before = self._state.get("metric"), self._state.get("better", HIGHER)  # older versions always took the highest
         if not self._state or before == (name, better):
             return []
         self._state = {}
@@ -105,7 +101,7 @@ class Best:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run ends because its evaluations have not become better."""
+        """Returns whether the run ends because its evaluations have not improved."""
         last = self._state.get("last")
         if not self._patience or not last or last["step"] > self._step:
             return False
@@ -113,7 +109,7 @@ class Best:
 
 
 def _rank(value: float, better: str) -> float:
-    """A number that is higher for better values; one that is no number is the worst."""
+    """Returns a number that is higher for better values, lowest for NaN."""
     return -math.inf if math.isnan(value) else value if better == HIGHER else -value
 
 
@@ -131,7 +127,7 @@ def _copy(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _remove_others(name: str, folder: pathlib.Path) -> None:
-    """Removes all checkpoints but one, also halves that an interruption left."""
+    """Removes all checkpoints but one, including halves that an interruption left."""
     files = map(checkpoint.FILE.fullmatch, os.listdir(folder))
     for other in {file[1] for file in files if file} - {name}:
         checkpoint.remove(folder / other)

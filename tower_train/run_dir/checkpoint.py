@@ -19,13 +19,10 @@ FILE = re.compile(rf"({re.escape(PREFIX)}-[0-9]{{1,18}})\.(index|data-[0-9]{{5}}
 
 
 def latest(train_dir: pathlib.Path) -> str | None:
-    """The path of the newest checkpoint whose files are there; None where none was saved.
-
-    Raises:
-      RunError: checkpoints were saved, but none is there any more; or something that is no file is at the place of one.
-    """
+    """Returns the path of the newest complete checkpoint; None if none was saved. Raises RunError if checkpoints were
+    saved, but all are gone, or another kind of file is in the place of one."""
     check_files(train_dir)
-    there = existing(train_dir) or existing(train_dir)  # its trainer may replace the only one during the first look
+    there = existing(train_dir) or existing(train_dir)  # the trainer may replace the only one meanwhile
     if not there and (train_dir / STATE).exists():
         raise errors.RunError(
             f"{train_dir / STATE} lists checkpoints of which none is there. Put them back, or remove that file to "
@@ -35,9 +32,9 @@ def latest(train_dir: pathlib.Path) -> str | None:
 
 
 def existing(train_dir: pathlib.Path) -> list[str]:
-    """Paths of the checkpoints whose files are there, oldest first, whether or not TensorFlow lists them.
+    """Returns the paths of complete checkpoints, oldest first, whether or not TensorFlow lists them.
 
-    TensorFlow renames the index into place last of all, so a checkpoint with an index is complete.
+    TensorFlow renames the index into place last, so a checkpoint with an index is complete.
     """
     try:
         found = [FILE.fullmatch(name) for name in os.listdir(train_dir)]
@@ -48,17 +45,17 @@ def existing(train_dir: pathlib.Path) -> list[str]:
 
 
 def check_files(folder: pathlib.Path) -> None:
-    """Raises RunError for a FIFO, a directory or a device at the place of a checkpoint's file or of TensorFlow's list,
-    for the end of which TensorFlow might wait for ever."""
+    """Raises RunError for a FIFO, a directory or a device among the checkpoints' files, on which TensorFlow might
+    hang."""
     for name in os.listdir(folder) if folder.is_dir() else ():
         if name == STATE or FILE.fullmatch(name):
             files.refuse_others(folder / name)
 
 
 def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
-    """A checkpoint's files, its index first: without it the rest is no checkpoint.
+    """Returns a checkpoint's files, its index first: without it the rest is no checkpoint.
 
-    Remove or rename them in this order, and make them in the other, so that an interruption leaves no half of one.
+    Remove or rename them in this order, and make them in the reverse, so that an interruption leaves no half.
     """
     folder, name = pathlib.Path(path).parent, pathlib.Path(path).name
     found = [file[0] for file in map(FILE.fullmatch, os.listdir(folder)) if file and file[1] == name]
@@ -66,7 +63,7 @@ def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def listed_names(train_dir: pathlib.Path) -> list[str]:
-    """The names of the checkpoints that TensorFlow lists, oldest first; none where its list is missing or damaged."""
+    """Returns the names of the checkpoints that TensorFlow lists, oldest first; none without a readable list."""
     try:
         state = tf.train.get_checkpoint_state(str(train_dir))
     except ValueError:  # bytes that are no text
@@ -75,9 +72,9 @@ def listed_names(train_dir: pathlib.Path) -> list[str]:
 
 
 def write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
-    """Lists these checkpoints, oldest first, in TensorFlow's file, by names that stay right if the folder is moved.
+    """Lists these checkpoints, oldest first, in TensorFlow's file, by names that survive a move of the folder.
 
-    A list that is right already stays as it is.
+    Does not touch a list that is right already.
     """
     names = [os.path.basename(path) for path in paths]
     if names != listed_names(train_dir):
@@ -89,17 +86,12 @@ def write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
 
 
 def remove(path: str | os.PathLike) -> None:
-    """Removes a checkpoint's files."""
     for file in files_of(path):
         file.unlink()
 
 
 def step_of(path: str) -> int:
-    """The step a checkpoint was saved at, from its name.
-
-    Raises:
-      RunError: the name carries no step.
-    """
+    """Returns the step of a checkpoint from its name; RunError if the name has none."""
     step = path.rpartition("-")[2]
     if not (step.isascii() and step.isdigit()):
         raise errors.RunError(f"checkpoint {path}: its name must end in -STEP, as in {PREFIX}-1000.")
@@ -107,7 +99,7 @@ def step_of(path: str) -> int:
 
 
 class Checkpoints:
-    """Saves the variables of one graph into a train_dir, where it keeps the newest checkpoints; keep=0: all of them.
+    """Saves the variables of one graph into a train_dir and keeps the newest checkpoints; keep=0: all of them.
 
     Create it before the graph is finalised.
     """
@@ -120,11 +112,8 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, session: v1.Session, step: int) -> str:
-        """Writes one checkpoint, and only then removes the oldest ones; returns its path.
-
-        Raises:
-          OpError, OSError: it could not be written; all earlier ones are still there.
-        """
+        """Writes one checkpoint, then removes the oldest ones; returns its path. Raises OpError or OSError if it could
+        not be written; all earlier ones are still there."""
         path = str(self._train_dir / f"{PREFIX}-{step}")
         # Without Saver.save's own bookkeeping, which drops a checkpoint from its list before the new one is written.
         definition = self._saver.saver_def
@@ -143,12 +132,12 @@ class Checkpoints:
 
         Args:
           path: of the checkpoint.
-          override: initialise afresh the variables that the checkpoint lacks.
-          begun_anew: names of variables that are initialised afresh in any case.
+          override: initialise variables that the checkpoint lacks.
+          begun_anew: names of variables that are initialised in any case.
 
         Returns:
-          A function that gives all variables in a session their values, and raises RunError if the checkpoint's files
-          are damaged; and the names of the variables that it initialises afresh because the checkpoint lacks them.
+          A function that sets all variables in a session, and raises RunError if the checkpoint's files are damaged;
+            and the names of the variables that it initialises because the checkpoint lacks them.
 
         Raises:
           RunError: the checkpoint cannot be read, or lacks variables, or has them in another shape or type; with
@@ -176,12 +165,8 @@ class Checkpoints:
 
 
 def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
-    """{name: shape and type in the graph and in a checkpoint} of the variables that the checkpoint lacks or has in
-    another shape or type.
-
-    Raises:
-      RunError: the checkpoint cannot be read.
-    """
+    """Returns {name: shape and type in the graph and in a checkpoint} of variables that the checkpoint lacks or has
+    otherwise; RunError if it cannot be read."""
     reader = _reader(path)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     found = {}
@@ -194,7 +179,7 @@ def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
 
 
 def variable_names(path: str) -> list[str]:
-    """The names of a checkpoint's variables; RunError if it cannot be read."""
+    """Returns the names of a checkpoint's variables; RunError if it cannot be read."""
     return sorted(_reader(path).get_variable_to_shape_map())
 
 
@@ -206,9 +191,9 @@ def _reader(path: str):
 
 
 def oversized(path: str, reader) -> str | None:
-    """Says which tensor cannot be in a checkpoint's files, going by its size; None if there is none.
+    """Describes a tensor that is larger than the checkpoint's files; None if there is none.
 
-    TensorFlow makes room for a tensor before it looks whether its values are there.
+    TensorFlow allocates a tensor before it looks for its values.
     """
     there = sum(file.stat().st_size for file in files_of(path))
     dtypes = reader.get_variable_to_dtype_map()
@@ -221,11 +206,7 @@ def oversized(path: str, reader) -> str | None:
 
 
 def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
-    """Restores a saver's variables.
-
-    Raises:
-      RunError: the checkpoint's files are damaged, or do not hold these variables.
-    """
+    """Restores a saver's variables; RunError if the checkpoint's files are damaged or lack them."""
     try:
         if why := oversized(path, tf.train.load_checkpoint(path)):
             raise ValueError(why)

@@ -17,12 +17,12 @@ from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 LOCK = ".lock"
 _MOST_METRICS_BYTES = 1 << 30
 _LOCK_TRIES, _LOCK_PAUSE_SECS = 5, 0.05
-# Files that are of no use without a step: of a start that has failed before its first.
+# Files of a start that failed before its first step, useless without one.
 _OF_A_START = re.compile(rf"{re.escape(LOCK)}|{re.escape(RUN)}|\.{re.escape(RUN)}\.\d+|events\.out\.tfevents\..*")
 
 
 class RunDirectory:
-    """A train_dir. JSON files are replaced as a whole, so that a reader never sees half of one."""
+    """A train_dir. JSON files are replaced as a whole, so readers never see half of one."""
 
     def __init__(self, path: str):
         self.path = pathlib.Path(path)
@@ -31,9 +31,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the directory and keeps other trainers out of it. The lock dies with its process.
+        """Makes the directory and locks it against other trainers. The lock ends with its process.
 
-        If the block fails before anything of use is written, all that was not there before is removed again.
+        If the block fails before it writes anything of use, its files are removed again.
 
         Raises:
           RunError: the directory cannot be made, written to or read by TensorFlow, or another process trains in it.
@@ -59,7 +59,7 @@ class RunDirectory:
                 raise
 
     def _remove_start(self, before: list[str]) -> None:
-        """Removes the files of a start that has failed, unless it leaves some of use. before: those that were there."""
+        """Removes the files of a failed start, except those named in `before`, unless some are of use."""
         with contextlib.suppress(OSError):
             new = set(os.listdir(self.path)) - set(before)
             if all(map(_OF_A_START.fullmatch, new)):
@@ -82,12 +82,12 @@ class RunDirectory:
             self._replace(RUN, self._run_json)
 
     def check_files(self) -> None:
-        """Raises RunError for a FIFO, a directory or a device at the place of one of these files."""
+        """Raises RunError for a FIFO, a directory or a device in the place of one of these files."""
         for name in (RUN, METRICS, RESULT, BEST, LOCK, _update_lock(RESULT)):
             files.refuse_others(self.path / name)
 
     def warnings(self) -> list[str]:
-        """A line if other users may change the files that a run trusts: its checkpoints and run.json."""
+        """Returns a line if other users may change files that a run trusts: its checkpoints and run.json."""
         status = os.stat(self.path)
         if status.st_mode & stat.S_IWOTH:
             return [f"*** --train_dir={one_line(self.path)} can be written to by every user of this machine."]
@@ -116,26 +116,20 @@ class RunDirectory:
                 raise
             if locks.is_at(lock, self.path / LOCK):
                 break
-            lock.close()  # of a start that failed and has removed it
-        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only nobody is named
+            lock.close()  # removed by a start that failed
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, without the holder's name
             lock.truncate(0)
             lock.write(str(os.getpid()).encode())
         self._lock = lock
 
     def read(self, name: str) -> dict:
-        """A JSON file's content; empty if there is no such file.
-
-        Raises:
-          RunError: the file is not JSON, or a field of it has a value that it cannot have.
-        """
+        """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a value
+        impossible."""
         return json_files.read(self.path / name)
 
     def write(self, name: str, content: dict) -> None:
-        """Replaces a JSON file.
-
-        Raises:
-          RunError: it cannot be written, or a field cannot have its value; the file stays as it was.
-        """
+        """Replaces a JSON file. Raises RunError if it cannot be written, or a value is impossible; the file stays as it
+        was."""
         text = json_files.encoded(self.path / name, content)
         with _errors_named(self.path / name):
             self._replace(name, text)
@@ -143,32 +137,25 @@ class RunDirectory:
             self._run_json = text
 
     def update(self, name: str, content: dict) -> None:
-        """Replaces some entries of a JSON file that other processes may update at the same time.
-
-        Raises:
-          RunError: as `read` and `write`.
-        """
+        """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""
         with _errors_named(self.path / name), files.open_regular(self.path / _update_lock(name), "a+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(name, self.read(name) | content)
 
     def is_locked(self) -> bool:
-        """Whether a trainer is at work here."""
+        """Returns whether a trainer is running in the directory."""
         try:
             with files.open_regular(self.path / LOCK, "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # there is none, or none that can be read
+        except OSError:  # missing or unreadable
             return False
         return False
 
     def cut_metrics(self, last_step: int) -> None:
-        """Drops the metrics of steps after last_step, which will be done again, and a half-written last line.
-
-        Raises:
-          RunError: the file cannot be read or written.
-        """
+        """Drops the metrics of steps after last_step, which will be repeated, and an incomplete last line; RunError if
+        the file cannot be read or written."""
         path = self.path / METRICS
         try:
             content = files.read(path, _MOST_METRICS_BYTES)
@@ -187,7 +174,7 @@ class RunDirectory:
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self.path / f".{name}.{os.getpid()}"
         try:
-            temporary.unlink(missing_ok=True)  # of a process that had the same number
+            temporary.unlink(missing_ok=True)  # left by a process with the same number
             with files.open_regular(temporary, "xb") as file:
                 file.write(content)
                 file.flush()
@@ -200,7 +187,7 @@ class RunDirectory:
 
 
 def _check_path(path: pathlib.Path) -> None:
-    """Raises RunError for a path that TensorFlow cannot read checkpoints from."""
+    """Raises RunError for a path from which TensorFlow cannot read checkpoints."""
     if set("*?[\\") & set(str(path)):
         raise errors.RunError(
             f"--train_dir={one_line(path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern. "
@@ -219,7 +206,7 @@ def _check_path(path: pathlib.Path) -> None:
 
 
 def _lock_exclusively(file) -> None:
-    """Raises BlockingIOError if another process keeps its lock; `is_locked` holds one for a moment only."""
+    """Locks a file; BlockingIOError if another process keeps its lock (`is_locked` holds one only for a moment)."""
     for _ in range(_LOCK_TRIES - 1):
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -239,5 +226,5 @@ def _errors_named(path: pathlib.Path) -> Iterator[None]:
 
 
 def _update_lock(name: str) -> str:
-    """The file that writers of the same JSON file lock while they update it."""
+    """Returns the file that writers of the same JSON file lock while they update it."""
     return f".{name}.lock"

@@ -67,7 +67,6 @@ class EventWriter(metrics.RecordWriter):
         self._file.write(v1.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def _others(self) -> list[str]:
-        """The names of event files in the folder."""
         return [name for name in os.listdir(self._folder) if _NAME.match(name)]
 
     def _give_up(self) -> None:
@@ -88,7 +87,6 @@ class EventWriter(metrics.RecordWriter):
 
 
 def add_scalars(writer: EventWriter, values: Mapping[str, float], step: int) -> None:
-    """Adds one point to each curve, by tag."""
     points = [v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
     writer.add(step, summary=v1.Summary(value=points))
 
@@ -96,9 +94,9 @@ def add_scalars(writer: EventWriter, values: Mapping[str, float], step: int) -> 
 def add_options(writer: EventWriter, options: Mapping[str, bool | float | str], step: int) -> None:
     """Adds the options of a run, by name, for TensorBoard's HPARAMS page.
 
-    What its plugin reads is a message HParamsPluginData (tensorboard/plugins/hparams/plugin_data.proto), put together
-    here since TensorBoard need not be installed where a run trains: in field 3 a SessionStartInfo with the options in
-    field 1, encoded as those of a Struct are, and the time in field 5.
+    Its plugin reads a message HParamsPluginData (tensorboard/plugins/hparams/plugin_data.proto), put together here
+    because a training machine may lack TensorBoard: in field 3 a SessionStartInfo with the options in field 1, encoded
+    as those of a Struct, and the time in field 5.
     """
     values = struct_pb2.Struct()  # whose texts are UTF-8, which a path need not be
     values.update({name: _utf8(value) if isinstance(value, str) else value for name, value in options.items()})
@@ -116,7 +114,7 @@ def _utf8(text: str) -> str:
 
 
 def _length(message: bytes) -> bytes:
-    """The length of a message as protocol buffers write it in front of it."""
+    """Returns the length of a message as protocol buffers write it in front of it."""
     length, encoded = len(message), b""
     while length > 127:
         encoded += bytes([length & 127 | 128])

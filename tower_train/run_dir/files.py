@@ -1,4 +1,4 @@
-"""Opening a run's files: regular ones only, whatever somebody put at their places."""
+"""Access to a run's files that accepts regular files only."""
 
 import errno
 import os
@@ -16,10 +16,10 @@ _FLAGS = {"rb": os.O_RDONLY, "a+b": _APPEND, "xb": os.O_WRONLY | os.O_CREAT | os
 
 
 def open_regular(path: str | os.PathLike, mode: str) -> IO[bytes]:
-    """Opens a regular file without ever waiting for its other side. Files to append to are not buffered.
+    """Opens a regular file and never waits for another process. Files to append to are not buffered.
 
     Args:
-      path: where it is. A symbolic link is followed to read only: a run from elsewhere may link to any file.
+      path: of the file. A symbolic link is followed for reading only: a run from elsewhere may link to any file.
       mode: as of the built-in open: rb, a+b or xb.
 
     Raises:
@@ -38,7 +38,7 @@ def open_regular(path: str | os.PathLike, mode: str) -> IO[bytes]:
 
 
 def check_regular(path: str | os.PathLike) -> None:
-    """Raises OSError if there is something at the path that is no regular file."""
+    """Raises OSError if something else than a regular file is at the path."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -47,10 +47,10 @@ def check_regular(path: str | os.PathLike) -> None:
 
 
 def refuse_others(path: pathlib.Path) -> None:
-    """Raises RunError if there is something at the path that is no regular file."""
+    """Raises RunError if something else than a regular file is at the path."""
     try:
         check_regular(path)
-    except (OSError, ValueError) as error:  # what cannot even be looked at is told where it is needed
+    except (OSError, ValueError) as error:  # an inaccessible file is reported when it is needed
         if getattr(error, "errno", None) == errno.EINVAL:
             raise errors.RunError(f"{one_line(path)} cannot be of a run ({error.strerror}). Move it away.") from None
 
@@ -62,11 +62,7 @@ def _check(status: os.stat_result, path: str | os.PathLike) -> None:
 
 
 def read(path: pathlib.Path, most_bytes: int) -> bytes:
-    """Reads a regular file.
-
-    Raises:
-      OSError: it cannot be read, is no regular file, or is longer than most_bytes.
-    """
+    """Reads a regular file; OSError if it cannot be read, is no regular file, or is longer than most_bytes."""
     with open_regular(path, "rb") as file:
         if os.fstat(file.fileno()).st_size <= most_bytes and len(content := file.read(most_bytes + 1)) <= most_bytes:
             return content

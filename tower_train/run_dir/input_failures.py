@@ -47,7 +47,7 @@ def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
 
 
 def _why(error: tf.errors.OpError) -> str:
-    """The reason of an operation or an input function, without the transformations that it was passed through."""
+    """Returns the reason of an operation or an input function, without the names of transformations around it."""
     roots = re.findall(r"^ *\(0\) [A-Z_]+: *(.*)$", error.message, re.MULTILINE)
     reason = roots[0] if roots else errors.reason(error)
     reason = re.sub(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: ", "", reason)

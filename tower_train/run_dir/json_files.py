@@ -16,11 +16,8 @@ _MOST_BYTES, _MOST_BYTES_OF_RESULT = 1 << 24, 1 << 30  # results of old runs may
 
 
 def read(path: pathlib.Path) -> dict:
-    """A JSON file's content; empty if there is no such file.
-
-    Raises:
-      RunError: the file is not JSON, or a field of it has a value that it cannot have.
-    """
+    """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a value
+    impossible."""
     where = one_line(path)
     try:
         most_bytes = _MOST_BYTES_OF_RESULT if path.name == RESULT else _MOST_BYTES
@@ -38,18 +35,14 @@ def read(path: pathlib.Path) -> dict:
 
 
 def encoded(path: pathlib.Path, content: dict) -> bytes:
-    """The bytes of a JSON file.
-
-    Raises:
-      RunError: a field cannot have its value.
-    """
+    """Returns the bytes of a JSON file; RunError if a field has an impossible value."""
     with _mismatch_named(f"{one_line(path)} cannot be written", "Mend the workload."):
         _check(path, content)
     return json.dumps(content, indent=2).encode() + b"\n"
 
 
 def step_of(line: bytes) -> int | None:
-    """The step of a line of metrics.jsonl; None if it is no such line."""
+    """Returns the step of a line of metrics.jsonl; None if it is no such line."""
     try:
         record = json.loads(line.decode())
         schema.METRICS.check(record)

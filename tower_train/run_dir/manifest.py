@@ -16,7 +16,7 @@ import tensorflow as tf
 from tower_train import __version__, errors
 from tower_train.config import Config, is_remote
 from tower_train.console import one_line
-from tower_train.options import DATA, TOWERS, TRAINING, Options, as_text
+from tower_train.options import FAULTS, MACHINES, REPORTS, RUN, Options, as_text
 from tower_train.run_dir import directory
 from tower_train.workload import Examples, Workload
 
@@ -25,11 +25,11 @@ def describe(
     workload: Workload, examples: Examples, options: Mapping[str, Any], global_batch: int, devices: Sequence[str],
     num_parameters: int, random_numbers: Mapping[str, Sequence[str]],
 ) -> dict:  # fmt: skip
-    """The content of run.json for this start.
+    """Returns the content of run.json for this start.
 
     Args:
       workload, examples, global_batch, devices, num_parameters: of this start.
-      options: all of the trainer's by name; its `workload` is an import path, or None if the workload has none.
+      options: all options of the trainer by name; `workload` is an import path, or None if it has none.
       random_numbers: {attribute of graph.record.RandomNumbers: names}.
     """
     return {
@@ -58,9 +58,10 @@ def describe(
 
 
 def hyperparameters(run_json: dict) -> dict[str, bool | float | str]:
-    """{name: value} of what decides about a training, from the content of run.json."""
+    """Returns {name: value} of the options that decide the result, from the content of run.json."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
-    chosen = {name for name, field in fields.items() if field.metadata["group"] in (TOWERS, DATA, TRAINING)}
+    others = (MACHINES, RUN, FAULTS, REPORTS)  # these do not change the result
+    chosen = {name for name, field in fields.items() if field.metadata["group"] not in others}
     values = {name: value for name, value in run_json["config"].items() if name in chosen}
     values |= run_json["workload_options"] | {"global_batch": run_json["global_batch"]}
     return {
@@ -76,7 +77,7 @@ _PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override"
 
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
-    """{name: value} that all workers of a cluster must have in common, from the content of run.json."""
+    """Returns {name: value} of all that workers of a cluster must have in common, from the content of run.json."""
     about = {"workload": now["workload"], "parameters": now["num_parameters"], "code": _code_fingerprint(workload)}
     about |= {f"data {name}": now["data"][name] for name in ("name", "num_examples", "fingerprint")}
     about["data order"] = now["data"].get("order", "")  # of several workers on a tf.data data set
@@ -86,7 +87,7 @@ def same_everywhere(now: dict, workload: Workload) -> dict:
 
 
 def _code_fingerprint(workload: Workload) -> str:
-    """A digest of this package's files, and of the package or the file of the workload's network."""
+    """Returns a digest of this package's files and of the package or file of the workload's network."""
     function = inspect.unwrap(workload.inference or workload.inference_for)
     module = inspect.getmodule(getattr(function, "func", function))
     roots = [pathlib.Path(__file__).parents[1]]
@@ -100,12 +101,12 @@ def _code_fingerprint(workload: Workload) -> str:
 
 
 def _absolute(path: str | None) -> str | None:
-    """The path from any current directory; a remote one already is."""
+    """Returns the path from any current directory; a remote one already is."""
     return path if not path or is_remote(path) else os.path.abspath(os.path.expanduser(path))
 
 
 def check_dataset(path: pathlib.Path, before: dict, workload: Workload) -> None:
-    """Raises RunError if the workload of a run.json, which is empty if there is none, has no such data set."""
+    """Raises RunError if the workload lacks the data set of run.json, which may be empty."""
     if before.get("dataset", "auto") not in ("auto", *workload.datasets):
         raise errors.RunError(
             f"{path / directory.RUN} names the data set {before['dataset']!r}; workload {workload.name} knows "
@@ -137,14 +138,14 @@ def check_resume(
 
 
 def _compared(before: dict, now: dict, workload_options: Options | None):
-    """Yields (rule, name, value before, value now) of every entry in both."""
+    """Yields (rule, name, value before, value now) of each entry in both."""
     for name in ("workload", "global_batch"):
         if name in before:
             yield "same", name.replace("_", " "), before[name], now[name]
     for name in ("name", "fingerprint"):
         if name in before.get("data", {}):
             yield "same", f"data {name}", before["data"][name], now["data"][name]
-    if before:  # a run of a version without them drew other numbers in the layers that draw by example now
+    if before:  # versions without them drew other numbers in layers that now draw by example
         drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
         yield "same", "what draws by example", *(", ".join(names or ["nothing"]) for names in drawn)
     for part, options in (("config", Config), ("workload_options", workload_options)):

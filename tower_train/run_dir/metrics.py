@@ -1,4 +1,4 @@
-"""Records that a run appends to its files as it goes: metrics.jsonl, and the base of the event files' writer."""
+"""Records that a run appends to its files: metrics.jsonl, and the base of the event files' writer."""
 
 import collections
 import errno
@@ -13,15 +13,15 @@ from tower_train.run_dir import files, schema
 
 
 def as_text(value: float) -> str:
-    """A metric for people: three decimals, or more if the value is small."""
+    """Formats a metric for people: three decimals, or more if the value is small."""
     return f"{value:.3f}" if value == 0 or abs(value) >= 0.1 else f"{value:.3g}"
 
 
 class RecordWriter:
-    """Writes records in their order. Those that cannot be written now wait in memory and are written with a later one.
+    """Writes records in order. If they cannot be written now, they wait in memory for the next time.
 
-    The first failure and the first success after it are said on standard output. At most most_waiting records are kept
-    in memory, of which the oldest go first; None for all.
+    The first failure and the next success are reported on standard output. At most most_waiting records wait, of which
+    the oldest are dropped first; None for all.
     """
 
     def __init__(self, name: str, most_waiting: int | None = None):
@@ -29,12 +29,11 @@ class RecordWriter:
         self._waiting = collections.deque(maxlen=most_waiting)
 
     def append(self, record) -> None:
-        """Adds one record."""
         self._waiting.append(record)
         self.flush()
 
     def flush(self) -> None:
-        """Tries to write the records that wait."""
+        """Tries to write the waiting records."""
         if not self._waiting:
             return
         try:
@@ -56,9 +55,9 @@ class RecordWriter:
 
 
 class MetricsFile(RecordWriter):
-    """metrics.jsonl: one JSON object a log line, whole lines only, whatever happens to the disk.
+    """metrics.jsonl: one JSON object per log line, and whole lines only.
 
-    The file is opened for every record, so that one that was deleted or a disk that was full is no obstacle later.
+    The file is opened for each record, so that a deleted file or a full disk does no harm later.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -66,11 +65,7 @@ class MetricsFile(RecordWriter):
         self._path = path
 
     def append(self, record: dict) -> None:
-        """Adds one line.
-
-        Raises:
-          Mismatch: of a record that has no step, or whose values are no numbers.
-        """
+        """Adds one line; Mismatch for a record without a step or with values that are no numbers."""
         schema.METRICS.check(record)
         super().append(json.dumps(record, allow_nan=False).encode() + b"\n")
 

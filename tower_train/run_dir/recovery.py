@@ -1,6 +1,6 @@
-"""Repairs a train_dir before a run goes on in it: damaged checkpoints are set aside, leftovers are removed.
+"""Repairs a train_dir before a run resumes in it: sets damaged checkpoints aside and removes leftovers.
 
-Call these functions under the train_dir's lock only: a file that looks left over may be another trainer's.
+Call these functions only under the train_dir's lock: a file that looks left over may be another trainer's.
 """
 
 import contextlib
@@ -23,10 +23,9 @@ _TEMPORARY = re.compile(
 
 
 def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
-    """Finds the newest checkpoint without damage where there is a checkpoint, and sets later ones aside under another
-    name.
+    """Finds the newest undamaged checkpoint of a train_dir that has any, and sets later ones aside under another name.
 
-    Goes by the files, not by TensorFlow's list of them, which may be damaged or behind; the list is put right.
+    Goes by the files, not by TensorFlow's list of them, which may be damaged or outdated, and corrects the list.
 
     Returns:
       The checkpoint's path, and a line for each checkpoint that was set aside.
@@ -54,7 +53,7 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
 
 
 def damage(path: str) -> str | None:
-    """Reads every tensor of a checkpoint, which compares all checksums; returns what is wrong, None if nothing.
+    """Reads every tensor of a checkpoint, which compares all checksums; returns the damage, None if there is none.
 
     TensorFlow's checksums (CRC-32C) cover every byte of the data and every byte of the index that a restore uses.
     """
@@ -64,7 +63,7 @@ def damage(path: str) -> str | None:
             return why
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
-    except Exception as error:  # the reader raises what its C++ makes of damage: OpError, IndexError, MemoryError ...
+    except Exception as error:  # damage raises OpError, IndexError, MemoryError ...
         return errors.reason(error)
     return None
 
@@ -82,15 +81,15 @@ def _set_aside(path: str) -> str:
 
 
 def remove_leftovers(train_dir: pathlib.Path) -> None:
-    """Removes the temporary files of interrupted writes, and checkpoint data whose index was never written.
+    """Removes temporary files of interrupted writes, and checkpoint data without an index.
 
-    An index is renamed into place after its data, and removed before it. So data without an index are of an interrupted
-    save or removal, unless TensorFlow lists the checkpoint: then it was complete, and the data stay.
+    An index is renamed into place after its data, and removed before it. So data without an index are left by an
+    interrupted save or removal, unless TensorFlow lists the checkpoint: then it was complete, and the data stay.
     """
     listed = checkpoint.listed_names(train_dir)
     for name in os.listdir(train_dir):
         file = checkpoint.FILE.fullmatch(name)
         is_orphan = file and file[1] not in listed and not (train_dir / f"{file[1]}.index").exists()
         if is_orphan or _TEMPORARY.fullmatch(name):
-            with contextlib.suppress(IsADirectoryError):  # none of ours
+            with contextlib.suppress(IsADirectoryError):  # not ours
                 os.remove(train_dir / name)

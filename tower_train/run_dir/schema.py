@@ -1,6 +1,6 @@
-"""The fields of a run's JSON files and their types. What is written and what is read back are held against them.
+"""The fields of a run's JSON files and their types, checked when they are written and read.
 
-A field that is not declared is passed over: nothing reads it.
+Fields that are not declared are ignored, as nothing reads them.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from tower_train.options import declare
 
 
 class Mismatch(ValueError):
-    """A value that a field cannot have; the text names the field, the value and what is allowed."""
+    """An impossible value of a field; the text names the field, the value and what is allowed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Kind:
     holds: Callable[[Any], bool]
 
     def check(self, value: Any, name: str) -> None:
-        """Raises Mismatch if the value of the field of this name is not of this kind."""
+        """Raises Mismatch if the value of the field of this name is of another kind."""
         if not self.holds(value):
             raise Mismatch(f"{name or 'its content'} is {_shown(value)}, and must be {self.words}")
 
@@ -69,7 +69,7 @@ class MapOf:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """An object with these fields, all of which must be there but for the optional ones."""
+    """An object with these fields, all but the optional ones required."""
 
     fields: Mapping[str, Any]
     optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -94,7 +94,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    try:  # the bytes of a path may be no UTF-8; Python has them as some of the surrogates
+    try:  # paths may not be UTF-8; Python decodes their bytes as surrogates
         return isinstance(value, str) and b"\0" not in value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return False
@@ -122,7 +122,7 @@ _OPTION = Kind(
 
 
 def _value_of(field: dataclasses.Field) -> Kind:
-    """The values of one of the trainer's options."""
+    """Returns the kind of the values of one of the trainer's options."""
 
     def holds(value):
         if value is None or (isinstance(value, str) and not _is_text(value)):

@@ -17,19 +17,19 @@ NAMES = tuple(
     if name[0].isupper() and callable(getattr(keras.applications, name))
 )
 IMAGENET, NONE = "imagenet", "none"
-_FLATTENING = ("VGG16", "VGG19")  # their own classifiers see every place of the last feature map, and not the mean
+_FLATTENING = ("VGG16", "VGG19")  # their own classifiers see every pixel of the last feature map, not the mean
 
 
 def network(name: str, image_size: int, weights: str, freeze_until: str, num_classes: int):
-    """Makes the `inference` of a network of keras.applications, with a new softmax layer named `classifier` as its top.
+    """Makes the `inference` of a network of keras.applications with a new softmax layer named `classifier` on top.
 
-    The layer sees the last feature map: flattened for VGG16 and VGG19 (Simonyan and Zisserman 2015, table 1), else its
-    mean over places.
+    The layer gets the last feature map: flattened for VGG16 and VGG19 (Simonyan and Zisserman 2015, table 1), else its
+    mean over pixels.
 
     Args:
       name: one of NAMES.
       image_size: height and width of the images, in pixels; they have three channels.
-      weights: a file that Keras wrote (.weights.h5, or .h5 as published for `include_top=False`), 'imagenet' for Keras'
+      weights: a file written by Keras (.weights.h5, or .h5 as published for `include_top=False`), 'imagenet' for Keras'
         own, or 'none'.
       freeze_until: the last layer that is not trained; empty to train all.
       num_classes: the number of logits.
@@ -64,7 +64,7 @@ def preprocessing(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def notice(name: str, weights: str, freeze_until: str) -> str | None:
-    """Says what the user must know of these weights."""
+    """Returns a remark for the user about these weights, or None."""
     if weights != NONE:
         return None
     frozen = f" The layers up to {freeze_until} stay as random as they are." if freeze_until else ""
@@ -99,14 +99,14 @@ def _base(name: str, image_size: int, weights: str, freeze_until: str) -> keras.
 def _load(base: keras.Model, name: str, path: str) -> None:
     if not os.path.isfile(path):
         raise errors.ConfigError(f"--weights={path}: there is no such file. Give a file, {IMAGENET} or {NONE}.")
-    # Keras passes over missing weights with a warning: the scope tells what it did read.
+    # Keras only warns of missing weights: the scope records which it read.
     with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False) as read:
         warnings.simplefilter("ignore")
         try:
             base.load_weights(path)
             missing = [v.path for v in base.weights if read.get_current_value(v) is None]
             why = f"{len(missing)} of {len(base.weights)} are missing, such as {missing[0]}" if missing else ""
-        except Exception as error:  # whatever h5py and Keras raise for a file that is none of theirs
+        except Exception as error:  # h5py and Keras raise anything for foreign files
             why = _first_line(error)
     if why:
         raise errors.ConfigError(

@@ -1,8 +1,8 @@
 """Fashion-MNIST with three convolutions: python -m tower_train --workload=tower_train.workloads.fashion_mnist
 
 28 x 28 grayscale images of ten kinds of clothing (Xiao et al. 2017), 60,000 to train on and 10,000 to test on. The
-network is that of the usual Keras tutorial, as are Adam and its learning rate; after five epochs it is right on more
-than 90 % of the test images.
+network, Adam and its learning rate are those of the usual Keras tutorial; after five epochs more than 90 % of the test
+images are right.
 """
 
 import pathlib
@@ -66,10 +66,9 @@ def download(directory: pathlib.Path, files: tuple[remote.RemoteFile, ...] = FIL
 
 
 def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
-    """Three convolutions of 3 x 3, the first two followed by pooling, and two fully connected layers.
+    """Builds three convolutions of 3 x 3, the first two followed by pooling, and two fully connected layers.
 
-    From images [batch, 28, 28, 1] to logits [batch, 10]. Weights begin as Keras has them: Glorot's uniform ones, and
-    zeros.
+    From images [batch, 28, 28, 1] to logits [batch, 10]. Initial weights are Keras': Glorot's uniform ones, and zeros.
     """
     del training  # no layer behaves differently in it
     maps = images

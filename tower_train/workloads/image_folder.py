@@ -1,7 +1,7 @@
 """Any classification set laid out as split/class/*.jpg: --workload=tower_train.workloads.image_folder --data_dir=DIR
 
-A small network for a start: four convolutions with pooling, the mean over the picture, a softmax layer. Or, with
---network, one of keras.applications.
+Trains a small network (four convolutions with pooling, the mean over the picture, a softmax layer) or, with --network,
+one of keras.applications.
 """
 
 import dataclasses
@@ -27,17 +27,15 @@ _INITIALIZER = v1.variance_scaling_initializer(2.0)
 
 @dataclasses.dataclass(frozen=True)
 class FolderOptions(Options):
-    """This workload's own options."""
-
     image_size: int = option(
         224, "height and width, in pixels, that images are resized to", DATA, minimum=16, resume="same"
     )
     color: str = option(
-        "rgb", "grayscale or rgb, whatever the files are", DATA, choices=tuple(_CHANNELS), resume="same"
+        "rgb", "grayscale or rgb, to which all files are converted", DATA, choices=tuple(_CHANNELS), resume="same"
     )
     flip: bool = option(True, "flip training images left to right at random", DATA, resume="note")
     cache: str = option(
-        "auto", "where decoded images are kept: none, memory, disk, or auto: memory if they fit well", DATA,
+        "auto", "place of decoded images: none, memory, disk, or auto: memory if they fit well", DATA,
         choices=images.CACHES,
     )  # fmt: skip
     skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
@@ -45,7 +43,7 @@ class FolderOptions(Options):
         0.0, "share of the images to test on, if there is no test folder", DATA, minimum=0, below=1, resume="same"
     )
     group_pattern: str = option(
-        "", "regular expression for the group (such as the patient) in a file's name; groups are not split", DATA,
+        "", "regular expression for the group (such as the patient) in a file's name; a group is not split", DATA,
         resume="same",
     )  # fmt: skip
     network: str = option(
@@ -53,11 +51,11 @@ class FolderOptions(Options):
         NETWORK, choices=(_SMALL, *applications.NAMES), resume="same",
     )  # fmt: skip
     weights: str = option(
-        applications.NONE, "what it begins with: a FILE that Keras wrote, imagenet, or none (random weights)",
+        applications.NONE, "first weights of --network: a FILE that Keras wrote, imagenet, or none (random weights)",
         NETWORK, resume="note",
     )  # fmt: skip
     freeze_until: str = option(
-        "", "train only what comes after this layer of that network, e.g. block4_pool of VGG16", NETWORK, resume="same"
+        "", "train only layers of --network after this one, e.g. block4_pool of VGG16", NETWORK, resume="same"
     )
 
     def check(self):
@@ -73,7 +71,6 @@ class FolderOptions(Options):
 
 
 def workload(options: FolderOptions) -> Workload:
-    """Makes the workload under these options."""
     is_small = options.network == _SMALL
     own_prepare = prepare if is_small else applications.preprocessing(options.network)
     chosen = (options.network, options.image_size, options.weights, options.freeze_until)
@@ -112,7 +109,7 @@ def workload(options: FolderOptions) -> Workload:
 
 
 def inference(images: tf.Tensor, training: bool, num_classes: int) -> tf.Tensor:
-    """Four convolutions, each followed by pooling, the mean over what is left of the picture, and a softmax layer.
+    """Builds four convolutions, each followed by pooling, the mean over the remaining pixels, and a softmax layer.
 
     From images [batch, size, size, channels] to logits [batch, num_classes].
     """
@@ -131,8 +128,8 @@ def inference(images: tf.Tensor, training: bool, num_classes: int) -> tf.Tensor:
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
     """Scales 0..255 to -1..1: float32 of the same shape."""
-    # Not a division: TensorFlow computes one by a constant so in a graph, but as it stands in a tf.data pipeline, and
-    # what is exported would differ from what is evaluated in the last bit.
+    # Not a division: TensorFlow turns one by a constant into this in a graph, but not in a tf.data pipeline, so
+    # exported and evaluated values would differ in the last bit.
     return tf.cast(images, tf.float32) * (1 / 127.5) - 1
 
 

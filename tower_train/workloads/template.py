@@ -1,4 +1,4 @@
-"""A workload to begin with: which of three spirals does a point lie on?
+"""A workload to begin with: to which of three spirals does a point belong?
 
 Train it:      python -m tower_train --workload=MODULE --num_gpus=2 --train_dir=runs/MODULE
 Evaluate it:   python -m tower_train.evaluate --train_dir=runs/MODULE
@@ -24,7 +24,7 @@ CLASS_NAMES = ("first", "second", "third")
 class WorkloadOptions(Options):
     """This workload's own options, which the command line offers too."""
 
-    # resume="same": a run does not go on with another value. "note": it does, and says so. "free": it does.
+    # resume="same": a run does not resume with another value. "note": it does, and says so. "free": it does.
     units: int = option(64, "units of each hidden layer", TRAINING, minimum=1, resume="same")
 
 
@@ -42,14 +42,14 @@ def examples(request: DataRequest) -> Examples:
 
 
 def distort(points: tf.Tensor, draws: Draws) -> tf.Tensor:
-    """Changes training examples at random, by random numbers that do not depend on the towers."""
+    """Changes training examples at random, by numbers that do not depend on the towers."""
     return points + 0.02 * (draws.uniform("shift", 2) - 0.5)
 
 
 def inference(points: tf.Tensor, training: bool, units: int) -> tf.Tensor:
-    """The network: points [batch, 2] to logits [batch, 3].
+    """Builds the network: points [batch, 2] to logits [batch, 3].
 
-    Called once a tower: create variables with tf.compat.v1.get_variable only, and do not depend on the tower.
+    Called once per tower: create variables with tf.compat.v1.get_variable only, and do not depend on the tower.
     """
     hidden = points
     for i in (1, 2):
@@ -65,7 +65,7 @@ def _linear(inputs: tf.Tensor, units: int) -> tf.Tensor:
 
 
 def _decay(weights: tf.Tensor) -> tf.Tensor:
-    """Weight decay: once for each variable, however many towers there are."""
+    """Returns the weight decay of a variable, which counts once for all towers."""
     return 1e-5 * tf.nn.l2_loss(weights)
 
 

@@ -1,1 +1,1 @@
-"""Training steps of a model's own: its `tower_step` runs in all towers, which wait for each other at each yield."""
+"""Custom training steps of models: `tower_step` runs in all towers, which wait for each other at each yield."""

@@ -1,4 +1,4 @@
-"""The gradients of the towers' losses, also through tensors that they joined."""
+"""The gradients of the towers' losses, including those through joined tensors."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ from tower_train.graph.gradients import GradientsAndVariables
 def tower_gradients(towers: Sequence[Tower], losses: Sequence[Loss], merge_device: str) -> list[GradientsAndVariables]:
     """Computes the towers' gradients, whose mean over towers is the gradient of the whole batch's loss.
 
-    The whole batch's loss is the mean of the towers' losses, weighted by their examples. A tower's loss depends on the
-    others' weights through joined tensors: the sum over towers of the gradients by a joined tensor goes back, row by
-    row, to the towers that its rows came from.
+    That loss is the mean of the towers' losses, weighted by their examples. A tower's loss depends on the others'
+    weights through joined tensors: the sum over towers of the gradients by a joined tensor goes back, row by row, to
+    the towers of its rows.
 
     Args:
       towers: in the phase in which the losses were computed.
       losses: over towers, with variables and an optimizer.
-      merge_device: where tensors were joined.
+      merge_device: device of the joined tensors.
 
     Raises:
       ConfigError: no loss depends on any of the variables.
@@ -51,8 +51,8 @@ def tower_gradients(towers: Sequence[Tower], losses: Sequence[Loss], merge_devic
 
 
 def _weights(towers: Sequence[Tower], losses: Sequence[Loss]) -> list[tf.Tensor]:
-    """The weights with which the mean of the towers' losses is the whole batch's, times the number of towers and the
-    optimizer's loss scale."""
+    """Returns the weights with which the mean of the towers' losses is the whole batch's, times the number of towers
+    and the optimizer's loss scale."""
     one = losses[0].optimizer.scale_loss(tf.ones([], losses[0].value.dtype))
     if len(towers) == 1:
         return [one]

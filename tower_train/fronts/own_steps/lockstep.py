@@ -1,4 +1,4 @@
-"""A step of a model's own in all towers, which wait for each other at each yield."""
+"""A model's own step in all towers, which wait for each other at each yield."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ def run(
       model: with all its variables.
       data: a structure of tensors [batch, ...].
       devices: over towers.
-      merge_device: where the towers' tensors are joined.
+      merge_device: device of joined tensors.
       apply: averages towers' gradients, and applies the mean.
     """
     cut = parts.split(data, len(devices))
@@ -59,11 +59,7 @@ def run(
 
 
 def requested(model: keras.Model, request) -> Join | Once | Finished | list[Loss]:
-    """Checks what a `tower_step` yields, and fills in what it left out.
-
-    Raises:
-      ConfigError: it is nothing that can be asked for.
-    """
+    """Checks the requests that a `tower_step` yields, and completes them; ConfigError for anything else."""
     if isinstance(request, Join | Once | Finished):
         return request
     losses = list(request) if isinstance(request, list | tuple) else [request]

@@ -12,7 +12,7 @@ from tower_train.fronts.own_steps.tower import Tower
 
 
 def rows(towers: Sequence[Tower], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the towers' tensors, each [rows, ...], less the rows of towers without examples."""
+    """Returns the towers' tensors, each [rows, ...], without the rows of towers without examples."""
     if len(towers) == 1:
         return list(tensors)
     return [t[: tf.where(tower.part.examples > 0, tf.shape(t)[0], 0)] for tower, t in zip(towers, tensors, strict=True)]
@@ -29,14 +29,14 @@ def joined(towers: Sequence[Tower], tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def mean(towers: Sequence[Tower], values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The mean of the towers' values, weighted by their examples."""
+    """Returns the mean of the towers' values, weighted by their examples."""
     if len(towers) == 1:
         return values[0]
     return tf.add_n([tf.cast(t.part.share, v.dtype) * v for t, v in zip(towers, values, strict=True)])
 
 
 def update_metrics(towers: Sequence[Tower]) -> None:
-    """Does the updates of metrics that all towers asked for, each once: of all rows, of the means of floating-point
+    """Does the metric updates that all towers requested, each once: of all rows, of the means of floating-point
     scalars, and of the sums of integers."""
 
     def whole(*values):
@@ -53,12 +53,8 @@ def update_metrics(towers: Sequence[Tower]) -> None:
 
 
 def assign(model: keras.Model, towers: Sequence[Tower]) -> None:
-    """Assigns what layers assigned in the towers: the mean over examples to moving averages of batch normalisation,
-    the first tower's value to what is the same in all of them.
-
-    Raises:
-      ConfigError: `tower_step` assigned to something else.
-    """
+    """Assigns the layers' assignments in towers: the mean over examples to moving averages of batch normalisation, the
+    first tower's value to what is the same in all. Raises ConfigError if `tower_step` assigned to something else."""
     averages = {id(variable) for variable in compat.moving_statistics_of(model)}
     normalized = [layer for layer in compat.sublayers(model) if isinstance(layer, keras.layers.SpectralNormalization)]
     same = {id(variable) for layer in normalized for variable in (layer.kernel, layer.vector_u)}
@@ -76,7 +72,7 @@ def assign(model: keras.Model, towers: Sequence[Tower]) -> None:
 
 
 class Logs(NamedTuple):
-    """What a step reports.
+    """The report of a step.
 
     Attributes:
       results: {name: scalar} of metrics, up to this step.
@@ -88,11 +84,7 @@ class Logs(NamedTuple):
 
 
 def logs(model: keras.Model, towers: Sequence[Tower], returned: Sequence[Any]) -> Logs:
-    """Merges what the towers' steps returned, once metrics are up to date.
-
-    Raises:
-      ConfigError: they returned something else than scalars.
-    """
+    """Merges the results of the towers' steps, once metrics are up to date; ConfigError if they are no scalars."""
     merged = Logs({}, {})
     metrics = {id(value): (metric, part) for value, metric, part in towers[0].results}
     flat = [_dictionary(model, each) for each in returned]
@@ -112,7 +104,7 @@ def logs(model: keras.Model, towers: Sequence[Tower], returned: Sequence[Any]) -
 
 
 def _dictionary(model: keras.Model, returned: Any) -> dict:
-    """Returns what a step reports, with the results of several metrics in one beside the others."""
+    """Returns a step's report, with the results of several metrics in one beside the others."""
     if not isinstance(returned, dict) or not returned:
         raise errors.ConfigError(
             f"{type(model).__name__}.tower_step returns {returned if returned == {} else type(returned).__name__}; "
@@ -125,7 +117,7 @@ def _dictionary(model: keras.Model, returned: Any) -> dict:
 
 
 def _count(towers: Sequence[Tower], values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum over the towers that have examples."""
+    """Returns the sum over the towers that have examples."""
     return tf.add_n([tf.where(tower.part.share > 0, v, 0) for tower, v in zip(towers, values, strict=True)])
 
 

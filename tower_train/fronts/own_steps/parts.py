@@ -1,4 +1,4 @@
-"""The towers' parts of a batch, and which rows of what is drawn for the whole batch are theirs."""
+"""The towers' parts of a batch, and their rows of draws for the whole batch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tower_train.graph.devices import HOST
 
-Size = int | tf.Tensor  # an integer where it is known before the step runs
+Size = int | tf.Tensor  # an integer if static
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Cut:
     """A tower's rows of a tensor.
 
     Attributes:
-      rows: how many.
-      begin: the first one's place in the batch.
+      rows: their number.
+      begin: the first one's index in the batch.
       batch: the rows of all towers.
     """
 
@@ -54,9 +54,9 @@ class Part:
           size: the rows that the tower draws.
 
         Returns:
-          How many rows to draw, and which of them are the tower's. None where the draw is not by example: its size is
-          fixed, and not a multiple of the tower's examples. A size that varies and is no multiple of them, either, gets
-          numbers of the tower's own.
+          The number of rows to draw, and the indices of the tower's. None if the draw is not by example: its size is
+            fixed, and not a multiple of the tower's examples. A varying size that is no multiple of them either gets
+            numbers of the tower's own.
         """
         if isinstance(size, int):
             for cut in self.cuts:
@@ -77,7 +77,7 @@ def split(data, count: int) -> list[Part]:
     """Cuts each tensor of a batch into consecutive parts for towers, whose sizes differ by one at most.
 
     Args:
-      data: a structure of tensors [batch, ...], which need not have one batch size; None and scalars are everyone's.
+      data: a structure of tensors [batch, ...], which need not have one batch size; None and scalars are shared.
       count: of towers.
     """
     leaves = [leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)]
@@ -87,7 +87,7 @@ def split(data, count: int) -> list[Part]:
 
 
 def batch_size(data) -> Size:
-    """The examples of a batch: the rows of its first tensor."""
+    """Returns the examples of a batch: the rows of its first tensor."""
     return _size(next(leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)))
 
 
@@ -106,7 +106,7 @@ def _cut(leaf: tf.Tensor, index: int, count: int) -> Cut:
 
 
 def _sizes(leaf: tf.Tensor, index: int, count: int) -> tuple[Size, Size]:
-    """Returns where a tower's rows begin, and how many they are."""
+    """Returns the index of a tower's first row, and the number of its rows."""
     batch = _size(leaf)
     sizes = [(batch + count - 1 - i) // count for i in range(index + 1)]
     return sum(sizes[:-1]), sizes[-1]
@@ -128,5 +128,5 @@ def _size(leaf: tf.Tensor) -> Size:
 
 
 def _spread(rows: tf.Tensor, cut: Cut) -> tf.Tensor:
-    """The places in the whole batch of a tower's rows, which may be several batches one after the other."""
+    """Returns the indices in the whole batch of a tower's rows, which may be several consecutive batches."""
     return rows // cut.rows * cut.batch + cut.begin + rows % cut.rows

@@ -1,4 +1,4 @@
-"""A step of a model's own, run through once in a graph that is thrown away: builds layers and finds what is needed."""
+"""A rehearsal of a model's own step, in a graph that is thrown away: builds layers and finds what the step needs."""
 
 import inspect
 
@@ -15,11 +15,11 @@ Trained = list[tuple[keras.optimizers.Optimizer, list[keras.Variable]]]
 
 
 def rehearse(model: keras.Model, data, device: str, count: int) -> Trained:
-    """Creates the variables of a model's layers and metrics, and says what draws otherwise in towers.
+    """Creates the variables of a model's layers and metrics, and notes draws that depend on towers.
 
     Args:
       model: with the method `tower_step`.
-      data: a batch, of which dtypes and shapes count.
+      data: a batch, for its dtypes and shapes.
       device: for the variables.
       count: of towers.
 
@@ -51,7 +51,7 @@ def rehearse(model: keras.Model, data, device: str, count: int) -> Trained:
 
 
 def _requests(model: keras.Model, batch) -> list:
-    """Runs a step on a whole batch, and returns what it yields."""
+    """Runs a step on a whole batch, and returns its requests."""
     generator, asked, answer = model.tower_step(batch), [], None
     if not inspect.isgenerator(generator):
         raise errors.ConfigError(

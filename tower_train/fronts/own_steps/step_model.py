@@ -1,4 +1,4 @@
-"""The model that multi_gpu_model returns for a model with a `tower_step`."""
+"""The model of multi_gpu_model for a model with a `tower_step`."""
 
 import keras
 import tensorflow as tf
@@ -22,19 +22,15 @@ class StepModel(ParallelModel):
 
     @property
     def metrics(self):
-        """The template's metrics, and the means of what its steps return."""
+        """The template's metrics, and the means of its steps' results."""
         return [*self.template.metrics, *self._progress.means.values()]
 
     def get_metrics_result(self):
-        """Returns nothing, upon which Keras reports what the step returned."""
+        """Returns nothing, so that Keras reports the step's results."""
         return {}
 
     def compile(self, *args, **kwargs):
-        """Compiles the template, with the arguments of its own `compile`.
-
-        Raises:
-          ConfigError: jit_compile=True.
-        """
+        """Compiles the template, with the arguments of its own `compile`; ConfigError for jit_compile=True."""
         if kwargs.get("jit_compile") is True:
             raise errors.ConfigError("jit_compile=True: XLA compiles for one device only. Leave it out.")
         self.template.compile(*args, **kwargs)
@@ -48,7 +44,7 @@ class StepModel(ParallelModel):
         )
 
     def train_step(self, data):
-        """Runs a step in all towers, and returns the means so far in this epoch of what it reports."""
+        """Runs a step in all towers, and returns the means of its report so far in this epoch."""
         with tf.device(HOST):
             if not self._progress.is_rehearsed:
                 for optimizer, variables in rehearsal.rehearse(self.template, data, HOST, len(self.towers)):
@@ -66,7 +62,7 @@ class StepModel(ParallelModel):
             return self.template.test_step(data)
 
     def predict_step(self, data):
-        """Computes the outputs of a batch: in towers, unless the template has a way of its own."""
+        """Computes the outputs of a batch: in towers, unless the template has its own predict_step."""
         if type(self.template).predict_step is keras.Model.predict_step:
             return super().predict_step(data)
         with tf.device(self.towers[0]):
@@ -74,11 +70,11 @@ class StepModel(ParallelModel):
 
 
 class _Progress:
-    """What a compiled model knows of its steps.
+    """The state of a compiled model's steps.
 
     Attributes:
-      is_rehearsed: whether the variables are there.
-      means: {name: mean over the epoch's examples} of what steps return.
+      is_rehearsed: whether the variables exist.
+      means: {name: mean over the epoch's examples} of the steps' results.
     """
 
     def __init__(self):

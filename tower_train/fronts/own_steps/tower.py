@@ -18,7 +18,7 @@ class Finished:
     """The end of a tower's step.
 
     Attributes:
-      logs: what it returned.
+      logs: its result.
     """
 
     logs: Any
@@ -36,14 +36,14 @@ class MetricUpdate:
 class Tower:
     """A tower of a step.
 
-    A phase is what lies between two updates. Within it the tower computes on copies of the weights, with respect to
-    which its losses are differentiated.
+    A phase lies between two updates. Within it the tower computes on copies of the weights, with respect to which its
+    losses are differentiated.
 
     Attributes:
       part: of the batch.
       device: string.
       updates: over calls of update_state in this phase.
-      results: over what metrics' result() gave, (the scalar, the metric, its name in a result of several, or None).
+      results: over metrics' results, (the scalar, the metric, its name in a result of several, or None).
       joins: over the Joins of this phase, (the tower's own floating-point tensors, its copies of the joined ones).
       assigned: {id: (variable, value)} of this phase.
     """
@@ -64,7 +64,7 @@ class Tower:
         self.begin_phase()
 
     def begin_phase(self) -> None:
-        """Reads the weights anew."""
+        """Reads the weights again."""
         self.updates: list[MetricUpdate] = []
         self.joins: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
         self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
@@ -76,13 +76,10 @@ class Tower:
         self._scope = _Scope(copies, self._assign)
 
     def advance(self, answer: Any) -> Any:
-        """Runs the step to its next yield, or to its end.
+        """Runs the step to its next yield, whose value it returns, or to its end, for which it returns Finished.
 
         Args:
-          answer: what the last yield gives.
-
-        Returns:
-          What it yields, or Finished.
+          answer: the result of the last yield.
         """
         with contextlib.ExitStack() as stack:
             for context in (tf.device(self.device), tf.name_scope(f"tower_{self.part.index}/"), self._scope):
@@ -126,14 +123,14 @@ class Tower:
             return [_sum([grad for grad in each if grad is not None]) for each in found]
 
     def _watched(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a copy that is no function of anything."""
+        """Returns a copy that depends on nothing."""
         with self._tape.stop_recording():
             copy = tf.identity(tensor)
         self._tape.watch(copy)
         return copy
 
     def _assign(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Notes an assignment, and returns what the variable is from now on."""
+        """Notes an assignment, and returns the variable's new value."""
         self.assigned[id(variable)] = (variable, value)
         if id(variable) not in self._sources:
             return value

@@ -1,4 +1,4 @@
-"""Checks of an Estimator's arguments; each error says what was received and what is allowed."""
+"""Checks of an Estimator's arguments; each error names what was received and what is allowed."""
 
 import numbers
 import os
@@ -16,10 +16,7 @@ v1 = tf.compat.v1
 
 def config_with_model_dir(config: RunConfig | None, model_dir) -> RunConfig:
     """Returns the config with the model_dir, or a new temporary one if neither names it, and with a session_config.
-
-    Raises:
-      ConfigError: config is no RunConfig or names another model_dir, or model_dir is no local directory.
-    """
+    Raises ConfigError if config is no RunConfig or names another model_dir, or model_dir is no local directory."""
     config = config or RunConfig()
     if not isinstance(config, RunConfig):
         raise errors.ConfigError(f"config must be a tower_train.estimator.RunConfig; got a {type(config).__name__}.")
@@ -46,7 +43,7 @@ def check_directory(path: str, name: str) -> None:
 
 
 def check_input_fn(input_fn) -> None:
-    """Raises ConfigError if it is not a function, such as the data set itself."""
+    """Raises ConfigError if it is no function, but for example the data set itself."""
     if not callable(input_fn):
         raise errors.ConfigError(
             f"input_fn is a {type(input_fn).__name__}; it must be a function that makes and returns a tf.data.Dataset "
@@ -55,7 +52,7 @@ def check_input_fn(input_fn) -> None:
 
 
 def check_steps(steps, max_steps=None) -> None:
-    """Raises ConfigError if a count is not a number above 0, or if both are given."""
+    """Raises ConfigError if a count is no number above 0, or both are given."""
     if steps is not None and max_steps is not None:
         raise errors.ConfigError(
             f"steps={steps} and max_steps={max_steps} exclude each other: steps counts from here, max_steps from the "
@@ -71,12 +68,12 @@ def check_steps(steps, max_steps=None) -> None:
 
 
 def checked_hooks(hooks) -> list[v1.train.SessionRunHook]:
-    """Returns session hooks as a list; raises ConfigError if one is none."""
+    """Returns session hooks as a list; ConfigError if one is none."""
     return _checked_list("hooks", hooks, v1.train.SessionRunHook)
 
 
 def checked_listeners(listeners) -> list[v1.train.CheckpointSaverListener]:
-    """Returns saving_listeners as a list; raises ConfigError if one is none."""
+    """Returns saving_listeners as a list; ConfigError if one is none."""
     return _checked_list("saving_listeners", listeners, v1.train.CheckpointSaverListener)
 
 

@@ -1,12 +1,12 @@
 """Canned estimators: models of feature columns that are ready to train.
 
-Names, arguments, defaults and variables are those of TensorFlow 1.15. The arguments that several of them have:
+Names, arguments, defaults and variables are those of TensorFlow 1.15. Common arguments:
 
 Args:
   feature_columns: tf.feature_column's columns; those of a DNN must be dense (indicator_column and embedding_column make
     categories dense).
   hidden_units: over layers of a DNN, their numbers of units.
-  model_dir: as of Estimator, as are config and warm_start_from.
+  model_dir, config, warm_start_from: as of Estimator.
   n_classes: number of classes.
   label_dimension: numbers that a regressor predicts for each example.
   weight_column: name of the feature that weighs the loss of each example, or its numeric_column.
@@ -135,7 +135,7 @@ class DNNLinearCombinedRegressor(Estimator):
 
 
 class BaselineClassifier(Estimator):
-    """Learns how frequent each class is, whatever the features: what a classifier has to surpass."""
+    """Learns the frequency of each class, whatever the features: the least that a classifier must surpass."""
 
     def __init__(
         self, model_dir=None, n_classes=2, weight_column=None, label_vocabulary=None, optimizer="Ftrl", config=None,

@@ -1,4 +1,4 @@
-"""Takes the gradients out of a model_fn's own optimizer calls: they are averaged, and applied once for all towers."""
+"""Takes gradients from a model_fn's own optimizer calls: they are averaged, and applied once for all towers."""
 
 import contextlib
 import contextvars
@@ -21,8 +21,8 @@ class Update:
     Attributes:
       grads_and_vars: its arguments.
       apply: (grads_and_vars) -> op that applies these instead, and increments the global step if asked to.
-      placeholder: the op that the caller got. It does nothing; whatever waits for it must wait for the update.
-      looks_itself: whether `apply` sees to gradients that are not finite, as an optimizer that scales the loss does.
+      placeholder: the op that the caller got. It does nothing; ops that wait for it must wait for the update.
+      looks_itself: whether `apply` handles gradients that are not finite, as an optimizer that scales the loss does.
     """
 
     grads_and_vars: list
@@ -38,8 +38,8 @@ class Captured:
     Attributes:
       tower: the tower's index.
       updates: its calls of apply_gradients.
-      assigned: the Keras variables that layers and metrics assign to (moving averages, seeds, sums), each with its new
-        value. In a graph Keras does not do so itself.
+      assigned: the Keras variables that layers and metrics assign to (moving averages, seeds, sums), with their new
+        values. In a graph Keras does not do so itself.
     """
 
     tower: int = 0
@@ -49,7 +49,7 @@ class Captured:
 
 @contextlib.contextmanager
 def capturing(tower: int) -> Iterator[Captured]:
-    """Within this block, in which a model_fn is called, no optimizer of this thread applies gradients."""
+    """Keeps optimizers of this thread from applying gradients within this block, in which a model_fn is called."""
     captured = Captured(tower)
     token = _current.set(captured)
     apply_gradients = v1.train.Optimizer.apply_gradients
@@ -89,17 +89,17 @@ def assign(pairs) -> tf.Operation:
 
 
 def current() -> Captured | None:
-    """The record of the model_fn that is being called; None elsewhere."""
+    """Returns the record of the model_fn that is being called; None elsewhere."""
     return _current.get()
 
 
 def tower() -> int:
-    """The index of the tower that a model_fn is being called for; 0 elsewhere, such as for an export."""
+    """Returns the index of the tower that a model_fn is called for; 0 elsewhere, such as for an export."""
     return _current.get().tower if _current.get() else 0
 
 
 def record(grads_and_vars, apply: Callable[[list], tf.Operation], looks_itself: bool = False) -> tf.Operation:
-    """Takes one call's gradients, within `capturing`, and returns its placeholder. Arguments: as in `Update`."""
+    """Takes one call's gradients, within `capturing`, and returns its placeholder. Arguments as in `Update`."""
     placeholder = tf.no_op("train")  # has the control inputs of the caller, such as its UPDATE_OPS
     _current.get().updates.append(Update(list(grads_and_vars), apply, placeholder, looks_itself))
     return placeholder

@@ -27,7 +27,7 @@ class _ClassHead(Head):
     label_vocabulary: tuple[str, ...] | None = None
 
     def class_predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns predictions that follow from one logit for each class."""
+        """Returns the predictions from one logit for each class."""
         ids, names = tf.range(self.n_classes), self.label_vocabulary
         names = tf.strings.as_string(ids) if names is None else tf.constant(names)
         class_ids = tf.argmax(logits, -1)[:, tf.newaxis]
@@ -45,7 +45,7 @@ class _ClassHead(Head):
         return {SERVING: output, "classification": output}
 
     def ids(self, labels: tf.Tensor) -> tf.Tensor:
-        """Returns labels as numbers of classes, by the vocabulary if there is one; an op checks that they exist."""
+        """Returns labels as numbers of classes, by any vocabulary; an op checks that they exist."""
         names = self.label_vocabulary
         if (labels.dtype == tf.string) != (names is not None):
             raise errors.DataError(
@@ -101,7 +101,7 @@ class BinaryHead(_ClassHead):
     def own_metrics(self, predictions, labels, weights):
         logistic, class_ids = predictions["logistic"], predictions["class_ids"]
         label_mean = metrics.mean(labels, weights)
-        with without_deprecations():  # whose reason does not concern an Estimator: it updates first, and then reads
+        with without_deprecations():  # they do not concern an Estimator, which updates before it reads
             curves = {"auc": metrics.auc(labels, logistic, weights)}
             curves["auc_precision_recall"] = metrics.auc(labels, logistic, weights, curve="PR")
         return {
@@ -116,11 +116,7 @@ class BinaryHead(_ClassHead):
 
 
 def class_head(n_classes: int, weight_column, label_vocabulary, loss_reduction: str) -> Head:
-    """Returns the head of a classifier.
-
-    Raises:
-      ConfigError: fewer than two classes, or another number of names for them.
-    """
+    """Returns the head of a classifier; ConfigError for fewer than two classes, or another number of names."""
     if not isinstance(n_classes, numbers.Integral) or n_classes < 2:
         raise errors.ConfigError(f"n_classes={n_classes!r}; it must be at least 2.")
     names = label_vocabulary

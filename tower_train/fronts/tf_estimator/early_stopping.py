@@ -1,4 +1,4 @@
-"""Hooks that stop training when evaluations say so."""
+"""Hooks that stop training by the results of evaluations."""
 
 import operator
 import pathlib
@@ -20,13 +20,13 @@ def make_early_stopping_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> v1.train.SessionRunHook:
-    """Makes a hook for the training that asks a function now and then whether to stop.
+    """Makes a hook for the training that regularly asks a function whether to stop.
 
     Args:
       estimator: the one that trains.
       should_stop_fn: () -> whether to stop.
       run_every_secs: seconds between two calls of it.
-      run_every_steps: steps between them, instead; give run_every_secs=None then.
+      run_every_steps: steps between them, instead; with run_every_secs=None.
 
     Raises:
       ConfigError: an argument is of another kind, or there is not exactly one interval.
@@ -56,8 +56,7 @@ def stop_if_higher_hook(
       threshold: the value above which to stop.
       eval_dir: the directory of the evaluation's events; None for estimator.eval_dir().
       min_steps: evaluations of earlier steps do not count.
-      run_every_secs: as for make_early_stopping_hook.
-      run_every_steps: likewise.
+      run_every_secs, run_every_steps: as for make_early_stopping_hook.
     """
     curve = _Curve(estimator, metric_name, eval_dir, min_steps)
     return _on_threshold(operator.gt, threshold, curve, run_every_secs, run_every_steps)
@@ -103,7 +102,7 @@ class _Curve(NamedTuple):
     min_steps: int
 
     def points(self) -> list[tuple[int, float]]:
-        """Returns (step, value) of each evaluation; raises ConfigError if one does not give the metric."""
+        """Returns (step, value) of each evaluation; ConfigError if one does not give the metric."""
         evaluations = eval_events.read(pathlib.Path(self.eval_dir or self.estimator.eval_dir()).glob(eval_events.FILES))
         points = [(step, values) for step, values in evaluations if step >= self.min_steps]
         for _, values in points:
@@ -152,7 +151,7 @@ class _StopOnPredicate(v1.train.SessionRunHook):
         self._global_step = v1.train.get_global_step()
 
     def after_run(self, run_context, run_values):
-        step = run_context.session.run(self._global_step)  # within the step it would be of before or after
+        step = run_context.session.run(self._global_step)  # within the step it would be that before or after it
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
             if self._should_stop_fn():

@@ -20,8 +20,8 @@ def write(folder: str, values: dict, checkpoint_path: str | None) -> None:
 
     Args:
       folder: of the event files.
-      values: {metric: value}, among them 'global_step'; a tuple has no event.
-      checkpoint_path: of the evaluated checkpoint, which is written as a text; None if there is none.
+      values: {metric: value}, including 'global_step'; a tuple has no event.
+      checkpoint_path: of the evaluated checkpoint, written as a text; None if there is none.
     """
     points = []
     if checkpoint_path:

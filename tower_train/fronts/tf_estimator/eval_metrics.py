@@ -12,11 +12,8 @@ _OWN = {"global_step": "the step of the checkpoint", "loss": "the mean of the lo
 
 
 def checked(metrics: dict | None) -> dict | None:
-    """Returns metrics as {name: (value, update_op)}.
-
-    Raises:
-      GraphError: a metric is of another kind or of another graph, or a Keras metric is not updated exactly once.
-    """
+    """Returns metrics as {name: (value, update_op)}. Raises GraphError for a metric of another kind or of another
+    graph, or a Keras metric that is not updated exactly once."""
     if metrics is None:
         return None
     if not isinstance(metrics, dict):
@@ -56,7 +53,7 @@ def _check_graph(name: str, parts: list) -> None:
 
 
 def _make_local(metric: keras.Metric) -> None:
-    """Makes a Keras metric's variables begin anew with each evaluation; they are not part of checkpoints."""
+    """Resets a Keras metric's variables for each evaluation, and keeps them out of checkpoints."""
     graph = v1.get_default_graph()
     mine = {id(v.value): v.value for v in metric.variables}
     for key in (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.TRAINABLE_VARIABLES):
@@ -68,7 +65,7 @@ def _make_local(metric: keras.Metric) -> None:
 
 
 def _update(name: str, metric: keras.Metric) -> tf.Operation:
-    """Returns what update_state has assigned; Keras does not run that in a graph."""
+    """Returns the op for the assignments of update_state, which Keras does not run in a graph."""
     mine = {id(variable) for variable in metric.variables}
     found = [(variable.value, value) for variable, value in captured.current().assigned if id(variable) in mine]
     if not found:

@@ -29,16 +29,13 @@ __all__ = [
 
 
 class InMemoryEvaluatorHook(v1.train.SessionRunHook):
-    """Evaluates the variables as they are during training, without a checkpoint.
+    """Evaluates the current variables during training, without a checkpoint.
 
-    It does so before the first step, after every so many steps, and at the end.
+    It does so before the first step, at regular intervals, and at the end.
 
     Args:
       estimator: the one that trains.
-      input_fn: as for Estimator.evaluate.
-      steps: likewise.
-      hooks: likewise.
-      name: likewise.
+      input_fn, steps, hooks, name: as for Estimator.evaluate.
       every_n_iter: steps between evaluations.
 
     Raises:
@@ -79,17 +76,13 @@ def make_stop_at_checkpoint_step_hook(estimator: Estimator, last_step: int, wait
     Args:
       estimator: the one that trains.
       last_step: the step.
-      wait_after_file_check_secs: accepted; there is one process, which need not look at files.
+      wait_after_file_check_secs: accepted; a single process need not look at files.
     """
     return v1.train.StopAtStepHook(last_step=last_step)
 
 
 def call_logit_fn(logit_fn: Callable, features, mode: str, params, config):
-    """Calls a function that computes logits, with those of the arguments that it takes.
-
-    Raises:
-      GraphError: it returns neither a tensor nor a dict of tensors.
-    """
+    """Calls a logit_fn with the arguments that it takes; GraphError unless it returns a tensor or a dict of them."""
     logits = call_with_taken(logit_fn, features=features, mode=mode, params=params, config=config)
     for tensor in logits.values() if isinstance(logits, dict) else [logits]:
         if not isinstance(tensor, tf.Tensor):

@@ -1,4 +1,4 @@
-"""Exporters: they write a SavedModel of what train_and_evaluate has evaluated."""
+"""Exporters, which write SavedModels of the models that train_and_evaluate has evaluated."""
 
 import abc
 import os
@@ -31,9 +31,7 @@ class _SavedModelExporter(Exporter):
 
     Args:
       name: of the directory in model_dir/export.
-      serving_input_receiver_fn: as for Estimator.export_saved_model.
-      assets_extra: likewise.
-      as_text: likewise.
+      serving_input_receiver_fn, assets_extra, as_text: as for Estimator.export_saved_model.
     """
 
     def __init__(self, name: str, serving_input_receiver_fn: Callable, assets_extra: dict | None = None, as_text=False):
@@ -75,12 +73,12 @@ class LatestExporter(_SavedModelExporter):
 
 
 class BestExporter(LatestExporter):
-    """Exports a model whenever its evaluation is better than all before, those of earlier runs included.
+    """Exports a model whenever its evaluation is better than all before, including those of earlier runs.
 
     Args:
       event_file_pattern: of the files in model_dir with the events of earlier evaluations; None begins anew.
-      compare_fn: (best_eval_result, current_eval_result) -> whether the current one is better; a smaller loss by
-        default.
+      compare_fn: (best_eval_result, current_eval_result) -> whether the current one is better; by default a smaller
+        loss.
       others: as for LatestExporter.
     """
 
@@ -103,7 +101,7 @@ class BestExporter(LatestExporter):
         return super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
 
     def _best_before(self, model_dir: pathlib.Path, now: dict) -> dict | None:
-        """Returns the best evaluation in event files, but for the newest."""
+        """Returns the best evaluation in event files, except the newest."""
         best = None
         for step, found in eval_events.read(model_dir.glob(self._pattern)):
             if step != now.get("global_step") and (best is None or self._is_better(best, found)):

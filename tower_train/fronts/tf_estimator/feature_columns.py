@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 @contextlib.contextmanager
 def without_deprecations() -> Iterator[None]:
-    """Within this block TensorFlow does not say of its own names that they are deprecated."""
+    """Silences TensorFlow's deprecations of its own names within this block."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "deprecated and will be removed" not in str(record.msg)
@@ -30,11 +30,7 @@ def without_deprecations() -> Iterator[None]:
 
 
 def checked(argument: str, columns) -> tuple:
-    """Returns feature columns as a tuple.
-
-    Raises:
-      ConfigError: there are none, or something else is among them.
-    """
+    """Returns feature columns as a tuple; ConfigError if there are none, or something else is among them."""
     try:
         columns = (columns,) if hasattr(columns, "parse_example_spec") else tuple(columns)
         _example_spec(columns)
@@ -80,11 +76,10 @@ def classifier_parse_example_spec(
     """Returns the features of tf.io.parse_example for a classifier: those of the columns, the label and the weight.
 
     Args:
-      feature_columns: as a classifier has them.
+      feature_columns, weight_column: as for a classifier.
       label_key: the label's name in an Example.
       label_dtype: of the label; tf.string with a label_vocabulary.
       label_default: for an Example without label; None to refuse it.
-      weight_column: as a classifier has it.
 
     Raises:
       ConfigError: the label or the weight is a feature too.
@@ -107,11 +102,7 @@ def regressor_parse_example_spec(
 
 
 def weight_of(weight_column):
-    """Returns the numeric column of example weights, which may be given by its name; None for None.
-
-    Raises:
-      ConfigError: it is something else.
-    """
+    """Returns the numeric column of example weights, given as such or by its name; None for None; else ConfigError."""
     if isinstance(weight_column, str):
         with without_deprecations():
             return tf.feature_column.numeric_column(weight_column)

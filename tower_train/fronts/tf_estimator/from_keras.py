@@ -30,21 +30,21 @@ def model_to_estimator(
     config: RunConfig | None = None, checkpoint_format: str = _BY_NAME, metric_names_map: dict | None = None,
     export_outputs: dict | None = None,
 ) -> Estimator:  # fmt: skip
-    """Makes an Estimator that trains a Keras model with the losses, metrics and optimizer it was compiled with.
+    """Makes an Estimator that trains a Keras model with its compiled losses, metrics and optimizer.
 
-    It begins with the weights that the model has now, which keeps them. A model that has none yet gets them with the
-    first batch. Features named just "features" and "sample_weights" are the model's inputs and the examples' weights.
+    It begins with the model's present weights, and does not change the model. A model without weights gets them with
+    the first batch. Features named just "features" and "sample_weights" are the model's inputs and the examples'
+    weights.
 
     Args:
       keras_model: a compiled model.
-      keras_model_path: a file that Keras saved one in, instead.
+      keras_model_path: a file of a model saved by Keras, instead.
       custom_objects: {name: class or function} that the file needs.
-      model_dir: as for Estimator.
-      config: likewise.
+      model_dir, config: as for Estimator.
       checkpoint_format: "saver"; "checkpoint" is accepted, but checkpoints have variables' names, not objects.
       metric_names_map: {name of a metric in Keras: its name in evaluations}.
-      export_outputs: {name of an output: class of its export signature, such as export.RegressionOutput}; there is a
-        signature of all outputs in any case.
+      export_outputs: {name of an output: class of its export signature, such as export.RegressionOutput}, in addition
+        to a signature of all outputs.
 
     Raises:
       ConfigError: there is not one model, or it is not compiled, or was made in a tf.Graph.
@@ -167,7 +167,7 @@ def _built(model: keras.Model, x) -> dict[int, np.ndarray]:
 
 
 def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[str] | None = None, under="") -> dict:
-    """Makes a variable of the default graph for each Keras variable, with its name or, if others have it, one like it.
+    """Makes a graph variable for each Keras variable, with its name or, if that is taken, a similar one.
 
     Args:
       variables: the Keras variables.

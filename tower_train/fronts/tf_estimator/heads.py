@@ -1,4 +1,4 @@
-"""The heads of canned estimators, which make predictions, losses, metrics and export signatures of logits."""
+"""The heads of canned estimators: predictions, losses, metrics and export signatures from logits."""
 
 import dataclasses
 import numbers
@@ -24,7 +24,7 @@ class Head:
       units: numbers in the logits of an example.
       label_dimension: numbers in the label of an example.
       weight_column: the numeric column of example weights, or None.
-      loss_reduction: the loss of a batch from those of its examples, a tf.compat.v1.losses.Reduction.
+      loss_reduction: from examples' losses to the batch's, a tf.compat.v1.losses.Reduction.
     """
 
     units: int = 1
@@ -40,11 +40,11 @@ class Head:
             raise errors.ConfigError(f"loss_reduction={self.loss_reduction!r}; it must be one of {allowed}.")
 
     def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns what is predicted for each example, by 1.15's names."""
+        """Returns the predictions for each example, by 1.15's names."""
         raise NotImplementedError
 
     def signatures(self, predictions: dict[str, tf.Tensor]) -> dict:
-        """Returns the export signatures, but for 'predict'."""
+        """Returns the export signatures except 'predict'."""
         raise NotImplementedError
 
     def losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -59,9 +59,7 @@ class Head:
         """Returns the spec of a model.
 
         Args:
-          features: those of model_fn.
-          labels: likewise.
-          mode: likewise.
+          features, labels, mode: those of model_fn.
           logits: [batch, units].
           minimize: loss -> op that does a step.
           towers: those of all workers in TRAIN: their mean of loss is the sum of all examples' losses, if it is a sum.
@@ -126,11 +124,7 @@ class RegressionHead(Head):
 
 
 def regression_head(label_dimension: int, weight_column, loss_reduction: str) -> Head:
-    """Returns the head of a regressor.
-
-    Raises:
-      ConfigError: labels without numbers.
-    """
+    """Returns the head of a regressor; ConfigError for labels without numbers."""
     if not isinstance(label_dimension, numbers.Integral) or label_dimension < 1:
         raise errors.ConfigError(f"label_dimension={label_dimension!r}; it must be at least 1.")
     return RegressionHead(

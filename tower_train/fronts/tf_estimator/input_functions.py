@@ -15,21 +15,20 @@ def numpy_input_fn(
 ) -> Callable:
     """Returns an input_fn whose batches are rows of arrays.
 
-    Batches go on over the ends of epochs; only the very last one may be smaller. To shuffle is to draw each epoch in
-    another order of all rows.
+    Batches go on over the ends of epochs; only the very last one may be smaller. Shuffling draws each epoch in another
+    order of all rows.
 
     Args:
       x: an array, or {name: array [rows, ...]}.
       y: the labels: an array, or {name: array} with other names than x; None for none.
-      batch_size: rows of a batch.
+      batch_size: rows per batch.
       num_epochs: how often each row is drawn; None for endlessly.
-      shuffle: True or False; has to be given.
-      queue_capacity: accepted as in 1.15; there is no queue.
-      num_threads: likewise.
+      shuffle: True or False; required.
+      queue_capacity, num_threads: accepted as in 1.15; there is no queue.
 
     Returns:
       A function that gives an Estimator a tf.data.Dataset of features or of (features, labels). Called by itself in a
-      graph it returns the tensors of one iterator, as in 1.15.
+        graph it returns the tensors of one iterator, as in 1.15.
 
     Raises:
       DataError: no arrays, no rows, or another number of them.
@@ -78,7 +77,7 @@ def _check_shuffle(shuffle) -> None:
 
 
 def _arrays(name: str, values):
-    """Returns an array or a dict of arrays that TensorFlow takes; raises DataError."""
+    """Returns an array or a dict of arrays that TensorFlow accepts; else DataError."""
     if not isinstance(values, dict):
         return _array(name, values)
     if not values:
@@ -110,7 +109,7 @@ def _input_fn(features, labels, batch_size: int, num_epochs: int | None, shuffle
         order = tf.data.Dataset.range(count)
         order = order.shuffle(count) if shuffle else order
         order = order.repeat(num_epochs).batch(batch_size, drop_remainder=num_epochs is None)
-        # The arrays are one element, so that they are not copied row by row.
+        # The arrays are one element, which saves copies row by row.
         batches = tf.data.Dataset.zip((tf.data.Dataset.from_tensors(rows).repeat(), order))
         batches = batches.map(lambda all_, at: tf.nest.map_structure(lambda array: tf.gather(array, at), all_))
         if config is not None or tf.executing_eagerly():  # an Estimator gives its config

@@ -1,4 +1,4 @@
-"""The batches that an input_fn gives to towers."""
+"""The batches of an input_fn for towers."""
 
 import contextlib
 import inspect
@@ -33,7 +33,7 @@ class Inputs:
 
     Attributes:
       hook: starts the data.
-      arrivals: what is there once the batches are.
+      arrivals: available once the batches are.
       ask_to_stop: the op that ends the input of all workers; None for a process by itself.
 
     Raises:
@@ -72,11 +72,8 @@ class Inputs:
         self.hook = _Start(initializers)
 
     def next_batch(self):
-        """Returns (features, labels) of one more tower; labels may be None.
-
-        Raises:
-          DataError: the elements are not pairs, or there are no batches for several towers.
-        """
+        """Returns (features, labels) of one more tower; labels may be None. Raises DataError if the elements are not
+        pairs, or there are no batches for several towers."""
         if self._batches is not None:
             return self._split(next(self._batches))
         if self._tensors is not None:
@@ -92,8 +89,8 @@ class Inputs:
         return self._split(element)
 
     def _take_together(self, num_batches: int, all_reduce: AllReduce) -> tf.Operation:
-        """Takes the batches of a session.run, which ends in all workers as it does at the end of a data set if one of
-        them lacks a batch or was asked to stop. Returns a further initializer."""
+        """Takes the batches of a session.run, which ends in all workers as at the end of a data set if one lacks a
+        batch or was asked to stop. Returns a further initializer."""
         asked = v1.get_variable("tower_train/asked_to_stop", [], tf.bool, v1.zeros_initializer(), trainable=False,
                                 collections=[v1.GraphKeys.LOCAL_VARIABLES])  # fmt: skip
         self.ask_to_stop = asked.assign(True, read_value=False)
@@ -115,7 +112,7 @@ class Inputs:
 
     @property
     def are_endless(self) -> bool:
-        """Whether the batches are tensors that no queue ends."""
+        """True if the batches are tensors that no queue ends."""
         return self._tensors is not None and not v1.get_collection(v1.GraphKeys.QUEUE_RUNNERS)
 
     def _split(self, element):
@@ -131,8 +128,8 @@ class Inputs:
 
 @contextlib.contextmanager
 def _arrays_outside_the_graph() -> Iterator[None]:
-    """Within this block data sets of large arrays do not put them into the graph, which is written to disk, more than
-    once, and may not exceed 2 GiB."""
+    """Keeps large arrays of data sets out of the graph within this block: it is written to disk several times, and may
+    not exceed 2 GiB."""
 
     def outside(leaf):
         is_large = isinstance(leaf, np.ndarray) and leaf.nbytes >= _LARGE_BYTES and not leaf.dtype.hasobject

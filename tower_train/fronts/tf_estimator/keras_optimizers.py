@@ -1,4 +1,4 @@
-"""Keras optimizers in the graph of an Estimator, where they apply the mean of the towers' gradients."""
+"""Keras optimizers in the graph of an Estimator, which apply the mean of the towers' gradients."""
 
 import contextlib
 import copy
@@ -15,7 +15,7 @@ v1 = tf.compat.v1
 
 
 def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optimizers.Optimizer]:
-    """Returns a function that makes optimizers like this one, which is left as it is, in the default graph.
+    """Returns a function that makes optimizers like this one, which stays as it is, in the default graph.
 
     Keras numbers the names of all optimizers but a program's first: the copies, and so checkpoints, have no number.
     """
@@ -29,10 +29,10 @@ def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optim
 
 
 class KerasOptimizer:
-    """A Keras optimizer by the interface of tf.compat.v1.train's: it trains variables of the default graph.
+    """A Keras optimizer with the interface of tf.compat.v1.train's: it trains variables of the default graph.
 
     Args:
-      make: returns the Keras optimizer, of the default graph; called once a training graph.
+      make: returns the Keras optimizer, of the default graph; called once per training graph.
     """
 
     def __init__(self, make: Callable[[], keras.optimizers.Optimizer]):
@@ -46,7 +46,7 @@ class KerasOptimizer:
         return self.apply_gradients(self.gradients(loss, weights, variables), weights, variables, global_step)
 
     def gradients(self, loss: tf.Tensor, weights, variables: list[keras.Variable]) -> list[tf.Tensor | None]:
-        """This tower's gradients of the loss, scaled as the optimizer wants it. Arguments: as for apply_gradients."""
+        """Returns this tower's gradients of the loss, scaled as the optimizer needs; see apply_gradients."""
         if not captured.tower():  # the first tower's optimizer is all towers'
             with tf.control_dependencies(None):  # initial values wait for nothing
                 self._optimizer = self._make()
@@ -61,7 +61,7 @@ class KerasOptimizer:
         Args:
           grads: over weights, this tower's, from `gradients`.
           weights: the graph's variables.
-          variables: over weights, the Keras variables that they stand for.
+          variables: over weights, their Keras variables.
           global_step: the counter of steps to increment; None for none.
         """
         optimizer = self._optimizer
@@ -83,7 +83,7 @@ class KerasOptimizer:
 
 
 def _stored_in(weight: tf.Variable) -> keras.Variable:
-    """Returns a Keras variable whose storage is this one of the graph."""
+    """Returns a Keras variable stored in this variable of the graph."""
     with tf.variable_creator_scope(lambda create, **kwargs: weight):
         return keras.Variable("zeros", weight.shape, weight.dtype.name, name=weight.op.name.replace("/", "_"))
 
@@ -100,7 +100,7 @@ def _named_under(scope: str) -> Callable:
 
 @contextlib.contextmanager
 def _standing_in(weights: list[tf.Variable], variables: list[keras.Variable]) -> Iterator[None]:
-    """Within this block the storage of Keras variables is the graph's variables."""
+    """Makes the graph's variables the storage of Keras variables within this block."""
     before = [v.value for v in variables]
     try:
         for v, weight in zip(variables, weights, strict=True):

@@ -6,18 +6,14 @@ from tower_train import errors
 
 
 def without_weights(features):
-    """Returns the features, and the examples' weights if they are among them; else None."""
+    """Returns the features, and the examples' weights among them or None."""
     if isinstance(features, dict) and features.keys() == {"features", "sample_weights"}:
         return features["features"], features["sample_weights"]
     return features, None
 
 
 def arranged_features(model: keras.Model, features):
-    """Returns features as the model takes them: those of a dict by the names of its inputs.
-
-    Raises:
-      GraphError: an input is missing.
-    """
+    """Returns features as the model takes them, a dict's by the names of its inputs; GraphError if one is missing."""
     if not isinstance(features, dict):
         return features
     if isinstance(model, keras.Sequential) and len(features) == 1:
@@ -35,11 +31,7 @@ def arranged_features(model: keras.Model, features):
 
 
 def arranged_labels(model: keras.Model, labels, outputs):
-    """Returns labels as the model's outputs are: those of a dict by the names of the outputs.
-
-    Raises:
-      GraphError: a label belongs to no output.
-    """
+    """Returns labels as the model's outputs are, a dict's by the names of the outputs; GraphError if one has none."""
     if not isinstance(labels, dict) or isinstance(outputs, dict):
         return labels
     names = output_names(model, outputs)

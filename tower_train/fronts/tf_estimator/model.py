@@ -32,7 +32,7 @@ class Built(NamedTuple):
       specs: over towers.
       captures: their changes of variables.
       all_reduce: averages between workers.
-      inputs: where their batches come from.
+      inputs: the source of their batches.
     """
 
     specs: list[EstimatorSpec]
@@ -56,18 +56,15 @@ class Model(NamedTuple):
 
     @contextlib.contextmanager
     def graph(self) -> Iterator[None]:
-        """Within this block a new graph is the default one; ops are on the CPU, or where config.device_fn says."""
+        """Makes a new graph the default one within this block; ops are on the CPU, or by config.device_fn."""
         with tf.Graph().as_default(), v1.device(self.config.device_fn or HOST):
             v1.set_random_seed(self.config.tf_random_seed)
             v1.train.create_global_step()
             yield
 
     def build(self, mode: str, input_fn: Callable, placed: Devices) -> Built:
-        """Builds one tower a device in the default graph, for one worker among several if `placed` says so.
-
-        Raises:
-          UserError: wrong input or model.
-        """
+        """Builds one tower per device in the default graph, as one of several workers if `placed` says so, or raises
+        UserError."""
         towers, workers, seed = len(placed.towers), placed.num_workers, self.config.tf_random_seed
         if self.config.device_fn and towers > 1:
             raise errors.ConfigError(
@@ -78,12 +75,12 @@ class Model(NamedTuple):
         first_instance = next(_trainings) % _MOST_TRAININGS * INSTANCES if workers > 1 else 0
         all_reduce = AllReduce((HOST,), "collective", num_workers=workers, first_instance=first_instance)
         inputs = Inputs(input_fn, taken, mode != ModeKeys.PREDICT, towers, all_reduce)
-        if seed is not None and placed.worker:  # their input may be shuffled alike; what their towers draw differs
+        if seed is not None and placed.worker:  # their input may be shuffled alike; their towers draw differently
             v1.set_random_seed(seed + placed.worker * _SEED_STEP)
         return Built(*self._towers(mode, inputs.next_batch, placed.towers), all_reduce, inputs)
 
     def build_for_export(self, mode: str, receiver) -> tuple[EstimatorSpec, tf.Operation | None]:
-        """Builds the model on what an exported graph is fed with; returns its spec, and its step in mode TRAIN."""
+        """Builds the model on the inputs of an exported graph; returns its spec, and its step in mode TRAIN."""
         labels = getattr(receiver, "labels", None)
         specs, captures = self._towers(mode, lambda: (receiver.features, labels), (HOST,))
         return specs[0], model_towers.train_step(specs, captures).op if mode == ModeKeys.TRAIN else None

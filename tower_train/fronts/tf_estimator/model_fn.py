@@ -1,4 +1,4 @@
-"""Calls of a user's functions, by name, with those of the arguments that they take."""
+"""Calls of a user's functions with the arguments that they take, by name."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ _OF_MODEL_FN = ("features", "labels", "mode", "params", "config")
 
 
 def call_with_taken(function: Callable, **arguments) -> Any:
-    """Calls a function with those of the arguments that it has a parameter for, and that are not bound already."""
+    """Calls a function with the arguments for which it has parameters that are not bound already."""
     takes = _parameters(function)
     return function(**{name: value for name, value in arguments.items() if name in takes})
 
@@ -23,7 +23,7 @@ def check_parameters(function: Callable, name: str, allowed: tuple[str, ...]) ->
 
     Args:
       function: the user's.
-      name: by which messages call it.
+      name: in messages.
       allowed: the arguments that it may take.
     """
     empty = inspect.Parameter.empty
@@ -51,11 +51,8 @@ def check_model_fn(model_fn: Callable, params) -> None:
 
 
 def call_model_fn(model_fn: Callable, features, labels, mode: str, params: dict, config: RunConfig) -> EstimatorSpec:
-    """Calls a model_fn with those of the arguments that it takes.
-
-    Raises:
-      GraphError: it cannot take the labels, or does not return an EstimatorSpec for this mode.
-    """
+    """Calls a model_fn with the arguments that it takes. Raises GraphError if it cannot take the labels, or does not
+    return an EstimatorSpec for this mode."""
     if labels is not None and "labels" not in _parameters(model_fn):
         raise errors.GraphError(
             "model_fn takes no labels, but input_fn gives some. Add an argument `labels` to model_fn."

@@ -1,4 +1,4 @@
-"""A model_fn called once a tower: the same variables in all, and one update for all."""
+"""A model_fn called once per tower: the same variables in all, and one update for all."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ from tower_train.graph.record import StepReport
 
 v1 = tf.compat.v1
 
-# Each tower has its own: its total loss must not contain another tower's losses.
+# Each tower has its own: its total loss must not contain another's losses.
 _OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
 
 
@@ -46,7 +46,7 @@ class TrainStep(NamedTuple):
 def build_towers(
     call: Callable, next_batch: Callable, devices: tuple[str, ...], seed: int | None
 ) -> tuple[list[EstimatorSpec], list[Captured]]:
-    """Builds one tower a device: the first creates the variables, on the CPU, later ones get the same.
+    """Builds one tower per device: the first creates the variables, on the CPU, later ones get the same.
 
     The first tower has no name scope, so that hooks know its ops by the model's own names.
 
@@ -118,7 +118,7 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured], all_reduce:
     finite, applied = _update_if_finite(specs, captures, loss, all_reduce)
     for captured in captures:
         for update in captured.updates:
-            compat.add_control_input(update.placeholder, finite.op)  # what waits for it, waits for the update
+            compat.add_control_input(update.placeholder, finite.op)  # ops that wait for it wait for the update
     with tf.control_dependencies([finite]):
         step = v1.train.get_global_step().read_value()
     report = StepReport(step, step, loss, loss, tf.zeros([]), tf.zeros([]), finite)
@@ -130,7 +130,7 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured], all_reduce:
 
 
 def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor, all_reduce: AllReduce):
-    """Averages and applies the gradients, call by call; returns what is finite, and the applied pairs looked at."""
+    """Averages and applies the gradients, call by call; returns what is finite, and the checked pairs."""
     calls = list(zip(*[captured.updates for captured in captures], strict=True))
     averaged = [
         _over_workers(gradients.average_gradients([update.grads_and_vars for update in call]), all_reduce)
@@ -154,7 +154,7 @@ def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss
 def _over_workers(
     grads_and_vars: gradients.GradientsAndVariables, all_reduce: AllReduce
 ) -> gradients.GradientsAndVariables:
-    """The means over workers of this worker's means over towers."""
+    """Averages this worker's means over towers over workers."""
     if all_reduce.num_workers == 1:
         return grads_and_vars
     [means] = all_reduce.mean([[_of_known_shape(*pair) for pair in grads_and_vars]])
@@ -162,7 +162,7 @@ def _over_workers(
 
 
 def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor | tf.IndexedSlices:
-    """A gradient of its variable's shape; of a sparse one, workers may have rows for any number of indices."""
+    """Returns a gradient of its variable's shape; of a sparse one, workers may have rows for any number of indices."""
     if not isinstance(grad, tf.IndexedSlices):
         return tf.ensure_shape(grad, variable.shape)
     values = tf.ensure_shape(grad.values, [None, *variable.shape[1:]])
@@ -172,19 +172,19 @@ def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -
 
 class _SharedVariables:
     """Creators of variables. Those of get_variable are found again by their names; those of tf.Variable and of Keras
-    layers, which are created anew at each call, by their names and the order in which they are created."""
+    layers, created anew at each call, by their names and order."""
 
     def __init__(self):
         self._created = {}
 
     def variable_scope(self, is_first: bool):
-        """The scope in which get_variable creates, or finds again. Names that it makes up are the same in each."""
+        """Returns the scope in which get_variable creates, or finds again, under the same names in each tower."""
         if is_first:
             return v1.variable_scope(v1.get_variable_scope())
         return v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=self._of_its_type)
 
     def _of_its_type(self, getter, name, *args, **kwargs):
-        """A custom getter for variables whose type follows from an initial value, which reuse does not look at."""
+        """Gets variables whose type follows from an initial value, which reuse ignores; a custom getter."""
         if name in self._created:
             kwargs["dtype"] = self._created[name][0].dtype.base_dtype
         return getter(name, *args, **kwargs)
@@ -198,8 +198,8 @@ class _SharedVariables:
 
     @contextlib.contextmanager
     def unassigned(self) -> Iterator[None]:
-        """Within this block assignments to the variables do nothing: moving averages, counters and the like move once a
-        step, by the first tower."""
+        """Disables assignments to variables within this block: only the first tower moves averages, counters and the
+        like."""
 
         def reading(variable):
             return lambda *args, **kwargs: tf.identity(variable)
@@ -228,7 +228,7 @@ class _SharedVariables:
 
 @contextlib.contextmanager
 def _python_seed(seed: int | None) -> Iterator[None]:
-    """Within this block Python's random numbers, with which Keras seeds its initializers, follow from a seed."""
+    """Seeds Python's random numbers, with which Keras seeds its initializers, within this block."""
     state = random.getstate()
     if seed is not None:
         random.seed(seed)

@@ -22,7 +22,7 @@ _GLOBAL_STEP, _LOSS = "global_step", "loss"
 class NonFiniteLossError(errors.NonFiniteError, v1.train.NanLossDuringTrainingError):
     """A loss or a gradient that is NaN or infinite, also by TensorFlow 1.15's name for it."""
 
-    __str__ = Exception.__str__  # 1.15's says no more than its name
+    __str__ = Exception.__str__  # 1.15's contains only its name
 
 
 @functools.cache
@@ -39,7 +39,7 @@ class Sessions:
     Args:
       config: of the Estimator.
       placed: the devices.
-      warm_start: the values to begin with where there is no checkpoint, or None.
+      warm_start: the initial values without a checkpoint, or None.
     """
 
     def __init__(self, config: RunConfig, placed: devices.Devices, warm_start: WarmStartSettings | None = None):
@@ -65,7 +65,7 @@ class Sessions:
           newest: path of the checkpoint to begin at, or None.
           hooks: session hooks; those of the config and of the spec come after them, in the order of TensorFlow 1.15.
           saving_listeners: CheckpointSaverListeners, or None.
-          together: with the other workers, of which the chief alone begins at the checkpoint, reports and saves; None
+          together: with the other workers, of which only the chief begins at the checkpoint, reports and saves; None
             for a process by itself.
 
         Returns:
@@ -84,7 +84,7 @@ class Sessions:
             save_relative_paths=True, defer_build=True,
         )  # fmt: skip
         if not v1.get_collection(v1.GraphKeys.SAVERS):
-            v1.add_to_collection(v1.GraphKeys.SAVERS, saver)  # a CheckpointSaverHook of the user's own looks there
+            v1.add_to_collection(v1.GraphKeys.SAVERS, saver)  # the user's own CheckpointSaverHook looks there
         scaffold = v1.train.Scaffold(saver=saver, copy_from_scaffold=spec.scaffold)
         if config.log_step_count_steps:
             values = {_LOSS: step.loss, "step": v1.train.get_global_step()}
@@ -101,7 +101,7 @@ class Sessions:
         try:
             with (
                 together.running() if together else contextlib.nullcontext(),
-                # Not one that opens itself again after an error: the other workers would not.
+                # Not one that reopens itself after an error: the other workers would not.
                 v1.train.SingularMonitoredSession(
                     hooks, scaffold, together.target if together else "", self._proto,
                     checkpoint_dir=config.model_dir if is_chief else None,
@@ -156,11 +156,11 @@ class Sessions:
           values: {variable: value} to evaluate, instead of a checkpoint's.
 
         Returns:
-          {metric: its value over all batches}, among them 'loss' and 'global_step'; empty if there was no batch.
+          {metric: its value over all batches}, including 'loss' and 'global_step'; empty if there was no batch.
 
         Raises:
           RunError: the checkpoint does not fit.
-          GraphError: a metric is called like one of these two.
+          GraphError: a metric has one of these two names.
         """
         eval_metrics.check_names(spec.eval_metric_ops)
         metrics = {**(spec.eval_metric_ops or {}), _LOSS: v1.metrics.mean(spec.loss)}
@@ -175,11 +175,7 @@ class Sessions:
         return final.final_ops_values if done else {}
 
     def open(self, path: str | None, spec: EstimatorSpec, hooks: list) -> v1.train.MonitoredSession:
-        """Opens a session on a checkpoint; on initial values if path is None.
-
-        Raises:
-          RunError: the checkpoint does not fit.
-        """
+        """Opens a session on a checkpoint, which must fit (RunError), or on initial values if path is None."""
         self._begin_at(path, spec)
         if not path:
             values = f"those of {self._warm_start.ckpt_to_initialize_from}" if self._warm_start else "initial values"
@@ -199,11 +195,8 @@ class Sessions:
         return v1.train.MonitoredSession(v1.train.ChiefSessionCreator(scaffold, config=self._proto), hooks)
 
     def open_for_export(self, path: str | None, spec: EstimatorSpec, saver: v1.train.Saver) -> v1.Session:
-        """Opens a plain session on a checkpoint; on the values that training would begin with if path is None.
-
-        Raises:
-          RunError: the checkpoint does not fit.
-        """
+        """Opens a plain session on a checkpoint, which must fit (RunError), or on the values that training begins
+        with."""
         self._begin_at(path, spec)
         session = v1.Session(config=self._proto)
         if path:
@@ -214,7 +207,7 @@ class Sessions:
         return session
 
     def _begin_at(self, path: str | None, spec: EstimatorSpec) -> None:
-        """Checks the checkpoint to begin at; without one, lets the variables begin with those to start from."""
+        """Checks the checkpoint to begin at; without one, sets the initial values."""
         if path:
             check_fits(spec, path)
         elif self._warm_start:
@@ -230,16 +223,12 @@ class Sessions:
 
 
 def local_init_op(scaffold: v1.train.Scaffold) -> tf.Operation:
-    """The op that initialises local variables and tables."""
+    """Returns the op that initialises local variables and tables."""
     return scaffold.local_init_op or v1.train.Scaffold.default_local_init_op()
 
 
 def check_fits(spec: EstimatorSpec, path: str) -> None:
-    """Checks that a checkpoint holds the variables of the default graph.
-
-    Raises:
-      RunError: it does not.
-    """
+    """Raises RunError if a checkpoint does not hold the variables of the default graph."""
     if spec.scaffold.saver:
         return  # the scaffold alone knows which variables it restores
     variables = {variable.op.name: variable for variable in v1.global_variables()}

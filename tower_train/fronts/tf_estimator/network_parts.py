@@ -1,6 +1,6 @@
 """Parts of canned networks, whose logits add up: deep, linear, and a constant. Each has its own optimizer.
 
-Variables have the names of TensorFlow 1.15, so that its checkpoints can be evaluated, exported and warm-started from.
+Variables have the names of TensorFlow 1.15, so its checkpoints can be evaluated, exported and warm-started from.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ class Part:
         raise NotImplementedError
 
     def make_optimizer(self) -> v1.train.Optimizer | KerasOptimizer:
-        """Returns the optimizer; raises ConfigError if it is none."""
+        """Returns the optimizer; ConfigError if it is none."""
         optimizer = self.optimizer
         if isinstance(optimizer, str) and optimizer in _OPTIMIZERS:
             return _OPTIMIZERS[optimizer](self.rate)
@@ -130,7 +130,7 @@ class Linear(Part):
 
     Attributes:
       columns: the feature columns.
-      sparse_combiner: "sum", "mean" or "sqrtn": what several categories of one example count.
+      sparse_combiner: "sum", "mean" or "sqrtn", for several categories of one example.
     """
 
     columns: tuple

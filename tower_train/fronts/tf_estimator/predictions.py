@@ -8,11 +8,7 @@ from tower_train import errors
 
 
 def chosen(predictions, keys):
-    """Returns the predictions of some keys; all if there are no keys.
-
-    Raises:
-      ConfigError: no prediction has one of these keys.
-    """
+    """Returns the predictions of some keys, or all if there are no keys; ConfigError if none has one of them."""
     if not keys:
         return predictions
     if not isinstance(predictions, dict):
@@ -24,11 +20,7 @@ def chosen(predictions, keys):
 
 
 def examples(batch) -> Iterator:
-    """Yields the predictions for each example of a batch.
-
-    Raises:
-      GraphError: there is not one prediction for each example.
-    """
+    """Yields the predictions for each example of a batch; GraphError if there is not one for each."""
     if not isinstance(batch, dict):
         yield from batch
         return

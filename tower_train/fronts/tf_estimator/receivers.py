@@ -32,7 +32,7 @@ class ServingInputReceiver(_Serving):
 
     Args:
       features: those of model_fn, {name: tensor}; a single tensor becomes {"feature": it}.
-      receiver_tensors: a placeholder, or a dict of them, that requests are fed to.
+      receiver_tensors: a placeholder, or a dict of them, to which requests are fed.
       receiver_tensors_alternatives: {name: further ones}.
 
     Raises:
@@ -81,8 +81,7 @@ class SupervisedInputReceiver(_Supervised):
     """The inputs of an exported graph for training or evaluation.
 
     Args:
-      features: those of model_fn.
-      labels: likewise.
+      features, labels: those of model_fn.
       receiver_tensors: a placeholder, or a dict of them, that is fed.
 
     Raises:
@@ -133,8 +132,7 @@ def build_raw_supervised_input_receiver_fn(features, labels, default_batch_size:
     """Makes an input receiver function, for the modes TRAIN and EVAL, that is fed with features and labels themselves.
 
     Args:
-      features: a tensor with the dtype and the shape [batch, ...] of what is fed, or {name: tensor}.
-      labels: likewise.
+      features, labels: a tensor with the dtype and the shape [batch, ...] of the feed, or {name: tensor}.
       default_batch_size: the batch size; None for any.
 
     Raises:

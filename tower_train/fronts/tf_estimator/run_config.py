@@ -33,11 +33,7 @@ class WarmStartSettings(NamedTuple):
 
 
 def warm_start_settings(given) -> WarmStartSettings | None:
-    """Returns what warm_start_from= means: settings, or the path of a checkpoint, of a model_dir or of an export.
-
-    Raises:
-      ConfigError: it is none of these.
-    """
+    """Returns warm_start_from, which may be the path of a checkpoint, a model_dir or an export, as settings."""
     if given is None:
         return None
     settings = given if isinstance(given, WarmStartSettings) else WarmStartSettings(given)
@@ -54,7 +50,7 @@ def warm_start_settings(given) -> WarmStartSettings | None:
 
 
 def get_default_session_config() -> tf.compat.v1.ConfigProto:
-    """The session_config of an Estimator whose RunConfig names none."""
+    """Returns the session_config of an Estimator whose RunConfig has none."""
     return tf.compat.v1.ConfigProto(allow_soft_placement=True)
 
 
@@ -136,10 +132,8 @@ def _with_read_only_settings(cls: type) -> type:
 
 @_with_read_only_settings
 class RunConfig:
-    """The settings of an Estimator's runs. Names and defaults are those of TensorFlow 1.15; those from num_gpus on are
-    new.
-
-    Each argument is a read-only property too.
+    """The settings of an Estimator's runs, each a read-only property too. Names and defaults are those of TensorFlow
+    1.15; those from num_gpus on are new.
 
     Args:
       model_dir: the directory of checkpoints and events.
@@ -148,11 +142,11 @@ class RunConfig:
       save_checkpoints_steps: steps between checkpoints; the first and the last step are saved too.
       save_checkpoints_secs: seconds between checkpoints, instead of steps; 600 if neither is given. None for both: no
         checkpoints.
-      session_config: a tf.compat.v1.ConfigProto, but for its gpu_options: tf.config decides on a process's GPUs.
-      keep_checkpoint_max: newest checkpoints kept; 0 or None for all.
-      keep_checkpoint_every_n_hours: one more is kept each so many hours.
+      session_config: a tf.compat.v1.ConfigProto, without its gpu_options: tf.config decides on a process's GPUs.
+      keep_checkpoint_max: number of newest checkpoints kept; 0 or None for all.
+      keep_checkpoint_every_n_hours: hours after each of which another one is kept.
       log_step_count_steps: steps between log lines of the loss and of steps/sec; None for none.
-      train_distribute: a tf.distribute strategy, whose number of replicas is taken for num_gpus.
+      train_distribute: a tf.distribute strategy, whose number of replicas counts as num_gpus.
       device_fn: (op) -> device, for each op of a model that one tower trains.
       protocol: accepted; workers talk by grpc.
       eval_distribute: accepted; an evaluation takes one device and gives the same metrics.
@@ -162,9 +156,9 @@ class RunConfig:
       checkpoint_save_graph_def: whether checkpoints come with the graph.
       num_gpus: towers that train; None for one.
       gpus: the ids of the GPUs that carry them, instead of num_gpus.
-      worker_timeout_secs: seconds without a sign of life after which another worker is taken to be missing.
-      stall_timeout_secs: of several workers, seconds without the end of a step after which it is reported what is
-        waited for, and after worker_timeout_secs more all leave; 0 for never.
+      worker_timeout_secs: seconds without a heartbeat after which another worker counts as missing.
+      stall_timeout_secs: with several workers, seconds without the end of a step after which to report what is waited
+        for; worker_timeout_secs later all leave; 0 for never.
 
     Raises:
       ConfigError: values out of range, or that exclude each other.

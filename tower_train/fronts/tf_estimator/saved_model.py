@@ -40,7 +40,7 @@ def write(base: str, model: Model, sessions: Sessions, receivers: dict, path: st
       model: makes the graphs.
       sessions: opens them.
       receivers: {mode: function that returns the graph's inputs}.
-      path: of a checkpoint; None for the values that training would begin with.
+      path: of a checkpoint; None for the initial values of training.
       form: of the export.
 
     Raises:
@@ -68,7 +68,7 @@ def write(base: str, model: Model, sessions: Sessions, receivers: dict, path: st
 
 
 def _meta_graph(receiver, spec: EstimatorSpec, step: tf.Operation | None) -> dict:
-    """Returns what a SavedModel says of the default graph: its tags, signatures, assets and initialisation."""
+    """Returns a SavedModel's entries about the default graph: its tags, signatures, assets and initialisation."""
     outputs = compat.export_outputs_for_mode(
         spec.mode, spec.export_outputs, spec.predictions, spec.loss, spec.eval_metric_ops
     )
@@ -88,9 +88,9 @@ def _meta_graph(receiver, spec: EstimatorSpec, step: tf.Operation | None) -> dic
 
 @contextlib.contextmanager
 def _new_directory(base: str, assets: dict) -> Iterator[tuple[bytes, bytes]]:
-    """Makes a directory under base, named by the time; yields the path to write to and the path that becomes.
+    """Makes a directory under base, named by the time; yields the path to write to and the final path.
 
-    It has another name first: whoever watches the base directory must not find half a model.
+    They differ so that watchers of the base directory never find half a model.
 
     Args:
       base: the directory of exports.

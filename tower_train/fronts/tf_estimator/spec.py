@@ -43,15 +43,12 @@ class EstimatorSpec(_Spec):
       predictions: a tensor or a dict of tensors [batch, ...].
       loss: one number of any shape, such as [], [1] or [None, 1]; for TRAIN and EVAL.
       train_op: does a step; for TRAIN.
-      eval_metric_ops: {name: (value, update_op)}, as tf.compat.v1.metrics returns them, or Keras metrics that
-        update_state was called of.
-      export_outputs: {signature: tower_train.estimator.export.PredictOutput, ...}; for PREDICT, the predictions by
-        default.
-      training_chief_hooks: further session hooks for training.
-      training_hooks: more of them.
+      eval_metric_ops: {name: (value, update_op)}, as of tf.compat.v1.metrics, or Keras metrics after update_state.
+      export_outputs: {signature: tower_train.estimator.export.PredictOutput, ...}; for PREDICT, by default the
+        predictions.
+      training_chief_hooks, training_hooks: further session hooks for training.
       scaffold: initialises and saves the variables.
-      evaluation_hooks: further session hooks for evaluation.
-      prediction_hooks: and for prediction.
+      evaluation_hooks, prediction_hooks: further session hooks for evaluation and prediction.
 
     Raises:
       GraphError: a field is missing for this mode, is of another kind or of another graph.
@@ -89,11 +86,7 @@ class EstimatorSpec(_Spec):
         return _Spec._replace(spec, **checked)
 
     def _replace(self, **changes) -> "EstimatorSpec":
-        """Returns a copy with other fields, which are checked too.
-
-        Raises:
-          GraphError: as for EstimatorSpec, or the mode would change.
-        """
+        """Returns a copy with other fields, checked alike; GraphError also if the mode would change."""
         fields = self._asdict() | changes
         if fields["mode"] != self.mode:
             raise errors.GraphError(
@@ -103,7 +96,7 @@ class EstimatorSpec(_Spec):
 
 
 def _check_of_graph(name: str, value, kinds: tuple) -> None:
-    """Raises GraphError if a value of another kind, or of another graph than the default one."""
+    """Raises GraphError for a value of another kind, or of another graph than the default one."""
     if not isinstance(value, kinds):
         raise errors.GraphError(
             f"EstimatorSpec: {name} is {value!r}; it must be a {' or '.join(f'tf.{kind.__name__}' for kind in kinds)}."
@@ -118,7 +111,7 @@ def _scalar(loss) -> tf.Tensor:
     if not isinstance(loss, (tf.Tensor, tf.Variable)):
         raise errors.GraphError(f"EstimatorSpec: loss is {loss!r}; it must be a tf.Tensor.")
     _check_of_graph("loss", loss, (tf.Tensor, tf.Variable))
-    with tf.control_dependencies(None):  # the caller may be within those of the train_op
+    with tf.control_dependencies(None):  # the caller may be in those of the train_op
         loss = tf.convert_to_tensor(loss)
         if loss.shape.rank == 0:
             return loss

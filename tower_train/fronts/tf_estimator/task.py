@@ -1,4 +1,4 @@
-"""The task that TF_CONFIG gives to this process, as TensorFlow 1.15 read it."""
+"""The task of this process in TF_CONFIG, as TensorFlow 1.15 read it."""
 
 import dataclasses
 import json
@@ -16,13 +16,12 @@ class Task:
     """One process of a cluster; by default the only one.
 
     Attributes:
-      cluster: {type of task: addresses}, empty for a single process and for an evaluator, which stands outside.
+      cluster: {type of task: addresses}, empty for a single process and for an evaluator, which is outside of it.
       type: of this process's task.
       index: among the tasks of its type.
-      model_dir: the directory for all; None if TF_CONFIG names none.
+      model_dir: the directory for all; None if TF_CONFIG has none.
       service: further settings, which are passed on.
-      master: the session's target that TF_CONFIG names; None if it names none.
-      evaluation_master: likewise, of evaluations.
+      master, evaluation_master: the session's target in TF_CONFIG, for training and evaluation; None if it has none.
     """
 
     cluster: dict[str, list[str]] = dataclasses.field(default_factory=dict)
@@ -35,7 +34,7 @@ class Task:
 
     @property
     def is_chief(self) -> bool:
-        """Whether it is the one that saves."""
+        """True for the task that saves."""
         has_chief = any(name in self.cluster for name in CHIEFS)
         return self.type in CHIEFS or (self.type == "worker" and self.index == 0 and not has_chief)
 
@@ -69,11 +68,7 @@ class Task:
 
 
 def read() -> Task:
-    """Reads TF_CONFIG.
-
-    Raises:
-      ConfigError: it is no JSON, or names a task that its cluster does not have.
-    """
+    """Reads TF_CONFIG; ConfigError if it is no JSON, or names a task that its cluster does not have."""
     text = os.environ.get(_VARIABLE) or "{}"
     try:
         found = json.loads(text)
@@ -93,7 +88,7 @@ def read() -> Task:
 
 
 def _fault(task: Task, given: dict) -> str | None:
-    """Why this task cannot be one of its cluster; None if it can."""
+    """Returns why this task cannot be one of its cluster; None if it can."""
     cluster, place = task.cluster, f"{task.type} {task.index}"
     if task.index < 0:
         return f"this task is {place}; tasks are counted from 0"

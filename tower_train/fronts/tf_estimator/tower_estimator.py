@@ -1,4 +1,4 @@
-"""The Estimator: a model_fn, trained on N towers, evaluated and asked for predictions."""
+"""The Estimator: trains a model_fn on N towers, evaluates it and predicts."""
 
 import copy
 import os
@@ -39,14 +39,14 @@ class Estimator:
 
     Args:
       model_fn: (features, labels, mode, params, config) -> EstimatorSpec, with any of these arguments in any order:
-        they are passed by name. To train it is called once a tower. Variables that it makes with get_variable,
-        tf.Variable or Keras layers are made once, and are assigned to once a step, by the first tower; the gradients
-        that it gives to a tf.compat.v1.train optimizer are averaged and applied once.
+        they are passed by name. In training it is called once per tower. Its variables of get_variable, tf.Variable or
+        Keras layers are created once, and assigned to once per step, by the first tower; its gradients for a
+        tf.compat.v1.train optimizer are averaged and applied once.
       model_dir: the directory of checkpoints and events; None takes the config's, or a new temporary one.
       config: a RunConfig.
       params: passed on to model_fn and input_fn.
-      warm_start_from: path of a checkpoint, of a model_dir or of an export, or WarmStartSettings: the values that
-        variables begin with if model_dir has no checkpoint.
+      warm_start_from: path of a checkpoint, of a model_dir or of an export, or WarmStartSettings: the initial values of
+        variables if model_dir has no checkpoint.
 
     Raises:
       ConfigError: arguments that are of another kind, or contradict each other.
@@ -88,31 +88,31 @@ class Estimator:
 
     @property
     def warm_start_from(self) -> WarmStartSettings | None:
-        """The values to begin with."""
+        """The initial values."""
         return self._warm_start
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None) -> "Estimator":
         """Trains, from the newest checkpoint in model_dir if there is one.
 
-        Under a TF_CONFIG of several workers each calls this, trains on what its own input_fn gives, and ends after the
-        same step: the last for which all have batches, or after which one hook asked for the end. The chief alone reads
+        Under a TF_CONFIG of several workers each calls this, trains on its own input_fn's batches, and ends after the
+        same step: the last for which all have batches, or after which a hook asked for the end. Only the chief reads
         and writes model_dir; all begin with its values.
 
         Args:
           input_fn: returns a tf.data.Dataset of batches (features, labels). Each tower takes the next one: a step
-            consumes as many batches as there are towers. Batches at the end that do not suffice for all are left out.
-            To an argument input_context it is given a tf.distribute.InputContext, for
+            consumes as many batches as there are towers. Last batches that do not suffice for all are left out. Its
+            argument input_context, if any, is a tf.distribute.InputContext, for
             dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id).
           hooks: session hooks, of every worker; a CheckpointSaverHook of the chief only.
-          steps: do so many steps more; None goes on until the input ends.
-          max_steps: stop at this global step, which may have been reached already; instead of steps.
+          steps: number of steps to do; None goes on until the input ends.
+          max_steps: the global step to stop at, which may have been reached already; instead of steps.
           saving_listeners: tf.compat.v1.train.CheckpointSaverListeners, of the chief.
 
         Returns:
           self.
 
         Raises:
-          UserError: wrong arguments, input or model; the message says how to mend it.
+          UserError: wrong arguments, input or model; the message gives the remedy.
           WorkerError: another worker is missing.
         """
         arguments.check_steps(steps, max_steps)
@@ -156,13 +156,13 @@ class Estimator:
 
         Args:
           input_fn: as for train.
-          steps: evaluate so many batches; None: all.
+          steps: number of batches to evaluate; None: all.
           hooks: session hooks.
           checkpoint_path: the checkpoint; None: the newest.
           name: of this evaluation, if there are several; its events go to model_dir/eval_NAME.
 
         Returns:
-          {metric: its value over all batches}, among them 'loss', the mean over batches, and 'global_step'.
+          {metric: its value over all batches}, including 'loss', the mean over batches, and 'global_step'.
 
         Raises:
           UserError: as for train.
@@ -277,15 +277,10 @@ class Estimator:
         return saved_model.write(base, self._model, sessions, receivers, path, form)
 
     def _placed(self, towers) -> Devices:
-        """Returns the devices of towers."""
         return placement.place(towers, "num_gpus", in_session=True)
 
     def _newest(self) -> str | None:
-        """Returns the newest checkpoint; None if there is none, and this process might have trained it.
-
-        Raises:
-          RunError: it is the chief's, and not here.
-        """
+        """Returns the newest checkpoint, or None; RunError if only the chief could have it."""
         path = self.latest_checkpoint()
         if not path and not self.config.is_chief:
             raise errors.RunError(
@@ -295,11 +290,8 @@ class Estimator:
         return path
 
     def _start(self) -> str | None:
-        """Returns the checkpoint that training would start from; None if it would start from values.
-
-        Raises:
-          RunError: it would start from initial values, which are not worth an export.
-        """
+        """Returns the checkpoint from which training would start, None for given values; RunError for initial values,
+        which are not worth an export."""
         if getattr(self._model.model_fn, "has_values", False):
             return None
         if not self._warm_start:
@@ -313,23 +305,15 @@ class Estimator:
         """Returns the path of the newest checkpoint; None if there is none."""
         listed = tf.train.latest_checkpoint(self.model_dir)
         if listed and not os.path.basename(listed).startswith(f"{checkpoint.PREFIX}-"):
-            return listed  # a saver of the user's own names them in another way
+            return listed  # the user's own saver names them differently
         return checkpoint.latest(pathlib.Path(self.model_dir))
 
     def get_variable_names(self) -> list[str]:
-        """Returns the names of the variables in the newest checkpoint.
-
-        Raises:
-          RunError: there is none.
-        """
+        """Returns the names of the variables in the newest checkpoint; RunError if there is none."""
         return [name for name, _ in tf.train.list_variables(self._trained())]
 
     def get_variable_value(self, name: str) -> np.ndarray:
-        """Returns a variable's value in the newest checkpoint.
-
-        Raises:
-          RunError: there is none, or no such variable in it.
-        """
+        """Returns a variable's value in the newest checkpoint; RunError if there is none, or no such variable in it."""
         reader = tf.train.load_checkpoint(path := self._trained())
         if not reader.has_tensor(name):
             raise errors.RunError(f"{path} has no variable {name!r}; get_variable_names() lists those it has.")
@@ -347,6 +331,6 @@ class Estimator:
 
 
 def step_of(path: str) -> int:
-    """The step that a checkpoint was saved at; 0 if it does not tell."""
+    """Returns the step of a checkpoint; 0 if its path does not tell."""
     reader = tf.train.load_checkpoint(path)
     return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0

@@ -27,11 +27,7 @@ class _Train(NamedTuple):
 
 
 class TrainSpec(_Train):
-    """Arguments of Estimator.train.
-
-    Raises:
-      ConfigError: an argument is of another kind.
-    """
+    """Arguments of Estimator.train; ConfigError if one is of another kind."""
 
     __slots__ = ()
 
@@ -59,13 +55,10 @@ class EvalSpec(_Eval):
     """Arguments of Estimator.evaluate, and the exporters.
 
     Args:
-      input_fn: as for Estimator.evaluate.
-      steps: likewise.
-      name: likewise.
-      hooks: likewise.
+      input_fn, steps, name, hooks: as for Estimator.evaluate.
       exporters: an Exporter or several, of different names; each may export the evaluated model.
-      start_delay_secs: how long an evaluator task waits before it begins.
-      throttle_secs: the least time between the starts of evaluations; new checkpoints in between are left out.
+      start_delay_secs: seconds that an evaluator task waits before it begins.
+      throttle_secs: least seconds between the starts of evaluations; new checkpoints in between are left out.
 
     Raises:
       ConfigError: an argument is of another kind, or two exporters have one name.
@@ -102,7 +95,7 @@ def _checked_exporters(exporters) -> tuple[Exporter, ...]:
 
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple:
-    """Trains, evaluates checkpoints while training and the last one, and exports.
+    """Trains, evaluates checkpoints during training and the last one, and exports.
 
     A process by itself does all of that, as does a TF_CONFIG's master with its workers. A chief and its workers only
     train; the task of type evaluator evaluates each new checkpoint, until it has evaluated one of max_steps.
@@ -150,7 +143,7 @@ def _watch(estimator: Estimator, evaluating: "_Evaluating", spec: EvalSpec, inde
 
 
 class _Evaluating(v1.train.CheckpointSaverListener):
-    """Evaluates checkpoints; as a listener all that are saved, but for the untrained model at the beginning.
+    """Evaluates checkpoints; as a listener all that are saved, except the untrained model at the beginning.
 
     Attributes:
       result: of the last evaluation; None if there was none.
@@ -174,7 +167,7 @@ class _Evaluating(v1.train.CheckpointSaverListener):
             self.evaluate(self._estimator.latest_checkpoint())
 
     def is_last(self, step: int) -> bool:
-        """Whether there is none after this step."""
+        """Returns whether there is none after this step."""
         return bool(self._max_steps and step >= self._max_steps)
 
     def evaluate(self, path: str) -> None:

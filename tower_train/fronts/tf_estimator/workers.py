@@ -1,4 +1,4 @@
-"""The workers of a TF_CONFIG, of which this process is one: their start, their first values, who is missing."""
+"""The workers of a TF_CONFIG, including this process: their start, their initial values, missing ones."""
 
 import contextlib
 import functools
@@ -30,11 +30,8 @@ _NEXT_STEP = (
 
 
 def task_of(config: RunConfig) -> Task:
-    """Returns the place of this process among those that train, the chief first.
-
-    Raises:
-      ConfigError: it does not train, or the cluster has parameter servers.
-    """
+    """Returns this process's place among those that train, the chief first; ConfigError if it does not train, or the
+    cluster has parameter servers."""
     if config.num_ps_replicas or config.task_type == "ps":
         raise errors.ConfigError(
             f"TF_CONFIG describes {config.num_ps_replicas} parameter servers, which there are none of here: each "
@@ -55,7 +52,7 @@ def task_of(config: RunConfig) -> Task:
 
 
 def join(config: RunConfig, placed: Devices) -> SingleProcess:
-    """Makes this process a member of the cluster that the config tells of; a context manager, and a hook.
+    """Makes this process a member of the cluster in the config; a context manager, and a hook.
 
     Args:
       config: of the Estimator.
@@ -76,13 +73,13 @@ def join(config: RunConfig, placed: Devices) -> SingleProcess:
     _leave_by_status()
     timeouts = config.worker_timeout_secs, config.session_creation_timeout_secs
     member = membership.join(found, placed, *timeouts, waits_for_start=False, next_step=_NEXT_STEP)
-    member.devices.session_config.isolate_session_state = True  # what the server has of an earlier training stays there
+    member.devices.session_config.isolate_session_state = True  # variables of an earlier training stay on the server
     return member
 
 
 @functools.cache
 def _leave_by_status() -> None:
-    """Lets a program that does not catch a UserError end with its status, by which it may be started again."""
+    """Makes a program that does not catch a UserError end with its status, by which it may be restarted."""
     before = sys.excepthook
 
     def leave(kind, error, traceback):
@@ -97,7 +94,7 @@ def _leave_by_status() -> None:
 
 
 class Together:
-    """What one worker's training has to do with that of the others.
+    """The relations of one worker's training to the others'.
 
     Attributes:
       is_chief: whether this worker is the one that saves.
@@ -143,11 +140,7 @@ class Together:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around the session.
-
-        Raises:
-          WorkerError: a worker is missing, or its step stands still.
-        """
+        """Names a missing worker, or a step that stands still, in a WorkerError around the session."""
         with self._watchdog, self._member.failures_named():
             yield
 
@@ -162,13 +155,13 @@ class Together:
         return v1.train.Scaffold(init_op=tf.no_op(), init_fn=receive, copy_from_scaffold=given)
 
     def hooks(self, hooks: list[v1.train.SessionRunHook]) -> list[v1.train.SessionRunHook]:
-        """Returns hooks in which those given end all workers together: the step that follows ends as an input does."""
+        """Returns hooks by which the given ones end all workers together: the next step ends as an input does."""
         begin = [_Begin(self._begin)] if self.is_chief else []
         wrapped = [UserHook(hook) for hook in hooks]
         return [self._member, *begin, self._watchdog, *wrapped, _AskToStop(wrapped, self._ask_to_stop)]
 
     def _begin(self, session: v1.Session) -> None:
-        """Tries the averaging, and gives all workers the chief's values; waits for the others."""
+        """Tries the all-reduce, and gives all workers the chief's values; waits for the others."""
         self._member.session_opened(session)
         self._known_mean.check(session, self._start_timeout_secs, self._member.leave_at_once)
         session.run(self._broadcast)
