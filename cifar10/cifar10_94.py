@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import whitening
-from cifar10.convolution import convolution, max_pool
+from cifar10.convolution import DIRECT, convolution, max_pool
 from tower_train import initializers, layers
 from tower_train.workload import Examples
 
@@ -117,8 +117,7 @@ def _begin(images: tf.Tensor, whitening_kernels) -> tf.Tensor:
     whitened = tf.nn.conv2d(images, IN * whitening_weights, 1, "VALID")
 
     def convolved(biases, weights):
-        # With few channels and many pixels TensorFlow's convolution is the faster one.
-        return tf.nn.conv2d(scaled_gelu(tf.nn.bias_add(whitened, IN * biases)), weights, 1, "SAME")
+        return convolution(scaled_gelu(tf.nn.bias_add(whitened, IN * biases)), weights, usual=DIRECT)
 
     maps = layers.gradient_until(WHITENING_BIAS_EPOCHS, convolved, biases, _kernels(whitened, WIDTHS[0]))
     return tf.nn.max_pool2d(maps, 2, 2, "VALID")

@@ -10,6 +10,7 @@ The mathematics is the same, and so is the rounding: to 2e-7 in float32.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import layers
+
+SPECTRA, DIRECT = "spectra", "direct"  # algorithms
+_TRIAL_OPERATIONS = 2 * 10**9  # at most, of a trial's convolution without gradients: some 10 ms on two cores
+_TRIAL_EXAMPLES = 128  # of a batch whose size is not known
 
 
 class Axes(NamedTuple):
@@ -38,25 +43,66 @@ class Axes(NamedTuple):
     inner: np.ndarray
 
 
-def convolution(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = False) -> tf.Tensor:
+def convolution(
+    inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = False, usual: str = SPECTRA, of_images: bool = False
+) -> tf.Tensor:
     """Equals `tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")`, in less time on a CPU.
 
-    It pays if there are many channels and filters. On a GPU it is that function, since cuDNN chooses among
-    algorithms by itself.
+    It is one of several algorithms, as --algorithms says: products of spectra, which pay if there are many channels and
+    filters, or TensorFlow's convolution; in bfloat16 also these two in float32. On a GPU it is TensorFlow's, since
+    cuDNN chooses among algorithms by itself.
 
     Args:
       inputs: floating point [batch, height, width, channels]; all but the batch is static.
       weights: [taps, taps, channels, filters]; odd numbers of taps.
-      pixels_first: inputs and outputs are [height, width, batch, ...], in which no order need be changed; for CPUs.
+      pixels_first: inputs and outputs are [height, width, batch, ...], in which spectra need no other order; for CPUs.
+      usual: where nothing is timed; DIRECT is for few channels, where spectra never pay and are not tried.
+      of_images: the inputs are examples, for which no gradient is wanted.
 
     Returns:
       [batch, height, width, filters], or [height, width, batch, filters].
     """
     if layers.on_gpu() and not pixels_first:
-        return tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")
-    if inputs.dtype == tf.float16:  # below whose greatest number, 65,504, the sums of a spectrum need not stay
-        widened = convolution(tf.cast(inputs, tf.float32), tf.cast(weights, tf.float32), pixels_first)
-        return tf.cast(widened, tf.float16)
+        return _direct(inputs, weights, pixels_first)
+    *pixels, batch = inputs.shape[:3] if pixels_first else (*inputs.shape[1:3], inputs.shape[0])
+    operations = 2 * math.prod([*pixels, *weights.shape])  # of an example
+    examples = min(batch or _TRIAL_EXAMPLES, max(8, _TRIAL_OPERATIONS // operations))
+    shape = [*pixels, examples] if pixels_first else [examples, *pixels]
+    trial = layers.Trial(((*shape, inputs.shape[-1]), tuple(weights.shape)), inputs.dtype, (not of_images, True))
+    height, width, *rest = weights.shape
+    site = f"conv{height}x{width}:{'x'.join(map(str, [*pixels, *rest]))}"
+    algorithms = _algorithms(inputs.dtype, pixels_first, usual)
+    return layers.fastest(site, algorithms, inputs, weights, trial=trial)
+
+
+def _algorithms(
+    dtype: tf.DType, pixels_first: bool, usual: str
+) -> dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+    """{name: function of inputs and weights}, the usual one first."""
+    spectra, direct = (functools.partial(way, pixels_first=pixels_first) for way in (_by_spectra, _direct))
+    if dtype == tf.float16:  # below whose greatest number, 65,504, the sums of a spectrum need not stay
+        return {usual: _in_float32(spectra) if usual == SPECTRA else direct}
+    found = {SPECTRA: spectra, DIRECT: direct} if usual == SPECTRA else {DIRECT: direct}
+    if dtype == tf.bfloat16:  # of which some processors multiply fewer a second than of float32
+        found |= {f"{name}_float32": _in_float32(algorithm) for name, algorithm in found.items()}
+    return found
+
+
+def _in_float32(algorithm: Callable) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    def widened(inputs, weights):
+        wide = layers.once("in float32", lambda weights: tf.cast(weights, tf.float32), weights)
+        return tf.cast(algorithm(tf.cast(inputs, tf.float32), wide), inputs.dtype)
+
+    return widened
+
+
+def _direct(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool) -> tf.Tensor:
+    maps = tf.transpose(inputs, [2, 0, 1, 3]) if pixels_first else inputs
+    outputs = tf.nn.conv2d(maps, weights, strides=1, padding="SAME")
+    return tf.transpose(outputs, [1, 2, 0, 3]) if pixels_first else outputs
+
+
+def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool) -> tf.Tensor:
     maps = inputs if pixels_first else tf.transpose(inputs, [1, 2, 0, 3])
     of_maps, of_kernels, to_outputs = transforms(tuple(maps.shape[:2]), tuple(weights.shape[:2]))
     kernels = layers.once(f"spectrum for {maps.shape[:2]}", lambda weights: _spectrum(weights, of_kernels), weights)

@@ -13,12 +13,13 @@ def hosts(count):
     return host.free_addresses(count)
 
 
-def train_together(train_dir, count, workload, session_hooks=None, **options):
+def train_together(train_dir, count, workload, session_hooks=None, absent=(), **options):
     """Trains with `count` workers, each in a thread of its own and with a server of its own.
 
     Args:
       train_dir: of all of them.
       session_hooks: {worker: hooks}.
+      absent: workers that have a host and are not started.
       options: of Config.
 
     Returns:
@@ -34,7 +35,7 @@ def train_together(train_dir, count, workload, session_hooks=None, **options):
             return error
 
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        return list(pool.map(work, range(count)))
+        return list(pool.map(work, [index for index in range(count) if index not in absent]))
 
 
 class Cluster:

@@ -3,14 +3,20 @@
 import atexit
 import functools
 import gc
+import json
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import types
 from multiprocessing import forkserver
 
 SHARED = "TOWER_TRAIN_TESTS_FORK_SERVER"  # the address of the one that all processes of pytest-xdist use
+# In the environment of a process: whenever it starts its program anew (os.execve), fork that too.
+FORK_AGAIN = "TOWER_TRAIN_TESTS_FORK_AGAIN"
+_HANDLED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_DFL}
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tensorflow"])
@@ -57,11 +63,21 @@ class Process:
         _start_server()
         what = (module, words, dict(environment), (stdin, stdout, stderr), str(cwd or os.getcwd()))
         self._process = _context.Process(target=_run, args=what, daemon=True)
-        self._process.start()
-        self.pid, self.send_signal, self.kill = self._process.pid, self._send, self._process.kill
+        main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+        try:
+            self._process.start()  # which would have it import the program that this one is
+        finally:
+            sys.modules["__main__"] = main
+        self.pid, self._kill = self._process.pid, os.killpg if FORK_AGAIN in environment else os.kill
 
-    def _send(self, number):
-        os.kill(self.pid, number)
+    def send_signal(self, number):
+        try:
+            self._kill(self.pid, number)
+        except ProcessLookupError:  # has ended, or has no group yet
+            self._process.is_alive() and os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
 
     def poll(self):
         return self._process.exitcode
@@ -99,6 +115,8 @@ def _run(module, words, environment, files, cwd):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    if FORK_AGAIN in environment:
+        _fork_at_each_start()
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]
     atexit._clear()  # what is the server's
@@ -109,6 +127,42 @@ def _run(module, words, environment, files, cwd):
         sys.exit(1)
     finally:
         atexit._run_exitfuncs()
+
+
+def _fork_at_each_start():
+    """Goes on in a child, and in a new one whenever that starts its program anew. Signals are for the whole group."""
+    os.setpgid(0, 0)
+    for number in _HANDLED:
+        signal.signal(number, signal.SIG_IGN)
+    is_first = True
+    while True:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            for number, handler in _HANDLED.items():
+                signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK if is_first else signal.SIG_BLOCK, {signal.SIGUSR1})
+            os.execve = functools.partial(_leave_to_next, writing)
+            return
+        os.close(writing)
+        with open(reading) as pipe:
+            environment = pipe.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if not environment:
+            break
+        is_first = False
+        os.environ.clear()
+        os.environ.update(json.loads(environment))
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL) if -status in _HANDLED else None
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _leave_to_next(writing, path, words, environment):
+    """As os.execve, but for the first argument."""
+    os.write(writing, json.dumps(dict(environment)).encode())
+    os._exit(0)
 
 
 def _run_program(module, words):

@@ -5,6 +5,8 @@ seed fixes the kinds and the places of faults; at which instruction a signal arr
 
 scripts/soak --workers N does so to the workers of a cluster, and stops and continues them, see soak_cluster.py.
 
+scripts/soak --workers N --elastic MIN:MAX lets them return later, see soak_elastic.py.
+
 scripts/soak --steps N does N steps undisturbed instead, and leaves with 0 if neither memory nor open files grew.
 """
 
@@ -30,6 +32,7 @@ import jobs  # noqa: E402
 import numpy as np  # noqa: E402
 import small_disk  # noqa: E402
 import soak_cluster  # noqa: E402
+import soak_elastic  # noqa: E402
 import soak_workload  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
@@ -246,6 +249,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--elastic", default="")
     parser.add_argument("--steps", type=int, default=0)
     asked = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="soak-"))
@@ -255,6 +259,9 @@ def main():
         print(line)
         shutil.rmtree(folder)
         return 0 if is_well else 1
+    if asked.elastic:
+        line, is_well = soak_elastic.soak(asked.minutes, asked.seed, asked.workers, asked.elastic, folder)
+        return conclude(line, is_well, folder)
     if asked.workers > 1:
         line, is_well = soak_cluster.soak(asked.minutes, asked.seed, asked.workers, folder)
         return conclude(line, is_well, folder)

@@ -25,7 +25,6 @@ OPTIONS = jobs.TOY | dict(
 )  # fmt: skip
 PAUSE_SECS = 0.05  # of a disturbed worker's batch
 MOST_SECS_AHEAD = 7200
-FAULTS = {"kill": 10, "kill all": 2, "stop": 10, "stop all": 1, "stop and kill": 4, "SIGTERM": 2, "SIGUSR1": 1}
 MOST_FAULTS_AT_ONCE = 3  # without a step between them
 
 
@@ -42,6 +41,9 @@ class Round:
       workers: how many.
       counts: counts faults, by name.
     """
+
+    FAULTS = {"kill": 10, "kill all": 2, "stop": 10, "stop all": 1, "stop and kill": 4, "SIGTERM": 2, "SIGUSR1": 1}
+    options = OPTIONS
 
     def __init__(self, draw, folder, workers, counts):
         folder.mkdir()
@@ -60,7 +62,7 @@ class Round:
                 while not self._is_over():
                     self._disturb()
                     self._await_step()
-                self._await(lambda: self._running[0].process.poll() is not None, "the end")
+                self._await(self._has_ended, "the end")
             finally:
                 self._collect()
         status = self._running[0].process.poll()
@@ -72,10 +74,10 @@ class Round:
             time.sleep(self._draw.choice([0, 0.5, 2, 8]) * self._draw.random())
             if self._is_over():
                 return
-            kind = self._draw.choices(list(FAULTS), FAULTS.values())[0]
+            kind = self._draw.choices(list(self.FAULTS), self.FAULTS.values())[0]
             getattr(self, "_" + kind.replace(" ", "_").lower())()
             if self._draw.random() < 0.5:
-                self._step_clock(self._draw.choice(list(self._running)))
+                self._step_clock(self._any())
 
     def _kill(self, *indices):
         indices = indices or [self._any()]
@@ -113,7 +115,7 @@ class Round:
 
     def _sigusr1(self):
         """Only once the signal has a handler."""
-        if "step " in self._running[0].output():
+        if 0 in self._running and "step " in self._running[0].output():
             self._send(0, signal.SIGUSR1)
 
     def _any(self):
@@ -123,12 +125,17 @@ class Round:
         return self._draw.sample(list(self._running), len(self._running))
 
     def _start(self, index):
-        words = jobs.flags(**OPTIONS, train_dir=self.train_dir, worker_hosts=self._hosts, task_index=index)
-        variables = {
-            soak_workload.CLOCK: str(self._folder / f"clock{index}"), soak_workload.PAUSE_SECS: str(PAUSE_SECS)
-        }  # fmt: skip
+        words = jobs.flags(**self.options, train_dir=self.train_dir, worker_hosts=self._hosts, task_index=index)
+        variables = {soak_workload.CLOCK: str(self._folder / f"clock{index}")} | self.environment(index)
         self._running[index] = self._stack.enter_context(jobs.Trainer(*words, **variables))
         self._counts["starts"] += 1
+
+    def environment(self, index):
+        """Of a worker."""
+        return {soak_workload.PAUSE_SECS: str(PAUSE_SECS)}
+
+    def look(self):
+        """Called again and again while the workers train."""
 
     def _step_clock(self, index):
         ahead = self._draw.choice([-1, 1]) * self._draw.uniform(0, MOST_SECS_AHEAD)
@@ -163,7 +170,10 @@ class Round:
             self._note_end(worker)
 
     def _is_over(self):
-        return jobs.logged_step(self.train_dir) >= STEPS or self._running[0].process.poll() == 0
+        return jobs.logged_step(self.train_dir) >= STEPS or self._has_ended()
+
+    def _has_ended(self):
+        return 0 in self._running and self._running[0].process.poll() is not None
 
     def _await_step(self):
         """Until a step is logged after now, by the same or another start; a start itself may cut records off."""
@@ -182,6 +192,7 @@ class Round:
     def _await(self, condition, what):
         deadline = time.monotonic() + PATIENCE_SECS
         while not condition():
+            self.look()
             if time.monotonic() > deadline:
                 outputs = "\n".join(f"--- {index}:\n{each.output()}" for index, each in self._running.items())
                 raise Lost(f"waiting for {what}:\n{outputs}")

@@ -1,10 +1,13 @@
-"""The toy workload, whose towers log which positions of the stream they are trained on, as they take them."""
+"""Workloads whose towers log which positions of the stream they are trained on, as they take them."""
 
 import dataclasses
 import os
 import struct
+import sys
 import time
+import uuid
 
+import norm_workload
 import numpy as np
 import tensorflow as tf
 import toy_workload
@@ -12,6 +15,7 @@ import toy_workload
 LOG = "SOAK_LOG"  # the environment variable that names the log
 CLOCK = "SOAK_CLOCK"  # and one that names a file with how many seconds the clock of this process is ahead
 PAUSE_SECS = "SOAK_PAUSE_SECS"  # and how long a batch takes at least
+START = uuid.uuid4().hex  # of this process, or of its program where that has started itself again
 
 
 def write_line(line):
@@ -21,27 +25,44 @@ def write_line(line):
     os.close(file)
 
 
+def add_position(features, draws):
+    position = tf.cast(draws.positions, features.dtype)[:, tf.newaxis]  # exact below 2**24
+    return tf.concat([features, position], axis=1)
+
+
 def add_noise_and_position(features, draws):
-    position = tf.cast(draws.positions, tf.float32)[:, tf.newaxis]  # exact below 2**24
-    return tf.concat([toy_workload.add_noise(features, draws), position], axis=1)
+    return add_position(toy_workload.add_noise(features, draws), draws)
 
 
 def log_positions(positions):
     whole = positions.astype(np.int64)
     assert (np.diff(whole) == 1).all(), whole
-    write_line(f"batch {whole[0]} {len(whole)}")
+    write_line(f"batch {whole[0]} {len(whole)} {START}")
+    time.sleep(float(os.environ.get(PAUSE_SECS, 0)))
     return np.int32(0)
 
 
-def network(features, training):
-    if not training:
-        return toy_workload.network(features, training)
-    logged = tf.numpy_function(log_positions, [features[:, 4]], tf.int32)
-    with tf.control_dependencies([logged]):
-        return toy_workload.network(tf.identity(features[:, :4]), training)
+def logged(network):
+    """A network of four features that logs the fifth, the position; the chief of a cluster also that it builds it."""
+
+    def inference(features, training):
+        if not training:
+            return network(features, training)
+        if "--task_index=0" in sys.argv:
+            write_line(f"chief {START}")
+        logged = tf.numpy_function(log_positions, [features[:, 4]], tf.int32)
+        with tf.control_dependencies([logged]):
+            return network(tf.identity(features[:, :4]), training)
+
+    return inference
 
 
-WORKLOAD = dataclasses.replace(toy_workload.WORKLOAD, name="soak", inference=network, distort=add_noise_and_position)
+WORKLOAD = dataclasses.replace(
+    toy_workload.WORKLOAD, name="soak", inference=logged(toy_workload.network), distort=add_noise_and_position
+)
+ELASTIC = dataclasses.replace(
+    norm_workload.WORKLOAD, name="elastic", inference=logged(norm_workload.network), distort=add_position
+)
 
 
 def late(features, draws):

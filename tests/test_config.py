@@ -14,6 +14,7 @@ from tower_train.options import Options, declare
 from tower_train.workloads import image_folder, template
 
 OPTIONS = {field.name: field for field in dataclasses.fields(Config)}
+TWO_HOSTS = dict(worker_hosts="a:1,b:2", task_index=0)
 WITH_OPTIONS = (benchmark, cifar10, config, image_folder, plan, template)  # modules
 
 
@@ -114,12 +115,35 @@ def test_values_of_a_near_type_are_taken():
         ({"worker_hosts": "a:1,b", "task_index": 0}, ["--worker_hosts=a:1,b", "host:port"]),
         ({"worker_hosts": "a:1,a:1", "task_index": 0}, ["--worker_hosts=a:1,a:1", "twice"]),
         ({"wait_for_workers": True}, ["--wait_for_workers", "--train_dir"]),
+        ({"elastic": "2:3"}, ["--elastic=2:3", "--train_dir"]),
+        *(
+            ({"elastic": text, "train_dir": "x"}, [f"--elastic={text}: it must be MIN:MAX"])
+            for text in ("3", "0:2", "3:2", "1:2:3", "a:b", " 1:2")
+        ),
+        ({"elastic": "2:3", "train_dir": "x", **TWO_HOSTS}, ["--elastic=2:3: there are 2 workers"]),
+        *(
+            ({"elastic": "1:2", "train_dir": "x", **TWO_HOSTS, name: value}, ["--elastic=1:2", f"--{name}"])
+            for name, value in (
+                ("wait_for_workers", True),
+                ("sync_batch_norm", True),
+                ("check_mirrors_every_steps", 5),
+                ("all_reduce_dtype", "bfloat16"),
+            )
+        ),
     ],
 )
 def test_options_that_exclude_each_other_are_refused_by_name(options, named):
     message = refusal(**options)
     for word in named:
         assert word in message
+
+
+def test_an_elastic_cluster_has_the_batch_of_the_most_workers_whoever_is_there():
+    hosts = dict(worker_hosts="a:1,b:2,c:3,d:4,e:5", task_index=1, train_dir="x", elastic="2:4", num_gpus=2)
+    config = Config(**hosts, batch_size=8, accumulate_steps=3)
+    assert (config.tower_batch, config.batches_per_step, config.global_batch) == (8, 24, 192)
+    assert Config(**hosts, global_batch_size=64).tower_batch == 8
+    assert "4 workers x 2 towers" in refusal(**hosts, global_batch_size=60)
 
 
 def test_checkpoints_are_due_at_their_interval_and_for_evaluations():

@@ -40,7 +40,7 @@ def blocks(page):
 
 
 def is_whole(block):
-    """Whether a piece is a program: it begins with a docstring."""
+    """Returns whether a piece is a program: it begins with a docstring."""
     return block.startswith('"""')
 
 

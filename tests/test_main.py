@@ -174,28 +174,36 @@ def test_lines_that_a_terminal_has_no_letters_for_are_printed_all_the_same(monke
 
 
 @pytest.mark.parametrize(
-    ("words", "signalled", "is_started_again"),
-    [(["--wait_for_workers"], False, True), (["--wait_for_workers"], True, False), ([], False, False)],
+    ("words", "signalled", "is_final", "is_started_again"),
+    [
+        (["--wait_for_workers"], False, False, True),
+        (["--wait_for_workers"], True, False, False),
+        ([], False, False, False),
+        (["--elastic=2:3"], False, False, True),
+        (["--elastic=2:3"], False, True, False),
+    ],
 )
 def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
-    words, signalled, is_started_again, tmp_path, monkeypatch, capfd
+    words, signalled, is_final, is_started_again, tmp_path, monkeypatch, capfd
 ):
     """The chief's first step waits for the second worker, which has agreed and is gone; a process of its own."""
     started_again = []
-    monkeypatch.setattr(command_line, "start_again", lambda: started_again.append(True))
+    monkeypatch.setattr(command_line, "start_again", started_again.append)
     monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
 
     def stuck(workload, config, workload_options, if_stuck):
         received = signals.Received()
         if signalled:
             received.note(signal.SIGTERM)
-        running._leave_at_once(received, if_stuck, errors.WorkerError("worker 1 is missing"))
+        error = errors.WorkerError("worker 1 is missing")
+        error.environment, error.is_final = {"REMEMBERED": "1"}, is_final
+        running._leave_at_once(received, if_stuck, error)
 
     monkeypatch.setattr(running, "train", stuck)
     with pytest.raises(SystemExit) as left:
         __main__.main(["tower_train", "--workload=toy_workload", f"--train_dir={tmp_path}", *words])
     assert left.value.code == (143 if signalled else 138)
-    assert bool(started_again) == is_started_again
+    assert started_again == [{"REMEMBERED": "1"}] * is_started_again
     assert "worker 1 is missing" in capfd.readouterr().err
 
 

@@ -62,9 +62,10 @@ def main(argv: Sequence[str]) -> int:
     from tower_train.run.train import train
 
     def start_again(error: errors.WorkerError) -> None:
-        if config.wait_for_workers and error.exit_status == errors.WorkerError.exit_status:
-            notice(f"{error}\nStarting again, to wait for it.")
-            command_line.start_again()
+        starts_again = (config.wait_for_workers or config.elastic) and not error.is_final
+        if starts_again and error.exit_status == errors.WorkerError.exit_status:
+            notice(f"{error}\nStarting again, {'with those that are there' if config.elastic else 'to wait for it'}.")
+            command_line.start_again(error.environment)
 
     try:
         result = train(config.workload, config, workload_options=workload_options, if_stuck=start_again)

@@ -129,6 +129,11 @@ class Config(DeviceOptions):
         "status 138; only for python -m tower_train: programs that call train() must be started again", MACHINES,
         needs=("train_dir",),
     )  # fmt: skip
+    elastic: str | None = option(
+        None, "MIN:MAX, e.g. 2:4: when a worker is lost, go on from the last checkpoint with those that are left, and "
+        "with more when one returns; a step keeps the examples that MAX workers take; for python -m tower_train, as a "
+        "program that calls train() must be started again", MACHINES, needs=("train_dir",),
+    )  # fmt: skip
     on_worker_change: str = option(
         "refuse", "resume a run on a tf.data data set with another number of workers: refuse, or next_epoch, which "
         "skips the rest of the current one", MACHINES,
@@ -251,8 +256,8 @@ class Config(DeviceOptions):
     )  # fmt: skip
     dtype: str = option(
         "float32", "arithmetic: float32, float64, bfloat16 or float16 (both with float32 variables, float16 with a "
-        "loss scale), or auto: bfloat16 if the CPU or every GPU used has instructions for it, else float16 if every "
-        "GPU used is made for it, else float32", ARITHMETIC,
+        "loss scale), or auto: bfloat16 if the CPU or every GPU used has fast instructions for it, else float16 if "
+        "every GPU used is made for it, else float32", ARITHMETIC,
         choices=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
     )  # fmt: skip
     tensor_float_32: bool | None = option(
@@ -260,8 +265,14 @@ class Config(DeviceOptions):
         "which is on)", ARITHMETIC, resume="note",
     )  # fmt: skip
     deterministic: bool = option(
-        False, "make results on GPUs repeat to the bit, which is slower; refused if an operation cannot", ARITHMETIC,
-        resume="note",
+        False, "make results repeat to the bit: choose nothing by timing, and on GPUs slower kernels; refused if an "
+        "operation has none", ARITHMETIC, resume="note",
+    )  # fmt: skip
+
+    algorithms: str = option(
+        "auto", "algorithms of layers that have several: auto, the fastest, timed at the start of a new run of 500 "
+        "steps or more; usual, without timing; one by name, such as direct; or SITE=NAME,... as a run's log says",
+        ARITHMETIC, resume="note",
     )  # fmt: skip
 
     train_dir: str | None = option(
@@ -317,8 +328,13 @@ class Config(DeviceOptions):
 
     @property
     def num_workers(self) -> int:
-        """The number of processes that train together."""
-        return len(self.worker_hosts.split(",")) if self.worker_hosts else 1
+        """The number of processes that train together, with --elastic at most."""
+        return self.most_workers or (len(self.worker_hosts.split(",")) if self.worker_hosts else 1)
+
+    @property
+    def most_workers(self) -> int | None:
+        """MAX of --elastic=MIN:MAX."""
+        return rules.parse_elastic(self.elastic)[1] if self.elastic else None
 
     @property
     def batches_per_step(self) -> int:

@@ -1,5 +1,7 @@
 """Errors that a user can correct. Commands print their text as one line and exit with `exit_status`."""
 
+from collections.abc import Mapping
+
 
 class UserError(ValueError):
     """A user's mistake: what was received, what is allowed and what to do, in one line without traceback."""
@@ -52,7 +54,15 @@ class AllReduceError(UserError):
 
 
 class WorkerError(UserError):
-    """A missing or failed worker of the cluster; another start resumes from the last checkpoint."""
+    """A missing or failed worker of the cluster; another start resumes from the last checkpoint.
+
+    Attributes:
+      is_final: whether the process must not start itself again.
+      environment: variables for the next start of this process.
+    """
+
+    is_final = False
+    environment: Mapping[str, str] = {}
 
     # To be started again: with restartPolicy ExitCode Kubeflow's training operator does so from 128 on, its predecessor
     # at 138 too, which is the one left to users (IsRetryableExitCode in their pkg/util/train/train_util.go).

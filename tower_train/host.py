@@ -24,6 +24,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def is_shared() -> bool:
+    """Whether as much is running, on average over a minute, as there are cores."""
+    return os.getloadavg()[0] >= cores()
+
+
 def free_memory() -> int | None:
     """Returns the bytes that may be allocated without swapping; None if unknown."""
     return _bytes(MEMINFO, "MemAvailable")

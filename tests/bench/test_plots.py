@@ -1,4 +1,4 @@
-"""What stands in the figures, read from their SVG, where letters are letters."""
+"""The contents of the figures, read from their SVG, in which letters are letters."""
 
 import re
 import xml.etree.ElementTree as xml

@@ -8,6 +8,8 @@ from tower_train.bench import report, results
 from tower_train.bench.results import Measured, Ratio, Row
 from tower_train.bench.systems import System
 
+STILL = {"per_sec": 1.0, "idle_secs": 10.0, "idle_cpu_secs": 0.0}
+
 
 def measured(name, per_sec, kind="rival", dtype="float32", peak_bytes=0):
     samples = [{"round": number, "per_sec": value} for number, value in enumerate(per_sec)]
@@ -144,3 +146,10 @@ def test_what_holds_no_results_is_refused_in_one_line(tmp_path, content):
     ) as error:
         results.read(path)
     assert "\n" not in str(error.value)
+
+
+def test_the_algorithms_that_were_chosen_are_named():
+    chosen = {"mine": "conv3x3:7x7x8x8=direct", "other": "auto", "rival": None}
+    sides = [Measured(System(name, "rival", {}, 8), algorithms=chosen[name], samples=[STILL]) for name in chosen]
+    lines = [line for line in report.notes(sides, None, "rival") if "algorithms" in line]
+    assert lines == ["mine: --algorithms=conv3x3:7x7x8x8=direct"]

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import cifar10
-from tower_train.graph import stream
+from tower_train.graph import context, stream
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -24,7 +24,7 @@ STEPS = 6
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 LEARNING_RATE = {"float64": 0.01, "float32": 0.001}
 MOMENTUM = 0.875  # TensorFlow rounds the momentum to float32: one that is exact in it
-RUNS = [("float64", 8), ("float32", 2)]  # each compared with one tower
+RUNS = [("float64", 8, None), ("float32", 2, None), ("float64", 2, "direct")]  # each compared with one tower
 DECAY_FACTOR, EPOCHS_PER_DECAY = 0.5, 0.08  # of 200 examples: after steps 2 and 4
 
 
@@ -44,11 +44,12 @@ def examples(cifar10_dir):
 
 @pytest.fixture(scope="module")
 def trained(examples, open_training):
-    """(dtype, number of towers) -> Run."""
+    """(dtype, number of towers, the convolutions' algorithm or None for the usual one) -> Run."""
 
     @functools.cache
-    def train(dtype, num_towers):
-        with open_training(
+    def train(dtype, num_towers, algorithm=None):
+        choose = algorithm and (lambda site, algorithms, trial: algorithm)
+        with context.entered(context.Context(choose=choose)), open_training(
             cifar10.WORKLOAD, examples, dtype=dtype, num_gpus=num_towers, batch_size=GLOBAL_BATCH // num_towers,
             optimizer="momentum", momentum=MOMENTUM, learning_rate=LEARNING_RATE[dtype],
             learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,
@@ -68,10 +69,10 @@ def assert_agree(found, expected, tolerance):
         np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance * np.max(np.abs(value)), err_msg=name)
 
 
-@pytest.mark.parametrize(("dtype", "num_towers"), RUNS)
-def test_towers_match_one_tower(trained, dtype, num_towers):
+@pytest.mark.parametrize(("dtype", "num_towers", "algorithm"), RUNS)
+def test_towers_match_one_tower(trained, dtype, num_towers, algorithm):
     """The loss of every step; in the end weights, momentum, moving averages, global_step and examples_seen."""
-    one, several = trained(dtype, 1), trained(dtype, num_towers)
+    one, several = trained(dtype, 1), trained(dtype, num_towers, algorithm)
     np.testing.assert_allclose(several.losses, one.losses, rtol=TOLERANCE[dtype])
     assert_agree(several.final, one.final, TOLERANCE[dtype])
 

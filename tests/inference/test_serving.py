@@ -287,6 +287,7 @@ def test_versions_are_numbered_upwards_and_appear_whole(command, toy_run, tmp_pa
     [
         ([], "No file is named"),
         (["none.jpg"], "none.jpg: cannot be read: No such file"),
+        (["/"], "/: is a folder. Name the files in it, such as /*."),
         (["--tpo=1", "x.jpg"], "There is no option --tpo. Did you mean --top?"),
     ],
 )

@@ -128,8 +128,7 @@ def test_a_save_that_is_asked_for_while_a_process_starts_itself_again_does_no_ha
         "import os, signal, sys\n"
         "from tower_train.options import command_line\n"
         "if 'again' not in os.environ:\n"
-        "    os.environ['again'] = '1'\n"
-        "    command_line.start_again()\n"
+        "    command_line.start_again({'again': '1'})\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"  # as early as can be
         "from tower_train.run import signals\n"
         "with signals.survived(signals.SAVING):\n"

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import pathlib
 import sys
 import timeit
 
@@ -14,6 +15,7 @@ from tower_train import config as options
 from tower_train import workload as workloads
 from tower_train.bench import flops, systems
 from tower_train.graph import devices, gpus, gradients, stream
+from tower_train.run_dir.directory import RUN, RunDirectory
 
 v1 = tf.compat.v1
 
@@ -97,7 +99,7 @@ def _run_trainer(spec: dict, pacer) -> None:
     )  # fmt: skip
     if spec["reports"] == systems.UNGUARDED:
         gradients.update_if_finite = update_unguarded
-    tower_train.train(workload, config, [_AfterStep(pacer.after_step)])
+    tower_train.train(workload, config, [_AfterStep(pacer, pathlib.Path(config.train_dir))])
 
 
 def update_unguarded(tower_grads, tower_losses, applied_grads, loss, apply, skip):
@@ -107,11 +109,15 @@ def update_unguarded(tower_grads, tower_losses, applied_grads, loss, apply, skip
 
 
 class _AfterStep(v1.train.SessionRunHook):
-    def __init__(self, after_step):
-        self._after_step = after_step
+    def __init__(self, pacer, train_dir: pathlib.Path):
+        self._pacer, self._train_dir = pacer, train_dir
+
+    def begin(self):
+        run_json = RunDirectory(self._train_dir).read(RUN)  # a peer's may not be there yet
+        self._pacer.algorithms = run_json.get("config", {}).get("algorithms")
 
     def after_run(self, run_context, run_values):
-        if self._after_step():
+        if self._pacer.after_step():
             run_context.request_stop()
 
 

@@ -69,7 +69,8 @@ class Membership(SingleProcess):
     def __exit__(self, kind, error, _):
         if error is not None and not self._failure:
             text = str(error) if isinstance(error, errors.UserError) else f"{kind.__name__}: {errors.reason(error)}"
-            self._tell(state=WorkerState.FAILED, failure=text, exit_status=getattr(error, "exit_status", 1))
+            self._tell(state=WorkerState.FAILED, failure=text, exit_status=getattr(error, "exit_status", 1),
+                       is_final=getattr(error, "is_final", False))  # fmt: skip
             self._await_chiefs_start()
         if error is not None:
             time.sleep(3 * self._interval)  # for the others to read why
@@ -94,13 +95,27 @@ class Membership(SingleProcess):
     def note_stall(self, what, seconds):
         self._note(stalled=what, stalled_secs=seconds)
 
+    def tell_algorithm(self, site, name):
+        if self.task.is_chief:
+            self._tell(algorithms={**self._status.algorithms, site: name})
+
+    def chiefs_algorithm(self, site):
+        while True:
+            chief = self._chief
+            self._note_chief(chief)
+            if chief.state is not WorkerState.OVER and (site in chief.algorithms or chief.about is not None):
+                return chief.algorithms.get(site)
+            self._changed.set()  # to look now
+            self._pause()
+
     def agree(self, about, steps_done, last_step):
         if self.task.is_chief:
             self._tell(about=about(), steps=(steps_done, last_step), step=steps_done)
             self._tell(state=WorkerState.TRAINING, members=self._await_others())
         else:
-            steps_done, last_step = self._await_chief(json.loads(json.dumps(about())))
-            self._tell(state=WorkerState.TRAINING, step=steps_done)
+            chief = self._await_chief(json.loads(json.dumps(about())))
+            steps_done, last_step = chief.steps
+            self._tell(state=WorkerState.TRAINING, step=steps_done, members=tuple(chief.members))
         return steps_done, last_step
 
     def compare(self, about):
@@ -127,10 +142,11 @@ class Membership(SingleProcess):
                 return self._status.start_id, *(statuses[i].start_id for i in others)
             self._pause()
 
-    def _await_chief(self, about: dict) -> tuple[int, int]:
-        """Waits for a start of the chief that trains with this start of this worker; returns its steps."""
+    def _await_chief(self, about: dict) -> WorkerStatus:
+        """Waits for a start of the chief that trains with this start of this worker; returns its status."""
         compared = None
         while self._status.start_id not in (chief := self._chief).members:
+            self._note_chief(chief)
             is_of_now = chief.about is not None and chief.state is not WorkerState.OVER
             if is_of_now and chief.start_id != compared:
                 compared = chief.start_id
@@ -138,7 +154,10 @@ class Membership(SingleProcess):
                 self._compare(about, chief.about)
                 self._tell(state=WorkerState.READY)
             self._pause()
-        return chief.steps
+        return chief
+
+    def _note_chief(self, chief: WorkerStatus) -> None:
+        """Called again and again while this worker waits for the chief to begin with it."""
 
     def _compare(self, about: dict, chiefs: dict) -> None:
         differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
@@ -193,8 +212,7 @@ class Membership(SingleProcess):
         self._tell(state=WorkerState.DONE, stopped_by=stopped_by)
         if self.task.is_chief:
             self._wait_for_others(WorkerState.DONE, WorkerState.GONE)
-            reasons = [stopped_by, *(status.stopped_by for status in self._detector.statuses[1:])]
-            stopped_by = next((reason for reason in reasons if reason), None)
+            stopped_by = self._reason_of_all(stopped_by)
             self._tell(state=WorkerState.OVER, stopped_by=stopped_by)
             self._wait_for_others(WorkerState.GONE)
             return stopped_by
@@ -205,11 +223,17 @@ class Membership(SingleProcess):
         self._exchange()
         return self._chief.stopped_by
 
+    def _reason_of_all(self, stopped_by: str | None) -> str | None:
+        """What ended the run, in the chief, given what ended its own steps."""
+        reasons = [stopped_by, *(status.stopped_by for status in self._detector.statuses[1:])]
+        return next((reason for reason in reasons if reason), None)
+
     def _wait_for_others(self, *states: WorkerState) -> None:
         """Returns, in the chief, when all others are in one of these states, have failed, or are missing."""
         while any(
             status.state not in states and not self._detector.is_gone(i, self._status)
-            for i, status in enumerate(self._detector.statuses[1:], start=1)
+            for i, status in enumerate(self._detector.statuses)
+            if i and self._status.members[i]
         ):
             time.sleep(_WAITING_SECS)
 
@@ -246,6 +270,7 @@ class Membership(SingleProcess):
             self._changed.clear()
             try:
                 self._exchange()
+                self._look()
                 failure = None if self._failure else self._detector.find(self._status)
             except Exception as error:  # nobody may be left waiting for a thread that has died
                 failure = errors.WorkerError(
@@ -255,8 +280,14 @@ class Membership(SingleProcess):
                 self._fail(failure)
                 self._release()
 
+    def _look(self) -> None:
+        """Called, by the watch, after each exchange."""
+
     def _fail(self, failure: errors.UserError) -> None:
-        self._tell(state=WorkerState.FAILED, failure=str(failure), exit_status=failure.exit_status)
+        is_final = getattr(failure, "is_final", False)
+        self._tell(
+            state=WorkerState.FAILED, failure=str(failure), exit_status=failure.exit_status, is_final=is_final
+        )  # fmt: skip
         self._failure = failure
 
     def _exchange(self) -> None:

@@ -14,6 +14,21 @@ from tower_train.graph.devices import Devices
 
 v1 = tf.compat.v1
 
+RESIZED = "another number of workers"  # what ends the steps of an elastic cluster that goes on in another size
+
+
+class RunOver(Exception):
+    """A run that has ended while this worker waited for a place in it.
+
+    Attributes:
+      stopped_by: what ended it.
+      step: its last.
+    """
+
+    def __init__(self, stopped_by: str, step: int):
+        super().__init__(stopped_by, step)
+        self.stopped_by, self.step = stopped_by, step
+
 
 class SingleProcess(v1.train.SessionRunHook):
     """The membership of a process that trains by itself: the chief of no others.
@@ -22,11 +37,13 @@ class SingleProcess(v1.train.SessionRunHook):
       task: this process's.
       devices: of its towers.
       target: the server to open sessions on.
+      is_to_resize: whether the steps are to end since more workers could train along.
       leave_at_once: ends the process if TensorFlow does not return, with an error as the reason.
       states: the exchange of the workers' states; None for a process by itself.
     """
 
     target = ""
+    is_to_resize = False
     states: StateExchange | None = None
 
     def __init__(
@@ -46,6 +63,16 @@ class SingleProcess(v1.train.SessionRunHook):
     def session_opened(self, session: v1.Session) -> None:
         """Called with the session as soon as it is open."""
 
+    def tell_algorithm(self, site: str, name: str) -> None:
+        """Tells the other workers, in the chief, the algorithm that it has chosen for a site."""
+
+    def chiefs_algorithm(self, site: str) -> str | None:
+        """Waits, in another worker, for the algorithm that the chief has chosen; returns None if it has chosen none.
+
+        Raises:
+          WorkerError: the chief is missing.
+        """
+
     def agree(self, about: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
         """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.
 
@@ -56,6 +83,7 @@ class SingleProcess(v1.train.SessionRunHook):
         Raises:
           ConfigError: this worker, or another, differs from the chief.
           WorkerError: a worker is missing.
+          RunOver: the run has ended without this worker.
         """
         return steps_done, last_step
 
@@ -113,3 +141,10 @@ class SingleProcess(v1.train.SessionRunHook):
           WorkerError: the chief is missing, which had yet to save.
         """
         return stopped_by
+
+    def resized(self) -> errors.WorkerError:
+        """The error with which a cluster starts itself again once it has left because of RESIZED."""
+        raise NotImplementedError
+
+    def remember(self, failure: errors.WorkerError) -> None:
+        """Gives an error that ends this start what the next one is to know."""

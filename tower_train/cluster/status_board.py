@@ -27,7 +27,9 @@ class WorkerStatus:
     Attributes:
       start_id: identifies one start of the worker; empty until it has written its row.
       chief: the start_id of the chief that it trains with, or means to.
-      members: over workers, the start_ids that the chief trains with; empty until all have agreed.
+      members: over workers, the start_ids that the chief trains with, "" for one that does not take part; empty until
+        all have agreed.
+      next_group: the tasks that the chief expects at its next start; None until that is known.
       heartbeat: their count.
       state: its progress.
       step: the last step done.
@@ -35,15 +37,18 @@ class WorkerStatus:
       stalled_secs: seconds since then.
       waiting_secs: seconds that it has waited for means over workers, if a program reports that.
       about: what all workers must have in common, by name; the chief's, None until it is known.
+      algorithms: those that the chief has chosen, by site.
       steps: the chief's first and last step; None until they are known.
       stopped_by: what ended its steps; the chief's in state OVER: what ended the run.
       failure: in state FAILED, the error's text.
       exit_status: and its exit status.
+      is_final: and whether it will not start itself again.
     """
 
     start_id: str = ""
     chief: str = ""
     members: tuple[str, ...] = ()
+    next_group: tuple[int, ...] | None = None
     heartbeat: int = 0
     state: WorkerState = WorkerState.STARTING
     step: int = 0
@@ -51,10 +56,12 @@ class WorkerStatus:
     stalled_secs: float = 0.0
     waiting_secs: float = 0.0
     about: dict | None = None
+    algorithms: dict[str, str] = dataclasses.field(default_factory=dict)
     steps: tuple[int, int] | None = None
     stopped_by: str | None = None
     failure: str = ""
     exit_status: int = errors.WorkerError.exit_status
+    is_final: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

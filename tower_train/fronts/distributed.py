@@ -86,7 +86,7 @@ class DistributedOptimizer(v1.train.Optimizer):
 
 
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
-    """Copies one worker's global variables to all workers, once they are initialized or restored.
+    """Copies one worker's global variables to all workers, once they are initialised or restored.
 
     It makes sure that their sessions are of the cluster, that their variables and gradients have the same names, dtypes
     and shapes, and that known numbers are averaged correctly. If a step fails because a worker is missing, it names
@@ -153,7 +153,7 @@ def broadcast_variables(
     differ from the chief's in name, dtype or shape.
 
     Args:
-      variables: initialized in worker root_rank, of known shapes.
+      variables: initialised in worker root_rank, of known shapes.
       root_rank: index of that worker.
       cluster: the workers; by default those of tower_train.cluster.init().
 

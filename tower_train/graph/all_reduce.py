@@ -35,7 +35,7 @@ class AllReduce:
 
     def __init__(
         self, devices: Sequence[str], kind: str, dtype: tf.DType | None = None, num_workers: int = 1,
-        first_instance: int = 0,
+        first_instance: int = 0, weight: float | None = None,
     ):  # fmt: skip
         """Chooses the kind of all-reduce.
 
@@ -46,6 +46,7 @@ class AllReduce:
           dtype: in which gradients are sent; None for their own.
           num_workers: each with as many devices.
           first_instance: separates its messages from those of another AllReduce of the same session or server.
+          weight: of this worker in the means, 1 on average over workers; None if all weigh the same.
 
         Raises:
           ConfigError: nccl without GPUs, or in bfloat16.
@@ -61,7 +62,7 @@ class AllReduce:
                 "--all_reduce=collective."
             )
         self.devices, self.kind, self.dtype, self.num_workers = devices, kind, dtype, num_workers
-        self.first_instance = first_instance
+        self.first_instance, self._weight = first_instance, weight
         self.operations: list[tf.Operation] = []
         self._last_of_nccl: list[tf.Operation] = []
 
@@ -92,7 +93,7 @@ class AllReduce:
         sent = dtype if exactly or not self.dtype else self.dtype
 
         def pack(own):
-            return tf.cast(tf.concat([tf.reshape(value, [-1]) for value in own], axis=0), sent)
+            return tf.cast(self._weighted(tf.concat([tf.reshape(value, [-1]) for value in own], axis=0)), sent)
 
         def unpack(mean):
             parts = tf.split(tf.cast(mean, dtype), [shape.num_elements() for shape in shapes])
@@ -137,13 +138,16 @@ class AllReduce:
             self._last_of_nccl = [mean.op for mean in means]
         return means
 
+    def _weighted(self, values: tf.Tensor) -> tf.Tensor:
+        return values if self._weight is None else values * tf.constant(self._weight, values.dtype)
+
     def _next_instance(self) -> int:
         return self.first_instance + len(self.operations)
 
     def _sparse(self, message: list[list[tf.IndexedSlices]], exactly: bool) -> list[list[tf.IndexedSlices]]:
         """Joins all rows of all devices, in the order of the workers and of their devices."""
         slices = [own[0] for own in message]
-        parts = [[part.values for part in slices], [part.indices for part in slices]]
+        parts = [[self._weighted(part.values) for part in slices], [part.indices for part in slices]]
         count = len(slices) * self.num_workers
         if self.num_workers > 1:
             with tf.device(HOST):
@@ -161,7 +165,7 @@ class AllReduce:
         Args:
           parts: tensors of equally many rows.
         """
-        if parts[0].shape[0] is not None:
+        if parts[0].shape[0] is not None and self._weight is None:
             return [self.gather(part) for part in parts]
         count = tf.shape(parts[0])[:1]
         counts = self.gather(tf.ensure_shape(count, [1]))

@@ -8,7 +8,7 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -52,6 +52,20 @@ class Learning(NamedTuple):
     muon: bool = True
 
 
+class Trial(NamedTuple):
+    """The tensors that a layer's algorithms are timed with.
+
+    Attributes:
+      shapes: of each tensor.
+      dtype: of all of them.
+      trained: over tensors, whether the gradient for it is wanted.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: tf.DType
+    trained: tuple[bool, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Context:
     """The tower that is being built.
@@ -66,6 +80,7 @@ class Context:
       draws: the random numbers of its layers; None where examples have no positions.
       drawn_by_tower: names of its layers' random numbers that nevertheless depend on the towers.
       common: {key: value of `once`} of towers that share cores; None where each tower builds its own.
+      choose: chooses a layer's algorithm: (site, algorithms, trial) -> name, as for layers.fastest; None for the first.
     """
 
     tower: int = 0
@@ -77,6 +92,7 @@ class Context:
     draws: TowerDraws | None = None
     drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
     common: dict[Hashable, Any] | None = None
+    choose: Callable[[str, Mapping[str, Callable], "Trial"], str] | None = None
 
     def of_tower(self, index: int, draws: TowerDraws | None = None):
         """Enters the context of the trained tower that comes `index` after this one."""

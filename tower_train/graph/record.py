@@ -105,7 +105,8 @@ class TrainingGraph:
         checkpoints hold something of each; none for one worker.
       num_parameters: number of trained weights.
       num_towers: rows of report.finite, less one.
-      num_workers: each with as many towers.
+      num_workers: each with as many devices.
+      towers_of_each: over workers, the batches that its towers take in a step.
       global_batch: examples a step.
       num_examples: examples an epoch.
       random_numbers: what in a tower draws random numbers.
@@ -134,6 +135,7 @@ class TrainingGraph:
     num_parameters: int
     num_towers: int
     num_workers: int
+    towers_of_each: tuple[int, ...]
     global_batch: int
     num_examples: int
     random_numbers: RandomNumbers

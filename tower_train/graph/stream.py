@@ -72,16 +72,38 @@ class Split:
       num_towers: of each worker.
       num_workers: processes that train together.
       worker: index of this one.
+      towers_of_each: over workers, their towers; empty if all have as many.
     """
 
     tower_batch: int
     num_towers: int
     num_workers: int = 1
     worker: int = 0
+    towers_of_each: tuple[int, ...] = ()
 
     @property
     def worker_batch(self) -> int:
         return self.tower_batch * self.num_towers
+
+    @property
+    def first_tower(self) -> int:
+        """The towers of the workers before this one."""
+        return sum(self.towers_of_each[: self.worker]) if self.towers_of_each else self.worker * self.num_towers
+
+    @property
+    def all_towers(self) -> int:
+        """The towers of all workers."""
+        return sum(self.towers_of_each) or self.num_towers * self.num_workers
+
+
+def shared_out(batches: int, num_workers: int) -> tuple[int, ...]:
+    """Over workers, how many of a step's batches each takes; the chief, which has more to do, none of those left over.
+
+    >>> shared_out(8, 3)
+    (2, 3, 3)
+    """
+    each, left_over = divmod(batches, num_workers)
+    return tuple(each + (worker >= num_workers - left_over) for worker in range(num_workers))
 
 
 def training_stream(
@@ -98,8 +120,8 @@ def training_stream(
       way: of the batches to their devices; None: they stay on the host.
     """
     way = way or Transfer()
-    step_size = split.worker_batch * split.num_workers
-    first = start + split.worker * split.worker_batch
+    step_size = split.tower_batch * split.all_towers
+    first = start + split.first_tower * split.tower_batch
     steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - step_size, step_size)
     on_host = dataclasses.replace(workload, distort=None, prepare=None) if way.distorts_there else workload
     if examples.elements:

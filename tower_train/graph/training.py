@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -52,11 +52,14 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
     with tf.Graph().as_default() as graph, tf.device(HOST):
         v1.set_random_seed(config.seed & 0x7FFFFFFF)
         counters = update.Counters(config.global_batch)
-        variables, sections, scale = _variables(config, devices), Sections(graph), loss_scale.of_dtype(dtype)
+        batches = _batches(config, devices)
+        in_turn = batches[devices.worker]
+        variables, sections, scale = _variables(config, devices, batches), Sections(graph), loss_scale.of_dtype(dtype)
 
         sections.begin("input")  # 1. The stream: a batch for every tower, from the position that the run has come to.
-        places = [device for device in devices.towers for _ in range(config.accumulate_steps)]
-        split = stream.Split(config.tower_batch, len(places), devices.num_workers, devices.worker)
+        places = [device for device in devices.towers for _ in range(in_turn)]
+        towers_of_each = tuple(len(devices.towers) * each for each in batches)
+        split = stream.Split(config.tower_batch, len(places), devices.num_workers, devices.worker, towers_of_each)
         end = config.last_step(examples.num_examples) * config.global_batch
         way = transfer.choose(config.distort_on, workload, examples, places, end)
         source = stream.training_stream(workload, examples, config.seed, counters.examples_seen, split, way)
@@ -66,11 +69,11 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         learning_rate = schedule.rate(counters.examples_seen)
 
         sections.begin(TOWERS)  # 3. On each device the same network on the same variables, its loss, its gradients.
-        share_cores = _share_cores(config, devices, variables)
+        share_cores = in_turn == 1 and _share_cores(devices, variables)
         step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples), share_cores)
         tower_losses, tower_grads, built = [], [], []
         for i, (device, batch, first) in enumerate(zip(places, source.batches, source.firsts, strict=True)):
-            if i % config.accumulate_steps:  # on the same device, one after the other
+            if i % in_turn:  # on the same device, one after the other
                 batch, first = _after(tower_grads[-1], (batch, first))
             draws = TowerDraws(f"{config.seed} layer", first, config.tower_batch, counters.examples_seen)
             with towers.scope(i, device, variables, towers.seeded(config.seed)), step.of_tower(i, draws) as tower:
@@ -116,7 +119,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         return TrainingGraph(
             graph=graph, train_op=finite.op, report=report, progress=so_far,
             summary=_summary(config, sections, applied[0], source, finite.op), global_step=counters.global_step,
-            wishes=wishes, num_towers=len(places),
+            wishes=wishes, num_towers=len(places), towers_of_each=towers_of_each,
             random_numbers=_random_numbers(workload, source, tower_losses[0], built, config.allow_stateful_random),
             **_about(config, examples, source, applied[0]), **_saved(config, variables, devices, sections),
             notes=tuple(filter(None, (way.note, source.note))),
@@ -198,10 +201,20 @@ def _with_smooth_labels(workload: Workload, label_smoothing: float) -> Workload:
     return dataclasses.replace(workload, loss=functools.partial(softmax_cross_entropy, label_smoothing=label_smoothing))
 
 
-def _variables(config: Config, devices: Devices) -> Variables:
-    """Chooses the place of the variables and the all-reduce between their copies."""
+def _batches(config: Config, devices: Devices) -> tuple[int, ...]:
+    """Returns, over workers, the batches that each of a worker's devices takes in a step, one after the other.
+
+    With --elastic those of the most workers are shared out among those that are there, whole: so each batch is
+    normalised as it always is, and takes as much memory.
+    """
+    return stream.shared_out(config.accumulate_steps * (config.most_workers or devices.num_workers),
+                             devices.num_workers)  # fmt: skip
+
+
+def _variables(config: Config, devices: Devices, batches: Sequence[int]) -> Variables:
+    """Chooses the place of the variables and the all-reduce between their copies. batches: from `_batches`."""
     mirrored = config.variable_update == "mirrored"
-    places, towers_each = (devices.towers, config.accumulate_steps) if mirrored else ((HOST,), None)
+    places, towers_each = (devices.towers, batches[devices.worker]) if mirrored else ((HOST,), None)
     if len(places) * devices.num_workers == 1:
         for name, is_given in (("check_mirrors_every_steps", config.check_mirrors_every_steps),
                                ("all_reduce_dtype", config.all_reduce_dtype != "same")):  # fmt: skip
@@ -211,23 +224,25 @@ def _variables(config: Config, devices: Devices) -> Variables:
                     "or for --variable_update=mirrored with several towers."
                 )
     dtype = tf.bfloat16 if config.all_reduce_dtype == "bfloat16" else None
-    all_reduce = AllReduce(places, config.all_reduce or "collective", dtype, devices.num_workers)
+    weight = None if len(set(batches)) == 1 else batches[devices.worker] * len(batches) / sum(batches)
+    all_reduce = AllReduce(places, config.all_reduce or "collective", dtype, devices.num_workers, weight=weight)
     return Variables(places, towers_each, all_reduce)
 
 
-def _share_cores(config: Config, devices: Devices, variables: Variables) -> bool:
+def _share_cores(devices: Devices, variables: Variables) -> bool:
     """Returns whether towers are computed side by side by the same cores, on the same copy of the variables."""
-    return len(variables.devices) == 1 < len(devices.towers) and not devices.gpus and config.accumulate_steps == 1
+    return len(variables.devices) == 1 < len(devices.towers) and not devices.gpus
 
 
 def _step_context(
     config: Config, devices: Devices, split: stream.Split, epochs_seen: tf.Tensor, share_cores: bool
 ) -> context.Context:
     return context.Context(
-        tower=split.worker * split.num_towers,
+        tower=split.first_tower,
         synchronized_towers=len(devices.towers) * split.num_workers if config.sync_batch_norm else 0,
         epochs_seen=epochs_seen,
         common={} if share_cores else None,
+        choose=context.current().choose,
     )
 
 

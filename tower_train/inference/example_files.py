@@ -1,5 +1,6 @@
 """Files with examples to predict on: images, and arrays of raw features. No TensorFlow here."""
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +21,10 @@ def read(path: str) -> Content:
                 return file.read()
             found = np.load(file, allow_pickle=False)
             return {None: found} if isinstance(found, np.ndarray) else dict(found)
+    except IsADirectoryError:
+        raise errors.DataError(
+            f"{path}: is a folder. Name the files in it, such as {os.path.join(path, '*')}."
+        ) from None
     except OSError as error:
         raise errors.DataError(f"{path}: cannot be read: {error.strerror or error}.") from None
     except Exception as error:  # numpy and zipfile raise anything for foreign files

@@ -13,7 +13,7 @@ import signal
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from absl import flags
 
@@ -159,15 +159,18 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     sys.exit(status)
 
 
-def start_again() -> None:
+def start_again(environment: Mapping[str, str]) -> None:
     """Replaces this process by a new run of its command, which frees what it held, such as ports.
 
     SIGUSR1, which ends a process without a handler, waits until there is one.
+
+    Args:
+      environment: further variables of the new run.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment)
 
 
 def import_tensorflow(talkative: bool = False) -> None:

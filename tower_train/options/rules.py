@@ -32,6 +32,7 @@ def check(config: Options) -> None:
         raise errors.ConfigError(f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too.")
     if config.lr_points is not None:
         parse_points(config.lr_points)
+    parse_algorithms(config.algorithms)
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
         raise errors.ConfigError(
@@ -58,6 +59,19 @@ def parse_points(text: str) -> tuple[tuple[float, float], ...]:
     return tuple(points)
 
 
+def parse_algorithms(text: str) -> dict[str, str] | str:
+    """Reads --algorithms: {site: name}, or one name for all sites; or a ConfigError."""
+    if re.fullmatch(r"\w+", text):
+        return text
+    parts = [part.split("=") for part in text.split(",")]
+    if not all(len(part) == 2 and all(part) for part in parts) or len({site for site, _ in parts}) < len(parts):
+        raise errors.ConfigError(
+            f"--algorithms={text}: it must be auto, usual, the name of an algorithm, or SITE=NAME,... with each site "
+            "once, as the first lines of a run show them."
+        )
+    return dict(parts)
+
+
 def _check_workers(config: Options) -> None:
     hosts = config.worker_hosts.split(",") if config.worker_hosts is not None else []
     if bool(hosts) != (config.task_index is not None) or (hosts and config.task_index >= len(hosts)):
@@ -66,6 +80,42 @@ def _check_workers(config: Options) -> None:
             "to the number of hosts less one."
         )
     check_hosts(hosts, f"--worker_hosts={config.worker_hosts}")
+    if config.elastic is not None:
+        _check_elastic(config, len(hosts))
+
+
+def _check_elastic(config: Options, num_hosts: int) -> None:
+    least, most = parse_elastic(config.elastic)
+    shown = f"--elastic={config.elastic}"
+    if num_hosts and most > num_hosts:
+        raise errors.ConfigError(
+            f"{shown}: there are {num_hosts} workers. Give a MAX of at most {num_hosts}, or name more hosts."
+        )
+    if config.wait_for_workers:
+        raise errors.ConfigError(
+            f"{shown} and --wait_for_workers both say what to do about a missing worker. Give one of them."
+        )
+    if config.sync_batch_norm:
+        raise errors.ConfigError(
+            f"{shown} and --sync_batch_norm exclude each other: fewer workers take several batches one after the "
+            "other, which cannot share statistics. Leave one of them out."
+        )
+    for name in ("check_mirrors_every_steps", "all_reduce_dtype"):
+        if least == 1 and getattr(config, name) != getattr(type(config), name):
+            raise errors.ConfigError(
+                f"{shown}: --{name} is for several copies of the variables, and one worker may have a single one. Give "
+                "a MIN of at least 2, or leave that out."
+            )
+
+
+def parse_elastic(text: str) -> tuple[int, int]:
+    """Reads --elastic=MIN:MAX; or a ConfigError."""
+    found = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", text, re.ASCII)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise errors.ConfigError(
+            f"--elastic={text[:100]}: it must be MIN:MAX, whole numbers of workers with 1 <= MIN <= MAX, as in 2:4."
+        )
+    return int(found[1]), int(found[2])
 
 
 def check_hosts(hosts: Sequence[str], shown: str) -> None:

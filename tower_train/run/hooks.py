@@ -78,7 +78,7 @@ class LogHook(StepHook):
         seconds, steps = now - self._since, self._steps
         self._steps, self._since = 0, now
         examples_per_sec = steps * self.graph.global_batch / seconds
-        sec_per_batch = seconds / (steps * self.graph.num_towers * self.graph.num_workers)
+        sec_per_batch = seconds / (steps * sum(self.graph.towers_of_each))
         say(reporting.step_line(step, loss, examples_per_sec, sec_per_batch))
         self._bar.update(step, rates=f"loss {reporting.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
         record = {

@@ -19,8 +19,13 @@ from tower_train.workload import Examples
 v1 = tf.compat.v1
 
 
-def check_options(examples: Examples, dump_bad_batch: bool) -> None:
+def check_options(examples: Examples, dump_bad_batch: bool, elastic: str | None) -> None:
     """Raises ConfigError for an option that these examples cannot serve."""
+    if elastic and examples.elements:
+        raise errors.ConfigError(
+            f"--elastic={elastic}: {examples.name} comes in an order of its own, in which each worker has a place that "
+            "no other number of workers can go on from. Leave the option out, or fetch the data by index."
+        )
     if dump_bad_batch and examples.elements:
         raise errors.ConfigError(
             f"--dump_bad_batch: {examples.name} comes in its own order, from which no batch can be made again. Leave "

@@ -7,11 +7,21 @@ import hashlib
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
-from tower_train.graph import devices
+from tower_train.graph import context, devices
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
-from tower_train.run import data_check, dtypes, input_stream, profile, report, resume, variable_update, watchdog
+from tower_train.run import (
+    algorithms,
+    data_check,
+    dtypes,
+    input_stream,
+    profile,
+    report,
+    resume,
+    variable_update,
+    watchdog,
+)
 from tower_train.run.evaluations import TEST, TRAIN, Evaluations
 from tower_train.run_dir import best, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload
@@ -55,27 +65,52 @@ def prepare(
     """
     before = run_dir.read(directory.RUN)
     placed = membership.devices
-    dtype, notes = dtypes.resolve(config.dtype, before.get("config", {}).get("dtype"), placed.gpus)
+    # With --deterministic nothing is decided by a clock.
+    time_products = None if config.deterministic else functools.partial(algorithms.time_products, placed.session_config)
+    began_with = before.get("config", {})
+    dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus, time_products)
     config = dataclasses.replace(config, dtype=dtype)
     manifest.check_dataset(run_dir.path, before, workload)
     # The run keeps what `auto` chose at its first start.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
-    input_stream.check_options(examples, config.dump_bad_batch)
+    input_stream.check_options(examples, config.dump_bad_batch, config.elastic)
     look = functools.partial(variable_update.look_at, workload, examples, config)
-    config, chosen = variable_update.resolve(config, before.get("config", {}).get("variable_update"), placed, look)
-    config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, placed))
-    graph = training_graph(workload, examples, config, placed)
+    most = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)
+    config, chosen = variable_update.resolve(config, began_with.get("variable_update"), most, look)
+    config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, most))
+    chosen_algorithms = algorithms.chooser(config, before, examples.num_examples, membership)
+    with context.entered(context.Context(choose=chosen_algorithms.choose)):
+        graph = training_graph(workload, examples, config, placed)
+    config = dataclasses.replace(config, algorithms=chosen_algorithms.text)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
         workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
     run_json["data"]["order"] = graph.data_order
-    notes += [*chosen, *placed.notes, *graph.notes, *report.random_notes(graph.random_numbers)]
+    notes += [
+        *chosen,
+        *chosen_algorithms.notes(),
+        *placed.notes,
+        *graph.notes,
+        *report.random_notes(graph.random_numbers),
+    ]
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
+
+
+def rebuilt(start: Start, membership: SingleProcess) -> Start:
+    """Returns the start with a graph for the membership's devices, which are others than when it was prepared."""
+    chooser = algorithms.again(start.config, membership)
+    with context.entered(context.Context(choose=chooser.choose)):
+        graph = training_graph(start.workload, start.examples, start.config, membership.devices)
+    if not start.is_chief:
+        return dataclasses.replace(start, graph=graph)
+    drawing = start.drawing and graph.drawing()
+    resumed = resume.find(start.run_dir, graph, start.config, is_known=True)
+    return dataclasses.replace(start, graph=graph, drawing=drawing, resumed=resumed)
 
 
 def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
@@ -95,7 +130,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
         run_dir,
         config.eval_every_steps,
         start.last_step if config.eval_at_end else None,
-        functools.partial(_evaluators, start),
+        functools.partial(_evaluators, config, workload, examples),
         best.Best(run_dir, config.keep_best, patience, config.global_batch),
     )
     stack.callback(evaluations.close)
@@ -114,15 +149,14 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     )  # fmt: skip
 
 
-def _evaluators(start: Start) -> dict[str, Evaluator]:
+def _evaluators(config: Config, workload: Workload, examples: Examples) -> dict[str, Evaluator]:
     """Makes evaluators on the test examples and on some training examples; each builds a graph."""
-    config, examples = start.config, start.examples
     request = DataRequest("test", examples.dataset, config.data_dir, config.seed)
-    evaluated = {TEST: start.workload.examples(request)}
+    evaluated = {TEST: workload.examples(request)}
     if config.train_eval_examples:
         evaluated[TRAIN] = examples.sample(config.train_eval_examples)
     placed = devices.place(config)
     return {
-        name: Evaluator(start.workload, each, config.tower_batch, config.dtype, config.moving_average_decay, placed)
+        name: Evaluator(workload, each, config.tower_batch, config.dtype, config.moving_average_decay, placed)
         for name, each in evaluated.items()
     }

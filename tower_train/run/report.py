@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 
 from tower_train import workload_files
 from tower_train.cluster.task import Task
@@ -13,6 +14,7 @@ from tower_train.console import ProgressBar
 from tower_train.graph.record import RandomNumbers
 from tower_train.inference.evaluator import Evaluation
 from tower_train.inference.report import with_interval
+from tower_train.options import rules
 from tower_train.run import program
 from tower_train.run.results import Result, StopReason
 
@@ -36,7 +38,8 @@ def opening_lines(run_json: dict, train_dir: str, steps_done: int, last_step: in
     data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
     batch, towers = run_json["global_batch"], len(devices)
     on_cpu = not devices[0].startswith("GPU")
-    versions, workers = run_json["versions"], len((config["worker_hosts"] or "").split(","))
+    versions, hosts = run_json["versions"], (config["worker_hosts"] or "").split(",")
+    workers = rules.parse_elastic(config["elastic"])[1] if config["elastic"] else len(hosts)
     lines = [
         f"tower_train {versions['tower_train']} on TensorFlow {versions['tensorflow']}",
         f"data:     {data['name']}, {data['num_examples']} examples",
@@ -51,6 +54,15 @@ def opening_lines(run_json: dict, train_dir: str, steps_done: int, last_step: in
     if data["notice"]:
         lines += ["*" * 100, f"*** {data['notice']}", "*" * 100]
     return lines
+
+
+def elastic_line(elastic: str | None, towers_of_each: Sequence[int]) -> list[str]:
+    """The line on how many workers of an elastic cluster there are; none for another."""
+    if not elastic:
+        return []
+    least, _, most = elastic.partition(":")
+    batches = " + ".join(map(str, towers_of_each))
+    return [f"elastic:  {len(towers_of_each)} of {least} to {most} workers, which take {batches} batches a step"]
 
 
 def random_notes(drawn: RandomNumbers) -> list[str]:

@@ -5,6 +5,7 @@ import enum
 import signal
 
 from tower_train import errors
+from tower_train.cluster import single_process
 from tower_train.run_dir import directory
 
 
@@ -16,6 +17,7 @@ class StopReason(str, enum.Enum):
     SIGTERM = "SIGTERM"
     NO_GAIN = "no gain"
     SESSION_HOOK = "a session hook"
+    RESIZED = single_process.RESIZED
     ANOTHER_WORKER = "another worker"
     ERROR = "an error"
 
@@ -81,6 +83,12 @@ def write(
     except errors.RunError as error:
         return failure or save_error(result.step, str(error).rstrip("."))
     return failure
+
+
+def without_part(over: single_process.RunOver, no_gain_epochs: float) -> Result:
+    """The result of a worker that waited for a place until the run was over."""
+    reason = StopReason(over.stopped_by)
+    return Result("", over.step, None, None, 0.0, reason, reason.text(no_gain_epochs), None)
 
 
 def evaluation_error(step: int, cause: Exception) -> errors.EvaluationError:

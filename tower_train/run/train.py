@@ -10,12 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster.elastic import join_elastic
 from tower_train.cluster.membership import exit_at_once, join
-from tower_train.cluster.single_process import SingleProcess
-from tower_train.cluster.task import find_task
+from tower_train.cluster.single_process import RunOver, SingleProcess
+from tower_train.cluster.task import Task, find_task
 from tower_train.config import Config
 from tower_train.console import say
 from tower_train.graph import devices, kernels, stream
+from tower_train.options import rules
 from tower_train.run import (
     bad_batch,
     hooks,
@@ -30,7 +32,7 @@ from tower_train.run import (
     signals,
 )
 from tower_train.run.evaluations import TEST
-from tower_train.run.prepare import Start, prepare
+from tower_train.run.prepare import Start, prepare, rebuilt
 from tower_train.run.results import Result, StopReason
 from tower_train.run.watchdog import Watchdog
 from tower_train.run_dir import checkpoint, directory, events, input_failures, manifest, recovery
@@ -72,22 +74,40 @@ def train(
     config = dataclasses.replace(config, worker_hosts=hosts, task_index=index)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     kernels.choose(config.deterministic, config.tensor_float_32)
-    timeouts = config.worker_timeout_secs, config.start_timeout_secs
     received = signals.Received()
     leave = functools.partial(_leave_at_once, received, if_stuck)
     with (
         signals.survived(signals.SAVING),
-        join(task, devices.place(config), *timeouts, config.wait_for_workers, leave) as membership,
+        _join(task, config, leave) as membership,
         run_dir.locked() if task.is_chief else contextlib.nullcontext(),
         contextlib.ExitStack() as stack,
     ):
-        start = announce(prepare(path, workload, config, run_dir, membership, stack), membership)
+        try:
+            start = announce(prepare(path, workload, config, run_dir, membership, stack), membership)
+        except RunOver as over:
+            return results.without_part(over, config.stop_after_no_gain_epochs)
         with signals.noted(received):
             try:
-                return conclude(start, *run(start, session_hooks, received, membership), membership)
+                result = conclude(start, *run(start, session_hooks, received, membership), membership)
             except errors.WorkerError as error:
                 error.exit_status = _status(error, received)
+                if not error.environment:
+                    membership.remember(error)
                 raise
+    if result.reason is StopReason.RESIZED:
+        raise membership.resized()
+    return result
+
+
+def _join(task: Task, config: Config, leave_at_once: Callable[[errors.WorkerError], None]) -> SingleProcess:
+    placed, timeouts = devices.place(config), (config.worker_timeout_secs, config.start_timeout_secs)
+    if not config.elastic:
+        return join(task, placed, *timeouts, config.wait_for_workers, leave_at_once)
+    if task.is_alone:
+        raise errors.ConfigError(
+            f"--elastic={config.elastic}: there is one worker. Name all in --worker_hosts, TF_CONFIG or Slurm."
+        )
+    return join_elastic(task, placed, *timeouts, rules.parse_elastic(config.elastic), leave_at_once)
 
 
 def _leave_at_once(
@@ -106,17 +126,20 @@ def _status(error: errors.WorkerError, received: signals.Received) -> int:
 
 def announce(start: Start, membership: SingleProcess) -> Start:
     """Agrees on the steps with the other workers and prints the first lines."""
-    is_over = start.is_chief and start.evaluations.best.is_over
+    is_over, built_for = start.is_chief and start.evaluations.best.is_over, membership.devices
     steps_done, end = membership.agree(
         lambda: manifest.same_everywhere(start.run_json, start.workload),
         start.steps_done,
         start.steps_done if is_over else start.last_step,
     )
+    if membership.devices is not built_for:
+        start = rebuilt(start, membership)
     if start.is_chief:
         recovery.remove_leftovers(start.run_dir.path)
         start.run_dir.cut_metrics(steps_done)
         start.run_dir.write(directory.RUN, start.run_json)
         lines = report.opening_lines(start.run_json, str(start.run_dir.path), steps_done, start.last_step)
+        lines += report.elastic_line(start.config.elastic, start.graph.towers_of_each)
     else:
         lines = [report.joining_line(membership.task, steps_done, end, membership.devices.names)]
     say(*lines, *start.notes)
@@ -167,7 +190,9 @@ def _opened(
 
 def conclude(start: Start, result: Result, failure: errors.UserError | None, membership: SingleProcess) -> Result:
     """Writes the result, prints the last lines and leaves together with the other workers."""
-    if start.is_chief:
+    if start.is_chief and result.reason is StopReason.RESIZED:
+        failure = None  # a save that failed costs the steps since the one before
+    elif start.is_chief:
         failure = results.write(start.run_dir, result, failure, start.evaluations.results())
         if not failure or isinstance(failure, errors.SaveError | errors.EvaluationError):
             path = start.run_json["config"]["workload"]
@@ -195,7 +220,7 @@ class StepHooks:
         stack: contextlib.ExitStack, membership: SingleProcess,
     ):  # fmt: skip
         config, graph, clock = start.config, start.graph, hooks.TrainingClock()
-        self._start, self._received, self._states = start, received, membership.states
+        self._start, self._received, self._membership = start, received, membership
         self._user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
         # A step with an all-reduce may have to be ended.
         noted = {"note_stall": membership.note_stall} if graph.known_mean else {}
@@ -221,6 +246,8 @@ class StepHooks:
             return StopReason.NO_GAIN
         if self._received.stopping:
             return StopReason(self._received.stopping.name)
+        if self._membership.is_to_resize:
+            return StopReason.RESIZED
         return StopReason.SESSION_HOOK if any(hook.has_asked for hook in self._user_hooks) else None
 
     def _chief_hooks(
@@ -244,7 +271,7 @@ class StepHooks:
             profiler = profile.ProfileHook(graph, config.profile_steps, path, clock, watchdog)
             chief_hooks.append(stack.enter_context(contextlib.closing(profiler)))
         write = saving.checkpoint_writer(
-            graph, start.run_dir, start.resumed.checkpoints, [metrics, writer], self._states
+            graph, start.run_dir, start.resumed.checkpoints, [metrics, writer], self._membership.states
         )
         saver = saving.CheckpointHook(
             graph, config.save_every_steps, write, start.evaluations, received, watchdog, clock

@@ -11,7 +11,7 @@ from typing import Any
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.measures import HIGHER, LOWER
-from tower_train.options import declare
+from tower_train.options import declare, rules
 
 
 class Mismatch(ValueError):
@@ -136,8 +136,16 @@ def _value_of(field: dataclasses.Field) -> Kind:
     return Kind(declare.allowed(field), holds)
 
 
+def _are_algorithms(value: Any) -> bool:
+    try:
+        return _is_text(value) and bool(rules.parse_algorithms(value))
+    except errors.ConfigError:
+        return False
+
+
 # The options that a start compares with those of the start before; and those that evaluation needs.
 _OPTIONS = {field.name: _value_of(field) for field in dataclasses.fields(Config) if field.metadata["resume"] != "free"}
+_OPTIONS["algorithms"] = Kind("auto, usual, the name of an algorithm, or SITE=NAME,...", _are_algorithms)
 _DTYPES = [name for name in Config.__dataclass_fields__["dtype"].metadata["choices"] if name != "auto"]  # once resolved
 _NEEDED = {name: _OPTIONS.pop(name) for name in ("seed", "moving_average_decay", "dtype")}
 _NEEDED["dtype"] = Kind(f"one of {', '.join(_DTYPES)}", lambda value: value in _DTYPES)

@@ -1,0 +1,151 @@
+"""The roster of an elastic cluster: which of its hosts train along, as the chief decides before each start."""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from tower_train import errors
+from tower_train.cluster.task import Task
+from tower_train.console import say
+
+_VARIABLE = "TOWER_TRAIN_ELASTIC"
+_MOST_STRIKES = 5
+_MOST_IDLE_STARTS = 10
+_REMIND_SECS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What a process that starts itself again remembers, in an environment variable.
+
+    Attributes:
+      group: the tasks that are expected to train along; empty if nothing is known.
+      strikes: {task: how often in a row it was lost before the first step of a start}.
+      idle_starts: how many starts in a row ended before their first step.
+    """
+
+    group: tuple[int, ...] = ()
+    strikes: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    idle_starts: int = 0
+
+    @classmethod
+    def of_environment(cls) -> "Memory":
+        """Reads what `environment` wrote; anything else counts as nothing."""
+        try:
+            found = json.loads(os.environ.get(_VARIABLE, "{}"))
+            strikes = {int(task): int(count) for task, count in found.get("strikes", {}).items()}
+            return cls(tuple(map(int, found.get("group", ()))), strikes, int(found.get("idle_starts", 0)))
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            return cls()
+
+    def environment(self) -> dict[str, str]:
+        """The environment variable for the next start."""
+        return {_VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+    def after(
+        self, has_stepped: bool, group: Collection[int], lost: Collection[int], expected: Collection[int]
+    ) -> "Memory":  # fmt: skip
+        """What to remember at the end of a start of `group`, of which these were lost, when those are expected next."""
+        strikes = {task: count for task, count in self.strikes.items() if not has_stepped or task not in group}
+        if not has_stepped:
+            strikes |= {task: strikes.get(task, 0) + 1 for task in lost}
+        return Memory(tuple(sorted(expected)), strikes, 0 if has_stepped else self.idle_starts + 1)
+
+    def check(self) -> None:
+        """Raises WorkerError where start after start comes to no step."""
+        if self.idle_starts >= _MOST_IDLE_STARTS:
+            raise final(
+                f"{self.idle_starts} starts in a row ended before their first step. Look for the reason in the lines "
+                "of all workers, then start all again."
+            )
+
+
+class Roster:
+    """Decides who trains along. The chief always does.
+
+    Args:
+      task: the chief's.
+      sizes: least and most workers.
+      memory: of the start before.
+      settle_secs: how long nobody else must have come before fewer than the most, or than the expected, begin; and how
+        long a start has trained at least before it ends for who came later.
+      start_timeout_secs: how long to wait for the least number of workers.
+      clock: seconds since some moment.
+    """
+
+    def __init__(
+        self, task: Task, sizes: tuple[int, int], memory: Memory, settle_secs: float, start_timeout_secs: float,
+        clock: Callable[[], float] = time.monotonic,
+    ):  # fmt: skip
+        self._task, (self._least, self._most), self._memory = task, sizes, memory
+        self._settle, self._start_timeout, self._clock = settle_secs, start_timeout_secs, clock
+        self._began = self._changed = self._reminded = clock()
+        self._ready: set[int] = set()
+        self._named: set[str] = set()
+
+    def choose(self, ready: Collection[int]) -> tuple[int, ...] | None:
+        """Chooses the tasks that begin, in order; None to wait for more.
+
+        Args:
+          ready: the tasks that could begin now, without the chief.
+
+        Raises:
+          WorkerError: there were too few for too long.
+        """
+        ready, now = {0, *self._admissible(ready)}, self._clock()
+        if ready != self._ready:
+            self._ready, self._changed = ready, now
+        is_full = len(ready) >= self._most
+        is_as_expected = bool(self._memory.group) and ready.issuperset(self._memory.group)
+        if len(ready) >= self._least and (is_full or is_as_expected or now - self._changed > self._settle):
+            known = [task for task in sorted(ready) if task in self._memory.group or task == 0]
+            return tuple(sorted((known + sorted(ready.difference(known)))[: self._most]))
+        there = f"{len(ready)} of {self._least} to {self._most} workers are there"
+        if len(ready) < self._least and now - self._began > self._start_timeout:
+            raise final(
+                f"{there}, and no more have come for {now - self._began:.0f} s. The last checkpoint stays: start all "
+                f"again when at least {self._least} can come, or give a smaller MIN in --elastic=MIN:MAX."
+            )
+        if now - self._reminded > _REMIND_SECS:
+            self._reminded = now
+            say(f"*** Waiting: {there}.")
+        return None
+
+    def is_to_grow(self, group: Sequence[int], ready: Collection[int], trained_secs: float | None) -> bool:
+        """Whether a start of `group` ends for those that wait for a place.
+
+        Args:
+          group: the tasks that train.
+          ready: those that wait.
+          trained_secs: how long ago the first step ended; None before that.
+        """
+        has_trained = trained_secs is not None and trained_secs > self._settle
+        return has_trained and len(group) < self._most and bool(self._admissible(ready))
+
+    def name_once(self, text: str) -> None:
+        """Prints a line, but never again."""
+        if text not in self._named:
+            self._named.add(text)
+            say(f"*** {text}")
+
+    def _admissible(self, ready: Collection[int]) -> list[int]:
+        found = []
+        for task in ready:
+            strikes = self._memory.strikes.get(task, 0)
+            if strikes < _MOST_STRIKES:
+                found.append(task)
+                continue
+            self.name_once(
+                f"{self._task.name(task)} was lost {strikes} times in a row before its first step, and is not taken in "
+                "again. Look for the reason in its lines, then start all again."
+            )
+        return found
+
+
+def final(text: str) -> errors.WorkerError:
+    """An error after which nobody starts itself again."""
+    error = errors.WorkerError(text)
+    error.is_final = True
+    return error
