@@ -49,18 +49,19 @@ def overhead(session: Session) -> list[str]:
     """What reports at their defaults, the check of each step and the start cost: overhead.json."""
     options, rounds = session.options, session.options.rounds or _ROUNDS
     reporting, unguarded, silent = (
-        systems.trainer(reports, 1, options.batch_size, reports=reports)
+        systems.trainer(reports, 1, options.batch_size, reports=reports, algorithms="usual")  # the same in all
         for reports in (systems.REPORTS, systems.UNGUARDED, systems.SILENCE)
     )
     counts = sorted({min(options.tower_counts), max(options.tower_counts)})
-    session.progress.expect(STARTING, len(counts) * (options.rounds or _STARTS) * _PAIR_SECS)
+    session.progress.expect(STARTING, (1 + len(counts)) * (options.rounds or _STARTS) * _PAIR_SECS)
     measured = measure.in_rounds(session, [reporting], rounds, steps=_STEPS, each=True)
     measured += measure.in_rounds(session, [unguarded, silent], rounds * _TURNS_EACH, steps=_TURN_STEPS)
     extra = extra_steps((sample["first"], sample["step_secs"]) for sample in measured[0].samples)
     costs = costs_of_reports(extra, DEFAULTS)
     without, with_it = (one.rates() for one in measured[1:])
     check = median_cost([without[number] / with_it[number] - 1 for number in without])
-    starts = {towers: _starts(session, towers) for towers in counts}
+    starts = {systems.count_of(towers, "tower"): _starts(session, towers, "usual") for towers in counts}
+    starts["1 tower, algorithms timed"] = _starts(session, 1, "auto")
     written = session.write("overhead", {
         "extra_steps": extra, "costs": {name: dataclasses.asdict(cost) for name, cost in costs.items()},
         "check": dataclasses.asdict(check), "starts": starts,
@@ -75,7 +76,7 @@ def overhead(session: Session) -> list[str]:
         f"Reports come every {', '.join(str(DEFAULTS[kind]) for kind in KINDS)} steps by default. Measured: "
         f"{sum(map(len, extra))} blocks of {_BLOCK} steps with reports, each beside two without; the check in "
         f"{len(without)} pairs of {_TURN_STEPS} steps.",
-        *(_start_line(towers, pairs) for towers, pairs in starts.items()), "",
+        *(_start_line(name, pairs) for name, pairs in starts.items()), "",
         *report.written([written]),
     ]  # fmt: skip
 
@@ -131,18 +132,18 @@ def _row(name: str, cost: Cost) -> list[str]:
     return [name, f"{cost.median:.2%}", f"{cost.low:.2%}", f"{cost.high:.2%}"]
 
 
-def _starts(session: Session, towers: int) -> list[dict[str, float]]:
-    """Seconds of `import tensorflow`, by itself in a process of its own, and of a process of tower_train from its start
-    to the end of its first step, one right after the other."""
-    side, pairs = systems.trainer(systems.count_of(towers, "tower"), towers, session.options.batch_size), []
-    count = session.options.rounds or _STARTS
+def _starts(session: Session, towers: int, algorithms: str) -> list[dict[str, float]]:
+    """Returns seconds of `import tensorflow`, by itself in a process of its own, and of a process of tower_train from
+    its start to the end of its first step, one right after the other."""
+    side = systems.trainer("start", towers, session.options.batch_size, algorithms=algorithms)
+    pairs, count = [], session.options.rounds or _STARTS
     for number in range(count):
         with session.progress.work(STARTING, _PAIR_SECS, "starting"):
             of_import = import_secs()
             with session.start(side) as worker:
                 first = worker.wait_for("first_step")
         pairs.append({"import_secs": of_import, "first_step_secs": first["secs"]})
-        session.progress.note(f"start {number + 1} of {count} with {systems.count_of(towers, 'tower')}")
+        session.progress.note(f"start {number + 1} of {count} of {systems.count_of(towers, 'tower')}")
     return pairs
 
 
@@ -152,11 +153,10 @@ def import_secs() -> float:
     return float(subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout)
 
 
-def _start_line(towers: int, pairs: Sequence[Mapping[str, float]]) -> str:
+def _start_line(name: str, pairs: Sequence[Mapping[str, float]]) -> str:
     ratios = [pair["first_step_secs"] / pair["import_secs"] for pair in pairs]
     first, of_import = (statistics.median(pair[key] for pair in pairs) for key in ("first_step_secs", "import_secs"))
     return (
-        f"first step of {systems.count_of(towers, 'tower')}: {first:.1f} s after the start of the process, "
-        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) times what `import tensorflow` "
-        f"takes by itself ({of_import:.1f} s)."
+        f"first step of {name}: {first:.1f} s after the start of the process, {statistics.median(ratios):.2f} "
+        f"({min(ratios):.2f} to {max(ratios):.2f}) times what `import tensorflow` takes by itself ({of_import:.1f} s)."
     )

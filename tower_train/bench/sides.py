@@ -95,6 +95,7 @@ def _run_trainer(spec: dict, pacer) -> None:
         dataset=spec["dataset"], data_dir=spec["data_dir"], device=spec["device"], dtype=spec["dtype"],
         num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"] // spec["num_processes"],
         variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
+        algorithms=spec["algorithms"],
         train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **reports,
     )  # fmt: skip
     if spec["reports"] == systems.UNGUARDED:
