@@ -129,7 +129,8 @@ def _read_file(path, images: np.ndarray, labels: np.ndarray) -> bytes:
                 _check_labels(path, start, records[:, 0])
                 labels[start : start + len(records)] = records[:, 0]
                 planes = records[:, 1:].reshape(-1, CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
-                images[start : start + len(records)] = planes.transpose(0, 2, 3, 1)
+                for channel in range(CHANNELS):  # a transposition would take three times as long
+                    images[start : start + len(records), ..., channel] = planes[:, channel]
     except OSError as error:
         raise errors.DataError(f"{path}: cannot be read: {error.strerror}.") from None
     return digest.digest()

@@ -29,9 +29,9 @@ def main(argv) -> int:
 
         lines = breakdown.run(options)
     else:
-        from tower_train.bench import forms, measure
+        from tower_train.bench import forms, measure, overhead
 
-        form = forms.sweep if options.sweep else forms.overhead if options.overhead else forms.compare
+        form = forms.sweep if options.sweep else overhead.overhead if options.overhead else forms.compare
         with measure.session(options) as session:
             lines = form(session)
     console.say(*lines)

@@ -95,6 +95,10 @@ class Config(DeviceOptions):
         "auto: mirrored if several GPUs average faster than the CPU as tower_train.plan computes, else cpu",
         TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
+    join_towers: bool = option(
+        True, "compute towers of one CPU together, each operation once, on all their batches; else side by side, as on "
+        "GPUs", TOWERS,
+    )  # fmt: skip
     all_reduce: str | None = option(
         None, "all-reduce of mirrored variables' gradients: collective (TensorFlow's ring), nccl (NVIDIA GPUs only), "
         "or add_n (on one device, then copied) (nccl between several GPUs, else collective)", TOWERS,
@@ -130,9 +134,9 @@ class Config(DeviceOptions):
         needs=("train_dir",),
     )  # fmt: skip
     elastic: str | None = option(
-        None, "MIN:MAX, e.g. 2:4: when a worker is lost, go on from the last checkpoint with those that are left, and "
-        "with more when one returns; a step keeps the examples that MAX workers take; for python -m tower_train, as a "
-        "program that calls train() must be started again", MACHINES, needs=("train_dir",),
+        None, "number of workers MIN:MAX, e.g. 2:4: when one is lost, go on from the last checkpoint with the others, "
+        "and with more when one returns; a step keeps the examples of MAX workers; only for python -m tower_train: "
+        "programs that call train() must be started again", MACHINES, needs=("train_dir",),
     )  # fmt: skip
     on_worker_change: str = option(
         "refuse", "resume a run on a tf.data data set with another number of workers: refuse, or next_epoch, which "

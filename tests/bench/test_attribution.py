@@ -18,6 +18,7 @@ def operation(name, start, end, device="/cpu:0"):
         ("tower_12/gradients/tower_12/local3/MatMul_grad/MatMul", "tower 12"),
         ("ConstantFolding/tower_1/gradients/tower_1/conv2/Conv2D_grad/ShapeN-matshapes-0", "tower 1"),
         ("GroupCrossDeviceControlEdges_0/ConstantFolding/tower_1/gradients/ShapeN-matshapes-1/_7", "tower 1"),
+        ("joined/gradients/tower_0/conv2/MatMul_1_grad/MatMul", "all towers"),
         ("average_gradients/AddN_3", "averaging"),
         ("weight_decay/gradients/local3/weights/Regularizer/L2Loss_1_grad/mul", "weight decay, finiteness check"),
         ("local3/weights/Regularizer/L2Loss_1", "weight decay, finiteness check"),

@@ -71,6 +71,12 @@ def test_a_measurement_lasts_as_long_as_asked_for(run_side):
     assert measured["seconds"] == pytest.approx(20 * STEP_SECS)
 
 
+def test_each_step_is_told_by_its_number_if_asked_for(run_side):
+    _, (ready, before), (measured, after), _ = run_side([{"steps": 7, "each": True}])
+    assert measured["first"] == before + worker.LEAD_IN_STEPS + 1 == after - 6
+    assert measured["step_secs"] == pytest.approx([STEP_SECS] * 7)
+
+
 def test_neither_waiting_nor_leading_in_counts_as_measured_time(run_side):
     *_, (one, _), (other, _), _ = run_side([{"steps": 10}, {"steps": 30}])
     assert one["seconds"] == pytest.approx(10 * STEP_SECS)

@@ -67,9 +67,10 @@ def written(cifar10_dir, tmp_path_factory):
 def test_a_step_of_the_trainer_has_all_parts(written):
     (found,) = json.loads((written / "breakdown.json").read_text())["breakdowns"]
     found = attribution.Breakdown(**found)
-    for part in ("tower 0", "tower 1", attribution.AVERAGING, attribution.UPDATE, attribution.MOVING_AVERAGES):
+    of_towers = "tower 0", attribution.ALL_TOWERS
+    for part in (*of_towers, attribution.AVERAGING, attribution.UPDATE, attribution.MOVING_AVERAGES):
         assert found.seconds[part] > 0, part
-    assert found.share("tower 0", "tower 1") > 0.5
+    assert found.share(*of_towers) > 0.5
     assert found.share(attribution.OTHER) < 0.1
     assert 0 < found.own <= found.busy <= 1
     assert 0 < found.step_secs < 1

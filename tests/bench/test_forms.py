@@ -1,4 +1,4 @@
-"""The sweep and the overhead, on processes that answer as they are told to."""
+"""The sweep, on processes that answer as they are told to."""
 
 import importlib.util
 import json
@@ -53,19 +53,3 @@ def test_a_sweep_shows_what_each_size_is_worth(session, tmp_path):
     if importlib.util.find_spec("matplotlib"):
         assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert report.sweep(results.read(tmp_path / "sweep.json")) == lines[:-2]
-
-
-def test_the_overhead_is_what_reports_add_to_the_same_steps(session, tmp_path):
-    """The machine halves its speed for a while, which reports are not to blame for: they cost 2, 4 and 1 %, and the
-    check of each step another 1 %."""
-    speeds, costs = [100.0, 50.0, 100.0], [0.02, 0.04, 0.01]
-
-    def steps_per_sec(name, number):
-        return speeds[number] * (1.01 if "unguarded" in name else 1) / (1 + costs[number] if "reports" in name else 1)
-
-    lines = forms.overhead(session(BenchmarkOptions(overhead=True, rounds=3), steps_per_sec))
-    assert any("cost 2.0% of 1500 steps (1.5% to 3.0% between the quartiles of 3 pieces)" in line for line in lines)
-    assert any("finite cost 3.0% of 1500 steps (2.5% to 4.0% between" in line for line in lines)
-    assert any("first step: 3.0 s after the start, 1.50 times what `import tensorflow`" in line for line in lines)
-    written = json.loads((tmp_path / "overhead.json").read_text())
-    assert (written["import_secs"], written["first_step_secs"]) == ([2.0] * 3, [3.0] * 3)

@@ -52,13 +52,13 @@ def test_the_sum_and_each_tower_s_gradient_are_those_of_tensorflow(network):
         losses = [tf.reduce_mean(tf.square(network(v1.placeholder_with_default(x, x.shape), w))) for x in draws]
         grads = [tf.gradients(loss, w) for loss in losses]
         expected, of_all = [grad for [grad] in grads], tf.gradients(tf.add_n(losses), w)[0]
-        rows = postponed.postponed([[(grad, w)] for [grad] in grads])
+        rows = postponed.not_joined([[(grad, w)] for [grad] in grads], [], TOWERS).tower_grads
         found = [row[0][0] for row in rows]
         assert all(row[0][1] is w for row in rows)
         session.run(w.initializer)
         for value, right in zip(*session.run([[one.tensor() for one in found], expected]), strict=True):
             np.testing.assert_allclose(value, right, rtol=1e-12, atol=1e-12)
-        value, right = session.run([found[0].sum_of(range(TOWERS)), of_all])
+        value, right = session.run([found[0].mean(), of_all / TOWERS])
         np.testing.assert_allclose(value, right, rtol=1e-12, atol=1e-12)
 
 
@@ -73,7 +73,10 @@ def test_the_large_tensors_of_weights_do_not_grow_with_the_towers(cifar10_dir, o
     examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
 
     def count(towers):
-        with open_training(cifar10.WORKLOAD, examples, num_gpus=towers, batch_size=8 // towers) as (built, _):
+        with open_training(cifar10.WORKLOAD, examples, num_gpus=towers, batch_size=8 // towers, join_towers=True) as (
+            built,
+            _,
+        ):
             made = [op for op in executed(built.graph, built.train_op) if op.type != "ReadVariableOp"]
             sizes = [output.shape.num_elements() for op in made for output in op.outputs]
             return sizes.count(2304 * 384), sizes.count(252 * 64 * 64)
@@ -100,7 +103,8 @@ def counting(calls):
     ("options", "times"),
     [
         (dict(num_gpus=1), 1),
-        (dict(num_gpus=3), 1),
+        (dict(num_gpus=3), 3),
+        (dict(num_gpus=3, join_towers=True), 1),
         (dict(num_gpus=3, variable_update="mirrored", all_reduce="add_n"), 3),
         (dict(num_gpus=1, accumulate_steps=3), 3),
     ],
@@ -114,7 +118,9 @@ def test_towers_that_share_variables_and_cores_transform_weights_once(options, t
 def test_what_is_transformed_once_trains_as_one_tower_does():
     examples = toy_workload.load(DataRequest("train"))
     one, three = (
-        trainings.train(counting([]), examples, 3, dtype="float64", num_gpus=towers, batch_size=12 // towers)
+        trainings.train(
+            counting([]), examples, 3, dtype="float64", num_gpus=towers, batch_size=12 // towers, join_towers=True
+        )
         for towers in (1, 3)
     )
     trainings.assert_same(three, one)

@@ -51,6 +51,18 @@ def test_without_moving_averages_there_are_none(tmp_path):
     assert jobs.variables(tmp_path).keys() == {*TOY_SHAPES, "global_step", "examples_seen"}
 
 
+def test_averages_that_a_checkpoint_lacks_begin_as_the_weights_that_it_has(tmp_path):
+    jobs.train_toy(tmp_path, max_steps=3, moving_average_decay=0, optimizer="sgd", summary_every_steps=0)
+    jobs.train_toy(
+        tmp_path, max_steps=4, moving_average_decay=0.9, optimizer="sgd", summary_every_steps=0, override=True
+    )
+    before, after = jobs.variables(tmp_path, 3), jobs.variables(tmp_path, 4)
+    decay = (1 + 3) / (10 + 3)
+    for name in TOY_SHAPES:
+        expected = decay * before[name] + (1 - decay) * after[name]
+        np.testing.assert_allclose(after[f"{name}/ExponentialMovingAverage"], expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize(("save_every_steps", "saved"), [(0, [25]), (10, [10, 20, 25]), (100, [25])])
 def test_checkpoints_are_saved_every_few_steps_and_at_the_end(save_every_steps, saved, tmp_path):
     result = jobs.train_toy(tmp_path, max_steps=25, save_every_steps=save_every_steps)

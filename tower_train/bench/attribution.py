@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tower_train.bench import report, systems
 
 INPUT_WAIT = "input wait"
+ALL_TOWERS = "all towers"
 AVERAGING = "averaging"
 DECAY_AND_CHECK = "weight decay, finiteness check"
 UPDATE = "update"
@@ -20,6 +21,7 @@ NOTHING = "no operation running"
 # branches of the conditional `train`.
 _PATTERNS = [
     (INPUT_WAIT, re.compile(r"(next_batch/.*)?Iterator")),
+    (ALL_TOWERS, re.compile(r"joined/")),
     (AVERAGING, re.compile(r"average_|all_reduce/")),
     (DECAY_AND_CHECK, re.compile(r"weight_decay/|.*/Regularizer/|check_finite/")),
     (MOVING_AVERAGES, re.compile(r"train/.*ExponentialMovingAverage")),
@@ -121,11 +123,12 @@ def table(breakdowns: Sequence[Breakdown]) -> list[str]:
     """Tabulates milliseconds and share of a step by category, a column per tower count."""
 
     def part(one: Breakdown, category: str) -> str:
-        if category.startswith("tower ") and category not in one.seconds:
+        if category in towers and category not in one.seconds:
             return ""
         return f"{one.seconds.get(category, 0.0) * 1e3:.1f} ms {one.share(category):4.0%}"
 
-    towers = [f"tower {i}" for i in range(max(one.towers for one in breakdowns))]
+    towers = [f"tower {i}" for i in range(max(one.towers for one in breakdowns))] + [ALL_TOWERS]
+    towers = [category for category in towers if any(category in one.seconds for one in breakdowns)]
     after = [AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES, OTHER, NOTHING]
     body = [[category, *(part(one, category) for one in breakdowns)] for category in [INPUT_WAIT, *towers, *after]]
     body.append(["a step, without tracing", *(f"{one.step_secs * 1e3:.1f} ms" for one in breakdowns)])

@@ -1,20 +1,16 @@
-"""The forms of the benchmark that measure sides in turns: comparison, sweep, overhead.
+"""The forms of the benchmark that measure sides in turns: comparison and sweep.
 
 Each measures, writes its files into the session's directory, and returns the lines to print.
 """
 
 import dataclasses
 import pathlib
-import statistics
 
 from tower_train.bench import measure, plots, report, results, systems
 from tower_train.bench.measure import Session
-from tower_train.bench.progress import START_SECS, STARTING
 
 _SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
 _SWEEP_STEPS, _LONG_RUN_BATCH = (100, 1_000, 10_000), 8  # small steps, which show best what grows with the run
-_OVERHEAD_STEPS, _OVERHEAD_ROUNDS = 500, 4  # 2000 steps, in pieces with as many log lines, summaries and checkpoints
-_STARTS = 5
 
 
 def compare(session: Session) -> list[str]:
@@ -61,46 +57,5 @@ def show(path: pathlib.Path) -> list[str]:
     return [*tables, "", *report.written([path, *plots.draw(found, path.with_suffix(""))])]
 
 
-def overhead(session: Session) -> list[str]:
-    """Measures the costs of a run besides its steps, reports at their defaults and the start: overhead.json."""
-    options = session.options
-    kinds = (systems.UNGUARDED, systems.SILENCE, systems.REPORTS)
-    sides = [systems.trainer(reports, 1, options.batch_size, reports=reports) for reports in kinds]
-    num_starts = options.rounds or _STARTS
-    session.progress.expect(STARTING, num_starts * START_SECS)
-    measured = measure.in_rounds(session, sides, options.rounds or _OVERHEAD_ROUNDS, steps=_OVERHEAD_STEPS)
-    unguarded, silent, with_reports = (one.rates() for one in measured)
-    imports, starts = _starts(session, sides[0], num_starts)
-    content = {"sides": _as_dicts(measured), "import_secs": imports, "first_step_secs": starts}
-    written = session.write("overhead", content)
-    ratio = statistics.median(start / of_import for start, of_import in zip(starts, imports, strict=True))
-    return [
-        *report.opening(session.machine, session.about, f"{options.batch_size} examples a step"), "",
-        f"log lines, summaries and checkpoints at their defaults cost {_cost(silent, with_reports)}.",
-        f"they and the check that each step is finite cost {_cost(unguarded, with_reports)}.",
-        f"first step: {statistics.median(starts):.1f} s after the start, {ratio:.2f} times what `import tensorflow` "
-        f"takes of that ({statistics.median(imports):.1f} s).", "",
-        *report.written([written]),
-    ]  # fmt: skip
-
-
 def _as_dicts(records) -> list[dict]:
     return [dataclasses.asdict(record) for record in records]
-
-
-def _cost(without: dict[int, float], with_it: dict[int, float]) -> str:
-    """Puts the cost of something into words, from the rates of the same rounds without and with it."""
-    costs = [without[number] / with_it[number] - 1 for number in without]
-    median, low, high = results.median_and_quartiles(costs)
-    spread = f"{low:.1%} to {high:.1%} between the quartiles of {len(costs)} pieces"
-    return f"{median:.1%} of {_OVERHEAD_STEPS * len(costs)} steps ({spread})"
-
-
-def _starts(session: Session, side: systems.System, count: int) -> tuple[list[float], list[float]]:
-    """Returns by start the seconds of importing TensorFlow, and from the process's start to a side's first step."""
-    firsts = []
-    for number in range(count):
-        with session.progress.work(STARTING, START_SECS, "starting"), session.start(side) as worker:
-            firsts.append(worker.wait_for("first_step"))
-        session.progress.note(f"start {number + 1} of {count}")
-    return [first["import_secs"] for first in firsts], [first["secs"] for first in firsts]

@@ -77,6 +77,7 @@ def in_rounds(
     rounds: int,
     seconds: float = 0.0,
     steps: int = 1,
+    each: bool = False,
     has_memory: Callable[[int], bool] = host.has_memory,
 ) -> list[Measured]:
     """Measures every side `rounds` times, in an order that changes from round to round; returns them in the given one.
@@ -89,20 +90,21 @@ def in_rounds(
       rounds: measurements of each side; the anchors have as many in every group.
       seconds: least duration of a measurement.
       steps: least number of steps of a measurement.
+      each: whether samples have the duration of each step.
       has_memory: whether so many bytes of memory are free.
     """
     measured = {side.name: Measured(side) for side in sides}
     anchors = [side for side in sides if side.is_anchor]
     waiting = [side for side in sides if not side.is_anchor]
-    progress, each = session.progress, max(seconds, steps * STEP_SECS)
+    progress, secs_each = session.progress, max(seconds, steps * STEP_SECS)
     progress.expect(STARTING, sum(map(_start_secs, sides)))
-    progress.expect(MEASURING, len(sides) * rounds * each)
+    progress.expect(MEASURING, len(sides) * rounds * secs_each)
     progress.announce(f"measuring {count_of(len(sides), 'system')} in {count_of(rounds, 'round')}")
     first_round = 0
     while first_round == 0 or waiting:
         if first_round:
             progress.expect(STARTING, sum(map(_start_secs, anchors)))
-            progress.expect(MEASURING, len(anchors) * rounds * each)
+            progress.expect(MEASURING, len(anchors) * rounds * secs_each)
         with contextlib.ExitStack() as stack:
             live, waiting = {}, anchors + waiting
             while waiting and (len(live) <= len(anchors) or has_memory(_memory_of_next(measured))):
@@ -113,8 +115,8 @@ def in_rounds(
                 progress.note(f"{side.title} is ready")
             for number in range(first_round, first_round + rounds):
                 for name in random.Random(number).sample(list(live), len(live)):
-                    with progress.work(MEASURING, each, f"round {number + 1}"):
-                        _take_sample(measured[name], live[name], number, seconds, steps)
+                    with progress.work(MEASURING, secs_each, f"round {number + 1}"):
+                        _take_sample(measured[name], live[name], number, seconds, steps, each)
                 progress.note(f"round {number + 1} is done")
             for name, worker in live.items():
                 _note_peaks(measured[name], worker.stop())
@@ -144,8 +146,8 @@ def _note_peaks(measured: Measured, answer: dict) -> None:
     measured.card_bytes = max(measured.card_bytes, *answer["card_bytes"], 0)
 
 
-def _take_sample(measured: Measured, worker: Worker, number: int, seconds: float, steps: int) -> None:
-    answer = worker.measure(seconds, steps)
+def _take_sample(measured: Measured, worker: Worker, number: int, seconds: float, steps: int, each: bool) -> None:
+    answer = worker.measure(seconds, steps, each)
     del answer["event"], answer["secs"]
     per_sec = answer["steps"] * measured.work_per_step / answer["seconds"]
     measured.samples.append({"round": number, "per_sec": per_sec} | answer)

@@ -65,9 +65,9 @@ class Worker:
             if answer["event"] != "warming_up":
                 raise SideError(f"{self.name}: its process said {json.dumps(answer)} instead of {event!r}.")
 
-    def measure(self, seconds: float = 0.0, steps: int = 1) -> dict:
-        """Lets it do at least so many steps for at least so long; returns its measurement."""
-        self._send({"seconds": seconds, "steps": steps})
+    def measure(self, seconds: float = 0.0, steps: int = 1, each: bool = False) -> dict:
+        """Lets it do at least so many steps for at least so long; returns its measurement (each: of each step too)."""
+        self._send({"seconds": seconds, "steps": steps, "each": each})
         return self.wait_for("measured", seconds)
 
     def stop(self) -> dict:

@@ -86,13 +86,16 @@ def _run_trainer(spec: dict, pacer) -> None:
     workload = workload_of(spec["workload"], spec["model"])
     if spec["is_fixed"]:
         workload = fixed_workload(workload, spec["fixed_path"], _request(spec))
-    reports = {} if spec["reports"] == systems.REPORTS else {"summary_every_steps": 0, "save_every_steps": 0}
+    reports = {"summary_every_steps": 0, "save_every_steps": 0}
+    if spec["reports"] == systems.REPORTS:
+        reports = systems.REPORT_STEPS
     if spec["reports"] in (systems.SILENCE, systems.UNGUARDED):
         reports["log_every_steps"] = _NO_END
     config = workload.config(
         dataset=spec["dataset"], data_dir=spec["data_dir"], device=spec["device"], dtype=spec["dtype"],
         num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"] // spec["num_processes"],
         variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
+        algorithms=spec["algorithms"],
         train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **reports,
     )  # fmt: skip
     if spec["reports"] == systems.UNGUARDED:

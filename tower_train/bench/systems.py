@@ -11,6 +11,8 @@ CEILING = "ceiling"
 TRAINER = "tower_train"
 DTYPES, ON_REQUEST = ("float32", "bfloat16"), "float16"  # the last only if --systems names it
 LOG_LINES, REPORTS, SILENCE, UNGUARDED = "log lines", "reports", "silence", "unguarded"
+# The steps between REPORTS, far fewer than by default; each a multiple of the one before.
+REPORT_STEPS = {"log_every_steps": 6, "summary_every_steps": 30, "save_every_steps": 60}
 FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
 
 
@@ -223,11 +225,12 @@ def trainer(
     Args:
       label: the part of its label after 'tower_train, '; empty for none.
       settings: is_fixed, to train on one distorted batch in the graph instead of a stream of images; reports:
-        LOG_LINES, REPORTS (with summaries and checkpoints, all as often as by default), SILENCE or UNGUARDED (silence
-        without the check that each step is finite); warm_up_steps before it is measured; num_processes, variable_update
-        and all_reduce.
+        LOG_LINES (as often as by default), REPORTS (with summaries and checkpoints, all every REPORT_STEPS), SILENCE or
+        UNGUARDED (silence without the check that each step is finite); warm_up_steps before it is measured;
+        num_processes, variable_update, all_reduce and algorithms.
     """
-    defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None)
+    defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None,
+                    algorithms="auto")  # fmt: skip
     settings = defaults | dict(towers=towers, dtype=dtype) | settings
     label = f"{TRAINER}, {label}" if label else ""
     return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype, label=label)

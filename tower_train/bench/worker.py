@@ -7,8 +7,9 @@ its training loop, with full input queues, and so takes no time from the side th
     worker:     {"event": "first_step", "import_secs": 2.2}
     worker:     {"event": "warming_up"}, after each thousand steps of a long warm-up
     worker:     {"event": "ready", "work_per_step": 128, "algorithms": null, "peak_bytes": 800000000, "card_bytes": []}
-    benchmark:  {"seconds": 5}
-    worker:     {"event": "measured", "steps": 134, "seconds": 5.01, ...}
+    benchmark:  {"seconds": 5}, with "each" if it wants to know of each step
+    worker:     {"event": "measured", "steps": 134, "seconds": 5.01, ...}, "first" being its first step's number and
+                "step_secs" the seconds of each
     benchmark:  {}, or the end of its output
     worker:     {"event": "stopped", "peak_bytes": 900000000, "card_bytes": []}
 
@@ -16,6 +17,7 @@ The worker of a side with several processes starts the others, its peers, which 
 TF_CONFIG. When one of these processes ends in any way, all do.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -59,6 +61,7 @@ class Pacer:
         self.work_per_step = work_per_step
         self._channel, self._requests, self._peers = channel, requests, peers
         self._import_secs, self._warm_up_steps, self._card_bytes = import_secs, warm_up_steps, card_bytes
+        self._done = 1  # steps of the side, when the first has ended
         self._steps = self._pace()
         next(self._steps)
 
@@ -83,23 +86,26 @@ class Pacer:
             if not request:
                 break
             yield from self._do(0, LEAD_IN_STEPS)
-            start = time.perf_counter()
-            steps = yield from self._do(request.get("seconds", 0), request.get("steps", 1))
+            start, first = time.perf_counter(), self._done + 1
+            ends = yield from self._do(request.get("seconds", 0), request.get("steps", 1))
             seconds = time.perf_counter() - start
-            self._tell("measured", steps=steps, seconds=seconds, idle_secs=idle[0], idle_cpu_secs=idle[1],
-                       resident_bytes=host.resident_bytes("VmRSS", self._peers))  # fmt: skip
+            secs = [end - begin for begin, end in itertools.pairwise([start, *ends])]
+            each = {"first": first, "step_secs": secs} if request.get("each") else {}
+            self._tell("measured", steps=len(ends), seconds=seconds, idle_secs=idle[0], idle_cpu_secs=idle[1],
+                       resident_bytes=host.resident_bytes("VmRSS", self._peers), **each)  # fmt: skip
         self._tell("stopped", **self._peaks())
 
     def _peaks(self) -> dict:
         return {"peak_bytes": host.resident_bytes("VmHWM", self._peers), "card_bytes": self._card_bytes()}
 
     def _do(self, seconds: float, steps: int) -> Iterator[bool]:
-        """Lets the side do at least so many steps, for at least so long; returns their number."""
-        end, done = time.perf_counter() + seconds, 0
-        while done < steps or time.perf_counter() < end:
+        """Lets the side do at least so many steps, for at least so long; returns when each ended."""
+        end, ends = time.perf_counter() + seconds, []
+        while len(ends) < steps or time.perf_counter() < end:
             yield False
-            done += 1
-        return done
+            ends.append(time.perf_counter())
+        self._done += len(ends)
+        return ends
 
     def _tell(self, event: str, **content) -> None:
         self._channel.write(json.dumps({"event": event, **content}) + "\n")

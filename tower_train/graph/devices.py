@@ -107,6 +107,10 @@ def _on_cpu(options: DeviceOptions, hides: bool) -> Devices:
     count, proto = options.num_towers, _session_config(options)
     proto.device_count["CPU"] = count
     proto.device_count["GPU"] = 0
+    rewrites = proto.graph_options.rewrite_options
+    # Those for GPUs, and the second round, find nothing to do here: a third of what precedes the first step.
+    rewrites.layout_optimizer, rewrites.memory_optimization = rewrites.OFF, rewrites.NO_MEM_OPT
+    rewrites.meta_optimizer_iterations = rewrites.ONE
     return Devices(
         tuple(f"/cpu:{i}" for i in range(count)), tuple(f"logical CPU device {i}" for i in range(count)), proto
     )

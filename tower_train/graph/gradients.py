@@ -181,7 +181,7 @@ def _mean(grads: list[Gradient], name: str) -> Gradient:
     if len(grads) == 1:
         return _tensor(grads[0])
     if isinstance(grads[0], Postponed):
-        return grads[0].sum_of([grad.tower for grad in grads]) / len(grads)
+        return grads[0].mean()
     if all(sparse):
         values = tf.concat([grad.values for grad in grads], axis=0)
         indices = tf.concat([grad.indices for grad in grads], axis=0)

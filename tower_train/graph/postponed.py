@@ -7,14 +7,20 @@ what more of them cost: the gradients of large weights are no longer written, tr
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-_DEPTH = 8  # of operations on constants that are compared; deeper ones count as different
-_PRODUCTS = {"MatMul": ("transpose_a", "transpose_b"), "BatchMatMulV2": ("adj_x", "adj_y")}
+from tower_train.graph.joined import SCOPE, CannotJoin, JoinedTowers, NotJoined, are_alike, are_same
+from tower_train.graph.joined_rules import constant, repeated
+from tower_train.graph.joined_values import Apart, Joined, Same, Value, join, one_of, total
 
-_Sum = Callable[[Sequence[int]], tf.Tensor]  # the sum over the towers of these numbers
+_PRODUCTS = {"MatMul": ("transpose_a", "transpose_b"), "BatchMatMulV2": ("adj_x", "adj_y")}
+_EVERY = None  # in place of a tower's number
+
+_Mean = Callable[[int | None], tf.Tensor]  # builds the mean over every tower, or the value of one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,118 +28,214 @@ class Postponed:
     """The gradient of one tower.
 
     Attributes:
-      sum_of: builds the sum of these towers' gradients, by their numbers.
+      mean_of: builds the gradient of a tower by its number, or the mean over all towers for None.
       tower: its number.
       known: what the tower computes for it, before the operations that are postponed.
     """
 
-    sum_of: _Sum
+    mean_of: _Mean
     tower: int
     known: Sequence[tf.Tensor]
 
     def tensor(self) -> tf.Tensor:
         """Builds this tower's gradient."""
-        return self.sum_of([self.tower])
+        return self.mean_of(self.tower)
+
+    def mean(self) -> tf.Tensor:
+        """Builds the mean over all towers."""
+        with tf.compat.v1.name_scope(SCOPE):
+            return self.mean_of(_EVERY)
 
 
-def postponed(tower_grads: list[list[tuple]]) -> list[list[tuple]]:
-    """Postpones what can be postponed.
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Towers that are computed together.
+
+    Attributes:
+      tower_grads: over towers, a list over variables of (gradient, variable), Postponed instead of dense gradients.
+      others: over towers, the tensors of other things.
+      reads: the towers' operations that read variables.
+    """
+
+    tower_grads: list[list[tuple]]
+    others: list[Sequence[tf.Tensor]]
+    reads: list[tf.Operation]
+
+
+def together(
+    tower_grads: list[list[tuple]], others: list[Sequence[tf.Tensor]], given: list[Sequence[tf.Tensor]]
+) -> Together:
+    """Computes towers that share cores together, as far as their operations can be; see joined.
 
     Args:
       tower_grads: over towers, a list over variables of (gradient, variable), the variables in one order in all.
-
-    Returns:
-      The same, but Postponed instead of dense gradients.
+      others: over towers, what else a step needs of them.
+      given: over towers, the tensors that they compute these from.
     """
+    try:
+        return _together(tower_grads, others, JoinedTowers(given))
+    except CannotJoin:
+        return not_joined(tower_grads, others, len(given))
+
+
+def not_joined(tower_grads: list[list[tuple]], others: list[Sequence[tf.Tensor]], towers: int) -> Together:
+    """Computes only the ends of their gradients together."""
+    return _together(tower_grads, others, NotJoined(towers))
+
+
+def _together(tower_grads: list, others: list, towers: JoinedTowers | NotJoined) -> Together:
     by_variable = []
     for row in zip(*tower_grads, strict=True):
-        grads = [grad for grad, _ in row]
+        grads, variables = zip(*row, strict=True)
         if all(isinstance(grad, tf.Tensor) for grad in grads):
-            known = [[] for _ in grads]
-            sum_of = _sum(grads, known)
-            row = [(Postponed(sum_of, i, known[i]), variable) for i, (_, variable) in enumerate(row)]
-        by_variable.append(row)
-    return [list(grads_and_vars) for grads_and_vars in zip(*by_variable, strict=True)]
+            plan = _Plan(towers)
+            mean_of = plan.mean(grads)
+            grads = [Postponed(mean_of, i, plan.known) for i in range(towers.towers)]
+        elif all(isinstance(grad, tf.IndexedSlices) for grad in grads):
+            parts = _apart(towers, [(grad.values, grad.indices) for grad in grads])
+            grads = [tf.IndexedSlices(*part, grad.dense_shape) for part, grad in zip(parts, grads, strict=True)]
+        by_variable.append(list(zip(grads, variables, strict=True)))
+    others = _apart(towers, others)
+    return Together([list(row) for row in zip(*by_variable, strict=True)], others, towers.reads)
 
 
-def _sum(values: Sequence[tf.Tensor], known: list[list[tf.Tensor]]) -> _Sum:
-    """Plans the sum of values, which are over towers; appends to `known`, over towers, what it is made from."""
-    op, others = values[0].op, [value.op.inputs for value in values]
-    if _are_alike(values):
-        if op.type in ("Identity", "Reshape", "Transpose", "Sum") and _only_moves(values):
-            whole = _sum([inputs[0] for inputs in others], known)
-            return lambda towers: _moved(op, whole(towers))
-        if op.type == "ConcatV2" and _are_same([inputs[-1] for inputs in others]):
-            parts = [_sum(part, known) for part in list(zip(*others, strict=True))[:-1]]
-            return lambda towers: tf.concat([part(towers) for part in parts], op.inputs[-1])
-        if op.type in _PRODUCTS and values[0].dtype.is_floating:
-            return _sum_of_products(values, known)
-    return _sum_of_known(values, known)
+def _apart(towers: JoinedTowers | NotJoined, tensors: list[Sequence[tf.Tensor]]) -> list[Sequence[tf.Tensor]]:
+    """Replaces tensors, which are over towers, with those that are computed together."""
+    parts = [towers.apart(towers.value(each)) for each in zip(*tensors, strict=True)]
+    return list(zip(*parts, strict=True))
 
 
-def _sum_of_known(values: Sequence[tf.Tensor], known: list[list[tf.Tensor]]) -> _Sum:
-    for value, of_tower in zip(values, known, strict=True):
-        of_tower.append(value)
-    return lambda towers: tf.add_n([values[i] for i in towers]) if len(towers) > 1 else values[towers[0]]
+class _Plan:
+    """Plans the mean of one gradient over towers; `known` is what it is made from."""
+
+    def __init__(self, towers: JoinedTowers | NotJoined):
+        self._towers, self.known = towers, []
+
+    def mean(self, values: Sequence[tf.Tensor]) -> _Mean:
+        return self._sum(values, self._towers.towers)
+
+    def _sum(self, values: Sequence[tf.Tensor], divisor: int) -> _Mean:
+        """Plans the sum, divided where there is little to divide."""
+        op = values[0].op
+        if are_alike([value.op for value in values]):
+            inputs = list(zip(*(value.op.inputs for value in values), strict=True))
+            if places := _linear_in(op, inputs):
+                after = divisor if op.type == "Cast" else 1  # below float32 the quotient would be rounded further
+                parts = [
+                    self._sum(each, divisor // after) if i in places else _same(each[0])
+                    for i, each in enumerate(inputs)
+                ]
+                return lambda tower: _quotient(_again(values[0], parts, tower), tower, after)
+            if op.type in _CONTRACTED and (factors := self._factors(op, list(map(self._towers.value, inputs)))):
+                return self._contraction(values[0], factors, divisor)
+        return self._of(self._towers.value(values), divisor)
+
+    def _of(self, value: Value, divisor: int) -> _Mean:
+        self.known += value.tensors if isinstance(value, Apart) else [value.tensor]
+        count = self._towers.towers
+        return lambda tower: (
+            _quotient(total(value, count), tower, divisor) if tower is _EVERY else one_of(value, tower, count)
+        )
+
+    def _contraction(self, output: tf.Tensor, factors: list[Same | Joined], divisor: int) -> _Mean:
+        """Plans an operation that sums over all examples of its joined inputs."""
+        self.known += [factor.tensor for factor in factors]
+        count = self._towers.towers
+        sizes = {
+            i: factor.tensor.shape.num_elements() for i, factor in enumerate(factors) if isinstance(factor, Joined)
+        }
+        smallest = min(sizes, key=sizes.get)
+        if sizes[smallest] >= output.shape.num_elements():
+            smallest = None
+
+        def part(i: int, factor: Same | Joined) -> _Mean:
+            by = divisor if i == smallest else 1
+            return lambda tower: (
+                _quotient(factor.tensor, tower, by) if tower is _EVERY else one_of(factor, tower, count)
+            )
+
+        parts = [part(i, factor) for i, factor in enumerate(factors)]
+        return lambda tower: _quotient(_again(output, parts, tower), tower, divisor if smallest is None else 1)
+
+    def _factors(self, op: tf.Operation, values: list[Value]) -> list[Same | Joined] | None:
+        """The inputs of an operation that sums over the towers' batches if these are end to end; None if it does not,
+        or takes more than the sum does: of small products, to lay their factors end to end."""
+        axes, is_large = _CONTRACTED[op.type](op, values), True
+        for i, axis in axes.items():
+            if isinstance(values[i], Apart):
+                joined = self._towers.joined(values[i])
+                is_large &= joined is not None
+                values[i] = joined or join(dataclasses.replace(values[i], axis=axis))
+            if not isinstance(values[i], Joined) or values[i].axis != axis:
+                return None
+        parts, size = [values[i] for i in axes], op.outputs[0].shape.num_elements()
+        if len({part.outer for part in parts}) != 1:
+            return None
+        if not is_large and (size is None or size < sum(math.prod(part.shape) for part in parts)):
+            return None
+        return values if all(isinstance(value, Same) for i, value in enumerate(values) if i not in axes) else None
 
 
-def _sum_of_products(values: Sequence[tf.Tensor], known: list[list[tf.Tensor]]) -> _Sum:
-    """Plans it as a product with the sum, where one factor is the same in all towers, or as one product."""
-    left, right = zip(*(value.op.inputs for value in values), strict=True)
-    turned = [values[0].op.get_attr(name) for name in _PRODUCTS[values[0].op.type]]
-    if _are_same(left):
-        whole = _sum(right, known)
-        return lambda towers: tf.matmul(left[0], whole(towers), *turned)
-    if _are_same(right):
-        whole = _sum(left, known)
-        return lambda towers: tf.matmul(whole(towers), right[0], *turned)
-    size = values[0].shape.num_elements()
-    of_factors = [each[0].shape.num_elements() for each in (left, right)]
-    # Of small products the sum takes less than laying their factors end to end.
-    if None in (size, *of_factors) or size < sum(of_factors) or left[0].shape[:-2] != right[0].shape[:-2]:
-        return _sum_of_known(values, known)
-    lefts = _end_to_end(left, -2 if turned[0] else -1, known)
-    rights = _end_to_end(right, -1 if turned[1] else -2, known)
-    return lambda towers: tf.matmul(lefts(towers), rights(towers), *turned)
+def _again(output: tf.Tensor, parts: Sequence[_Mean], tower: int | None) -> tf.Tensor:
+    return repeated(output.op, [part(tower) for part in parts])[output.value_index]
 
 
-def _end_to_end(factors: Sequence[tf.Tensor], axis: int, known: list[list[tf.Tensor]]) -> _Sum:
-    one = _sum_of_known(factors, known)
-    return lambda towers: tf.concat([factors[i] for i in towers], axis) if len(towers) > 1 else one(towers)
+def _quotient(tensor: tf.Tensor, tower: int | None, divisor: int) -> tf.Tensor:
+    return tensor / divisor if tower is _EVERY and divisor > 1 else tensor
 
 
-def _only_moves(values: Sequence[tf.Tensor]) -> bool:
-    """Whether operations with one large input leave its elements as they are, and do so alike in all towers."""
-    op, size = values[0].op, values[0].shape.num_elements()
-    if op.type == "Sum" and (size is None or size != op.inputs[0].shape.num_elements()):
-        return False
-    return all(_are_same(others) for others in list(zip(*(value.op.inputs for value in values), strict=True))[1:])
+def _same(tensor: tf.Tensor) -> _Mean:
+    return lambda tower: tensor
 
 
-def _moved(op: tf.Operation, values: tf.Tensor) -> tf.Tensor:
-    if op.type == "Identity":
-        return values
-    if op.type == "Transpose":
-        return tf.transpose(values, op.inputs[1])
-    return tf.reshape(values, op.outputs[0].shape if op.type == "Sum" else op.inputs[1])
+def _linear_in(op: tf.Operation, inputs: Sequence[Sequence[tf.Tensor]]) -> set[int]:
+    """The inputs that an operation is linear in, all others being the same in all towers, if it takes as much time or
+    less after the sum; else none."""
+    size = op.outputs[0].shape.num_elements()
+    if op.type in ("Identity", "Reshape", "Transpose", "Sum", "Cast", "RealDiv"):
+        places = {0} if size == op.inputs[0].shape.num_elements() or op.type == "Reshape" else set()
+        if op.type == "Cast" and not (
+            op.inputs[0].dtype.is_floating and op.inputs[0].dtype.size < op.outputs[0].dtype.size
+        ):
+            return set()
+    elif op.type in ("AddN", "ConcatV2"):
+        places = set(range(len(inputs) - (op.type == "ConcatV2")))
+    elif op.type in (*_PRODUCTS, "Mul") and op.outputs[0].dtype.is_floating:
+        places = {i for i, each in enumerate(inputs) if not are_same(each)}
+        places = places if len(places) == 1 else set()
+    else:
+        places = set()
+    return places if all(are_same(each) for i, each in enumerate(inputs) if i not in places) else set()
 
 
-def _are_same(values: Sequence[tf.Tensor], depth: int = _DEPTH) -> bool:
-    """Whether all towers have one tensor, or make the same of the same constants."""
-    first = values[0]
-    if all(value is first for value in values):
-        return True
-    if not depth or not _are_alike(values) or first.op.op_def.is_stateful:
-        return False
-    inputs = list(zip(*(value.op.inputs for value in values), strict=True))
-    return all(_are_same(each, depth - 1) for each in inputs) if inputs else first.op.type == "Const"
+def _contracted_axes(op: tf.Operation, values: Sequence[Value]) -> dict[int, int]:
+    """{input: the axis that a matrix product sums over}."""
+    turned = [op.get_attr(name) for name in _PRODUCTS[op.type]]
+    ranks = [tensor.shape.rank for tensor in op.inputs]
+    if None in ranks or op.inputs[0].shape[:-2] != op.inputs[1].shape[:-2]:
+        return {}
+    return {0: ranks[0] - (2 if turned[0] else 1), 1: ranks[1] - (1 if turned[1] else 2)}
 
 
-def _are_alike(values: Sequence[tf.Tensor]) -> bool:
-    """Whether the towers' operations are of one type, with the same attributes."""
-    kinds = [(value.op.type, value.value_index, len(value.op.inputs), _attributes(value.op)) for value in values]
-    return all(kind == kinds[0] for kind in kinds)
+def _summed_axes(op: tf.Operation, values: Sequence[Value]) -> dict[int, int]:
+    value, axes = values[0], constant(op.inputs[1])
+    if not isinstance(value, Joined) or axes is None:
+        return {}
+    return {0: value.axis} if value.axis in [axis % len(value.shape) for axis in np.ravel(axes)] else {}
 
 
-def _attributes(op: tf.Operation) -> dict:
-    return {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
+def _biases_axes(op: tf.Operation, values: Sequence[Value]) -> dict[int, int]:
+    value = values[0]
+    is_summed = (
+        isinstance(value, Joined) and value.axis < len(value.shape) - 1 and op.get_attr("data_format") == b"NHWC"
+    )
+    return {0: value.axis} if is_summed else {}
+
+
+# What sums over examples, {input: the axis of its examples}.
+_CONTRACTED = {
+    **dict.fromkeys(_PRODUCTS, _contracted_axes),
+    "BiasAddGrad": _biases_axes,
+    "Conv2DBackpropFilter": lambda op, values: {0: 0, 2: 0},
+    "Sum": _summed_axes,
+}

@@ -34,12 +34,17 @@ def values(noted: list[Statistic]) -> list[tf.Tensor]:
     return [statistic.value for statistic in noted if statistic.is_mean]
 
 
+def with_values(noted: list[Statistic], given: list[tf.Tensor]) -> list[Statistic]:
+    """Replaces one tower's `values` by other tensors."""
+    remaining = iter(given)
+    return [each._replace(value=next(remaining)) if each.is_mean else each for each in noted]
+
+
 def with_means(noted: list[Statistic], means: list[tf.Tensor]) -> list[Statistic]:
     """Replaces one tower's `values` by means over towers: one statistic per moving variable, the mean of its calls."""
-    remaining, by_variable = iter(means), {}
-    for statistic in noted:
-        value = next(remaining) if statistic.is_mean else statistic.value
-        by_variable.setdefault(statistic.moving.ref(), []).append(statistic._replace(value=value))
+    by_variable = {}
+    for statistic in with_values(noted, means):
+        by_variable.setdefault(statistic.moving.ref(), []).append(statistic)
     return [_mean_of_calls(calls) for calls in by_variable.values()]
 
 

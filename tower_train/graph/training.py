@@ -14,6 +14,7 @@ from tower_train.graph import (
     context,
     gradients,
     loss_scale,
+    postponed,
     progress,
     random_state,
     statistics,
@@ -29,7 +30,6 @@ from tower_train.graph.drawing import TOWERS, Sections
 from tower_train.graph.draws import TowerDraws, check_same
 from tower_train.graph.gradients import average_gradients
 from tower_train.graph.lookahead import Lookahead
-from tower_train.graph.postponed import postponed
 from tower_train.graph.record import RandomNumbers, StepReport, TrainingGraph, Wish
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
@@ -69,7 +69,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         learning_rate = schedule.rate(counters.examples_seen)
 
         sections.begin(TOWERS)  # 3. On each device the same network on the same variables, its loss, its gradients.
-        share_cores = in_turn == 1 and _share_cores(devices, variables)
+        share_cores = in_turn == 1 and _share_cores(config, devices, variables)
         step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples), share_cores)
         tower_losses, tower_grads, built = [], [], []
         for i, (device, batch, first) in enumerate(zip(places, source.batches, source.firsts, strict=True)):
@@ -86,7 +86,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
 
         sections.begin("average")  # 4. The mean over all towers of all workers.
         if share_cores:
-            tower_grads = postponed(gradients.with_gradients(tower_grads))
+            tower_grads, tower_losses, built = _together(source, tower_grads, tower_losses, built)
         mean_grads = variables.average(average_gradients, tower_grads)
         wishes = _wishes(devices.num_workers, bool(source.state), loss.dtype)
         mean_losses, wished, moving = _other_means(variables, tower_losses, wishes, built)
@@ -229,9 +229,9 @@ def _variables(config: Config, devices: Devices, batches: Sequence[int]) -> Vari
     return Variables(places, towers_each, all_reduce)
 
 
-def _share_cores(devices: Devices, variables: Variables) -> bool:
-    """Returns whether towers are computed side by side by the same cores, on the same copy of the variables."""
-    return len(variables.devices) == 1 < len(devices.towers) and not devices.gpus
+def _share_cores(config: Config, devices: Devices, variables: Variables) -> bool:
+    """Returns whether towers are computed by the same cores, on the same copy of the variables, and so together."""
+    return config.join_towers and len(variables.devices) == 1 < len(devices.towers) and not devices.gpus
 
 
 def _step_context(
@@ -244,6 +244,23 @@ def _step_context(
         common={} if share_cores else None,
         choose=context.current().choose,
     )
+
+
+def _together(
+    source: stream.Stream, tower_grads: list[gradients.GradientsAndVariables], tower_losses: list[tf.Tensor],
+    built: list[context.Context],
+) -> tuple[list[gradients.GradientsAndVariables], list[tf.Tensor], list[context.Context]]:  # fmt: skip
+    """Has towers that share cores computed together, and returns their gradients, losses and records."""
+    given = [tf.nest.flatten((batch, first)) for batch, first in zip(source.batches, source.firsts, strict=True)]
+    others = [(loss, *statistics.values(tower.statistics)) for loss, tower in zip(tower_losses, built, strict=True)]
+    together = postponed.together(gradients.with_gradients(tower_grads), others, given)
+    with tf.control_dependencies(together.reads):  # so that the towers' own tensors are those before the update
+        losses = [tf.identity(loss) for loss, *_ in together.others]
+    built = [
+        dataclasses.replace(tower, statistics=statistics.with_values(tower.statistics, values))
+        for tower, (_, *values) in zip(built, together.others, strict=True)
+    ]
+    return together.tower_grads, losses, built
 
 
 def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tensors:

@@ -11,6 +11,8 @@ from tower_train.graph.muon import Muon
 
 v1 = tf.compat.v1
 
+_AVERAGE = "ExponentialMovingAverage"  # the end of its name in a checkpoint
+
 
 class Counters:
     """The counters of steps and of examples.
@@ -96,19 +98,48 @@ def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> Gr
     return [(scaled(gradient, variable), variable) for gradient, variable in gradients]
 
 
-def moving_averages(decay: float, global_step: tf.Variable | None = None) -> tf.train.ExponentialMovingAverage | None:
-    """Returns the moving averages of the weights; None for decay 0.
+def moving_averages(decay: float, global_step: tf.Variable) -> Callable[[Sequence[tf.Variable]], tf.Operation] | None:
+    """Returns a function that updates the moving averages of one copy's variables; None for decay 0.
 
-    With global_step the decay starts low, min(decay, (1 + step) / (10 + step)), as in the original.
+
+    As tf.train.ExponentialMovingAverage.apply, whose conditionals take a tenth of what building a graph does:
+    average -= (1 - d) * (average - variable), with d = min(decay, (1 + step) / (10 + step)) as in the original.
     """
-    return tf.train.ExponentialMovingAverage(decay, global_step) if decay else None
+
+    def follow(variables: Sequence[tf.Variable]) -> tf.Operation:
+        with tf.init_scope():  # out of the conditional that the step is in
+            averages = [_average(variable) for variable in variables]
+        with v1.name_scope(_AVERAGE):
+            step = tf.cast(global_step, tf.float32)
+            share = 1.0 - tf.minimum(tf.constant(decay), (1.0 + step) / (10.0 + step))
+            shares = {dtype: tf.cast(share, dtype) for dtype in {average.dtype for average in averages}}
+            return tf.group(*[
+                average.assign_sub((average - variable) * shares[average.dtype], read_value=False)
+                for average, variable in zip(averages, variables, strict=True)
+            ])  # fmt: skip
+
+    return follow if decay else None
+
+
+def _average(variable: tf.Variable) -> tf.Variable:
+    """Creates a variable's moving average, which begins as the variable: as what it is where it has been restored, else
+    as its initial value."""
+    with tf.device(variable.device):
+        is_there = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+        # Not tf.cond, which makes two functions of it.
+        handle = tf.raw_ops.Switch(data=variable.handle, pred=is_there).output_true
+        restored = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+        initial = tf.raw_ops.Switch(data=variable.initial_value, pred=is_there).output_false
+        value = tf.ensure_shape(tf.raw_ops.Merge(inputs=[initial, restored]).output, variable.shape)
+        return v1.get_variable(f"{variable.op.name}/{_AVERAGE}", initializer=value, trainable=False)
 
 
 def variables_to_restore(decay: float) -> dict[str, tf.Variable]:
     """Returns {name in a checkpoint: variable of the default graph} for using a trained network: trained weights and
     moving statistics begin as their moving averages of this decay, or for decay 0 as they are."""
-    averages = moving_averages(decay)
-    return averages.variables_to_restore() if averages else {v.op.name: v for v in v1.global_variables()}
+    if decay:
+        return tf.train.ExponentialMovingAverage(decay, name=_AVERAGE).variables_to_restore()
+    return {v.op.name: v for v in v1.global_variables()}
 
 
 def apply_update(
@@ -116,7 +147,7 @@ def apply_update(
     weights: Sequence[tf.Variable],
     moving: Sequence[Statistic] = (),
     lookahead: Lookahead | None = None,
-    averages: tf.train.ExponentialMovingAverage | None = None,
+    averages: Callable[[Sequence[tf.Variable]], tf.Operation] | None = None,
 ) -> tf.Operation:
     """Updates one copy, in this order: the variables, the moving statistics, the lookahead of both, the moving averages
     of both.
@@ -136,7 +167,7 @@ def apply_update(
         with tf.control_dependencies([moved]):
             moved = lookahead.apply(followed)
     with tf.control_dependencies([moved]):
-        return averages.apply(followed) if averages else tf.no_op()
+        return averages(followed) if averages else tf.no_op()
 
 
 def _move(statistic: Statistic) -> tf.Tensor:

@@ -106,12 +106,9 @@ def _curves(report: StepReport) -> dict[str, float]:
 class SummaryHook(StepHook):
     """Writes the step's summary every few steps, at steps that do not depend on where a run was resumed."""
 
-    def __init__(self, graph: TrainingGraph, every: int, writer: events.EventWriter):
+    def __init__(self, graph: TrainingGraph, every: int, writer: events.EventWriter, steps_done: int):
         super().__init__(graph)
-        self._every, self._writer = every, writer
-
-    def after_create_session(self, session, coord):
-        self._next_step = int(session.run(self.graph.global_step)) + 1
+        self._every, self._writer, self._next_step = every, writer, steps_done + 1
 
     def before_run(self, run_context):
         if self._next_step % self._every:

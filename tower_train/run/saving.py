@@ -46,6 +46,7 @@ class CheckpointHook(hooks.StepHook):
     `write` saves (session, step) and returns the checkpoint's path.
 
     Attributes:
+      saved_step: the step of the last checkpoint; None before the first. A resumed run sets it.
       failures: number of failed saves.
       error: reason of the last save's failure; None if it succeeded.
       evaluation_error: the exception of the last evaluation; None if it succeeded.
@@ -58,11 +59,11 @@ class CheckpointHook(hooks.StepHook):
         super().__init__(graph)
         self._every_steps, self._write = every_steps, write
         self._evaluations, self._received, self._watchdog, self._clock = evaluations, received, watchdog, clock
-        self._saved_step = None
+        self.saved_step, self._step = None, 0
         self.failures, self.error, self.evaluation_error = 0, None, None
 
     def after_create_session(self, session, coord):
-        self._saved_step = int(session.run(self.graph.global_step)) or None
+        self._step = self.saved_step or 0
         if self._evaluations.pending:
             self._evaluate(self._evaluations.pending)
             # StopHook ends several workers, after the same step.
@@ -70,7 +71,7 @@ class CheckpointHook(hooks.StepHook):
                 coord.request_stop()
 
     def after_step(self, run_context, report):
-        step = int(report.step)
+        self._step = step = int(report.step)
         requested, evaluating = self._is_requested(run_context.session, report), self._evaluations.is_due(step)
         if requested or evaluating or (self._every_steps and step % self._every_steps == 0):
             path = self._save(run_context.session, step)
@@ -80,9 +81,8 @@ class CheckpointHook(hooks.StepHook):
                 self._evaluate(path)
 
     def end(self, session):
-        step = int(session.run(self.graph.global_step))
-        if step != self._saved_step:
-            self._save(session, step)
+        if self._step != self.saved_step:
+            self._save(session, self._step)
 
     def _is_requested(self, session, report) -> bool:
         """Returns whether a signal asks to save; other workers that take part learn of it with the next step."""
@@ -117,5 +117,5 @@ class CheckpointHook(hooks.StepHook):
                 "tries again at the next save."
             )
             return None
-        self._saved_step, self.error = step, None
+        self.saved_step, self.error = step, None
         return path

@@ -28,6 +28,8 @@ def open_session(
       WorkerError: opening takes longer than start_timeout_secs.
     """
 
+    local_initializer = tf.group(v1.local_variables_initializer(), v1.tables_initializer(), graph.stream_initializer)
+
     def initialize(_, session):
         membership.session_opened(session)
         if graph.known_mean:
@@ -42,14 +44,25 @@ def open_session(
             session.run(graph.broadcast)
             if graph.stream_state and not membership.task.is_chief:
                 input_stream.fetch(session, graph.stream_state, membership.states)
+        # After that, so that the stream starts at the restored position and copies have the restored values.
+        session.run(local_initializer)
 
-    scaffold = v1.train.Scaffold(
-        init_op=tf.no_op(),  # initial values may be costly, and are not needed if there are others
-        init_fn=initialize,
-        # Runs after that, so that the stream starts at the restored position and copies have the restored values.
-        local_init_op=tf.group(v1.local_variables_initializer(), v1.tables_initializer(), graph.stream_initializer),
-    )
     # Not one that reopens itself after an error, with older variables.
     return v1.train.SingularMonitoredSession(
-        [membership, *session_hooks], scaffold, membership.target, membership.devices.session_config
-    )
+        [membership, *session_hooks], _Scaffold(init_fn=initialize), membership.target,
+        membership.devices.session_config,
+    )  # fmt: skip
+
+
+class _Scaffold(v1.train.Scaffold):
+    """Finalizes the graph, and leaves all else to init_fn.
+
+    TensorFlow's own would add operations that look whether variables have values, and run them. For each such run the
+    session prepares the whole graph, which of many towers takes long.
+    """
+
+    def finalize(self):
+        if not v1.get_collection(v1.GraphKeys.SAVERS):
+            v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver())  # a CheckpointSaverHook of the user's needs one
+        v1.get_default_graph().finalize()
+        return self

@@ -266,7 +266,7 @@ class StepHooks:
         metrics = MetricsFile(path / directory.METRICS)
         chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
         if config.summary_every_steps:
-            chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer))
+            chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer, start.steps_done))
         if config.profile_steps:
             profiler = profile.ProfileHook(graph, config.profile_steps, path, clock, watchdog)
             chief_hooks.append(stack.enter_context(contextlib.closing(profiler)))
@@ -276,6 +276,7 @@ class StepHooks:
         saver = saving.CheckpointHook(
             graph, config.save_every_steps, write, start.evaluations, received, watchdog, clock
         )
+        saver.saved_step = start.steps_done or None
         return [*chief_hooks, saver]
 
 

@@ -108,6 +108,7 @@ class Checkpoints:
         self._train_dir = train_dir
         self._variables = {variable.op.name: variable for variable in variables}
         self._saver = v1.train.Saver(self._variables)
+        v1.add_to_collection(v1.GraphKeys.SAVERS, self._saver)  # where a CheckpointSaverHook of the user's looks
         self._keep = keep
 
     def save(self, session: v1.Session, step: int) -> str:
