@@ -137,9 +137,10 @@ def pairs(size):
 
 
 @pytest.mark.parametrize(("make", "is_forgotten"), [
-    (lambda: pairs(4).shuffle(2).concatenate(pairs(3)).map(lambda *pair: pair).repeat(), True),
+    (lambda: pairs(4).concatenate(pairs(3).shuffle(2)).map(lambda *pair: pair).repeat(), True),
+    (lambda: pairs(4).shuffle(2).concatenate(pairs(3)).repeat(), False),
     (lambda: pairs(4).concatenate(pairs(3)).shuffle(2).repeat(), False),
-    (lambda: pairs(4).shuffle(2, reshuffle_each_iteration=False).concatenate(pairs(3)).repeat(), False),
+    (lambda: pairs(4).concatenate(pairs(3).shuffle(2, reshuffle_each_iteration=False)).repeat(), False),
     (lambda: pairs(4).shuffle(2).repeat(), False),
 ])  # fmt: skip
 def test_shuffles_whose_place_no_checkpoint_holds_are_told(make, is_forgotten, capsys):

@@ -44,7 +44,7 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
         operations = graph.get_operations()[before:]
         if _forgets_shuffles(operations):
             notice(
-                f"{examples.name}: TensorFlow does not save the places of shuffles that a repeated concatenate joins. "
+                f"{examples.name}: TensorFlow does not save the places of shuffles that a repeated concatenate adds. "
                 "A resumed run has other orders than one that was not stopped. Shuffle after concatenate()."
             )
         if num_workers > 1:
@@ -76,11 +76,11 @@ def note(examples: Examples, num_workers: int) -> str | None:
 
 
 def _forgets_shuffles(operations: Sequence[tf.Operation]) -> bool:
-    """Whether a dataset repeats a concatenation of shuffled ones. A shuffle's place is saved only while it is read, and
-    each repetition takes it up again."""
+    """Whether a dataset repeats one to which a shuffled one is concatenated: until it is read again, TensorFlow saves
+    nothing of its shuffle."""
     repeated = _with_inputs(op for op in operations if "Repeat" in op.type)
-    joined = _with_inputs(op for op in repeated if op.type == "ConcatenateDataset")
-    return any(op.type.startswith("Shuffle") and op.get_attr("reshuffle_each_iteration") for op in joined)
+    added = _with_inputs(op.inputs[1].op for op in repeated if op.type == "ConcatenateDataset")
+    return any(op.type.startswith("Shuffle") and op.get_attr("reshuffle_each_iteration") for op in added)
 
 
 def _with_inputs(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
