@@ -43,7 +43,8 @@ class JoinedTowers:
     def __init__(self, given: Sequence[Sequence[tf.Tensor]]):
         """Takes over towers what they are given, such as batches: they are computed from these."""
         self.towers, self.reads = len(given), []
-        self._known = {_key(tensors): whole(tensors) or Apart(tensors) for tensors in zip(*given, strict=True)}
+        with v1.name_scope(SCOPE):
+            self._known = {_key(tensors): whole(tensors) or Apart(tensors) for tensors in zip(*given, strict=True)}
         self._joined, self._split = {}, {}  # by value
 
     def value(self, tensors: Sequence[tf.Tensor]) -> Value:

@@ -89,7 +89,7 @@ def whole(tensors: Sequence[tf.Tensor]) -> Joined | None:
     expected = [[[i * shape[0]], [(i + 1) * shape[0]]] for i in range(len(ops))]
     if ops[0].inputs[0].shape.as_list() != scaled(shape, 0, len(ops)) or not np.array_equal(cuts, expected):
         return None
-    return Joined(ops[0].inputs[0], shape, 0)
+    return Joined(tf.identity(ops[0].inputs[0]), shape, 0)  # which has a name of its own, also where branches use it
 
 
 def split(value: Value, towers: int) -> Sequence[tf.Tensor]:
