@@ -29,8 +29,8 @@ COMMANDS = {  # the records that read their options; the trainer's own command r
 }
 QUICK = {module.__name__: module for module in (new_workload, plan)}
 OTHERS = {  # of scripts and other programs
-    "cases", "check", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "pictures",
-    "recipe", "seed", "steps", "workers",
+    "cases", "check", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "no-kill",
+    "pictures", "recipe", "seed", "steps", "workers",
 }  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def test_commands_are_understood_and_the_quick_ones_succeed(page, monkeypatch, t
 def test_options_are_there(page):
     classes = (Config, config.PlanOptions, *COMMANDS.values(), image_folder.FolderOptions, Cifar10Options)
     known = {field.name for cls in classes for field in dataclasses.fields(cls)} | OTHERS
-    for name in re.findall(r"(?<![\w-])--([a-z]\w*)", PAGES[page]):
+    for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", PAGES[page]):
         assert name in known or name.removeprefix("no") in known, name
 
 

@@ -130,9 +130,9 @@ class Config(DeviceOptions):
         needs=("train_dir",),
     )  # fmt: skip
     elastic: str | None = option(
-        None, "MIN:MAX, e.g. 2:4: when a worker is lost, go on from the last checkpoint with those that are left, and "
-        "with more when one returns; a step keeps the examples that MAX workers take; for python -m tower_train, as a "
-        "program that calls train() must be started again", MACHINES, needs=("train_dir",),
+        None, "number of workers MIN:MAX, e.g. 2:4: when one is lost, go on from the last checkpoint with the others, "
+        "and with more when one returns; a step keeps the examples of MAX workers; only for python -m tower_train: "
+        "programs that call train() must be started again", MACHINES, needs=("train_dir",),
     )  # fmt: skip
     on_worker_change: str = option(
         "refuse", "resume a run on a tf.data data set with another number of workers: refuse, or next_epoch, which "

@@ -25,7 +25,7 @@ def cores() -> int:
 
 
 def is_shared() -> bool:
-    """Whether as much is running, on average over a minute, as there are cores."""
+    """Returns whether as many processes run, on average over a minute, as there are cores."""
     return os.getloadavg()[0] >= cores()
 
 

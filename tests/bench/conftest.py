@@ -73,8 +73,9 @@ class FakeWorker:
     def wait_for(self, event):
         if event == "first_step":
             return {"event": event, "secs": 3.0, "import_secs": 2.0}
-        content = {"work_per_step": self._batch_size, "peak_bytes": self._workers.peak_bytes, "card_bytes": []}
-        return {"event": event, "secs": 4.0, "algorithms": None} | content
+        content = {"work_per_step": self._batch_size, "algorithms": None, "peak_bytes": self._workers.peak_bytes,
+                   "card_bytes": []}  # fmt: skip
+        return {"event": event, "secs": 4.0} | content
 
     def measure(self, seconds, steps, each=False):
         if self._name == self._workers.failing:

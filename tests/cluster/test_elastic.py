@@ -97,7 +97,7 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
     assert tuple(agreed.result(jobs.WAIT_SECS)) == (3, 9) and chief.group == (0,)
     assert (chief.devices.num_workers, chief.devices.worker) == (1, 0)
     refused, waiting = start(2, 5), start(1)
-    with pytest.raises(errors.ConfigError, match="worker 2 .* cannot train along: --seed is 5, the chief's 0"):
+    with pytest.raises(errors.ConfigError, match="worker 2 .* cannot train with the chief: --seed is 5, the chief's 0"):
         refused.result(jobs.WAIT_SECS)
     assert not chief.is_to_resize
     chief.after_run(None, None)
@@ -109,7 +109,7 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
         waiting.result(jobs.WAIT_SECS)
     assert (over.value.stopped_by, over.value.step) == ("last step", 4)
     lines = capsys.readouterr().out.splitlines()
-    assert f"*** {first.task.name(2)} cannot train along: --seed is 5, the chief's 0. Start all workers" in str(lines)
+    assert f"*** {first.task.name(2)} cannot train with the chief: --seed is 5, the chief's 0. Start all " in str(lines)
     assert re.search(r"\*\*\* 1 of at most 2 train, at step [34]: waiting for a place among them\.", str(lines))
 
 

@@ -15,7 +15,7 @@ import toy_workload
 
 from tower_train import errors
 from tower_train.data import tf_data
-from tower_train.graph import transfer
+from tower_train.graph import shards, transfer
 from tower_train.run import signals
 
 OPTIONS = jobs.TOY | dict(num_gpus=1, dtype="float64", seed=3, learning_rate=0.001, keep_checkpoints=0)
@@ -122,12 +122,30 @@ def test_files_of_different_sizes_let_nobody_wait_and_a_resumed_run_takes_what_a
         return [hooks[worker][0].steps for worker in (0, 1)]
 
     whole = train(tmp_path / "run")
-    assert "shards:   each of 2 workers reads files of its own, then the next worker's" in capsys.readouterr().out
+    printed, sizes = capsys.readouterr().out, sorted(pathlib.Path(path).stat().st_size for path in paths)
+    assert "shards:   each of 2 workers reads files of its own, then the next worker's" in printed
+    assert f"of {sizes[0]:,} to {sizes[1]:,} bytes, an example comes 2 times in 2 epochs, but not once in" in printed
     for steps in whole:
         assert {tuple(row) for row in np.concatenate(steps)} == set(map(tuple, features))
     keep_only(tmp_path / "run", 15)
     for resumed, steps in zip(train(tmp_path / "run"), whole, strict=True):
         np.testing.assert_array_equal(resumed, steps[15:])
+
+
+def pairs(size):
+    return tf.data.Dataset.zip((tf.data.Dataset.range(size), tf.data.Dataset.range(size)))
+
+
+@pytest.mark.parametrize(("make", "is_forgotten"), [
+    (lambda: pairs(4).shuffle(2).concatenate(pairs(3)).map(lambda *pair: pair).repeat(), True),
+    (lambda: pairs(4).concatenate(pairs(3)).shuffle(2).repeat(), False),
+    (lambda: pairs(4).shuffle(2, reshuffle_each_iteration=False).concatenate(pairs(3)).repeat(), False),
+    (lambda: pairs(4).shuffle(2).repeat(), False),
+])  # fmt: skip
+def test_shuffles_whose_place_no_checkpoint_holds_are_told(make, is_forgotten, capsys):
+    with tf.Graph().as_default():
+        shards.batches(tf_data.examples("joined", make, 7), 2, 1, 0)
+    assert ("does not save the places of shuffles" in capsys.readouterr().err) is is_forgotten
 
 
 def test_elements_that_end_for_one_worker_first_end_all(tmp_path):

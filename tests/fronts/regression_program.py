@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from regression import BATCH, X, Y, make
+from regression import BATCH, X, Y, make, model_fn
 
 from tower_train import estimator as tf_estimator
 
@@ -60,6 +60,13 @@ def table_fn(features, mode, config):
     return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
+def normalized_fn(features, labels, mode, params):
+    """The regression, beside a layer that the loss does not depend on."""
+    layer = tf.keras.layers.BatchNormalization(momentum=0.5, dtype="float64", name="norm")
+    layer(features["x"], training=True)
+    return model_fn(features, labels, mode, params)
+
+
 def main(model_dir, max_steps, hangs_after=0):
     line = make(f"{model_dir}/line", 2, save_checkpoints_steps=2, worker_timeout_secs=12)
     is_chief = line.config.is_chief
@@ -71,7 +78,7 @@ def main(model_dir, max_steps, hangs_after=0):
     result, _ = tf_estimator.train_and_evaluate(line, train, everything)
     if not result:
         make(f"{model_dir}/table", fn=table_fn).train(table_rows, hooks=hooks[1:2])
-        make(f"{model_dir}/stopped", 2).train(in_turn, hooks=hooks[2:])
+        make(f"{model_dir}/stopped", 2, normalized_fn).train(in_turn, hooks=hooks[2:])
     print(json.dumps([result and {name: float(value) for name, value in result.items()}, *[h.values for h in hooks]]))
 
 

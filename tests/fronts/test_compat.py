@@ -419,3 +419,16 @@ def test_random_seed_is_what_was_set():
     assert compat.random_seed() == 7
     tf.random.set_seed(before)
     assert compat.random_seed() == before
+
+
+def test_only_shuffles_without_a_seed_differ_between_processes():
+    before = compat.random_seed()
+    try:
+        tf.random.set_seed(None)
+        plain, seeded = tf.data.Dataset.range(4), tf.data.Dataset.range(4).shuffle(2, seed=0)
+        for dataset, differs in ((plain, False), (seeded, False), (plain.shuffle(2), True)):
+            assert compat.has_unseeded_shuffle(tf.data.Dataset.zip((plain, dataset.repeat())).batch(2)) is differs
+        tf.random.set_seed(1)
+        assert not compat.has_unseeded_shuffle(plain.shuffle(2))
+    finally:
+        tf.random.set_seed(before)

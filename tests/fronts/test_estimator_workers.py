@@ -49,6 +49,14 @@ def trained_table():
     return table
 
 
+def moving_averages():
+    """After two steps on the batches of four towers, each of which normalizes its own."""
+    mean, variance = np.zeros(3), np.ones(3)
+    for batches in X[: 8 * BATCH].reshape(2, 4, BATCH, 3):
+        mean, variance = (mean + batches.mean((0, 1))) / 2, (variance + batches.var(1).mean(0)) / 2
+    return mean, variance
+
+
 def test_workers_train_as_one_machine_name_one_that_dies_and_go_on_while_an_evaluator_watches(tmp_path):
     """Two with two towers each are four towers on their joined batches; the second one has another model_dir."""
     line = tmp_path / "model/line"
@@ -79,6 +87,8 @@ def test_workers_train_as_one_machine_name_one_that_dies_and_go_on_while_an_eval
         assert [table[dtype.name] for dtype in OTHER_TYPES] == [[1]] * len(OTHER_TYPES)
         assert stopped["global_step"] == 2
         assert_line(stopped, expected_weights(2, 4))
+        averages = stopped["norm/moving_mean"], stopped["norm/moving_variance"]
+        np.testing.assert_allclose(averages, moving_averages(), rtol=1e-9)
     errors_of = X @ values[:3] + values[3] - Y
     assert evaluated["global_step"] == 9 and evaluated["mae"] == pytest.approx(np.abs(errors_of).mean(), rel=1e-6)
     assert jobs.events(line / "eval").Scalars("loss")[-1].step == 9

@@ -5,6 +5,7 @@ import json
 
 import clusters
 import jobs
+import numpy as np
 import pytest
 
 ROUNDING = 1e-9
@@ -65,6 +66,21 @@ def test_workers_equal_one_process_and_each_other_to_the_bit(request, workers, n
         assert other["steps"] == chief["steps"] == 54
 
 
+@pytest.mark.parametrize("name", ["steps of a GAN", "steps with joined rows"])
+def test_steps_of_ones_own_equal_a_loop_by_hand_and_each_other_to_the_bit(two, name):
+    """Numbers drawn for the whole batch, gradients through joined rows, what is done once, metrics of all rows."""
+    chief, other = two.named(name)
+    assert chief["weights differ by"] < ROUNDING
+    assert (other["weights"], other["history"]) == (chief["weights"], chief["history"])
+
+
+def test_calls_for_one_batch_begin_with_the_chiefs_weights_and_do_what_numpy_does(two):
+    chief, other = two.named("on batch")
+    np.testing.assert_allclose(chief["weights"], chief["expected"], rtol=0, atol=ROUNDING)
+    assert chief["losses"][0] == pytest.approx(chief["losses"][1], abs=ROUNDING)
+    assert other["weights"] == chief["weights"]
+
+
 def test_the_chief_alone_writes_and_prints(two):
     chiefs, others = ([report["files"] for report in own if "files" in report] for own in two.reports)
     assert chiefs == [sorted([*(f"{epoch}.keras" for epoch in range(1, 10)), "backup", "log.csv"])] and others == [[]]
@@ -74,13 +90,17 @@ def test_the_chief_alone_writes_and_prints(two):
 
 def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(two):
     chiefs, others = ([report["refused"] for report in own if "refused" in report] for own in two.reports)
+    *chiefs, unseeded = chiefs
+    assert "shuffle has no seed" in unseeded
+    *chiefs, order = chiefs
+    assert "has read other examples for batch 1 of training in epoch " in order and "shuffle(1000, seed=1)" in order
     batch_size, length, batch = chiefs
     assert "cannot train with the chief: batch_size is 9, the chief's 8." in batch_size
     assert "x is 45 examples, the chief's 46 examples; y is 45 examples, the chief's 46 examples." in length
     assert "has come to batch 4 of training in epoch 3, the chief to batch 1 of training in epoch 4." in batch
     for text in chiefs:
         assert text.startswith("worker 1 (localhost:") and text.endswith("with the same program and data.")
-    assert others == chiefs
+    assert others == [*chiefs, order, unseeded]
     chief, other = two.named("evaluated")
     assert chief == other and chief["found"]["accuracy"] == pytest.approx(chief["accuracy"])
 

@@ -12,6 +12,7 @@ import zlib
 
 import keras
 import numpy as np
+import step_models
 import tensorflow as tf
 
 import tower_train
@@ -24,6 +25,7 @@ EXAMPLES, BATCH = 46, 9  # so that an epoch ends with a batch of one
 rng = np.random.default_rng(0)
 X, Y, WEIGHTS = rng.normal(size=[EXAMPLES, 4]), rng.integers(0, 3, EXAMPLES), rng.random(EXAMPLES)
 WORDS = rng.integers(0, 7, [EXAMPLES, 5])
+UNSEEDED = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(EXAMPLES).batch(BATCH)
 
 
 class AddsLosses(layers.Layer):
@@ -111,11 +113,47 @@ def state(towers, folder):
     return trial
 
 
+def own_steps(name, build, towers):
+    """Trains a model by its own steps; the chief does so by hand too, on one device."""
+    cluster = tower_train.cluster.current()
+    keras.utils.set_random_seed(1 + cluster.rank)  # the weights too are to become the chief's
+    data, model = step_models.batches(3), build()
+    parallel = tower_train.multi_gpu_model(model, gpus=towers)
+    parallel.compile(run_eagerly=True)
+    signature = tf.TensorSpec([None, *data[0].shape[1:]], data[0].dtype)
+    dataset = tf.data.Dataset.from_generator(lambda: iter(data), output_signature=signature)
+    found, difference = parallel.fit(dataset, verbose=0).history, 0.0
+    if cluster.is_chief:
+        alone, _ = step_models.by_hand(build, build.step_by_hand, data)
+        pairs = [(a.numpy(), b.numpy()) for a, b in zip(model.weights, alone.weights, strict=True)]
+        difference = _largest_difference(pairs)
+    weights = b"".join(np.asarray(weight.value).tobytes() for weight in model.weights)
+    report(name=name, weights=zlib.crc32(weights), history=found, **{"weights differ by": difference})
+
+
+def on_batch(towers):
+    """Trains and evaluates one batch, from the chief's weights; prints by how much numpy differs."""
+    cluster, x, y = tower_train.cluster.current(), X[:BATCH], X[:BATCH, :1]
+    model = keras.Sequential([keras.Input([4]), layers.Dense(1, use_bias=False)])
+    parallel = tower_train.multi_gpu_model(model, gpus=towers)
+    parallel.compile(keras.optimizers.SGD(0.25), "mse", run_eagerly=True)
+    kernel = model.layers[0].kernel
+    before = kernel.numpy()
+    kernel.assign_add(cluster.rank * np.ones([4, 1]))
+    parallel.train_on_batch(x, y)
+    expected = before - 0.25 * 2 / BATCH * x.T @ (x @ before - y)
+    loss = parallel.test_on_batch(x, y)
+    losses = float(loss), float(np.mean((x @ expected - y) ** 2))
+    report(name="on batch", weights=kernel.numpy().tolist(), expected=expected.tolist(), losses=losses)
+
+
 def disagree(trial):
     """Calls fit with arguments or data that differ between the workers."""
     rank = trial.cluster.rank
     pieces = ((X[:9], Y[:9]) for _ in range(3 + rank))  # whose number nobody knows
-    for data in (dict(x=X, y=Y, batch_size=8 + rank), dict(x=X[rank:], y=Y[rank:]), dict(x=pieces, epochs=4)):
+    another_order = dict(x=X, y=np.roll(Y, rank), shuffle=False, epochs=9)
+    differing = dict(x=X, y=Y, batch_size=8 + rank), dict(x=X[rank:], y=Y[rank:]), dict(x=pieces, epochs=4)
+    for data in (*differing, another_order, dict(x=UNSEEDED)):
         try:  # Keras goes on counting the epochs of the backup
             trial.parallel.fit(verbose=0, **data)
         except errors.ConfigError as error:
@@ -144,6 +182,9 @@ def main(part, towers, folder):
     tower_train.cluster.init(gpus=(), worker_timeout_secs=15)
     if part == "state":
         disagree(state(int(towers), pathlib.Path(folder)))
+        on_batch(int(towers))
+        own_steps("steps of a GAN", step_models.Gan, int(towers))
+        own_steps("steps with joined rows", step_models.OwnRowsContrastive, int(towers))
     else:
         die(*outputs_and_losses(int(towers)))
 

@@ -1,8 +1,8 @@
-"""Elastic membership: a cluster that goes on without workers that are lost, and takes in those that come later.
+"""Elastic membership: a cluster that goes on without lost workers, and takes in those that come later.
 
-Whoever trains is fixed for one start: a collective operation waits for all of its group. So each change of the group is
-a new start of all of it, from the last checkpoint. A host's place in the list of all hosts is its identity; its rank,
-and so its part of a step, follows from who is there.
+The group is fixed for one start: a collective operation waits for all of its group. So each change of the group is a
+new start of all of it, from the last checkpoint. A host's index in the list of all hosts is its identity; its rank, and
+so its part of a step, follows from the present hosts.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ _LEAVING = ("SIGTERM", "SIGINT")  # of a worker that is not the chief: the other
 
 
 class ElasticMembership(Membership):
-    """As Membership, of those of the hosts that are there.
+    """As Membership, among the hosts that are present.
 
-    Until workers agree, `devices` are those of the group that is expected; agreeing gives those of the true one.
+    Until workers agree, `devices` are those of the expected group; agreeing gives those of the actual one.
 
     Args:
       task, devices, leave_at_once: as for Membership.
@@ -129,7 +129,7 @@ class ElasticMembership(Membership):
         return self._memory.after(self._first_step is not None, self.group, gone | again, expected)
 
     def _is_away(self, worker: int) -> bool:
-        """Whether a worker will not start itself again, as far as the chief can tell."""
+        """Returns whether a worker will not restart itself, as far as the chief can tell."""
         status = self._detector.statuses[worker]
         has_failed = status.state is WorkerState.FAILED and status.exit_status != errors.WorkerError.exit_status
         return has_failed or self._detector.is_silent(worker)
@@ -152,13 +152,13 @@ class ElasticMembership(Membership):
         return of_all
 
     def _linger(self) -> None:
-        """Waits, in the chief, until those that wait for a place have heard that the run is over."""
+        """Waits, in the chief, until workers that wait for a place have learned that the run is over."""
         deadline = time.monotonic() + _LINGER_SECS
         while self.task.is_chief and self._waiting() and time.monotonic() < deadline:
             self._pause()
 
     def resized(self) -> errors.WorkerError:
-        """The error with which all start themselves again, in another number, once they have left."""
+        """Returns the error with which all restart themselves, in another number, once they have left."""
         leaving = ", ".join(map(self.task.name, sorted(self._leaving)))
         why = f"{leaving} was told to end" if leaving else "who was missing is back, or was told to end"
         error = errors.WorkerError(f"Saved at step {self._status.step}, as {why}. {self._detector.next_step}")

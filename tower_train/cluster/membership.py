@@ -157,7 +157,7 @@ class Membership(SingleProcess):
         return chief
 
     def _note_chief(self, chief: WorkerStatus) -> None:
-        """Called again and again while this worker waits for the chief to begin with it."""
+        """Takes notice of the chief, repeatedly, while this worker waits for it to begin with it."""
 
     def _compare(self, about: dict, chiefs: dict) -> None:
         differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
@@ -224,7 +224,7 @@ class Membership(SingleProcess):
         return self._chief.stopped_by
 
     def _reason_of_all(self, stopped_by: str | None) -> str | None:
-        """What ended the run, in the chief, given what ended its own steps."""
+        """Returns what ended the run, in the chief, given what ended its own steps."""
         reasons = [stopped_by, *(status.stopped_by for status in self._detector.statuses[1:])]
         return next((reason for reason in reasons if reason), None)
 

@@ -1,4 +1,4 @@
-"""The roster of an elastic cluster: which of its hosts train along, as the chief decides before each start."""
+"""The roster of an elastic cluster: the hosts that train together, chosen by the chief before each start."""
 
 import dataclasses
 import json
@@ -18,12 +18,12 @@ _REMIND_SECS = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a process that starts itself again remembers, in an environment variable.
+    """The memory of a process that restarts itself, in an environment variable.
 
     Attributes:
-      group: the tasks that are expected to train along; empty if nothing is known.
-      strikes: {task: how often in a row it was lost before the first step of a start}.
-      idle_starts: how many starts in a row ended before their first step.
+      group: the tasks that are expected to train; empty if nothing is known.
+      strikes: {task: number of losses in a row before the first step of a start}.
+      idle_starts: number of starts in a row that ended before their first step.
     """
 
     group: tuple[int, ...] = ()
@@ -47,14 +47,14 @@ class Memory:
     def after(
         self, has_stepped: bool, group: Collection[int], lost: Collection[int], expected: Collection[int]
     ) -> "Memory":  # fmt: skip
-        """What to remember at the end of a start of `group`, of which these were lost, when those are expected next."""
+        """Returns the memory at the end of a start of `group`, which lost some and expects others next."""
         strikes = {task: count for task, count in self.strikes.items() if not has_stepped or task not in group}
         if not has_stepped:
             strikes |= {task: strikes.get(task, 0) + 1 for task in lost}
         return Memory(tuple(sorted(expected)), strikes, 0 if has_stepped else self.idle_starts + 1)
 
     def check(self) -> None:
-        """Raises WorkerError where start after start comes to no step."""
+        """Raises WorkerError if start after start ends before a step."""
         if self.idle_starts >= _MOST_IDLE_STARTS:
             raise final(
                 f"{self.idle_starts} starts in a row ended before their first step. Look for the reason in the lines "
@@ -63,15 +63,15 @@ class Memory:
 
 
 class Roster:
-    """Decides who trains along. The chief always does.
+    """Decides who trains. The chief always does.
 
     Args:
       task: the chief's.
       sizes: least and most workers.
       memory: of the start before.
-      settle_secs: how long nobody else must have come before fewer than the most, or than the expected, begin; and how
-        long a start has trained at least before it ends for who came later.
-      start_timeout_secs: how long to wait for the least number of workers.
+      settle_secs: seconds without a new worker after which fewer than the most, or than the expected, begin; and least
+        seconds of training before a start ends for later workers.
+      start_timeout_secs: seconds to wait for the least number of workers.
       clock: seconds since some moment.
     """
 
@@ -114,12 +114,12 @@ class Roster:
         return None
 
     def is_to_grow(self, group: Sequence[int], ready: Collection[int], trained_secs: float | None) -> bool:
-        """Whether a start of `group` ends for those that wait for a place.
+        """Returns whether a start of `group` ends for workers that wait for a place.
 
         Args:
           group: the tasks that train.
           ready: those that wait.
-          trained_secs: how long ago the first step ended; None before that.
+          trained_secs: seconds since the end of the first step; None before that.
         """
         has_trained = trained_secs is not None and trained_secs > self._settle
         return has_trained and len(group) < self._most and bool(self._admissible(ready))
@@ -145,7 +145,7 @@ class Roster:
 
 
 def final(text: str) -> errors.WorkerError:
-    """An error after which nobody starts itself again."""
+    """Returns an error after which nobody restarts itself."""
     error = errors.WorkerError(text)
     error.is_final = True
     return error

@@ -143,8 +143,8 @@ class SingleProcess(v1.train.SessionRunHook):
         return stopped_by
 
     def resized(self) -> errors.WorkerError:
-        """The error with which a cluster starts itself again once it has left because of RESIZED."""
+        """Returns the error with which a cluster restarts itself once it has left because of RESIZED."""
         raise NotImplementedError
 
     def remember(self, failure: errors.WorkerError) -> None:
-        """Gives an error that ends this start what the next one is to know."""
+        """Gives an error that ends this start the memory for the next one."""

@@ -121,6 +121,13 @@ def random_seed() -> int | None:
     return context.global_seed()
 
 
+def has_unseeded_shuffle(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset shuffles in another order in each process, outside of functions that make datasets."""
+    if hasattr(dataset, "_seed2") and not (int(dataset._seed) or int(dataset._seed2)):
+        return True
+    return any(map(has_unseeded_shuffle, dataset._inputs()))
+
+
 def clear_losses(model: keras.Model) -> None:
     """Forgets the layers' losses from add_loss."""
     model._clear_losses()

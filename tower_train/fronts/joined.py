@@ -1,6 +1,7 @@
 """A step over all workers: each gets the results of all towers, and the mean of their gradients."""
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 
 import keras
@@ -13,6 +14,9 @@ from tower_train.fronts.replicas import Replica
 from tower_train.fronts.workers import Workers
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
+
+_EXAMPLES = "the number of its examples"
+_HEAD = 16  # numbers of each example's label that tell it from others
 
 
 def join(workers: Workers, kind: str, towers: list[Replica], labels):
@@ -35,15 +39,26 @@ def join(workers: Workers, kind: str, towers: list[Replica], labels):
     first = towers.index(own[0])
     with tf.device(HOST):
         begin, end = sum(t.size for t in towers[:first]), sum(t.size for t in towers[: first + len(own)])
-        rows = [_dense(leaf)[begin:end] for leaf in keras.tree.flatten(labels) if leaf is not None]
+        whole = [_dense(leaf) for leaf in keras.tree.flatten(labels) if leaf is not None]
+        rows = [leaf[begin:end] for leaf in whole]
         results = _Results(own)
         batch = sum(tower.size for tower in towers)
-        gathered = _gather(workers, kind, batch, [*rows, *results.tensors])
+        gathered = _gather(workers, kind, batch, [_heads(leaf) for leaf in whole], [*rows, *results.tensors])
         for tensor, whole in zip(rows + results.rows, gathered, strict=False):
             whole.set_shape([None, *tensor.shape[1:]])
         of_labels = iter(gathered[: len(rows)])
         labels = keras.tree.map_structure(lambda leaf: None if leaf is None else next(of_labels), labels)
         return results.fill(towers, gathered[len(rows) :]), labels
+
+
+def begin(workers: Workers, kind: str, batch: tf.Tensor) -> None:
+    """Makes sure that all workers begin a step of one kind, on equally many examples."""
+
+    def exchange(examples):
+        workers.gather(workers.next_batch(kind), **{_EXAMPLES: int(examples)})
+        return [examples]
+
+    exchanged(exchange, [tf.convert_to_tensor(batch)])
 
 
 def average(workers: Workers, mean_grads: GradientsAndVariables) -> GradientsAndVariables:
@@ -59,7 +74,7 @@ def average(workers: Workers, mean_grads: GradientsAndVariables) -> GradientsAnd
         return [*means, *map(np.concatenate, zip(*parts, strict=True))]
 
     with tf.device(HOST):
-        found = _exchanged(exchange, [*dense, *(part for grad in slices for part in (grad.values, grad.indices))])
+        found = exchanged(exchange, [*dense, *(part for grad in slices for part in (grad.values, grad.indices))])
         for grad, mean in zip(dense, found, strict=False):
             mean.set_shape(grad.shape)
         dense_means, parts = iter(found[: len(dense)]), iter(found[len(dense) :])
@@ -117,27 +132,46 @@ class _Results:
         )
 
 
-def _gather(workers: Workers, kind: str, batch: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Joins the workers' rows of each tensor in their order."""
+def _gather(workers: Workers, kind: str, batch, heads: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list:
+    """Returns over tensors the workers' rows joined in their order, where they have the same whole batch, by its size
+    and the heads of its labels."""
 
     def exchange(examples, *arrays):
-        parts = workers.gather(workers.next_batch(kind), arrays, **{"the number of its examples": int(examples)})
-        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        name = workers.next_batch(kind)
+        digest = np.array(zlib.crc32(b"".join(head.tobytes() for head in arrays[: len(heads)])))
+        parts = workers.gather(name, [digest, *arrays[len(heads) :]], **{_EXAMPLES: int(examples)})
+        workers.check_order(name, [int(part[0]) for part in parts])
+        return [np.concatenate(each) for each in list(zip(*parts, strict=True))[1:]]
 
-    return _exchanged(exchange, tensors, batch)
+    return exchanged(exchange, tensors, batch, *heads)
 
 
-def _exchanged(exchange: Callable, tensors: Sequence[tf.Tensor], *more: tf.Tensor) -> list[tf.Tensor]:
+def _heads(leaf: tf.Tensor) -> tf.Tensor:
+    """The first numbers of each example."""
+    return leaf if leaf.shape.rank < 2 else tf.reshape(leaf, [tf.shape(leaf)[0], -1])[:, :_HEAD]
+
+
+def exchanged(exchange: Callable, tensors: Sequence[tf.Tensor], *more: tf.Tensor) -> list[tf.Tensor]:
+    """Calls a function of arrays in a step.
+
+    Args:
+      exchange: gets the values of `more` and of `tensors`; returns an array for each of `tensors`.
+      tensors: whose dtypes the results have.
+      more: further arguments, before those.
+    """
+
     def run(*arrays):
         try:
             return exchange(*arrays)
         except errors.UserError as error:  # which `workers` keeps; TensorFlow logs an error with all that led to it
             raise RuntimeError(str(error)) from None
 
-    return tf.numpy_function(run, [*more, *tensors], [tensor.dtype for tensor in tensors])
+    found = tf.numpy_function(run, [*more, *tensors], [tensor.dtype for tensor in tensors])
+    return found if isinstance(found, list) else [found]  # the only one, of a step that runs eagerly
 
 
 def _dense(leaf) -> tf.Tensor:
+    leaf = tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf  # of train_on_batch, eagerly
     if not isinstance(leaf, tf.Tensor) or leaf.dtype == tf.string:
         raise errors.ConfigError(
             f"fit got labels of the kind {getattr(leaf, 'dtype', None) or type(leaf).__name__}, which workers cannot "

@@ -7,7 +7,7 @@ from tower_train import errors
 from tower_train.fronts import compat, placement, workers
 from tower_train.fronts.own_steps.step_model import StepModel
 from tower_train.fronts.parallel_model import ParallelModel
-from tower_train.fronts.worker_model import WorkerModel
+from tower_train.fronts.worker_model import WorkerModel, WorkerStepModel
 from tower_train.graph.devices import HOST
 
 
@@ -37,7 +37,8 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       cpu_relocation: whether to move the template's weights to the CPU.
 
     Returns:
-      A `ParallelModel`, for a model with a `tower_step` a `StepModel`.
+      A `ParallelModel`, for a model with a `tower_step` a `StepModel`; among several workers a `WorkerModel` or a
+      `WorkerStepModel`.
 
     Raises:
       ConfigError: missing GPUs, or a model that cannot be split; several workers, one of which differs.
@@ -46,18 +47,14 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     _check(model)
     placed = placement.place(gpus, "gpus")
     together = workers.find()
-    if together and _has_tower_step(model):
-        raise errors.ConfigError(
-            f"multi_gpu_model: {type(model).__name__} has a tower_step(), which runs on one machine only, and there "
-            f"are {together.size} workers. Start one process, without TF_CONFIG."
-        )
     if together or len(placed.towers) > 1:
         _check_divisible(model)
     if cpu_relocation:
         _relocate(model)
     merge_device = HOST if cpu_merge else placed.towers[0]
     if together:
-        return WorkerModel(model, placed.towers, merge_device, together)
+        kind = WorkerStepModel if _has_tower_step(model) else WorkerModel
+        return kind(model, placed.towers, merge_device, together)
     kind = StepModel if _has_tower_step(model) else ParallelModel
     return kind(model, placed.towers, merge_device)
 

@@ -98,7 +98,7 @@ class ParallelModel(keras.Model):
         with tf.device(HOST):
             replicas.assign_merged(self.template, towers, growth)
             self._update(self._average(tower_grads), penalty_grads)
-        return self.compute_metrics(x, y, y_pred, sample_weight)
+        return self._compiled.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data):
         """Computes the loss and the metrics of a batch."""
@@ -109,7 +109,12 @@ class ParallelModel(keras.Model):
             y_pred = replicas.merge(towers)
             self._loss(towers, growth, x, y, y_pred, sample_weight, training=False)
         replicas.assign_merged(self.template, towers, growth)
-        return self.compute_metrics(x, y, y_pred, sample_weight)
+        return self._compiled.compute_metrics(x, y, y_pred, sample_weight)
+
+    @property
+    def _compiled(self) -> keras.Model:
+        """The model that has the loss and the metrics."""
+        return self
 
     def predict_step(self, data):
         """Computes the outputs of a batch."""
@@ -137,11 +142,12 @@ class ParallelModel(keras.Model):
 
     def _loss(self, towers, growth, x, y, y_pred, sample_weight, training: bool) -> tf.Tensor:
         """Computes the loss of the whole batch, and adds it to the mean that Keras reports as "loss"."""
-        compat.clear_losses(self)
-        self.add_loss(replicas.merge_losses(towers, growth))
-        loss = self.compute_loss(x, y, y_pred, sample_weight, training=training)
-        compat.clear_losses(self)
-        reported = next(metric for metric in self.metrics if metric.name == "loss")
+        compiled = self._compiled
+        compat.clear_losses(compiled)
+        keras.Layer.add_loss(compiled, replicas.merge_losses(towers, growth))  # which a Functional model has not
+        loss = compiled.compute_loss(x, y, y_pred, sample_weight, training=training)
+        compat.clear_losses(compiled)
+        reported = next(metric for metric in compiled.metrics if metric.name == "loss")
         reported.update_state(loss, sample_weight=replicas.batch_size(x))
         return loss
 

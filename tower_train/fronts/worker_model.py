@@ -5,8 +5,6 @@ import inspect
 import json
 import os
 import random
-import re
-import zlib
 from collections.abc import Callable, Iterator
 
 import keras
@@ -14,7 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat, growth, joined
+from tower_train.fronts import alike, compat, growth, joined
+from tower_train.fronts.own_steps import exchange, parts
+from tower_train.fronts.own_steps.step_model import StepModel
 from tower_train.fronts.parallel_model import ParallelModel
 from tower_train.fronts.workers import Workers
 from tower_train.graph import gradients
@@ -27,32 +27,38 @@ _WRITERS = (  # callbacks for the chief only
 )  # fmt: skip
 
 
-class WorkerModel(ParallelModel):
-    """A ParallelModel whose batches are split over the towers of several workers.
+class _Together(ParallelModel):
+    """A model whose batches are split over the towers of several workers, which do all alike.
 
-    Each worker reads whole batches and computes the outputs and gradients of its part.
+    Each worker reads whole batches and computes its part.
     """
 
     def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str, workers: Workers):
         super().__init__(template, towers, merge_device)
         self._workers, others = workers, workers.size - 1 - workers.rank
         self._all_towers = (*[None] * len(towers) * workers.rank, *towers, *[None] * len(towers) * others)
-        facts = {"the number of towers": len(towers), "the model": _about(template)}
-        workers.gather("multi_gpu_model", **facts)
+        self._is_synchronized = False
+        workers.gather("multi_gpu_model", **{"the number of towers": len(towers), "the model": alike.model(template)})
         if template.built:
             self._synchronize(template.variables)
+        self._shuffle_alike()  # so that a dataset that is made from now on does too
 
-    def _join_workers(self, towers, y, sample_weight, training):
-        kind = _TRAINING if training else _EVALUATION
-        towers, (y, sample_weight) = joined.join(self._workers, kind, towers, (y, sample_weight))
-        return towers, y, sample_weight
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        self._is_synchronized = False
 
     def _average(self, tower_grads):
         return joined.average(self._workers, gradients.average_gradients(tower_grads))
 
+    def _trained(self) -> list[keras.Variable]:
+        """The variables of the model and of its optimizers."""
+        if not self.optimizer.built:
+            self.optimizer.build(self.template.trainable_variables)
+        return [*self.template.variables, *self.optimizer.variables]
+
     def _synchronize(self, variables: list[keras.Variable]) -> None:
         """Gives variables the chief's values."""
-        self._workers.gather("variables", **{"what there is": _about_variables(variables)})
+        self._workers.gather("variables", **{"what there is": alike.variables(variables)})
         values = self._workers.broadcast([np.asarray(variable.value) for variable in variables])
         if not self._workers.is_chief:
             for variable, value in zip(variables, values, strict=True):
@@ -60,11 +66,11 @@ class WorkerModel(ParallelModel):
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """Raises an exchange's own error within this block, instead of TensorFlow's error about it."""
-        self._workers.begin_batches()
+        """Within this block an exchange's own error is raised in place of what TensorFlow makes of it."""
+        self.begin_batches()
         try:
             yield
-        except tf.errors.OpError:
+        except (tf.errors.OpError, RuntimeError):  # the latter from a step that runs eagerly
             if self._workers.failure:
                 raise self._workers.failure from None
             raise
@@ -106,13 +112,12 @@ class WorkerModel(ParallelModel):
         callbacks, quiet = keras.tree.flatten(callbacks), {}
         if not self._workers.is_chief:
             callbacks, quiet = [each for each in callbacks if not isinstance(each, _WRITERS)], {"verbose": 0}
-        return given | quiet | {"callbacks": [*callbacks, _Together(self)]}
+        return given | quiet | {"callbacks": [*callbacks, _Begin(self)]}
 
     def begin_training(self) -> None:
         """Gives all workers the chief's weights, optimizer and first epoch, which it may just have restored."""
-        if not self.optimizer.built:
-            self.optimizer.build(self.template.trainable_variables)
-        self._synchronize([*self.template.variables, *self.optimizer.variables])
+        self._synchronize(self._trained())
+        self._is_synchronized = True
         [[first], *_] = self._workers.gather("the first epoch", [np.array(compat.first_epoch(self) or 0)])
         compat.set_first_epoch(self, int(first) or None)
 
@@ -130,7 +135,7 @@ class WorkerModel(ParallelModel):
         given = _bound(keras.Model.fit, self, args, kwargs)
         self._build(given.get("x"))
         with self._together():
-            self._workers.gather("fit", **_about_call(given), **_about_optimizer(self.optimizer))
+            self._workers.gather("fit", **alike.call(given), **alike.optimizer(self.optimizer))
             self._shuffle_alike()
             return super().fit(**self._own(given))
 
@@ -141,9 +146,38 @@ class WorkerModel(ParallelModel):
             return super().evaluate(*args, **kwargs)
         self._build(given.get("x"))
         with self._together():
-            self._workers.gather("evaluate", **_about_call(given))
+            self._workers.gather("evaluate", **alike.call(given))
             self._synchronize(self.template.variables)
             return super().evaluate(**self._own(given))
+
+    def train_on_batch(self, *args, **kwargs):
+        """Trains as keras.Model.train_on_batch does, all workers together on the global batch.
+
+        Raises:
+          ConfigError, WorkerError: as for fit.
+        """
+        with self._on_batch(keras.Model.train_on_batch, args, kwargs):
+            return super().train_on_batch(*args, **kwargs)
+
+    def test_on_batch(self, *args, **kwargs):
+        """Evaluates as keras.Model.test_on_batch does, all workers together on the global batch.
+
+        Raises:
+          ConfigError, WorkerError: as for fit.
+        """
+        with self._on_batch(keras.Model.test_on_batch, args, kwargs):
+            return super().test_on_batch(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _on_batch(self, method: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
+        """Around a call for one batch; the first one after `compile` begins with the chief's weights and optimizer."""
+        self._build(_bound(method, self, args, kwargs).get("x"))
+        with self._together():
+            if not self._is_synchronized:
+                self._workers.gather(method.__name__, **alike.optimizer(self.optimizer))
+                self._synchronize(self._trained())
+                self._is_synchronized = True
+            yield
 
     def predict(self, *args, **kwargs):
         """Predicts as keras.Model.predict, each worker by itself."""
@@ -159,7 +193,34 @@ class WorkerModel(ParallelModel):
         return super().save_weights(*args, **kwargs) if self._workers.is_chief else None
 
 
-class _Together(keras.callbacks.Callback):
+class WorkerModel(_Together):
+    """A ParallelModel among several workers."""
+
+    def _join_workers(self, towers, y, sample_weight, training):
+        kind = _TRAINING if training else _EVALUATION
+        towers, (y, sample_weight) = joined.join(self._workers, kind, towers, (y, sample_weight))
+        return towers, y, sample_weight
+
+
+class WorkerStepModel(WorkerModel, StepModel):
+    """A StepModel among several workers, each of which evaluates whole batches by a test_step of the template's own."""
+
+    def _build(self, x) -> None:
+        """Leaves to the first step to make weights that a step of the template's own uses."""
+
+    def _trained(self):
+        own = [v for optimizer, _ in self._progress.trained or () for v in optimizer.variables]
+        return [*self.template.variables, *own]
+
+    def _begin_steps(self):
+        self._synchronize(self._trained())
+
+    def _exchange(self, data):
+        joined.begin(self._workers, _TRAINING, parts.batch_size(data))
+        return exchange.between(self._workers)
+
+
+class _Begin(keras.callbacks.Callback):
     """The last callback: keeps the workers together."""
 
     async_safe = True
@@ -184,52 +245,3 @@ def _bound(method: Callable, *args_and_kwargs) -> dict:
     given = inspect.signature(method).bind(model, *args, **kwargs).arguments
     del given["self"]
     return given | given.pop("kwargs", {})
-
-
-def _about_call(given: dict) -> dict:
-    """Returns by name what must be the same in all workers of a call of fit or evaluate."""
-    return {
-        name: _about_data(value) if name in ("x", "y", "sample_weight", "validation_data") else _text(value)
-        for name, value in given.items()
-        if name not in ("verbose", "callbacks") and value is not None
-    }
-
-
-def _about_data(data) -> str:
-    if isinstance(data, tf.data.Dataset):
-        return f"a data set of {int(data.cardinality())} batches"
-    if isinstance(data, keras.utils.PyDataset):
-        return f"a PyDataset of {data.num_batches} batches"
-    sizes = [leaf.shape[0] for leaf in keras.tree.flatten(data) if getattr(leaf, "shape", None)]
-    return f"{sizes[0]} examples" if sizes else type(data).__name__
-
-
-def _about_optimizer(optimizer) -> dict:
-    return {f"the optimizer's {name}": _text(value) for name, value in optimizer.get_config().items() if name != "name"}
-
-
-def _about(model: keras.Model) -> str:
-    """Describes a model: its size, and a number that identifies it."""
-    layers = [(type(layer).__name__, _config(layer)) for layer in compat.sublayers(model)]
-    return f"{_about_variables(model.variables)} in {len(layers)} layers ({_checksum(layers)})"
-
-
-def _about_variables(variables: list[keras.Variable]) -> str:
-    shapes = [(tuple(variable.shape), variable.dtype, variable.trainable) for variable in variables]
-    count = sum(int(np.prod(shape)) for shape, *_ in shapes)
-    return f"{len(shapes)} variables of {count} numbers ({_checksum(shapes)})"
-
-
-def _config(layer: keras.Layer) -> dict:
-    try:
-        return {name: value for name, value in layer.get_config().items() if name not in ("name", "layers")}
-    except (NotImplementedError, TypeError, ValueError):  # a user's own layer may have none
-        return {}
-
-
-def _checksum(value) -> str:
-    return f"{zlib.crc32(_text(value).encode()):08x}"
-
-
-def _text(value) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

@@ -22,6 +22,10 @@ from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
 
+SEED = (
+    "Give shuffles and generators a seed, as in dataset.shuffle(1000, seed=1), or call keras.utils.set_random_seed "
+    "before the data are made."
+)
 _LOOK_SECS = 1.0
 _WORD = np.dtype(np.int64)  # messages are sent in words of this type
 # Groups and instances of this module's collective operations, apart from those of other sessions of the program.
@@ -135,6 +139,16 @@ class Workers:
         self._batches += 1
         self._batch += 1
         return f"batch {self._batch} of {kind}{self._series}"
+
+    def check_order(self, batch: str, digests: Sequence[int]) -> None:
+        """Raises ConfigError in all workers if digests, over workers, of what they read for a batch differ."""
+        differing = next((i for i, digest in enumerate(digests) if digest != digests[0]), None)
+        if differing is not None:
+            self.failure = errors.ConfigError(
+                f"{self._membership.task.name(differing)} has read other examples for {batch} than the chief, or in "
+                f"another order. {SEED}"
+            )
+            raise self.failure
 
     def _run(self, fetches, feeds):
         with self._lock:

@@ -7,12 +7,13 @@ around once.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.console import notice
 from tower_train.examples import Examples, in_fixed_order
 
 _MOST_NUMBERS = 2**17  # of a constant that is digested; larger ones are the examples themselves
@@ -40,8 +41,14 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         elements = examples.elements()
+        operations = graph.get_operations()[before:]
+        if _forgets_shuffles(operations):
+            notice(
+                f"{examples.name}: TensorFlow does not save the places of shuffles that a repeated concatenate joins. "
+                "A resumed run has other orders than one that was not stopped. Shuffle after concatenate()."
+            )
         if num_workers > 1:
-            order = _order(examples.name, graph.get_operations()[before:])
+            order = _order(examples.name, operations)
     steps = in_fixed_order(elements).batch(size, drop_remainder=True)
     if num_workers > 1 and not examples.of_worker:
         steps = steps.shard(num_workers, worker)
@@ -53,13 +60,38 @@ def note(examples: Examples, num_workers: int) -> str | None:
     if num_workers == 1 or not examples.elements:
         return None
     if examples.of_worker:
+        sizes = examples.worker_bytes(num_workers) if examples.worker_bytes else []
+        uneven = sizes and (
+            f"; as these are of {min(sizes):,} to {max(sizes):,} bytes, an example comes {num_workers} times in "
+            f"{num_workers} epochs, but not once in each"
+        )
         return (
             f"shards:   each of {num_workers} workers reads files of its own, then the next worker's, and so on around"
+            f"{uneven if len({*sizes}) > 1 else ''}"
         )
     return (
         f"shards:   none: each of {num_workers} workers goes through all elements and keeps its part of each step; "
         "with files= it would read less"
     )
+
+
+def _forgets_shuffles(operations: Sequence[tf.Operation]) -> bool:
+    """Whether a dataset repeats a concatenation of shuffled ones. A shuffle's place is saved only while it is read, and
+    each repetition takes it up again."""
+    repeated = _with_inputs(op for op in operations if "Repeat" in op.type)
+    joined = _with_inputs(op for op in repeated if op.type == "ConcatenateDataset")
+    return any(op.type.startswith("Shuffle") and op.get_attr("reshuffle_each_iteration") for op in joined)
+
+
+def _with_inputs(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations and all that they depend on."""
+    found, left = set(), list(operations)
+    while left:
+        op = left.pop()
+        if op not in found:
+            found.add(op)
+            left.extend(tensor.op for tensor in op.inputs)
+    return found
 
 
 def _order(name: str, operations: Sequence[tf.Operation]) -> str:

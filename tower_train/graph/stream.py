@@ -87,12 +87,12 @@ class Split:
 
     @property
     def first_tower(self) -> int:
-        """The towers of the workers before this one."""
+        """The number of towers of the workers before this one."""
         return sum(self.towers_of_each[: self.worker]) if self.towers_of_each else self.worker * self.num_towers
 
     @property
     def all_towers(self) -> int:
-        """The towers of all workers."""
+        """The number of towers of all workers."""
         return sum(self.towers_of_each) or self.num_towers * self.num_workers
 
 

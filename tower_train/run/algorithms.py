@@ -1,4 +1,4 @@
-"""--algorithms: what layers that know several algorithms compute by; with auto the fastest, as timed in trials."""
+"""--algorithms: the choice among several algorithms of a layer; with auto the fastest, as timed in trials."""
 
 import contextlib
 import math
@@ -54,7 +54,7 @@ def time_trials(algorithms: Algorithms, trial: Trial, session_config: v1.ConfigP
 
 
 def time_products(session_config: v1.ConfigProto) -> dict[str, float]:
-    """Seconds that a product of two float32 matrices takes, by the dtype that it is computed in."""
+    """Returns the seconds of a product of two float32 matrices, by the dtype of the computation."""
 
     def product_in(dtype):
         return lambda a, b: tf.cast(tf.matmul(tf.cast(a, dtype), tf.cast(b, dtype)), tf.float32)
@@ -64,7 +64,7 @@ def time_products(session_config: v1.ConfigProto) -> dict[str, float]:
 
 
 def _least_seconds(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
-    """{name: the least time of a run}, of those that can run. One far behind the best runs no more.
+    """Returns {name: the least time of a run} of those that can run. One far behind the best runs no more.
 
     While others use the cores too, time is this process's own on them.
     """
@@ -92,8 +92,8 @@ class Chooser:
 
     Args:
       asked: --algorithms.
-      given: what is to be taken: that, or what the starts before came to.
-      membership: of this worker; all take what the chief has chosen.
+      given: the choice to use: that, or the one of earlier starts.
+      membership: of this worker; all use the chief's choice.
       session_config: of this worker's sessions.
       measure: as time_trials.
     """
@@ -134,15 +134,11 @@ class Chooser:
 
     @property
     def text(self) -> str:
-        """The --algorithms that repeat this start's choice; as asked if there was nothing to choose."""
+        """Returns the --algorithms that repeat this start's choice; as asked if there was nothing to choose."""
         return ",".join(f"{site}={name}" for site, name in self._chosen.items()) or self._asked
 
     def notes(self) -> list[str]:
-        """Lines about what was chosen.
-
-        Raises:
-          ConfigError: --algorithms names what the network lacks.
-        """
+        """Returns lines about the choice; ConfigError if --algorithms names what the network lacks."""
         if self._given == self._asked:
             self._check()
         return self._lines and [*self._lines, f"algorithms: --algorithms={self.text} repeats this choice"]
@@ -164,7 +160,7 @@ class Chooser:
 
 
 def chooser(config: Config, before: Mapping, num_examples: int, membership: SingleProcess) -> Chooser:
-    """The Chooser of this start; what `auto` came to at the first start is what the run stays with.
+    """Returns the Chooser of this start; a run keeps what `auto` chose at its first start.
 
     Args:
       config: all options.
@@ -182,5 +178,5 @@ def chooser(config: Config, before: Mapping, num_examples: int, membership: Sing
 
 
 def again(config: Config, membership: SingleProcess) -> Chooser:
-    """The Chooser of another graph of a start whose config has what the first one chose."""
+    """Returns the Chooser of another graph of a start whose config has the choice of the first."""
     return Chooser(config.algorithms, config.algorithms, membership, membership.devices.session_config, time_trials)

@@ -57,7 +57,7 @@ def opening_lines(run_json: dict, train_dir: str, steps_done: int, last_step: in
 
 
 def elastic_line(elastic: str | None, towers_of_each: Sequence[int]) -> list[str]:
-    """The line on how many workers of an elastic cluster there are; none for another."""
+    """Returns the line on the number of workers of an elastic cluster; none for another."""
     if not elastic:
         return []
     least, _, most = elastic.partition(":")

@@ -86,7 +86,7 @@ def write(
 
 
 def without_part(over: single_process.RunOver, no_gain_epochs: float) -> Result:
-    """The result of a worker that waited for a place until the run was over."""
+    """Returns the result of a worker that waited for a place until the run was over."""
     reason = StopReason(over.stopped_by)
     return Result("", over.step, None, None, 0.0, reason, reason.text(no_gain_epochs), None)
 

@@ -1,23 +1,39 @@
 """A model's own step in all towers, which wait for each other at each yield."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.fronts import compat
 from tower_train.fronts.own_steps import backward, merges, parts
+from tower_train.fronts.own_steps.exchange import Exchange, Kind, alone
 from tower_train.fronts.own_steps.requests import Join, Loss, Once
 from tower_train.fronts.own_steps.tower import Finished, Tower
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
 
 
+class Places(NamedTuple):
+    """Where a step runs.
+
+    Attributes:
+      devices: over the towers of all processes; None for those of others.
+      merge_device: where the towers' tensors are joined.
+      exchange: with other processes.
+    """
+
+    devices: Sequence[str | None]
+    merge_device: str
+    exchange: Exchange = alone
+
+
 def run(
     model: keras.Model,
     data,
-    devices: Sequence[str],
-    merge_device: str,
+    places: Places,
     apply: Callable[[keras.optimizers.Optimizer, list[GradientsAndVariables]], None],
 ) -> merges.Logs:
     """Runs `model.tower_step` on consecutive parts of a batch.
@@ -25,12 +41,12 @@ def run(
     Args:
       model: with all its variables.
       data: a structure of tensors [batch, ...].
-      devices: over towers.
-      merge_device: device of joined tensors.
+      places: of the towers.
       apply: averages towers' gradients, and applies the mean.
     """
-    cut = parts.split(data, len(devices))
-    towers = [Tower(model, part, device) for part, device in zip(cut, devices, strict=True)]
+    devices, exchange = {i: device for i, device in enumerate(places.devices) if device}, places.exchange
+    cut = parts.split(data, list(devices), len(places.devices))
+    towers = [Tower(model, part, device) for part, device in zip(cut, devices.values(), strict=True)]
     answers = [None] * len(towers)
     while True:
         requests = [requested(model, tower.advance(answer)) for tower, answer in zip(towers, answers, strict=True)]
@@ -40,22 +56,39 @@ def run(
                 f"{type(model).__name__}.tower_step yields different requests in different towers."
             )
         if kind is Join:
-            answers = _join(towers, [request.tensors for request in requests], merge_device)
+            answers = _join(towers, [request.tensors for request in requests], places)
             continue
         updates = []
         if kind is list:
             for losses in zip(*requests, strict=True):
-                updates.append((losses[0].optimizer, backward.tower_gradients(towers, losses, merge_device)))
+                grads = backward.tower_gradients(towers, losses, places.merge_device, exchange)
+                updates.append((losses[0].optimizer, grads))
         with tf.device(HOST):
-            merges.update_metrics(towers)
-            merges.assign(model, towers)
+            merges.update_metrics(towers, exchange)
+            merges.assign(model, towers, exchange)
             if kind is Finished:
-                return merges.logs(model, towers, [request.logs for request in requests])
+                return merges.logs(model, towers, [request.logs for request in requests], exchange)
             for optimizer, tower_grads in updates:
                 apply(optimizer, tower_grads)
-            answers = [requests[0].function() if kind is Once else None] * len(towers)
+            answers = [_once(requests[0], exchange) if kind is Once else None] * len(towers)
         for tower in towers:
             tower.begin_phase()
+
+
+def _once(request: Once, exchange: Exchange):
+    """Calls the function; what it assigns and returns is what it assigns and returns in the chief."""
+
+    def of_chief(value):
+        return exchange([(Kind.CHIEFS, value)])[0] if tf.is_tensor(value) else value
+
+    def assign(original, variable, value):
+        original(variable, of_chief(tf.convert_to_tensor(value, variable.dtype)))
+
+    if exchange is alone:
+        return request.function()
+    with compat.intercepted_assignments(assign):
+        returned = request.function()
+    return keras.tree.map_structure(of_chief, returned)
 
 
 def requested(model: keras.Model, request) -> Join | Once | Finished | list[Loss]:
@@ -99,12 +132,12 @@ def _complete(model: keras.Model, name: str, loss: Loss) -> Loss:
     return Loss(value, variables, optimizer, loss.examples)
 
 
-def _join(towers: Sequence[Tower], structures: Sequence, merge_device: str) -> list:
+def _join(towers: Sequence[Tower], structures: Sequence, places: Places) -> list:
     """Returns the joined tensors, over towers."""
     own = [[tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(each)] for each in structures]
     if any(tensor.shape.rank == 0 for tensor in own[0]):
         raise errors.ConfigError("tower_step yields a Join of a scalar; join tensors that have a row for each example.")
-    with tf.device(merge_device):
-        whole = [merges.joined(towers, tensors) for tensors in zip(*own, strict=True)]
+    with tf.device(places.merge_device):
+        whole = merges.joined(towers, list(zip(*own, strict=True)), places.exchange)
     copies = [tower.joined(tensors, whole) for tower, tensors in zip(towers, own, strict=True)]
     return [keras.tree.pack_sequence_as(each, leaves) for each, leaves in zip(structures, copies, strict=True)]

@@ -37,7 +37,8 @@ class Part:
       data: structured as the batch.
       cuts: of its tensors.
       examples: float scalar, the tower's examples in the first tensor.
-      share: float scalar, those over all examples.
+      total: float scalar, those of all towers.
+      share: float scalar, the first over the second.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Part:
     data: Any
     cuts: tuple[Cut, ...]
     examples: tf.Tensor
+    total: tf.Tensor
     share: tf.Tensor
 
     def rows_of_draw(self, size: Size) -> tuple[Size, tf.Tensor] | None:
@@ -73,17 +75,18 @@ class Part:
         return total, kept
 
 
-def split(data, count: int) -> list[Part]:
+def split(data, towers: Sequence[int], count: int) -> list[Part]:
     """Cuts each tensor of a batch into consecutive parts for towers, whose sizes differ by one at most.
 
     Args:
-      data: a structure of tensors [batch, ...], which need not have one batch size; None and scalars are shared.
-      count: of towers.
+      data: a structure of tensors [batch, ...], which need not have one batch size; None and scalars are everyone's.
+      towers: indices of those whose parts are needed.
+      count: of all towers.
     """
     leaves = [leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)]
     with tf.device(HOST):
         total = tf.cast(batch_size(data), keras.config.floatx())
-        return [_part(data, leaves, i, count, total) for i in range(count)]
+        return [_part(data, leaves, i, count, total) for i in towers]
 
 
 def batch_size(data) -> Size:
@@ -94,7 +97,9 @@ def batch_size(data) -> Size:
 def _part(data, leaves: Sequence[tf.Tensor], index: int, count: int, total: tf.Tensor) -> Part:
     own = keras.tree.map_structure(lambda leaf: _own_rows(leaf, index, count) if _has_rows(leaf) else leaf, data)
     examples = tf.cast(_sizes(leaves[0], index, count)[1], total.dtype)
-    return Part(index, count, own, tuple(_cut(leaf, index, count) for leaf in leaves), examples, examples / total)
+    return Part(
+        index, count, own, tuple(_cut(leaf, index, count) for leaf in leaves), examples, total, examples / total
+    )
 
 
 def _cut(leaf: tf.Tensor, index: int, count: int) -> Cut:

@@ -4,7 +4,9 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.fronts import compat
 from tower_train.fronts.own_steps import lockstep, parts, rehearsal
+from tower_train.fronts.own_steps.exchange import Exchange, alone
 from tower_train.fronts.parallel_model import ParallelModel
 from tower_train.graph import gradients
 from tower_train.graph.devices import HOST
@@ -13,7 +15,8 @@ from tower_train.graph.devices import HOST
 class StepModel(ParallelModel):
     """A Keras model whose training steps are its template's `tower_step`, run in all towers.
 
-    Evaluation is the template's own, on the first tower's device. Prediction is split over the towers.
+    Evaluation and prediction are split over the towers; a test_step or predict_step of the template's own runs on the
+    first one's device.
     """
 
     def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str):
@@ -44,22 +47,41 @@ class StepModel(ParallelModel):
         )
 
     def train_step(self, data):
-        """Runs a step in all towers, and returns the means of its report so far in this epoch."""
-        with tf.device(HOST):
-            if not self._progress.is_rehearsed:
-                for optimizer, variables in rehearsal.rehearse(self.template, data, HOST, len(self.towers)):
+        """Runs a step in all towers, and returns the means so far in this epoch of what it reports."""
+        if self._progress.trained is None:
+            with compat.eager_mode(), tf.device(HOST):  # so that variables have their values now
+                self._progress.trained = rehearsal.rehearse(self.template, data, HOST, len(self._all_towers))
+                for optimizer, variables in self._progress.trained:
                     if not optimizer.built:
                         optimizer.build(variables)
-                self._progress.is_rehearsed = True
-        logs = lockstep.run(self.template, data, self.towers, self._merge_device, _apply)
+                self._begin_steps()
+        places = lockstep.Places(self._all_towers, self._merge_device, self._exchange(data))
+        logs = lockstep.run(self.template, data, places, self._apply)
         with tf.device(HOST):
             examples = parts.batch_size(data)
             return logs.results | {name: self._progress.mean(name, logs.means[name], examples) for name in logs.means}
 
     def test_step(self, data):
-        """Evaluates a batch as the template does."""
+        """Evaluates a batch: in towers, unless the template has a way of its own."""
+        if type(self.template).test_step is keras.Model.test_step:
+            return super().test_step(data)
         with tf.device(self.towers[0]):
             return self.template.test_step(data)
+
+    @property
+    def _compiled(self) -> keras.Model:
+        return self.template
+
+    def _begin_steps(self) -> None:
+        """Called once all variables are there."""
+
+    def _exchange(self, data) -> Exchange:
+        """Called at the beginning of each step; data: its batch."""
+        return alone
+
+    def _apply(self, optimizer: keras.optimizers.Optimizer, tower_grads: list[gradients.GradientsAndVariables]) -> None:
+        """Averages the towers' gradients, and applies the mean."""
+        optimizer.apply_gradients(self._average(tower_grads))
 
     def predict_step(self, data):
         """Computes the outputs of a batch: in towers, unless the template has its own predict_step."""
@@ -73,12 +95,12 @@ class _Progress:
     """The state of a compiled model's steps.
 
     Attributes:
-      is_rehearsed: whether the variables exist.
-      means: {name: mean over the epoch's examples} of the steps' results.
+      trained: over optimizers, all the variables that they train; None before they are there.
+      means: {name: mean over the epoch's examples} of what steps return.
     """
 
     def __init__(self):
-        self.is_rehearsed = False
+        self.trained: rehearsal.Trained | None = None
         self.means: dict[str, keras.metrics.Mean] = {}
 
     def mean(self, name: str, value: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
@@ -87,8 +109,3 @@ class _Progress:
             self.means[name] = keras.metrics.Mean(name=name)
         self.means[name].update_state(value, sample_weight=examples)
         return self.means[name].result()
-
-
-def _apply(optimizer: keras.optimizers.Optimizer, tower_grads: list[gradients.GradientsAndVariables]) -> None:
-    """Averages the towers' gradients, and applies the mean."""
-    optimizer.apply_gradients(gradients.average_gradients(tower_grads))

@@ -3,12 +3,13 @@
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-import keras
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.fronts import compat
+from tower_train.graph.all_reduce import AllReduce
 
 v1 = tf.compat.v1
 _current = contextvars.ContextVar("captured", default=None)
@@ -38,13 +39,13 @@ class Captured:
     Attributes:
       tower: the tower's index.
       updates: its calls of apply_gradients.
-      assigned: the Keras variables that layers and metrics assign to (moving averages, seeds, sums), with their new
-        values. In a graph Keras does not do so itself.
+      assigned: the variables that Keras layers and metrics assign to (moving averages, seeds, sums), each with its new
+        value. In a graph Keras does not do so itself.
     """
 
     tower: int = 0
     updates: list[Update] = dataclasses.field(default_factory=list)
-    assigned: list[tuple[keras.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
+    assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -74,7 +75,45 @@ def _capture_assign(assign, variable, value) -> None:
     if _current.get() is None:  # another thread's
         assign(variable, value)
     else:
-        _current.get().assigned.append((variable, tf.cast(value, variable.value.dtype)))
+        _current.get().assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
+
+
+def note(pairs) -> list[tf.Operation]:
+    """Leaves assignments, pairs (variable of the graph, new value), to the step of all towers.
+
+    Returns:
+      The ops that an update has to wait for; elsewhere than in a tower the op that assigns.
+    """
+    if _current.get() is None:
+        return [assign(pairs)]
+    _current.get().assigned.extend(pairs)
+    return []
+
+
+def assign_merged(captures: Sequence[Captured], all_reduce: AllReduce) -> tf.Operation:
+    """Returns the op that assigns what the layers of all towers do: the mean over the towers of all workers to
+    floating-point variables such as moving averages, the first tower's value to others such as seeds.
+
+    Args:
+      captures: over this worker's towers.
+      all_reduce: averages between workers.
+
+    Raises:
+      GraphError: the towers assign to different variables.
+    """
+    variables = [variable for variable, _ in captures[0].assigned]
+    names = [[variable.name for variable, _ in captured.assigned] for captured in captures]
+    if differing := next((each for each in names if each != names[0]), None):
+        raise errors.GraphError(
+            f"The layers of one tower assign to {', '.join(names[0])}, those of another to {', '.join(differing)}. "
+            "model_fn must do the same each time it is called."
+        )
+    values = [[value for _, value in each] for each in zip(*(captured.assigned for captured in captures), strict=True)]
+    averaged = [i for i, variable in enumerate(variables) if variable.dtype.is_floating]
+    means = [tf.ensure_shape(tf.add_n(values[i]) / len(captures), variables[i].shape) for i in averaged]
+    [means] = all_reduce.mean([means], exactly=True)
+    merged = {i: of_towers[0] for i, of_towers in enumerate(values)} | dict(zip(averaged, means, strict=True))
+    return assign(zip(variables, merged.values(), strict=True))
 
 
 def assign(pairs) -> tf.Operation:

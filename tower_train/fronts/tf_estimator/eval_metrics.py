@@ -65,9 +65,9 @@ def _make_local(metric: keras.Metric) -> None:
 
 
 def _update(name: str, metric: keras.Metric) -> tf.Operation:
-    """Returns the op for the assignments of update_state, which Keras does not run in a graph."""
-    mine = {id(variable) for variable in metric.variables}
-    found = [(variable.value, value) for variable, value in captured.current().assigned if id(variable) in mine]
+    """Returns what update_state has assigned; Keras does not run that in a graph."""
+    mine = {id(variable.value) for variable in metric.variables}
+    found = [(variable, value) for variable, value in captured.current().assigned if id(variable) in mine]
     if not found:
         raise errors.GraphError(
             f"eval_metric_ops[{name!r}]: this Keras metric was not updated. Call its update_state(labels, values) in "

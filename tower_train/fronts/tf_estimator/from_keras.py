@@ -114,7 +114,7 @@ class _KerasModelFn:
         weights = [mine[id(v)] for v in model.trainable_variables]
         grads = self._optimizer.gradients(loss, weights, model.trainable_variables)
         now = [(mine[id(v)], scope.get_current_value(v), value) for v, value in before]
-        with tf.control_dependencies([captured.assign((v, new) for v, new, value in now if new is not value)]):
+        with tf.control_dependencies(captured.note((v, new) for v, new, value in now if new is not value)):
             train_op = self._optimizer.apply_gradients(
                 grads, weights, model.trainable_variables, v1.train.get_global_step()
             )

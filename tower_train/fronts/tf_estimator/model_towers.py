@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.tf_estimator.captured import Captured, assign, capturing
+from tower_train.fronts.tf_estimator.captured import Captured, assign_merged, capturing
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec
 from tower_train.graph import context, gradients
 from tower_train.graph.all_reduce import AllReduce
@@ -106,7 +106,7 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured], all_reduce:
     all_reduce = all_reduce or AllReduce((HOST,), "add_n")
     [[loss]] = all_reduce.mean([[tf.add_n([spec.loss for spec in specs]) / len(specs)]], exactly=True)
     workers = all_reduce.num_workers
-    assigned = assign((variable.value, value) for variable, value in captures[0].assigned)
+    assigned = assign_merged(captures, all_reduce)
     counts = {len(captured.updates) for captured in captures}
     if counts == {0} and len(specs) * workers == 1:
         return TrainStep(tf.group(specs[0].train_op, assigned), loss, None, None, 1)
@@ -115,7 +115,7 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured], all_reduce:
             f"model_fn called apply_gradients of a tf.compat.v1.train optimizer {sorted(counts)} times in its towers. "
             "Each tower must do so equally often, at least once: that is where gradients are averaged."
         )
-    finite, applied = _update_if_finite(specs, captures, loss, all_reduce)
+    finite, applied = _update_if_finite(specs, captures, loss, all_reduce, assigned)
     for captured in captures:
         for update in captured.updates:
             compat.add_control_input(update.placeholder, finite.op)  # ops that wait for it wait for the update
@@ -129,8 +129,9 @@ def train_step(specs: list[EstimatorSpec], captures: list[Captured], all_reduce:
     return TrainStep(op, loss, report, checked, len(specs), workers)
 
 
-def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor, all_reduce: AllReduce):
-    """Averages and applies the gradients, call by call; returns what is finite, and the checked pairs."""
+def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor, all_reduce, assigned):
+    """Averages and applies the gradients, call by call, after what layers assign; returns what is finite, and the
+    applied pairs looked at."""
     calls = list(zip(*[captured.updates for captured in captures], strict=True))
     averaged = [
         _over_workers(gradients.average_gradients([update.grads_and_vars for update in call]), all_reduce)
@@ -145,7 +146,7 @@ def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss
         return tf.group([call[0].apply(mean) for call, mean in zip(calls, averaged, strict=True)])
 
     # The first tower's updates were told to wait for these, such as its UPDATE_OPS.
-    before = [op for call in calls for op in call[0].placeholder.control_inputs]
+    before = [assigned, *(op for call in calls for op in call[0].placeholder.control_inputs)]
     with tf.control_dependencies(before):
         losses = tf.stack([spec.loss for spec in specs])
         return gradients.update_if_finite(tower_grads, losses, applied, loss, apply), applied

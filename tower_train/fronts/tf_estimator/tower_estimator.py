@@ -39,9 +39,10 @@ class Estimator:
 
     Args:
       model_fn: (features, labels, mode, params, config) -> EstimatorSpec, with any of these arguments in any order:
-        they are passed by name. In training it is called once per tower. Its variables of get_variable, tf.Variable or
-        Keras layers are created once, and assigned to once per step, by the first tower; its gradients for a
-        tf.compat.v1.train optimizer are averaged and applied once.
+        they are passed by name. To train it is called once a tower. Variables that it makes with get_variable,
+        tf.Variable or Keras layers are made once, and are assigned to once a step: what Keras layers assign is the mean
+        over towers, other assignments are the first tower's. The gradients that it gives to a tf.compat.v1.train
+        optimizer are averaged and applied once.
       model_dir: the directory of checkpoints and events; None takes the config's, or a new temporary one.
       config: a RunConfig.
       params: passed on to model_fn and input_fn.
