@@ -53,6 +53,7 @@ class FakeWorkers:
         """`failing` is the name of the side that dies when measured; steps_per_sec(side's name, how often measured)."""
         self.log, self.live, self.most_live = [], set(), 0
         self.peak_bytes, self.failing, self.steps_per_sec = peak_bytes, failing, steps_per_sec
+        self.step_secs = None  # (number of the first, how many) -> seconds of each
 
     @contextlib.contextmanager
     def start(self, side):
@@ -76,7 +77,7 @@ class FakeWorker:
                    "card_bytes": []}  # fmt: skip
         return {"event": event, "secs": 4.0} | content
 
-    def measure(self, seconds, steps):
+    def measure(self, seconds, steps, each=False):
         if self._name == self._workers.failing:
             raise RuntimeError("died")
         self._workers.log.append(("measure", self._name))
@@ -85,7 +86,7 @@ class FakeWorker:
         return {
             "event": "measured", "secs": 9.0, "steps": 10, "seconds": 10 / rate, "idle_secs": 1.0, "idle_cpu_secs": 0.0,
             "resident_bytes": 500 * 2**20,
-        }  # fmt: skip
+        } | ({"first": 7, "step_secs": self._workers.step_secs(7, steps)} if each else {})  # fmt: skip
 
     def stop(self):
         return {"event": "stopped", "peak_bytes": self._workers.peak_bytes + 1, "card_bytes": []}
