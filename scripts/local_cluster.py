@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
     for reader in readers:
         reader.start()
     status = workers[0].wait()
+    if status and options.evaluator:  # no last checkpoint comes, for which it would wait
+        workers[-1].terminate()
     for index, worker in enumerate(workers[1:], start=1):
         try:
             worker.wait(_LINGER_SECS if index < options.workers else _EVALUATION_SECS)

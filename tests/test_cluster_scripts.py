@@ -52,6 +52,15 @@ def test_a_local_cluster_has_an_evaluator_for_a_program_that_wants_one():
     assert alone.returncode == 2 and "--evaluator is for programs, as in --evaluator -- python mine.py" in alone.stderr
 
 
+def test_an_evaluator_does_not_outlive_a_chief_that_failed():
+    source = """import json, os, sys, time
+if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "evaluator":
+    time.sleep(3600)
+sys.exit(138)"""
+    words = [sys.executable, LOCAL_CLUSTER, "--workers=2", "--evaluator", "--", "python", "-c", source]
+    assert subprocess.run(words, env=jobs.environment(), timeout=jobs.WAIT_SECS).returncode == 138
+
+
 def test_a_local_cluster_of_any_program_gives_each_its_place_and_words():
     source = """import json, os, sys
 place = json.loads(os.environ["TF_CONFIG"])

@@ -102,7 +102,9 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
     assert not chief.is_to_resize
     chief.after_run(None, None)
     wait_for(lambda: chief.is_to_resize and not chief._detector.is_silent(1))
-    assert chief.resized().environment == {"TOWER_TRAIN_ELASTIC": '{"group": [0, 1], "strikes": {}, "idle_starts": 0}'}
+    resized = chief.resized()
+    assert f"Saved at step 4, as {first.task.name(1)} waits for a place. --elastic: " in str(resized), str(resized)
+    assert resized.environment == {"TOWER_TRAIN_ELASTIC": '{"group": [0, 1], "strikes": {}, "idle_starts": 0}'}
     assert not waiting.done()
     assert chief.leave("last step") == "last step"
     with pytest.raises(RunOver) as over:

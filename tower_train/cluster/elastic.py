@@ -159,9 +159,11 @@ class ElasticMembership(Membership):
 
     def resized(self) -> errors.WorkerError:
         """Returns the error with which all restart themselves, in another number, once they have left."""
-        leaving = ", ".join(map(self.task.name, sorted(self._leaving)))
-        why = f"{leaving} was told to end" if leaving else "who was missing is back, or was told to end"
-        error = errors.WorkerError(f"Saved at step {self._status.step}, as {why}. {self._detector.next_step}")
+        leaving, waiting = sorted(self._leaving), self._waiting() if self.task.is_chief else []
+        names = ", ".join(map(self.task.name, leaving or waiting))
+        what = "was told to end" if leaving else "waits for a place"
+        why = f"{names} {what}" if names else "the chief goes on with other workers"
+        error = errors.WorkerError(f"Saved at step {self._status.step}, as {why}. {failures.RESIZES}")
         self.remember(error)
         return error
 

@@ -10,7 +10,7 @@ from tower_train.cluster import step_errors
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.console import notice
 
-_IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError, errors.AllReduceError)
+IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError, errors.AllReduceError)
 
 
 class Ending:
@@ -41,7 +41,7 @@ class Ending:
         if isinstance(error, KeyboardInterrupt):
             error.exit_status = 130  # as of the shell, and for the others too
         self._shutdown(error)
-        if isinstance(error, _IN_ONE_LINE):
+        if isinstance(error, IN_ONE_LINE):
             self._end_with(error)
         else:
             self._excepthook(kind, error, trace)

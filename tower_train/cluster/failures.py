@@ -17,10 +17,11 @@ _RESTART = (
     "The same command on every machine, or the return of the missing one with --wait_for_workers, goes on from the "
     "last checkpoint."
 )
-ELASTIC = (
-    "The step under way is not saved. --elastic: python -m tower_train starts itself again, with those that are there; "
-    "a program that calls train() must be started again. Both then go on from the last checkpoint."
+RESIZES = (
+    "--elastic: python -m tower_train starts itself again, with those that are there; a program that calls train() "
+    "must be started again. Both then go on from the last checkpoint."
 )
+ELASTIC = f"The step under way is not saved. {RESIZES}"
 _WAITING = (
     "--wait_for_workers: python -m tower_train starts itself again; a program that calls train() must be started "
     "again. Both then go on from the last checkpoint."

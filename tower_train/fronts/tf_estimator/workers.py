@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.cluster import membership
+from tower_train.cluster.ending import IN_ONE_LINE
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import Task
 from tower_train.fronts.tf_estimator import task
@@ -83,7 +84,7 @@ def _leave_by_status() -> None:
     before = sys.excepthook
 
     def leave(kind, error, traceback):
-        if isinstance(error, errors.WorkerError):
+        if isinstance(error, IN_ONE_LINE):
             console.notice(f"error: {error}")
         else:
             before(kind, error, traceback)
