@@ -156,6 +156,7 @@ AVERAGING = status(0, stalled=progress.FOR_AVERAGING, **STEP)
     [
         (dict(STEP, stalled="tower_1"), "worker 2 (c:3) waits for tower_1"),
         (dict(STEP, stalled=progress.FOR_INPUT), "worker 2 (c:3) waits for the input: the examples of"),
+        (dict(STEP, stalled=progress.BETWEEN_STEPS), "worker 2 (c:3) waits for what happens between steps"),
         (dict(STEP, stalled="tower_1", stalled_secs=TIMEOUT_SECS - 1), None),
         (
             dict(STEP, stalled=progress.FOR_AVERAGING),

@@ -93,7 +93,7 @@ def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_th
 
 
 def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
-    """By a clock that is set: a save takes 9 s of 10, an evaluation 11."""
+    """By a clock that is set: a save takes 90 ms of 100, an evaluation 11 s, a session hook 12 s."""
     seconds, looks = [0.0], []
 
     def clock():
@@ -106,14 +106,22 @@ def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
             time.sleep(0.01)
 
     stalls = []
-    with Watchdog(10.0, {}, clock, lambda *about: stalls.append(about)) as watchdog:
-        for what, takes in (("a save", 9.0), ("an evaluation", 11.0)):
+    with Watchdog(0.1, {}, clock, lambda *about: stalls.append(about)) as watchdog:
+        for what, takes in (("a save", 0.09), ("an evaluation", 11.0)):
             with watchdog.doing(what):
                 seconds[0] += takes
                 wait_for_looks()
+        watchdog.after_run(None, None)
+        seconds[0] += 12.0
+        wait_for_looks()
     reports = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*** ")]
-    assert reports == ["*** Nothing has ended for 11 s: waiting for an evaluation.", "*** Going on, after 11 s."]
-    assert stalls == [("", 0.0)]  # it was no step
+    assert reports == [
+        "*** Nothing has ended for 11 s: waiting for an evaluation.",
+        "*** Going on, after 11 s.",
+        "*** Nothing has ended for 12 s: waiting for what happens between steps.",
+    ]
+    assert stalls[0] == ("", 0.0)  # the evaluation was no step
+    assert {what for what, _ in stalls[1:]} == {"what happens between steps"}
 
 
 def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_names(tmp_path, monkeypatch):

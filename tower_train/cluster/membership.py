@@ -24,6 +24,7 @@ from tower_train.cluster.states import StateExchange
 from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
 from tower_train.console import notice
+from tower_train.graph import progress
 from tower_train.graph.devices import Devices
 
 LeaveAtOnce = Callable[[errors.WorkerError], None]
@@ -93,6 +94,8 @@ class Membership(SingleProcess):
         self._note(step=count, waiting_secs=waiting_secs)
 
     def note_stall(self, what, seconds):
+        if what == progress.BETWEEN_STEPS and self.task.is_chief:
+            return  # it saves and evaluates there, for as long as that takes
         self._note(stalled=what, stalled_secs=seconds)
 
     def tell_algorithm(self, site, name):

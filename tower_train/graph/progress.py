@@ -12,6 +12,7 @@ INPUT = "input"
 # Obstacles of a step that does not end, besides towers.
 FOR_INPUT = "the input: the examples of this step have not come"
 FOR_AVERAGING = "the averaging between devices, the update of the variables, or a session hook"
+BETWEEN_STEPS = "what happens between steps"
 FOR_PROGRAM = "its program or its input: it has no gradients for this step"
 
 

@@ -33,8 +33,8 @@ class Watchdog(v1.train.SessionRunHook):
     """Checks in a thread that steps end; use as a context manager, and as a hook.
 
     It reports each stall of more than timeout_secs (0: none) once, with the stacks of all Python threads, and its end.
-    During a stalled step it keeps calling note_stall with what is waited for and the seconds since the report, then
-    with "" and 0 when it is over. `counts` is TrainingGraph.progress.
+    During a stalled step, and a stall between steps, it keeps calling note_stall with what is waited for and the
+    seconds since the report, then with "" and 0 when it is over. `counts` is TrainingGraph.progress.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Watchdog(v1.train.SessionRunHook):
         self._doing, self._since = _STEP, self._clock()
 
     def after_run(self, run_context, run_values):
-        self._doing, self._since = "what happens between steps", self._clock()
+        self._doing, self._since = progress.BETWEEN_STEPS, self._clock()
 
     def _watch(self) -> None:
         reported, ended = None, False
@@ -92,7 +92,7 @@ class Watchdog(v1.train.SessionRunHook):
                 if reported is None:
                     reported = since
                     say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
-                if is_step:
+                if is_step or self._doing == progress.BETWEEN_STEPS:
                     self._note_stall(what, seconds - self._timeout)
 
     def _waited_for(self) -> str:
