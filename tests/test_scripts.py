@@ -71,7 +71,7 @@ def test_it_installs_once_into_the_active_environment_and_runs_from_any_director
     for _ in range(2):
         process = run_script(tree, "--help", VIRTUAL_ENV=str(environment))
         assert process.returncode == 0, process.stderr
-        assert "python -m tower_train --num_gpus=N" in process.stdout
+        assert "python -m tower_train --num_gpus=N" in " ".join(process.stdout.split())
         assert installs(environment) == [str(tree)]
     assert process.stderr == ""  # the second time there is nothing to do
     assert not (tree / ".venv").exists()

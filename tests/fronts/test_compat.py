@@ -16,7 +16,7 @@ import tower_train
 from tower_train.fronts import compat
 
 v1 = tf.compat.v1
-PRIVATE = re.compile(r"(?<!self)(?<!cls)\._(?!_|replace\b|asdict\b|exit\b|current_frames\b)\w+|keras\.src|__internal__"
+PRIVATE = re.compile(r"(?<!self)(?<!cls)(?<!super\(\))\._(?!_|replace\b|asdict\b|exit\b|current_frames\b)\w+|keras\.src|__internal__"
                      r"|tensorflow\.python")  # fmt: skip
 
 
