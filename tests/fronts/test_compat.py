@@ -16,8 +16,10 @@ import tower_train
 from tower_train.fronts import compat
 
 v1 = tf.compat.v1
-PRIVATE = re.compile(r"(?<!self)(?<!cls)(?<!super\(\))\._(?!_|replace\b|asdict\b|exit\b|current_frames\b)\w+|keras\.src|__internal__"
-                     r"|tensorflow\.python")  # fmt: skip
+PRIVATE = re.compile(
+    r"(?<!self)(?<!cls)(?<!super\(\))\._(?!_|replace\b|asdict\b|exit\b|current_frames\b)\w+"
+    r"|keras\.src|__internal__|tensorflow\.python"
+)
 
 
 BELOW = {  # modules under the room that touch a private name, and where that is tested
