@@ -97,6 +97,7 @@ class ElasticMembership(Membership):
             self._end_watch()
             self._tell(state=WorkerState.GONE)
             self._exchange()
+            say(f"*** The run has ended at step {chief.step} ({chief.stopped_by}), without this worker.")
             raise RunOver(chief.stopped_by, chief.step)
         if chief.state is WorkerState.TRAINING and self._told != chief.start_id:
             self._told = chief.start_id
