@@ -82,7 +82,7 @@ def losses_and_gradients(network, batch):
         (pixels_first, True),
         (attention, True),
         (over_the_batch, False),
-        (with_nothing, False),
+        (with_nothing, True),
         (in_branches, False),
     ],
 )
