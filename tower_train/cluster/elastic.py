@@ -109,9 +109,9 @@ class ElasticMembership(Membership):
             secs = None if self._first_step is None else time.monotonic() - self._first_step
             self._grows = self._grows or self._roster.is_to_grow(self.group, self._waiting(), secs)
 
-    def _fail(self, failure):
+    def fail(self, failure):
         self.remember(failure)
-        super()._fail(failure)
+        super().fail(failure)
 
     def remember(self, failure):
         if self.task.is_chief:
