@@ -278,8 +278,9 @@ def fastest(
 ) -> tf.Tensor:
     """Computes by the fastest of several algorithms for the same thing, as --algorithms says.
 
-    In training --algorithms=auto times them at the start of a run, with the trial's tensors, and a run stays with what
-    was chosen. Elsewhere the first one is taken: in evaluation, prediction and export.
+    In training --algorithms=auto times them at the start of a run, with the trial's tensors on the CPU, so that it is
+    of no use `on_gpu`; a run stays with what was chosen. Elsewhere the first one is taken: in evaluation, prediction
+    and export.
 
     Args:
       site: what is computed, with all that decides about its speed but the batch, such as "conv3x3:8x8x64x64"; without

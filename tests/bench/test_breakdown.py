@@ -81,7 +81,7 @@ def test_a_slow_input_is_what_a_step_waits_for(is_staged, monkeypatch):
     monkeypatch.setattr(transfer, "stages", lambda devices: is_staged)
     options = BenchmarkOptions(workload="slow_input", dataset="auto", batch_size=8, seconds=0.2, device="cpu")
     found, _, _ = breakdown.measure(options, 1)
-    assert found.seconds[attribution.INPUT_WAIT] > 0.8 * slow_input.SECONDS
+    assert found.seconds[attribution.INPUT_WAIT] > 0.5 * slow_input.SECONDS
     assert found.step_secs > 0.9 * slow_input.SECONDS
     assert found.in_place_secs < 0.5 * slow_input.SECONDS
     assert "a step with its input in place" in "".join(attribution.table([found]))

@@ -112,6 +112,7 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
     assert (over.value.stopped_by, over.value.step) == ("last step", 4)
     lines = capsys.readouterr().out.splitlines()
     assert f"*** {first.task.name(2)} cannot train with the chief: --seed is 5, the chief's 0. Start all " in str(lines)
+    assert "*** The run has ended at step 4 (last step), without this worker." in lines
     assert re.search(r"\*\*\* 1 of at most 2 train, at step [34]: waiting for a place among them\.", str(lines))
 
 

@@ -49,6 +49,15 @@ def test_those_that_are_left_of_a_start_begin_at_once():
     assert too_few.choose(2, 4) == (0, 2, 4)
 
 
+def test_a_start_is_prepared_for_a_group_of_allowed_size_with_oneself():
+    for task, group, sizes, expected in (
+        (0, (), (2, 4), [0, 1, 2, 3]), (4, (), (2, 4), [0, 1, 2, 4]), (0, (0, 2, 3), (2, 4), [0, 2, 3]),
+        (0, (0,), (2, 4), [0, 1]), (0, (0, 3), (3, 4), [0, 1, 3]), (4, (0,), (3, 4), [0, 1, 4]),
+        (0, (0, 2, 4), (1, 2), [0, 2]), (2, (0, 9), (1, 2), [2]),
+    ):  # fmt: skip
+        assert Memory(group).expected(Task(HOSTS, task), sizes) == expected
+
+
 def test_too_few_wait_and_then_leave_for_good(capsys):
     chief = Chief(sizes=(3, 4))
     for _ in range(6):

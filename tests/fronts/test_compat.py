@@ -17,7 +17,7 @@ from tower_train.fronts import compat
 
 v1 = tf.compat.v1
 PRIVATE = re.compile(
-    r"(?<!self)(?<!cls)(?<!super\(\))\._(?!_|replace\b|asdict\b|exit\b|current_frames\b)\w+"
+    r"(?<!self)(?<!cls)\._(?!_|replace\b|asdict\b|exit\b|current_frames\b)\w+"
     r"|keras\.src|__internal__|tensorflow\.python"
 )
 

@@ -102,8 +102,9 @@ def test_workers_take_what_the_chief_has_chosen(trials, tmp_path):
     assert len(done) == 1 and two_ways.built[-2:] == ["sum", "sum"] and chosen(tmp_path) == f"{SITE}=sum"
 
 
-def test_a_worker_whose_chief_chooses_nothing_does_not_wait():
-    member = types.SimpleNamespace(task=Task(("a:1", "b:1"), 1), chiefs_algorithm=lambda site: None,
+@pytest.mark.parametrize("chiefs", [None, "product_float32"])
+def test_a_worker_whose_chief_chooses_nothing_or_what_it_lacks_takes_the_usual_one(chiefs):
+    member = types.SimpleNamespace(task=Task(("a:1", "b:1"), 1), chiefs_algorithm=lambda site: chiefs,
                                    tell_algorithm=lambda site, name: None)  # fmt: skip
     chooser = algorithms.Chooser("auto", "auto", member, tf.compat.v1.ConfigProto(), None)
     assert chooser.choose(SITE, {"product": None, "sum": None}, Trial(((4,),), tf.float32, (True,))) == "product"

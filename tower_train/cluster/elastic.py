@@ -44,8 +44,7 @@ class ElasticMembership(Membership):
         self._roster = Roster(task, sizes, self._memory, detector.worker_timeout_secs, start_timeout_secs)
         self._first_step, self._grows, self._leaving, self._told = None, False, set(), ""
         self._most = sizes[1]
-        group = [i for i in self._memory.group if i < len(task.hosts)][: sizes[1]] or list(range(sizes[1]))
-        self._take_place(group if task.index in group else sorted([*group[:-1], task.index]))
+        self._take_place(self._memory.expected(task, sizes))
 
     def _take_place(self, group) -> None:
         """Makes `devices` those of this task's place in a group of tasks."""
@@ -98,6 +97,7 @@ class ElasticMembership(Membership):
             self._end_watch()
             self._tell(state=WorkerState.GONE)
             self._exchange()
+            say(f"*** The run has ended at step {chief.step} ({chief.stopped_by}), without this worker.")
             raise RunOver(chief.stopped_by, chief.step)
         if chief.state is WorkerState.TRAINING and self._told != chief.start_id:
             self._told = chief.start_id
@@ -109,9 +109,9 @@ class ElasticMembership(Membership):
             secs = None if self._first_step is None else time.monotonic() - self._first_step
             self._grows = self._grows or self._roster.is_to_grow(self.group, self._waiting(), secs)
 
-    def _fail(self, failure):
+    def fail(self, failure):
         self.remember(failure)
-        super()._fail(failure)
+        super().fail(failure)
 
     def remember(self, failure):
         if self.task.is_chief:

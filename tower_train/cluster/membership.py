@@ -133,7 +133,7 @@ class Membership(SingleProcess):
         try:
             self._compare(about | {_COMPARISON: self._comparisons}, self._chief.about)
         except errors.ConfigError as error:
-            self._fail(error)
+            self.fail(error)
             raise
 
     def _await_others(self) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ class Membership(SingleProcess):
 
     def failure_behind(self, error):
         if step_errors.is_of_sizes(error) and not self._failure:
-            self._fail(errors.ConfigError(
+            self.fail(errors.ConfigError(
                 f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
                 f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
             ))  # fmt: skip
@@ -206,7 +206,7 @@ class Membership(SingleProcess):
                 return
             time.sleep(pause_secs)
         if is_stale or isinstance(error, step_errors.LOST_CONNECTION):
-            self._fail(errors.WorkerError(
+            self.fail(errors.WorkerError(
                 f"The connection to another worker was lost at step {self._status.step} "
                 f"({errors.reason(error)}). {self._detector.next_step}"
             ))  # fmt: skip
@@ -280,13 +280,14 @@ class Membership(SingleProcess):
                     f"The watch over the workers has failed: {error!r}. {self._detector.next_step}"
                 )
             if failure and not self._failure:
-                self._fail(failure)
+                self.fail(failure)
                 self._release()
 
     def _look(self) -> None:
         """Called, by the watch, after each exchange."""
 
-    def _fail(self, failure: errors.UserError) -> None:
+    def fail(self, failure: errors.UserError) -> None:
+        """Tells the other workers of this one's failure, which ends it."""
         is_final = getattr(failure, "is_final", False)
         self._tell(
             state=WorkerState.FAILED, failure=str(failure), exit_status=failure.exit_status, is_final=is_final

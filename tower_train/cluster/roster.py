@@ -53,6 +53,13 @@ class Memory:
             strikes |= {task: strikes.get(task, 0) + 1 for task in lost}
         return Memory(tuple(sorted(expected)), strikes, 0 if has_stepped else self.idle_starts + 1)
 
+    def expected(self, task: Task, sizes: tuple[int, int]) -> list[int]:
+        """Returns a group of allowed size with this task, if possible the one that is expected to train."""
+        (least, most), tasks = sizes, range(len(task.hosts))
+        group = [i for i in self.group if i in tasks][:most] or list(tasks[:most])
+        group += [i for i in tasks if i not in group][: max(0, least - len(group))]
+        return sorted(group if task.index in group else [*group[:-1], task.index])
+
     def check(self) -> None:
         """Raises WorkerError if start after start ends before a step."""
         if self.idle_starts >= _MOST_IDLE_STARTS:

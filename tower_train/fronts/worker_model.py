@@ -239,9 +239,8 @@ class _Begin(keras.callbacks.Callback):
         self._of.begin_batches()
 
 
-def _bound(method: Callable, *args_and_kwargs) -> dict:
+def _bound(method: Callable, model: keras.Model, args: tuple, kwargs: dict) -> dict:
     """Returns the arguments of a call of one of Keras' methods, by name."""
-    model, args, kwargs = args_and_kwargs
     given = inspect.signature(method).bind(model, *args, **kwargs).arguments
     del given["self"]
     return given | given.pop("kwargs", {})

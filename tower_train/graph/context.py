@@ -1,7 +1,7 @@
 """The one record through which layers and the training graph know each other.
 
-The training graph enters it for each tower that it builds; layers look at `current()`. It is empty outside of the
-towers of a training graph, such as in evaluation.
+The training graph enters it for each tower that it builds; layers look at `current()`. It is empty elsewhere, such as
+in evaluation; only `choose` is there around a training graph, which hands it on to its towers.
 """
 
 import contextlib

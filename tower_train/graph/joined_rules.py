@@ -191,7 +191,7 @@ def _along(axis_at: int) -> Rule:
 
 def _slice(towers: int, op: tf.Operation, inputs: Sequence[Value]):
     value, begin, shape = inputs[0], constant(op.inputs[1]), static_shape(op.outputs[0])
-    if not isinstance(value, Joined) or begin is None or shape is None:
+    if not isinstance(value, Joined) or not isinstance(inputs[1], Same) or begin is None or shape is None:
         return None
     if begin[value.axis] or shape[value.axis] != value.shape[value.axis]:
         return None

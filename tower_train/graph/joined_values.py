@@ -62,7 +62,8 @@ Value = Same | Apart | Joined
 
 
 def static_shape(tensor: tf.Tensor) -> tuple[int, ...] | None:
-    return tuple(tensor.shape.as_list()) if tensor.shape.is_fully_defined() else None
+    """Returns a tensor's shape; None if it is not known, or holds nothing that could be joined."""
+    return tuple(tensor.shape.as_list()) if tensor.shape.num_elements() else None
 
 
 def scaled(shape: Sequence[int], axis: int, towers: int) -> list[int]:

@@ -101,7 +101,6 @@ def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> Gr
 def moving_averages(decay: float, global_step: tf.Variable) -> Callable[[Sequence[tf.Variable]], tf.Operation] | None:
     """Returns a function that updates the moving averages of one copy's variables; None for decay 0.
 
-
     As tf.train.ExponentialMovingAverage.apply, whose conditionals take a tenth of what building a graph does:
     average -= (1 - d) * (average - variable), with d = min(decay, (1 + step) / (10 + step)) as in the original.
     """

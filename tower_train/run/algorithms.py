@@ -119,9 +119,10 @@ class Chooser:
         if self._given == AUTO and trial.dtype.size <= 4:  # float64 is for comparing runs
             if self._membership.task.is_chief:
                 return self._fastest(site, algorithms, trial)
-            return self._membership.chiefs_algorithm(site) or usual
-        parsed = rules.parse_algorithms(self._given)
-        name = parsed if isinstance(parsed, str) else parsed.get(site)
+            name = self._membership.chiefs_algorithm(site)
+        else:
+            parsed = rules.parse_algorithms(self._given)
+            name = parsed if isinstance(parsed, str) else parsed.get(site)
         return name if name in algorithms else usual
 
     def _fastest(self, site: str, algorithms: Algorithms, trial: Trial) -> str:

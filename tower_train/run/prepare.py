@@ -31,9 +31,9 @@ from tower_train.workload import DataRequest, Examples, Workload
 class Start:
     """One start of a run in one worker, ready for its steps.
 
-    Its config has the final dtype, place of the variables and workers. Other workers than the chief learn `steps_done`,
-    the number of earlier steps, and `has_steps` when the start is announced. Only the chief has `resumed`, the
-    checkpoint to begin at, `evaluations`, and the graph's `drawing` if the event files lack it.
+    Its config has the final dtype, place of the variables, algorithms and workers. Other workers than the chief learn
+    `steps_done`, the number of earlier steps, and `has_steps` when the start is announced. Only the chief has
+    `resumed`, the checkpoint to begin at, `evaluations`, and the graph's `drawing` if the event files lack it.
     """
 
     config: Config

@@ -60,7 +60,8 @@ def train(
         left.
 
     Raises:
-      WorkerError: a worker is missing; also with wait_for_workers, as only `python -m tower_train` restarts itself.
+      WorkerError: a worker is missing; also with wait_for_workers or elastic, as only `python -m tower_train` restarts
+        itself. With elastic also: the run goes on with another number of workers.
       UserError: another error that the user can correct; the message says how.
     """
     if isinstance(workload, str):

@@ -73,7 +73,8 @@ def hyperparameters(run_json: dict) -> dict[str, bool | float | str]:
 
 # Options whose values may differ between the workers of a cluster.
 _PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus", "intra_op_threads",
-        "inter_op_threads", "log_device_placement", "wait_for_workers", "on_worker_change"}  # fmt: skip
+        "inter_op_threads", "log_device_placement", "wait_for_workers", "on_worker_change",
+        "algorithms"}  # which a worker on GPUs has none of, unlike its chief on a CPU  # fmt: skip
 
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
