@@ -1,4 +1,4 @@
-"""What towers that share cores compute once for all of them, and that it changes nothing."""
+"""Towers that share cores compute some things once for all of them, which changes nothing."""
 
 import dataclasses
 

@@ -46,7 +46,7 @@ class Cost:
 
 
 def overhead(session: Session) -> list[str]:
-    """What reports at their defaults, the check of each step and the start cost: overhead.json."""
+    """Measures the costs of reports at their defaults, of the check of each step and of the start: overhead.json."""
     options, rounds = session.options, session.options.rounds or _ROUNDS
     reporting, unguarded, silent = (
         systems.trainer(reports, 1, options.batch_size, reports=reports, algorithms="usual")  # the same in all
@@ -82,7 +82,7 @@ def overhead(session: Session) -> list[str]:
 
 
 def extra_steps(samples) -> list[list[float]]:
-    """What reports cost, in steps without any: for each kind the costs of those that came with all kinds before it.
+    """Returns the costs of reports, in steps without any: for each kind those that came with all kinds before it.
 
     Args:
       samples: (number of the first step, seconds of each step) of steps in a row.
@@ -148,7 +148,7 @@ def _starts(session: Session, towers: int, algorithms: str) -> list[dict[str, fl
 
 
 def import_secs() -> float:
-    """How long `import tensorflow` takes in a process that does nothing else."""
+    """Returns the seconds that `import tensorflow` takes in a process that does nothing else."""
     command = [sys.executable, "-c", _IMPORT]
     return float(subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout)
 

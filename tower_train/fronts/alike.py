@@ -1,4 +1,4 @@
-"""What must be the same in all workers that train one Keras model, as they tell it to each other: {name: text}."""
+"""The description that workers of one Keras model compare: {name: text} of all that must be the same in each."""
 
 import re
 import zlib
@@ -13,7 +13,7 @@ from tower_train.fronts.workers import SEED
 
 
 def call(given: dict) -> dict:
-    """What must be the same in all workers of a call of fit or evaluate, by name."""
+    """Describes by name all that must be the same in each worker of a call of fit or evaluate."""
     return {
         name: _data(value) if name in ("x", "y", "sample_weight", "validation_data") else _text(value)
         for name, value in given.items()

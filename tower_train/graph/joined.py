@@ -157,7 +157,7 @@ def _attributes(op: tf.Operation) -> dict:
 
 
 def _needed(ops: Sequence[tf.Operation]) -> tuple[list[tuple[tf.Tensor, ...]], list[tuple[tf.Tensor, ...]]]:
-    """What the towers' operation takes, and what it only waits for, over towers each.
+    """Returns the inputs of the towers' operation, and what it only waits for, over towers each.
 
     An order among operations without effects, as gradients have it, need not be kept.
 

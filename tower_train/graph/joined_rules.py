@@ -215,7 +215,7 @@ def _conv_input_grad(towers: int, op: tf.Operation, inputs: Sequence[Value]):
 
 
 def _shape(towers: int, op: tf.Operation, inputs: Sequence[Value]):
-    """What a tower's network asks for is the shape of its own tensors."""
+    """Answers with the shapes of one tower's tensors, as its network expects."""
     del towers, inputs
     shapes = [static_shape(tensor) for tensor in op.inputs]
     if None in shapes:

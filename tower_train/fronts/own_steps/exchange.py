@@ -1,4 +1,4 @@
-"""What the towers of several workers have together; a process by itself has it all."""
+"""Values of the towers of several workers, brought together; a process by itself has them all."""
 
 import enum
 import functools

@@ -17,7 +17,7 @@ from tower_train.graph.gradients import GradientsAndVariables
 
 
 class Places(NamedTuple):
-    """Where a step runs.
+    """The place that a step runs in.
 
     Attributes:
       devices: over the towers of all processes; None for those of others.
