@@ -346,6 +346,14 @@ def test_the_folder_above_the_right_one_is_told_from_it(root):
         load(root.parent)
 
 
+def test_so_is_one_with_other_folders_beside_it(tmp_path):
+    for name in ("a/list.csv", "pictures/train/cat/1.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    with pytest.raises(errors.DataError, match=f"but pictures in it does. Give --data_dir={tmp_path}/pictures"):
+        load(tmp_path)
+
+
 def test_a_class_of_one_image_is_noted_or_cannot_be_divided(root):
     for path in sorted((root / "train" / "cat").iterdir())[1:]:
         path.unlink()

@@ -3,7 +3,7 @@
 import collections
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -53,10 +53,18 @@ def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
     if not names:
         found = f"holds {images} image{'s' * (images > 1)} and no class folders" if images else "holds no folders"
         raise errors.LayoutError(f"{folder}: {found}.{layout(directory)}")
-    only = shown(names[0])
-    if any((folder / names[0] / name).is_dir() for name in ("train", *TEST_NAMES)):
-        raise errors.DataError(f"{folder}: holds no images, but {only} in it does. Give --data_dir={folder / only}.")
-    raise errors.LayoutError(f"{folder}: holds one class folder only, {only}.{layout(directory)}")
+    _check_no_data_set(folder, names)
+    raise errors.LayoutError(f"{folder}: holds one class folder only, {shown(names[0])}.{layout(directory)}")
+
+
+def _check_no_data_set(folder: pathlib.Path, names: Sequence[str]) -> None:
+    """Raises DataError if one of these folders in it is a whole data set and no class."""
+    for name in names:
+        if any((folder / name / split).is_dir() for split in ("train", *TEST_NAMES)):
+            there = shown(name)
+            raise errors.DataError(
+                f"{folder}: holds no images, but {there} in it does. Give --data_dir={folder / there}."
+            )
 
 
 def check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
@@ -86,9 +94,10 @@ def list_images(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Li
         entries = _entries(folder / class_name)
         found = [entry.name for entry in entries if _is_image(entry)]
         if not found:
+            _check_no_data_set(folder, classes)
             raise errors.LayoutError(
                 f"{folder / shown(class_name)}: holds no {', '.join(EXTENSIONS)} file. Add images of this class, or "
-                f"remove its folder.{layout(directory)}"
+                f"move its folder elsewhere.{layout(directory)}"
             )
         names += [os.path.join(class_name, name) for name in found]
         labels += [label] * len(found)
