@@ -28,7 +28,7 @@ class Cifar10Options(Options):
 
     model: str = option(
         "convnet", "the network, each with its own recipe: convnet (the tutorial's), cifar10_94 (to 94 % in "
-        "ten epochs), minigooglenet, resnet20, resnet56",
+        "7.5 epochs), minigooglenet, resnet20, resnet56",
         TRAINING, choices=tuple(_MODELS), resume="same",
     )  # fmt: skip
 

@@ -48,7 +48,9 @@ def frozen():
 
 
 @contextlib.contextmanager
-def learning(rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool = True):
+def learning(
+    rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool = True, momentum: float | None = None
+):  # fmt: skip
     """Trains variables created in this block at rate_factor times the learning rate, while examples_seen / num_examples
     before the step is below until_epoch; after that their rate is 0.
 
@@ -57,25 +59,29 @@ def learning(rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool
     go on.
 
     With muon=False --optimizer=muon moves them by momentum, as it does variables that are no matrices: for the last
-    layer, for embeddings.
+    layer, for embeddings. A momentum takes the place of --momentum; the innermost block's holds.
 
     Raises:
-      GraphError: rate_factor or until_epoch is not above 0, or the factor is not finite.
+      GraphError: rate_factor or until_epoch is not above 0, the factor is not finite, or momentum is not from 0 to
+        below 1.
     """
     if not (rate_factor > 0 and until_epoch > 0 and math.isfinite(rate_factor)):
         raise errors.GraphError(
             f"layers.learning(rate_factor={rate_factor}, until_epoch={until_epoch}): both must be above 0, the factor "
             "finite. Use layers.frozen() for what is not trained at all."
         )
+    if momentum is not None and not 0 <= momentum < 1:
+        raise errors.GraphError(f"layers.learning(momentum={momentum}): must be at least 0 and below 1.")
     rates = context.current().learning
 
     def creator(create, **kwargs):
         variable = create(**kwargs)
         if variable.trainable:
-            inner = rates.get(variable.op.name, Learning())
+            outer = rates.get(variable.op.name, Learning())
             rates[variable.op.name] = Learning(
-                inner.rate_factor * rate_factor, min(inner.until_epoch, until_epoch), inner.muon and muon
-            )
+                outer.rate_factor * rate_factor, min(outer.until_epoch, until_epoch), outer.muon and muon,
+                outer.momentum if momentum is None else momentum,
+            )  # fmt: skip
         return variable
 
     with tf.variable_creator_scope(creator):

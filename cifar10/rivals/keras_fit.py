@@ -5,8 +5,8 @@ By itself, under MirroredStrategy, or as tower_train's own multi_gpu_model, whic
 Shows Keras at its best: images in memory, distorted in whole batches by a parallel `map` and prefetched; a compiled
 step, without XLA, which makes this network slower on CPUs; no progress bar and no callback but the one that counts
 steps. It trains as tower_train does: on images distorted by the same function, with weight decay, and SGD, moving
-averages and label smoothing by the same recipe; at its initial learning rate, and without what Keras has no option for:
-rates of single variables, and slow weights.
+averages and label smoothing by the same recipe; at its initial learning rate, and without what costs more or Keras has
+no option for: Muon, and rates of single variables.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def optimizer(recipe: tower_train.Config) -> keras.optimizers.SGD:
     start = rules.parse_points(recipe.lr_points)[0][1] if recipe.lr_points else 1.0
     return keras.optimizers.SGD(
         start * recipe.learning_rate,
-        momentum=recipe.momentum if recipe.optimizer == "momentum" else 0.0,
+        momentum=0.0 if recipe.optimizer == "sgd" else recipe.momentum,
         nesterov=recipe.nesterov,
         use_ema=recipe.moving_average_decay > 0,
         ema_momentum=recipe.moving_average_decay,

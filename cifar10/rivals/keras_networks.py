@@ -93,30 +93,31 @@ def minigooglenet() -> keras.Model:
 def cifar10_94() -> keras.Model:
     """The network of cifar10.cifar10_94; its layer WHITENING waits for kernels from the images."""
     original = cifar10.cifar10_94
-    decay = keras.regularizers.L2(original.WEIGHT_DECAY / 2)
-    beta_decay = keras.regularizers.L2(original.WEIGHT_DECAY / original.BIAS_RATE / 2)
+    bias_decay = keras.regularizers.L2(original.DECAY / original.BIAS_RATE / 2)
+    head_decay = keras.regularizers.L2(original.DECAY / original.HEAD_RATE / 2)
 
     def initial(inputs):
         return keras.initializers.RandomUniform(-(inputs**-0.5), inputs**-0.5)
 
     maps = inputs = keras.Input(_INPUT)
-    maps = _gelu(Whitening(decay, name=WHITENING)(maps))
+    maps = Whitening(bias_decay, name=WHITENING)(maps)
+    maps = layers.Activation(lambda x: 1.702 * x * keras.ops.sigmoid(1.702 * x))(maps)  # GELU, but for a factor
     for block, width in enumerate(original.WIDTHS, start=1):
         for number in (1, 2):
             name = f"block{block}.conv{number}"
             maps = layers.Conv2D(
-                width, 3, padding="same", use_bias=False, kernel_regularizer=decay, name=name,
+                width, 3, padding="same", use_bias=False, name=name,
                 kernel_initializer=initial(9 * maps.shape[-1]),
             )(maps)  # fmt: skip
             maps = layers.MaxPooling2D(2)(maps) if number == 1 else maps
             maps = layers.BatchNormalization(
-                momentum=original.MOVING_MOMENTUM, epsilon=1e-5, scale=False, beta_regularizer=beta_decay,
+                momentum=original.MOVING_MOMENTUM, epsilon=1e-5, scale=False, beta_regularizer=bias_decay,
                 name=f"{name}.batch_normalization",
             )(maps)  # fmt: skip
-            maps = _gelu(maps)
+            maps = layers.Activation("silu")(maps)
     features = layers.Flatten()(layers.MaxPooling2D(3)(maps))
-    kernels = dict(kernel_regularizer=decay, kernel_initializer=initial(features.shape[-1]))
-    logits = layers.Dense(records.NUM_CLASSES, use_bias=False, name="linear", **kernels)(features)
+    kernels = dict(kernel_regularizer=head_decay, kernel_initializer=initial(features.shape[-1]))
+    logits = layers.Dense(records.NUM_CLASSES, use_bias=False, name="head", **kernels)(features)
     return keras.Model(inputs, layers.Rescaling(original.LOGIT_SCALE, dtype="float32")(logits))
 
 
@@ -134,11 +135,6 @@ class Whitening(layers.Layer):
 
     def call(self, inputs):
         return keras.ops.conv(inputs, self.kernel, padding="valid") + self.bias
-
-
-def _gelu(maps):
-    """GELU's sigmoid approximation, x * sigmoid(1.702 x)."""
-    return layers.Activation(lambda x: x * keras.ops.sigmoid(1.702 * x))(maps)
 
 
 def _normalized_convolution(maps, name: str, channels: int, width: int, stride: int, padding="same", **initial):

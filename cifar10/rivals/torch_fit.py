@@ -1,7 +1,7 @@
 """The network of cifar10.cifar10_94 in PyTorch, trained as usual there: eager, channels last, bfloat16 by autocast.
 
-On images in memory, shifted and flipped at random batch by batch, with SGD, weight decay and smooth labels as in the
-recipe; at its initial learning rate, and without rates of single variables and slow weights.
+On images in memory, distorted at random batch by batch, with smooth labels and weight decay as in the recipe; by SGD at
+the rate and momentum that filters have there, without Muon and rates of single variables.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,9 +22,9 @@ def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[
     data = records.read_split(source.locate(request)[0], "train")
     network = Network(whitening.kernels(data.images[: cifar10_94.WHITENED_IMAGES]))
     network = network.to(device, memory_format=torch.channels_last)
-    rate, momentum = 0.2 * cifar10_94.RECIPE["learning_rate"], cifar10_94.MOMENTUM
-    optimizer = torch.optim.SGD(network.groups(), rate, momentum, nesterov=True)
-    cross_entropy = nn.CrossEntropyLoss(label_smoothing=cifar10_94.RECIPE["label_smoothing"])
+    recipe = cifar10_94.RECIPE
+    optimizer = torch.optim.SGD(network.groups(), recipe["learning_rate"], recipe["momentum"], nesterov=True)
+    cross_entropy = nn.CrossEntropyLoss(label_smoothing=recipe["label_smoothing"])
     for images, labels in distorted_batches(data, batch_size, device):
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
@@ -49,7 +49,7 @@ class Network(nn.Module):
                 self.convolutions.append(nn.Conv2d(channels, width, 3, padding="same", bias=False))
                 self.normalizations.append(nn.BatchNorm2d(width, momentum=1 - cifar10_94.MOVING_MOMENTUM))
                 channels = width
-        self.linear = nn.Linear(channels, 10, bias=False)
+        self.head = nn.Linear(channels, 10, bias=False)
         with torch.no_grad():
             self.whitening.weight.copy_(torch.from_numpy(whitening_kernels).permute(3, 2, 0, 1))
             self.whitening.bias.zero_()
@@ -58,22 +58,21 @@ class Network(nn.Module):
             normalization.weight.requires_grad = False
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        maps = _gelu(self.whitening(images))
+        maps = functional.silu(1.702 * self.whitening(images))  # GELU's sigmoid approximation, but for a factor
         for i, (convolution, normalization) in enumerate(zip(self.convolutions, self.normalizations, strict=True)):
             maps = convolution(maps)
             if i % 2 == 0:
                 maps = functional.max_pool2d(maps, 2)
-            maps = _gelu(normalization(maps))
-        return self.linear(functional.max_pool2d(maps, 3).flatten(1)) * cifar10_94.LOGIT_SCALE
+            maps = functional.silu(normalization(maps))
+        return self.head(functional.max_pool2d(maps, 3).flatten(1)) * cifar10_94.LOGIT_SCALE
 
     def groups(self) -> list[dict]:
         """Trained parameters with their weight decay, for an optimizer."""
-        betas = [normalization.bias for normalization in self.normalizations]
-        kernels = [convolution.weight for convolution in self.convolutions]
-        others = [self.whitening.bias, *kernels, self.linear.weight]
+        biases = [self.whitening.bias, *(normalization.bias for normalization in self.normalizations)]
         return [
-            {"params": others, "weight_decay": cifar10_94.WEIGHT_DECAY},
-            {"params": betas, "weight_decay": cifar10_94.WEIGHT_DECAY / cifar10_94.BIAS_RATE},
+            {"params": [convolution.weight for convolution in self.convolutions]},
+            {"params": biases, "weight_decay": cifar10_94.DECAY / cifar10_94.BIAS_RATE},
+            {"params": [self.head.weight], "weight_decay": cifar10_94.DECAY / cifar10_94.HEAD_RATE},
         ]
 
 
@@ -91,7 +90,7 @@ def distorted_batches(
 
 
 def distorted(images: torch.Tensor) -> torch.Tensor:
-    """Shifts at random by up to two pixels each way, reflected at the edge, flips at random, and does `crops.prepare`.
+    """Does what `shifts.distort` does, but flips at random.
 
     From uint8 [batch, 32, 32, 3] to float32 [batch, 3, 32, 32], channels last.
     """
@@ -107,9 +106,6 @@ def distorted(images: torch.Tensor) -> torch.Tensor:
     batch = torch.arange(len(images), device=device)[:, None, None]
     shifted = images[batch, rows[:, :, None], columns[:, None, :]].float()
     mean, deviation = (torch.from_numpy(values).to(device) for values in (crops.MEAN, crops.DEVIATION))
-    return ((shifted - mean) / deviation).permute(0, 3, 1, 2)
-
-
-def _gelu(maps: torch.Tensor) -> torch.Tensor:
-    """Returns x * sigmoid(1.702 x) in PyTorch's fastest form."""
-    return functional.silu(1.702 * maps) / 1.702
+    brightness, contrast = 2 * torch.rand([2, len(images), 1, 1, 1], device=device) - 1
+    brighter = (shifted - mean) / deviation + shifts.BRIGHTNESS * brightness
+    return (brighter * (1 + shifts.CONTRAST * contrast)).permute(0, 3, 1, 2)

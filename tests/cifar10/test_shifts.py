@@ -23,9 +23,8 @@ def test_every_shift_and_flip_is_numpys(images):
              for k in (0, 1)]  # fmt: skip
     rows, columns, bits, epochs, chosen = map(np.array, zip(*cases, strict=True))
     with tf.Graph().as_default(), v1.Session() as session:
-        draws = GivenDraws(
-            np.stack([rows + 0.5, columns + 0.5], axis=1) / 5, (0.75 - 0.5 * bits)[:, np.newaxis], epochs
-        )
+        numbers = np.stack([rows + 0.5, columns + 0.5], axis=1) / 5  # those of the shift, and of the colours too
+        draws = GivenDraws(numbers, (0.75 - 0.5 * bits)[:, np.newaxis], epochs)
         found = session.run(shifts.distort(tf.constant(images[chosen]), draws))
     assert found.dtype == np.float32
     padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect").astype(np.float64)
@@ -33,16 +32,18 @@ def test_every_shift_and_flip_is_numpys(images):
         expected = (padded[k, row : row + 32, column : column + 32] - crops.MEAN) / crops.DEVIATION
         if (bit + epoch) % 2:
             expected = expected[:, ::-1]
+        brightness, contrast = 0.1399 * (row / 2.5 - 0.8), 1 + 0.1308 * (column / 2.5 - 0.8)
+        expected = (expected + brightness) * contrast
         np.testing.assert_allclose(shifted, expected, atol=1e-5, err_msg=f"{row} {column} {bit} {epoch}")
 
 
-def test_the_extreme_numbers_give_the_extreme_shifts(images):
+def test_the_extreme_numbers_give_the_extreme_shifts_and_colours(images):
     with tf.Graph().as_default(), v1.Session() as session:
         draws = GivenDraws([[0, 0], [1 - 2**-24] * 2], [[0.5], [0.5]], [0, 0])
         found = session.run(shifts.distort(tf.constant(images), draws))
         plain = session.run(crops.prepare(tf.constant(images)))
-    np.testing.assert_array_equal(found[0, 2:, 2:], plain[0, :30, :30])
-    np.testing.assert_array_equal(found[1, :30, :30], plain[1, 2:, 2:])
+    np.testing.assert_allclose(found[0, 2:, 2:], (plain[0, :30, :30] - 0.1399) * (1 - 0.1308), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1, :30, :30], (plain[1, 2:, 2:] + 0.1399) * (1 + 0.1308), rtol=1e-5, atol=1e-6)
 
 
 def test_in_the_stream_half_are_flipped_at_first_and_each_in_every_other_epoch():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cifar10
-from cifar10 import crops, rivals
+from cifar10 import crops, rivals, shifts
 
 WORKLOAD = cifar10.WORKLOAD.with_options({"model": "cifar10_94"})
 
@@ -27,7 +27,7 @@ def torch_values(values):
     state = {
         "whitening.weight": values["block1/conv1/whitening/weights"].transpose(3, 2, 0, 1),
         "whitening.bias": values["block1/conv1/whitening/biases"],
-        "linear.weight": values["linear/weights"].T,
+        "head.weight": values["head/weights"].T,
     }
     for i in range(6):
         layer = f"block{i // 2 + 1}/conv{i % 2 + 1}"
@@ -57,8 +57,9 @@ def test_it_has_the_same_network(our_network, training):
 
 
 @needs_torch
-def test_images_are_shifted_reflected_and_flipped():
-    """Each is one of the 50 that numpy makes of it, and of many all of them come."""
+def test_images_are_shifted_reflected_and_flipped(monkeypatch):
+    """Each is one of the 50 that numpy makes of it, and of many all of them come, once brightness and contrast stay;
+    which else are of two numbers an image."""
     import torch
 
     from cifar10.rivals import torch_fit
@@ -68,7 +69,14 @@ def test_images_are_shifted_reflected_and_flipped():
     shifted = [padded[i : i + 32, j : j + 32] for i in range(5) for j in range(5)]
     possible = {array.tobytes() for one in shifted for array in (one, one[:, ::-1])}
     torch.manual_seed(0)
-    distorted = torch_fit.distorted(torch.from_numpy(image).expand(1000, -1, -1, -1))
+    images = torch.from_numpy(image).expand(1000, -1, -1, -1)
+    changed = torch_fit.distorted(images).flatten(1)
+    plain = (image - crops.MEAN) / crops.DEVIATION
+    factors = (changed.std(1) / plain.std()).numpy()
+    assert 0.85 < factors.min() < 0.9 < 1.1 < factors.max() < 1.16
+    for name in ("BRIGHTNESS", "CONTRAST"):
+        monkeypatch.setattr(shifts, name, 0.0)
+    distorted = torch_fit.distorted(images)
     assert distorted.is_contiguous(memory_format=torch.channels_last)
     pixels = distorted.permute(0, 2, 3, 1).numpy() * crops.DEVIATION + crops.MEAN
     assert {array.tobytes() for array in pixels.round().astype(np.uint8)} == possible

@@ -17,7 +17,7 @@ v1 = tf.compat.v1
 EXAMPLES, BATCH, STEPS = 48, 8, 9  # six steps an epoch
 DECAY = 0.125
 RATE = 0.02
-FACTORS = {"usual": 1.0, "fast": 8.0, "early": 1.0, "both": 4.0, "bias": 8.0, "unlike": 1.0}
+FACTORS = {"usual": 1.0, "fast": 8.0, "early": 1.0, "both": 4.0, "bias": 8.0, "unlike": 1.0, "slow": 1.0}
 UNTIL = {"early": 1.0, "both": 0.5}  # epochs
 
 
@@ -39,6 +39,8 @@ def network(features, training):
             outputs += times("both")
     with layers.learning(muon=False):
         outputs += times("unlike")
+    with layers.learning(momentum=0.25), layers.learning(momentum=0.5):
+        outputs += times("slow")
     with layers.learning(until_epoch=1):
         return outputs + times("early")
 
@@ -70,8 +72,9 @@ class Momentum(Sgd):
     def move(self, name, weight, gradient):
         if self.lars and weight.ndim > 1:
             gradient = gradient * 0.001 * np.linalg.norm(weight) / np.linalg.norm(gradient)
-        velocity = self.velocity[name] = 0.75 * self.velocity.get(name, 0) + gradient
-        return gradient + 0.75 * velocity if self.nesterov else velocity
+        momentum = 0.5 if name == "slow" else 0.75
+        velocity = self.velocity[name] = momentum * self.velocity.get(name, 0) + gradient
+        return gradient + momentum * velocity if self.nesterov else velocity
 
 
 class Muon(Momentum):
@@ -175,7 +178,7 @@ def test_all_that_optimizers_keep_is_named_as_without_marks():
     options = dict(steps=2, dtype="float64", optimizer="adam", batch_size=8, moving_average_decay=0.0)
     marked, usual = (trainings.train(workload, load(None), **options)[1] for workload in (WORKLOAD, plain))
     slots = {f"{name}{slot}" for name in FACTORS for slot in ("", "/Adam", "/Adam_1")}
-    powers = {f"beta{beta}_power_{group}" for beta in (1, 2) for group in (1, 2, 3, 4)}
+    powers = {f"beta{beta}_power_{group}" for beta in (1, 2) for group in (1, 2, 3, 4, 5)}
     assert marked.keys() == usual.keys() | slots | powers
     for name in powers:
         assert marked[name] == marked[name.rpartition("_")[0]] < 1
@@ -234,6 +237,7 @@ def test_frozen_variables_stay_frozen_in_it():
         (dict(rate_factor=float("nan")), "rate_factor=nan"),
         (dict(rate_factor=float("inf")), "rate_factor=inf"),
         (dict(until_epoch=-1), "rate_factor=1.0, until_epoch=-1"),
+        (dict(momentum=1.0), "momentum=1.0"),
     ],
 )
 def test_what_is_no_rate_is_refused(arguments, text):

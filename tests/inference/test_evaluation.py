@@ -214,6 +214,14 @@ def test_a_damaged_checkpoint_is_an_error(suffix, watch, run, tmp_path):
         evaluate(tmp_path / "run", watch=watch)
 
 
+def test_a_checkpoint_of_another_network_is_an_error(run):
+    def another(features, training):
+        return features @ tf.compat.v1.get_variable("another", [4, 3], features.dtype)
+
+    with pytest.raises(errors.RunError, match="Key another.* not found in checkpoint. It is of another network: use"):
+        evaluate(run, workload=dataclasses.replace(toy_workload.WORKLOAD, inference=another))
+
+
 @pytest.mark.parametrize("watch", [False, True])
 def test_a_run_without_a_checkpoint_is_an_error(watch, run, tmp_path):
     shutil.copy(run / "run.json", tmp_path)

@@ -45,11 +45,13 @@ class Learning(NamedTuple):
       rate_factor: multiplies the learning rate.
       until_epoch: number of epochs after which the rate is 0.
       muon: False: --optimizer=muon moves it by momentum, whatever its rank.
+      momentum: in place of --momentum; None for that.
     """
 
     rate_factor: float = 1.0
     until_epoch: float = math.inf
     muon: bool = True
+    momentum: float | None = None
 
 
 class Trial(NamedTuple):

@@ -354,7 +354,8 @@ def _update(
     def optimizer(learning):
         rate = tf.cast(group_rate(learning_rate, step.epochs_seen, learning), dtype)
         iterations = config.muon_iterations if learning.muon else 0
-        return update.make_optimizer(config.optimizer, rate, config.momentum, config.nesterov, iterations)
+        momentum = config.momentum if learning.momentum is None else learning.momentum
+        return update.make_optimizer(config.optimizer, rate, momentum, config.nesterov, iterations)
 
     def update_copy(grads, weights, moving):
         groups = [(optimizer(rate), members) for rate, members in update.by_learning(grads, learning).items()]

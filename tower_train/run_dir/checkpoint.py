@@ -213,7 +213,8 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
         # As saver.restore, without the page of explanations that it puts around errors.
         session.run(saver.saver_def.restore_op_name, {saver.saver_def.filename_tensor_name: path})
     except (tf.errors.OpError, ValueError, OSError) as error:
-        raise errors.RunError(
-            f"checkpoint {path} cannot be restored: {errors.reason(error)}. Put its files back as they were, or move "
-            "them away so that the one before is used."
-        ) from None
+        why = errors.reason(error)
+        advice = "Put its files back as they were, or move them away so that the one before is used."
+        if "not found in checkpoint" in why:
+            advice = "It is of another network: use the code that it was trained with, or begin another run."
+        raise errors.RunError(f"checkpoint {path} cannot be restored: {why}. {advice}") from None

@@ -1,10 +1,10 @@
-"""GELU and pooling against numpy."""
+"""Activation and pooling against numpy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.cifar10_94 import IN, OUT, scaled_gelu
+from cifar10.cifar10_94 import scaled_swish
 from cifar10.convolution import max_pool
 
 v1 = tf.compat.v1
@@ -13,16 +13,17 @@ v1 = tf.compat.v1
 @pytest.mark.parametrize(
     "dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5), ("bfloat16", 0.03), ("float16", 0.004)]
 )
-def test_gelu_and_its_derivative_are_those_of_the_sigmoid_formula(dtype, tolerance):
+@pytest.mark.parametrize("beta", [1, 1.702])
+def test_swish_and_its_derivative_are_those_of_the_sigmoid_formula(dtype, tolerance, beta):
     values = np.concatenate([np.linspace(-12, 12, 201), [-300, 300]]).astype(tf.as_dtype(dtype).as_numpy_dtype)
     with tf.Graph().as_default(), v1.Session() as session:
         x = tf.constant(values)
-        y = OUT * scaled_gelu(IN * x)
+        y = scaled_swish(beta / 2 * x) / beta
         found, slope = session.run([y, *tf.gradients(y, x)])
     x = values.astype(np.float64)
-    sigmoid = 1 / (1 + np.exp(-1.702 * x))
+    sigmoid = 1 / (1 + np.exp(-beta * x))
     np.testing.assert_allclose(found.astype(np.float64), x * sigmoid, atol=tolerance, rtol=tolerance)
-    expected = sigmoid + 1.702 * x * sigmoid * (1 - sigmoid)
+    expected = sigmoid + beta * x * sigmoid * (1 - sigmoid)
     np.testing.assert_allclose(slope.astype(np.float64), expected, atol=tolerance, rtol=tolerance)
 
 
