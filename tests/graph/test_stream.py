@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import dataset_options_pb2
 
 import cifar10
 from tower_train import errors, host
@@ -263,3 +264,19 @@ class TestEvaluationStream:
                         found += list(-features[mask])
         assert found == list(range(num_examples))
         assert num_steps == -(-num_examples // (tower_batch * num_towers))
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_examples_by_index_start_no_tuner_for_which_a_session_would_wait_when_it_closes(kind):
+    """tf.data's tuner sleeps up to a minute, and is not always woken."""
+    examples = Examples.from_arrays("points", np.zeros([4, 2], np.float32), np.zeros(4, np.int64))
+    workload = Workload("points", None, None)
+    with tf.Graph().as_default() as graph:
+        split = stream.Split(2, 1)
+        if kind == "train":
+            stream.training_stream(workload, examples, 0, tf.constant(0, tf.int64), split)
+        else:
+            stream.evaluation_stream(workload, examples, 2, 1)
+        found = [op.get_attr("serialized_options") for op in graph.get_operations() if op.type == "OptionsDataset"]
+    options = [dataset_options_pb2.Options.FromString(each).autotune_options for each in found]
+    assert [each.enabled for each in options if each.HasField("enabled")] == [False]
