@@ -421,7 +421,10 @@ def test_a_fraction_is_set_aside_by_groups(root):
 
 
 def test_class_folders_may_lie_in_the_directory_itself(root):
-    names = image_files.find(root / "train", "train").names
+    listing = image_files.find(root / "train", "train")
+    names, notice = listing.names, listing.notice
+    assert notice == f"Images to test on are in {root}/test: --data_dir={root} has both."
+    assert not image_files.find(root, "train").notice
     with pytest.raises(errors.UserError, match=f"they are in {root}/test, beside it. Give --data_dir={root}, or"):
         image_files.find(root / "train", "test")
     train, test = (image_files.find(root / "train", split, 0.4, seed=3).names for split in ("train", "test"))

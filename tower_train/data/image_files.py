@@ -46,6 +46,8 @@ def find(
         if split == "test":
             return class_folders.list_images(tests[0], directory, tests[0].name)
     everything = _with_enough(class_folders.list_images(train, directory, "train"), directory, validation_fraction)
+    if train == directory and "train" in directory.name and (beside := _beside(directory)):
+        everything = _noted(everything, f"Images to test on are in {beside}: --data_dir={directory.parent} has both.")
     if validation_fraction:
         return _split_off(everything, split, validation_fraction, group_pattern, seed)
     if split == "test":
@@ -60,10 +62,18 @@ def _missing_test(directory: pathlib.Path, train: pathlib.Path) -> str:
     """Names the missing folder and the remedy."""
     if train != directory:
         return f"there is no folder {' or '.join(TEST_NAMES)} beside train. Add one"
-    beside = [name for name in TEST_NAMES if (directory.parent / name).is_dir()]
-    if beside:
-        return f"they are in {directory.parent / beside[0]}, beside it. Give --data_dir={directory.parent}"
+    if beside := _beside(directory):
+        return f"they are in {beside}, beside it. Give --data_dir={directory.parent}"
     return "it holds class folders, and not the folders train and test of them. Move them there"
+
+
+def _beside(folder: pathlib.Path) -> pathlib.Path | None:
+    """Returns the folder of test images beside another one, if there is one."""
+    return next((path for name in TEST_NAMES if (path := folder.parent / name).is_dir()), None)
+
+
+def _noted(listing: Listing, note: str) -> Listing:
+    return dataclasses.replace(listing, notice=" ".join(filter(None, [listing.notice, note])))
 
 
 def _with_enough(listing: Listing, directory: pathlib.Path, validation_fraction: float) -> Listing:
@@ -78,8 +88,7 @@ def _with_enough(listing: Listing, directory: pathlib.Path, validation_fraction:
             f"--validation_fraction={validation_fraction:g}: {listing.root / lonely[0]} holds one image only, which "
             f"cannot be both trained on and tested on.{layout}"
         )
-    alone = f"Only one image to train on of class {', '.join(lonely)}." if lonely else ""
-    return dataclasses.replace(listing, notice=" ".join(filter(None, [listing.notice, alone])))
+    return _noted(listing, f"Only one image to train on of class {', '.join(lonely)}." if lonely else "")
 
 
 def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str, seed: int) -> Listing:
