@@ -66,7 +66,7 @@ def convolution(
         return _direct(inputs, weights, pixels_first)
     *pixels, batch = inputs.shape[:3] if pixels_first else (*inputs.shape[1:3], inputs.shape[0])
     operations = 2 * math.prod([*pixels, *weights.shape])  # of an example
-    examples = min(batch or _TRIAL_EXAMPLES, max(8, _TRIAL_OPERATIONS // operations))
+    examples = min((batch or _TRIAL_EXAMPLES) * layers.towers_together(), max(8, _TRIAL_OPERATIONS // operations))
     shape = [*pixels, examples] if pixels_first else [examples, *pixels]
     trial = layers.Trial(((*shape, inputs.shape[-1]), tuple(weights.shape)), inputs.dtype, (not of_images, True))
     height, width, *rest = weights.shape

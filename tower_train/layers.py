@@ -32,6 +32,11 @@ def on_gpu() -> bool:
     return "GPU" in tf.no_op().device
 
 
+def towers_together() -> int:
+    """Returns the number of towers on whose batches the current layer is computed at once, as those of one CPU are."""
+    return context.current().towers_together
+
+
 @contextlib.contextmanager
 def frozen():
     """Creates variables that are not trained within this block: no gradient, weight decay, moving average or optimizer
@@ -293,7 +298,8 @@ def fastest(
         commas and equals signs. All uses of one site have the same algorithms.
       algorithms: {name: function of the tensors}; they differ in rounding at most.
       tensors: floating point, what to compute with.
-      trial: shapes, dtype and which gradients are wanted, to time the algorithms with.
+      trial: shapes, dtype and which gradients are wanted, to time the algorithms with; its batch is best that of
+        `towers_together()` towers.
     """
     choose = context.current().choose
     name = choose(site, algorithms, trial) if choose and len(algorithms) > 1 else next(iter(algorithms))

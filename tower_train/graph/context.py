@@ -82,6 +82,7 @@ class Context:
       draws: the random numbers of its layers; None where examples have no positions.
       drawn_by_tower: names of its layers' random numbers that nevertheless depend on the towers.
       common: {key: value of `once`} of towers that share cores; None where each tower builds its own.
+      towers_together: number of towers that share cores: their layers are computed once, on the batches of all.
       choose: chooses a layer's algorithm: (site, algorithms, trial) -> name, as for layers.fastest; None for the first.
     """
 
@@ -94,6 +95,7 @@ class Context:
     draws: TowerDraws | None = None
     drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
     common: dict[Hashable, Any] | None = None
+    towers_together: int = 1
     choose: Callable[[str, Mapping[str, Callable], "Trial"], str] | None = None
 
     def of_tower(self, index: int, draws: TowerDraws | None = None):

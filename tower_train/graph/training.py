@@ -242,6 +242,7 @@ def _step_context(
         synchronized_towers=len(devices.towers) * split.num_workers if config.sync_batch_norm else 0,
         epochs_seen=epochs_seen,
         common={} if share_cores else None,
+        towers_together=len(devices.towers) if share_cores else 1,
         choose=context.current().choose,
     )
 
