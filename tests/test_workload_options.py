@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jobs
 import pytest
@@ -142,7 +143,16 @@ def test_help_with_a_workload_shows_its_options_and_recipes_too(parse, capsys):
         parse("--help")
     shown = capsys.readouterr().out
     assert left.value.code == 0 and "--shift" in shown and "added to every feature [0]" in shown
-    assert "--learning_rate" in shown and "\n  --recipe " in shown and ": far, near.\n" in shown
+    assert "\n  --recipe " in shown
+    assert ": far, near. Defaults are those that workload optional has with these options." in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(("words", "rate"), [([], "0.02"), (["--shift=9"], "0.5"), (["--recipe=far"], "0.5")])
+def test_help_shows_the_values_of_the_recipe(parse, capsys, words, rate):
+    with pytest.raises(SystemExit):
+        parse("--help", *words)
+    text = re.search(r"  --learning_rate .*?(?=\n  --)", capsys.readouterr().out, re.DOTALL)[0]
+    assert text.endswith(f"[{rate}]")
 
 
 def test_options_by_name_in_python():

@@ -10,8 +10,8 @@ from tower_train.options import command_line
 USAGE = """
 Trains a network with one replica (tower) per GPU: python -m tower_train --num_gpus=N [options]
 
-Without GPUs the towers live on logical CPU devices. Ctrl-C stops a run, --train_dir resumes it. --workload=NAME --help
-also lists the options and recipes of a workload.
+Without GPUs the towers live on logical CPU devices. Ctrl-C stops a run, --train_dir resumes it. --help beside
+--workload=NAME or --recipe=NAME also lists the workload's options and recipes, and shows the recipe's values.
 
 Exit status: 0 done, 2 an option or a file is wrong, 3 a loss or gradient was not finite, 4 the last save or evaluation
 failed, 5 copies of a variable or means between devices are wrong, 130 SIGINT and 143 SIGTERM to this or another worker,
@@ -34,7 +34,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     """
     trainers = command_line.fields_of(Config, RecipeOptions)
     first = command_line.given(argv, trainers, known_only=True)
-    if "workload" not in first:
+    if not first.keys() & {"workload", "recipe"}:
         command_line.answer_help(argv, trainers, USAGE, MOST_USED)
     # Not yet a Config: the workload's recipe may complete the options that go together.
     path = first.get("workload", Config.workload)
@@ -47,14 +47,22 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
         raise errors.ConfigError(
             f"--workload={path} has an option --{taken[0]}, as the trainer has. Give it another name."
         )
-    recipes = f"Recipes of {workload.name}: {', '.join(workload.recipes) or 'none'}."
-    command_line.answer_help(argv, trainers | fields, f"{USAGE}\n{recipes}", MOST_USED)
-    given = command_line.given(argv, trainers | fields)
+    given = command_line.given(argv, trainers | fields, known_only=command_line.asks_for_help(argv))
     recipe = given.pop("recipe", None)
     chosen = {name: given.pop(name) for name in fields if name in given}
     if recipe is not None:
         chosen = workload.recipe_options(recipe, chosen)
-    return workload.with_options(chosen).config(**given), chosen
+    workload = workload.with_options(chosen)
+    recipe_values = {**workload.recipe, **chosen}
+    command_line.answer_help(argv, trainers | fields, f"{USAGE}\n{_about(workload)}", MOST_USED, recipe_values)
+    return workload.config(**given), chosen
+
+
+def _about(workload) -> str:
+    """Describes a workload's recipes, for --help."""
+    others = f"Recipes of {workload.name}: {', '.join(workload.recipes)}. " if workload.recipes else ""
+    own = f"Defaults are those that workload {workload.name} has with these options." if workload.recipe else ""
+    return others + own
 
 
 def main(argv: Sequence[str]) -> int:

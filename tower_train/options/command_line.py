@@ -14,6 +14,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from absl import flags
 
@@ -52,12 +53,15 @@ def fields_of(*options_classes: type[Options]) -> dict[str, dataclasses.Field]:
     return {field.name: field for options_class in options_classes for field in dataclasses.fields(options_class)}
 
 
-def answer_help(
-    argv: Sequence[str], fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = ()
-) -> None:
-    """Prints --help and leaves if that is asked for. Arguments as of `help_text`."""
-    if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:]):
-        console.say(help_text(fields, usage, most_used))
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Returns whether a command line has --help."""
+    return any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:])
+
+
+def answer_help(argv: Sequence[str], *shown) -> None:
+    """Prints --help and leaves if that is asked for. shown: arguments of `help_text`."""
+    if asks_for_help(argv):
+        console.say(help_text(*shown))
         sys.exit(0)
 
 
@@ -97,12 +101,15 @@ def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
     }, rest
 
 
-def help_text(fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = ()) -> str:
+def help_text(
+    fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = (), recipe: Mapping[str, Any] = {}
+) -> str:
     """Lists all options with their defaults under the headings of their groups, as wide as the terminal.
 
     Args:
       usage: paragraphs, separated by empty lines.
       most_used: names of options that come first, under a heading of their own.
+      recipe: defaults {name: value} in place of the options' own.
     """
     width = max(60, min(shutil.get_terminal_size((110, 24)).columns, 120))
     fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
@@ -113,7 +120,8 @@ def help_text(fields: dict[str, dataclasses.Field], usage: str, most_used: Seque
     parts = [fill(" ".join(paragraph.split())) for paragraph in usage.strip().split("\n\n")]
     for group, members in groups.items():
         lines = [
-            fill(field.metadata["help"] + _default(field), initial_indent=f"  --{field.name:<28}",
+            fill(field.metadata["help"] + _default(recipe.get(field.name, field.default)),
+                 initial_indent=f"  --{field.name:<28}",
                  subsequent_indent=" " * 32)
             for field in members
         ]  # fmt: skip
@@ -125,13 +133,13 @@ def help_text(fields: dict[str, dataclasses.Field], usage: str, most_used: Seque
     return "\n\n".join(parts)
 
 
-def _default(field: dataclasses.Field) -> str:
+def _default(value: Any) -> str:
     """Shows the default of an option behind its help: nothing if it has none, or is a switch that is off."""
-    if field.default is None or field.default is False:
+    if value is None or value is False:
         return ""
-    if field.default is True:
+    if value is True:
         return " [on]"
-    return f" [{field.default:.8g}]" if isinstance(field.default, float) else f" [{as_text(field.default)}]"
+    return f" [{value:.8g}]" if isinstance(value, float) else f" [{as_text(value)}]"
 
 
 def count(text: str) -> int:
