@@ -1,4 +1,4 @@
-"""The recipe that takes CIFAR-10 to 94 % in seven and a half epochs.
+"""The recipes that take CIFAR-10 to 94 % in seven and a half epochs, and to 95 % in twelve.
 
 The network is that of Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498, whose sections
 are named. It is trained with Muon as in airbench94_muon (https://github.com/KellerJordan/cifar10-airbench), with the
@@ -20,6 +20,7 @@ v1 = tf.compat.v1
 
 NUM_CLASSES = 10
 WIDTHS = 64, 256, 256  # of the three blocks: section 3.1
+WIDTHS_95 = 128, 384, 384  # section 5: for 95 %
 WHITENED_IMAGES = 5000  # section 3.2: the first training images, whose patches the fixed first layer whitens
 WHITENING_BIAS_EPOCHS = 0.2  # script: seven steps, at a rate that falls to 0; at its mean here
 LOGIT_SCALE = 1 / 9
@@ -50,21 +51,23 @@ RECIPE = {  # from the script
     "dtype": "auto",
     "eval_at_end": True,
 }
+RECIPE_95 = RECIPE | {"epochs": 12}
 
 
-def inference_for(examples: Examples):
-    """Returns the network, whose first layer whitens these examples."""
+def inference_for(examples: Examples, widths=WIDTHS):
+    """Returns the network of these widths, whose first layer whitens these examples."""
     kernels = initializers.FromExamples(examples, WHITENED_IMAGES, lambda images, labels: whitening.kernels(images))
-    return functools.partial(inference, whitening_kernels=kernels)
+    return functools.partial(inference, whitening_kernels=kernels, widths=widths)
 
 
-def inference(images: tf.Tensor, training: bool, whitening_kernels) -> tf.Tensor:
+def inference(images: tf.Tensor, training: bool, whitening_kernels, widths=WIDTHS) -> tf.Tensor:
     """Builds the network: images [batch, 32, 32, 3] to logits [batch, 10].
 
     Args:
       images: normalised; variables and arithmetic have their dtype.
       training: normalise with the batch's statistics, or with the moving ones.
       whitening_kernels: initializer of the first layer's kernels.
+      widths: numbers of filters in the three blocks.
     """
     pixels_first = not layers.on_gpu()  # the order of axes in which `convolution` is fastest; cuDNN wants the usual one
 
@@ -74,10 +77,10 @@ def inference(images: tf.Tensor, training: bool, whitening_kernels) -> tf.Tensor
     def pooled(maps, size):
         return max_pool(maps, size, pixels_first)
 
-    for number, width in enumerate(WIDTHS, start=1):
+    for number, width in enumerate(widths, start=1):
         with v1.variable_scope(f"block{number}/conv1"):
             if number == 1:
-                maps = _begin(images, whitening_kernels)
+                maps = _begin(images, whitening_kernels, width)
                 maps = tf.transpose(maps, [1, 2, 0, 3]) if pixels_first else maps
             else:
                 maps = pooled(convolved(maps, width), 2)
@@ -103,7 +106,7 @@ def scaled_swish(x: tf.Tensor) -> tf.Tensor:
     return y, lambda upstream: upstream * (u + y * (2 - u))
 
 
-def _begin(images: tf.Tensor, whitening_kernels) -> tf.Tensor:
+def _begin(images: tf.Tensor, whitening_kernels, width: int) -> tf.Tensor:
     """Applies the whitening, the first convolution and its pooling: [batch, 32, 32, 3] to [batch, 15, 15, width]."""
     with v1.variable_scope("whitening"):
         shape = [whitening.SIZE, whitening.SIZE, 3, whitening.NUM_KERNELS]
@@ -118,7 +121,7 @@ def _begin(images: tf.Tensor, whitening_kernels) -> tf.Tensor:
         activated = scaled_swish(tf.nn.bias_add(whitened, IN * biases))
         return convolution(activated, weights, usual=DIRECT)
 
-    maps = layers.gradient_until(WHITENING_BIAS_EPOCHS, convolved, biases, _kernels(whitened, WIDTHS[0]))
+    maps = layers.gradient_until(WHITENING_BIAS_EPOCHS, convolved, biases, _kernels(whitened, width))
     return tf.nn.max_pool2d(maps, 2, 2, "VALID")
 
 

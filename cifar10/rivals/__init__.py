@@ -61,12 +61,12 @@ def of(options) -> list[Rival]:
         workers = Rival("keras/MultiWorkerMirroredStrategy 2", 1, ("growing",), _later("multi_worker"), num_processes=2,
                         label="Keras MultiWorkerMirroredStrategy, 2 workers")  # fmt: skip
         return [port, two_towers, *found, workers]
-    if options.model == "cifar10_94":
-        network = _later("keras_networks", "cifar10_94")
+    if options.model in ("cifar10_94", "cifar10_95"):
+        network = _later("keras_networks", options.model)
         found[0] = dataclasses.replace(found[0], plain_inference=lambda images: network()(images))
         narrow = keras("fit bfloat16", "Keras fit, bfloat16", 1, both, dtype_policy="mixed_bfloat16")
         found.append(dataclasses.replace(narrow, dtype="bfloat16"))
-        if importlib.util.find_spec("torch"):
+        if options.model == "cifar10_94" and importlib.util.find_spec("torch"):
             found += [
                 Rival(name, 1, both, _later("torch_fit", dtype=dtype), dtype=dtype, label=label)
                 for name, dtype, label in (

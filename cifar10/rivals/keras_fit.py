@@ -48,7 +48,7 @@ def train(
     keras.config.set_dtype_policy(dtype_policy)
     with strategy.scope() if strategy else contextlib.nullcontext():
         trained = keras_networks.NETWORKS[model]()
-        if model == "cifar10_94":
+        if model in ("cifar10_94", "cifar10_95"):
             first = records.read_split(source.locate(request)[0], "train").images[: cifar10_94.WHITENED_IMAGES]
             trained.get_layer(keras_networks.WHITENING).kernel.assign(whitening.kernels(first))
         if num_towers:

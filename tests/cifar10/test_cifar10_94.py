@@ -1,5 +1,8 @@
 """The recipe for 94 %: its network against TensorFlow's plain operations, its beginning, its batch, and its towers."""
 
+import dataclasses
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -108,25 +111,22 @@ def test_a_batch_of_the_users_own_takes_the_place_of_the_recipes():
         WORKLOAD.config(num_gpus=5)
 
 
-@pytest.fixture
-def narrow(monkeypatch):
-    """A network of a few channels."""
-    monkeypatch.setattr(cifar10_94, "WIDTHS", (32, 48, 48))
+NARROW = dataclasses.replace(WORKLOAD, inference_for=functools.partial(cifar10_94.inference_for, widths=(32, 48, 48)))
 
 
-def test_synchronized_towers_match_one_tower_step_by_step(examples, narrow):
+def test_synchronized_towers_match_one_tower_step_by_step(examples):
     """Over the end of the first epoch, and that of the whitening biases' training."""
     options = dict(dtype="float64", sync_batch_norm=True, global_batch_size=2, steps=5)
     examples = examples.sample(3)
-    one = trainings.train(WORKLOAD, examples, num_gpus=1, **options)
-    two = trainings.train(WORKLOAD, examples, num_gpus=2, **options)
+    one = trainings.train(NARROW, examples, num_gpus=1, **options)
+    two = trainings.train(NARROW, examples, num_gpus=2, **options)
     trainings.assert_same(two, one)
 
 
-def test_the_whitening_layer_and_later_its_biases_stay_and_filters_keep_their_norm(examples, narrow):
+def test_the_whitening_layer_and_later_its_biases_stay_and_filters_keep_their_norm(examples):
     names = "block1/conv1/whitening/weights", "block1/conv1/whitening/biases", "block1/conv1/weights"
     options = dict(dtype="float32", global_batch_size=2, num_gpus=1, max_steps=100)  # ten steps are an epoch
-    with trainings.opened(WORKLOAD, examples.sample(20), **options) as (built, session):
+    with trainings.opened(NARROW, examples.sample(20), **options) as (built, session):
         variables = {variable.op.name: variable for variable in built.variables}
         after = []
         for _ in range(3):

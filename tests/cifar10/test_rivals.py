@@ -18,7 +18,7 @@ from tower_train import host
 from tower_train.bench import flops
 
 v1 = tf.compat.v1
-MODELS = ["convnet", "cifar10_94", "resnet20", "resnet56", "minigooglenet"]
+MODELS = ["convnet", "cifar10_94", "cifar10_95", "resnet20", "resnet56", "minigooglenet"]
 
 
 def test_the_port_reads_standardised_crops(request_for):
@@ -161,7 +161,9 @@ def test_keras_has_the_networks_layer_for_layer(our_network, model):
     assert float(sum(theirs.losses)) == pytest.approx(decay, rel=1e-4)
 
 
-@pytest.mark.parametrize(("model", "count"), [("cifar10_94", 1_971_352), ("resnet56", 853_018)])
+@pytest.mark.parametrize(
+    ("model", "count"), [("cifar10_94", 1_971_352), ("cifar10_95", 4_604_440), ("resnet56", 853_018)]
+)
 def test_keras_trains_as_many_numbers(model, count):
     """As test_cifar10_94, whose whitening kernels are not trained, and test_models count."""
     trained = keras_networks.NETWORKS[model]().trainable_variables
