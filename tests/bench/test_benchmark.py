@@ -3,6 +3,7 @@
 import json
 import re
 
+import forked_sides
 import pytest
 
 from tower_train import benchmark, errors
@@ -18,10 +19,10 @@ TITLES = [
 
 
 @pytest.fixture(scope="module")
-def printed_and_out(cifar10_dir, tmp_path_factory, forked_sides):
+def printed_and_out(cifar10_dir, tmp_path_factory):
     """The output of a benchmark of SIDES, and the directory of its results."""
     out, lines = tmp_path_factory.mktemp("out"), []
-    with pytest.MonkeyPatch.context() as patch, forked_sides(lambda words: CEILING not in words[-1]):
+    with pytest.MonkeyPatch.context() as patch, forked_sides.used(lambda words: CEILING not in words[-1]):
         patch.setattr("builtins.print", lambda text="", **_: lines.append(text))
         patch.setattr(results, "too_noisy", lambda rows: None)  # samples are short, and other tests may run
         status = benchmark.main(

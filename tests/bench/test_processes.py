@@ -6,6 +6,7 @@ import re
 import signal
 import time
 
+import forked_sides
 import pytest
 
 from tower_train import errors
@@ -39,13 +40,13 @@ def start(name, place, timeout_secs=100, workload="toy_workload", data_dir=None,
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory, forked_sides):
+def outcomes(tmp_path_factory):
     """{name: (the worker, its error, seconds until that)} of workers that all go wrong."""
     place, found = tmp_path_factory.mktemp("workers"), {}
     (place / "broken_workload.py").write_text(BROKEN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS), str(place)]))
-        with forked_sides():
+        with forked_sides.used():
             workers = [
                 start("broken", place, workload="broken_workload"),
                 start("missing", place, kind="describe", workload="cifar10", data_dir=str(place / "nowhere")),
@@ -122,10 +123,10 @@ def peak_bytes_of(process):
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 
 
-def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tmp_path, monkeypatch, forked_sides):
+def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tmp_path, monkeypatch):
     """The first ends once one of them is killed, and says so; with it end all others."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
-    with forked_sides(), start("three", tmp_path, num_processes=3) as worker:
+    with forked_sides.used(), start("three", tmp_path, num_processes=3) as worker:
         worker.wait_for("first_step")
         ready = worker.wait_for("ready")
         others = children_of(worker.pid)

@@ -5,9 +5,9 @@ import gzip
 import hashlib
 import http.server
 import shutil
-import struct
 import threading
 
+import idx_files
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,18 +22,11 @@ v1 = tf.compat.v1
 NAMES = [file.name for file in fashion_mnist.FILES]
 
 
-def idx(array):
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """The four files, gzipped, with 48 and 12 images of noise."""
-    folder, rng = tmp_path_factory.mktemp("fashion"), np.random.default_rng(0)
-    for prefix, count in (("train", 48), ("t10k", 12)):
-        images, labels = rng.integers(0, 256, [count, 28, 28], np.uint8), (np.arange(count) % 10).astype(np.uint8)
-        (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
-        (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
+    folder = tmp_path_factory.mktemp("fashion")
+    idx_files.write(folder)
     return folder
 
 

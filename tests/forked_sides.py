@@ -1,0 +1,42 @@
+"""Processes of the benchmark's sides that are forked, without importing TensorFlow again."""
+
+import contextlib
+import os
+import subprocess
+import types
+
+import forked
+import pytest
+
+from tower_train.bench import processes
+
+WARMED_UP = """
+import sys
+from tower_train.bench import worker
+worker.WARM_UP_SECS = 0.1
+sys.exit(worker.main(sys.argv))
+"""
+
+
+class ForkedPopen(forked.Process):
+    """`subprocess.Popen` of `python -m tower_train.bench.worker words...`, with a shorter warm-up."""
+
+    def __init__(self, words, stderr, env, **_):
+        (to_read, stdin), (stdout, to_write) = forked.pipe(), forked.pipe()
+        super().__init__("-c", [WARMED_UP, *words[3:]], env, to_write, stderr.name, stdin=to_read)
+        to_read.close(), to_write.close()
+        self.stdin, self.stdout = (
+            os.fdopen(os.dup(end.fileno()), mode, buffering=0) for end, mode in ((stdin, "wb"), (stdout, "rb"))
+        )
+
+
+@contextlib.contextmanager
+def used(is_forked=lambda words: True):
+    """Lets the benchmark fork the processes of its sides within this block: those for whose words that is true."""
+
+    def start(words, **options):
+        return (ForkedPopen if is_forked(words) else subprocess.Popen)(words, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "subprocess", types.SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+        yield
