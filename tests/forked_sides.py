@@ -31,8 +31,9 @@ class ForkedPopen(forked.Process):
 
 
 @contextlib.contextmanager
-def used(is_forked=lambda words: True):
-    """Lets the benchmark fork the processes of its sides within this block: those for whose words that is true."""
+def forking(is_forked=lambda words: True):
+    """Lets the benchmark fork the processes of its sides within this block. is_forked: of a process's words, whether to
+    fork it; others are started."""
 
     def start(words, **options):
         return (ForkedPopen if is_forked(words) else subprocess.Popen)(words, **options)

@@ -16,8 +16,9 @@ import tensorflow as tf
 from PIL import Image
 
 from cifar10 import Cifar10Options
-from tower_train import Config, EvaluateOptions, Workload, __main__, config, evaluate_run, new_workload, plan, train
+from tower_train import Config, EvaluateOptions, Workload, __main__, config, evaluate_run, train
 from tower_train.bench.systems import BenchmarkOptions
+from tower_train.options import command_line
 from tower_train.workloads import image_folder
 
 PATHS = {path.name: path for folder in ("", "docs") for path in sorted((jobs.ROOT / folder).glob("*.md"))}
@@ -25,13 +26,6 @@ PAGES = {name: path.read_text() for name, path in PATHS.items()}
 IN_DOCS = [name for name, path in PATHS.items() if path.parent != jobs.ROOT]
 WAYS = {"by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_data"}
 CONFIG = dict(num_gpus=2, batch_size=16, optimizer="adam", learning_rate=0.01, summary_every_steps=0)
-COMMANDS = {  # the records that read their options; the trainer's own command reads those of a workload too
-    "evaluate": config.EvaluateOptions,
-    "export": config.ExportOptions,
-    "predict": config.PredictOptions,
-    "benchmark": BenchmarkOptions,
-}
-QUICK = {module.__name__: module for module in (new_workload, plan)}
 OTHERS = {  # of scripts and other programs
     "cases", "check", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "no-kill",
     "pictures", "recipe", "seed", "steps", "workers",
@@ -58,7 +52,7 @@ def module(page, marker):
 
 def commands(page):
     """The lines of a page's commands, joined where they go on in the next, without their remarks."""
-    lines = re.findall(r"^    ((?:python|scripts|pip).*?[^\\])$", PAGES[page], re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^    ((?:python|scripts).*?[^\\])$", PAGES[page], re.MULTILINE | re.DOTALL)
     return [re.sub(r"\s+#.*", "", line).replace("\\\n", " ") for line in lines]
 
 
@@ -156,29 +150,44 @@ def smaller(words, places):
     return kept + jobs.flags(**{name: value for name, value in changed.items() if value is not None})
 
 
+def is_benchmark(line):
+    return " -m tower_train.benchmark" in line
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_run(page, place, command, monkeypatch):
-    """But for scripts, which have tests of their own, and for those on other machines."""
-    monkeypatch.setenv("PYTHONPATH", str(jobs.ROOT))
+def test_commands_succeed_one_after_the_other(page, place, command):
+    """But for scripts, which have tests of their own, for those on other machines, and for benchmarks."""
     for line in commands(page):
         program, *words = shlex.split(line)
+        if words[:2] == ["-m", "tower_train"]:
+            __main__.parse(words[1:])  # as it stands; it runs smaller
         if program != "python":
-            assert program == "pip" or (jobs.ROOT / program).is_file(), line
-        elif "--worker_hosts" in line:
-            __main__.parse(words[1:])
-        else:
+            assert (jobs.ROOT / program).is_file(), line
+        elif "--worker_hosts" not in line and not is_benchmark(line):
             if "--weights=" in line:
                 keras.applications.VGG16(include_top=False, weights=None).save_weights("vgg16.weights.h5")
             name, *words = smaller(words[1:], place)
-            module = __main__ if name == "tower_train" else importlib.import_module(name)
-            with forked_sides.used():
-                status, _, stderr = command(module, *words)
+            status, _, stderr = command(__main__ if name == "tower_train" else importlib.import_module(name), *words)
             assert status == 0, (line, stderr)
+
+
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page) if is_benchmark(line)}))
+def test_benchmarks_succeed(line, place, command, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(jobs.ROOT))  # of processes that are not forked
+    whole = shlex.split(line)[2:]
+    command_line.parse(whole, BenchmarkOptions, "")
+    name, *words = smaller(whole, place)
+    with forked_sides.forking():
+        status, _, stderr = command(importlib.import_module(name), *words)
+    assert status == 0, stderr
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_options_are_there(page):
-    classes = (Config, config.PlanOptions, *COMMANDS.values(), image_folder.FolderOptions, Cifar10Options)
+    classes = (
+        Config, EvaluateOptions, config.ExportOptions, config.PredictOptions, config.PlanOptions, BenchmarkOptions,
+        image_folder.FolderOptions, Cifar10Options,
+    )  # fmt: skip
     known = {field.name for cls in classes for field in dataclasses.fields(cls)} | OTHERS
     for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", PAGES[page]):
         assert name in known or name.removeprefix("no") in known, name

@@ -22,8 +22,8 @@ failed, 5 copies of a variable or means between devices are wrong, 130 SIGINT an
 def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     """Reads a command line with options of the trainer and of the workload.
 
-    TensorFlow is imported for the workload, after mistakes in the trainer's options and --help without --workload have
-    been answered.
+    TensorFlow is imported for the workload, after mistakes in the trainer's options and --help without --workload and
+    --recipe have been answered.
 
     Returns:
       The Config, completed by the workload's recipe, and {name: value} of the workload's options, with those of
@@ -53,16 +53,16 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     if recipe is not None:
         chosen = workload.recipe_options(recipe, chosen)
     workload = workload.with_options(chosen)
-    recipe_values = {**workload.recipe, **chosen}
-    command_line.answer_help(argv, trainers | fields, f"{USAGE}\n{_about(workload)}", MOST_USED, recipe_values)
+    usage = f"{USAGE}\n{_recipes(workload)}"
+    command_line.answer_help(argv, trainers | fields, usage, MOST_USED, {**workload.recipe, **chosen})
     return workload.config(**given), chosen
 
 
-def _about(workload) -> str:
+def _recipes(workload) -> str:
     """Describes a workload's recipes, for --help."""
-    others = f"Recipes of {workload.name}: {', '.join(workload.recipes)}. " if workload.recipes else ""
-    own = f"Defaults are those that workload {workload.name} has with these options." if workload.recipe else ""
-    return others + own
+    named = f"Recipes of {workload.name}: {', '.join(workload.recipes)}." if workload.recipes else ""
+    shown = f"Values in brackets are those of {workload.name} with the given options." if workload.recipe else ""
+    return f"{named} {shown}"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ def on_gpu() -> bool:
 
 
 def towers_together() -> int:
-    """Returns the number of towers on whose batches the current layer is computed at once, as those of one CPU are."""
+    """Returns the number of towers whose layers are computed at once, on the batches of all, as on one CPU; else 1."""
     return context.current().towers_together
 
 
@@ -64,7 +64,7 @@ def learning(
     go on.
 
     With muon=False --optimizer=muon moves them by momentum, as it does variables that are no matrices: for the last
-    layer, for embeddings. A momentum takes the place of --momentum; the innermost block's holds.
+    layer, for embeddings. A momentum replaces --momentum, where the optimizer has one; the innermost block's counts.
 
     Raises:
       GraphError: rate_factor or until_epoch is not above 0, the factor is not finite, or momentum is not from 0 to

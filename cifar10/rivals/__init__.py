@@ -62,8 +62,8 @@ def of(options) -> list[Rival]:
                         label="Keras MultiWorkerMirroredStrategy, 2 workers")  # fmt: skip
         return [port, two_towers, *found, workers]
     if options.model in ("cifar10_94", "cifar10_95"):
-        network = _later("keras_networks", options.model)
-        found[0] = dataclasses.replace(found[0], plain_inference=lambda images: network()(images))
+        apply = _later("keras_networks", "apply")
+        found[0] = dataclasses.replace(found[0], plain_inference=lambda images: apply(options.model, images))
         narrow = keras("fit bfloat16", "Keras fit, bfloat16", 1, both, dtype_policy="mixed_bfloat16")
         found.append(dataclasses.replace(narrow, dtype="bfloat16"))
         if options.model == "cifar10_94" and importlib.util.find_spec("torch"):

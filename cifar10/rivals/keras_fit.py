@@ -5,8 +5,8 @@ By itself, under MirroredStrategy, or as tower_train's own multi_gpu_model, whic
 Shows Keras at its best: images in memory, distorted in whole batches by a parallel `map` and prefetched; a compiled
 step, without XLA, which makes this network slower on CPUs; no progress bar and no callback but the one that counts
 steps. It trains as tower_train does: on images distorted by the same function, with weight decay, and SGD, moving
-averages and label smoothing by the same recipe; at its initial learning rate, and without what costs more or Keras has
-no option for: Muon, and rates of single variables.
+averages and label smoothing by the same recipe; at its initial learning rate, without Muon, which would cost time, and
+without rates of single variables, for which Keras has no option.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def train(
     keras.config.set_dtype_policy(dtype_policy)
     with strategy.scope() if strategy else contextlib.nullcontext():
         trained = keras_networks.NETWORKS[model]()
-        if model in ("cifar10_94", "cifar10_95"):
+        if any(layer.name == keras_networks.WHITENING for layer in trained.layers):
             first = records.read_split(source.locate(request)[0], "train").images[: cifar10_94.WHITENED_IMAGES]
             trained.get_layer(keras_networks.WHITENING).kernel.assign(whitening.kernels(first))
         if num_towers:
@@ -72,7 +72,7 @@ def optimizer(recipe: tower_train.Config) -> keras.optimizers.SGD:
     start = rules.parse_points(recipe.lr_points)[0][1] if recipe.lr_points else 1.0
     return keras.optimizers.SGD(
         start * recipe.learning_rate,
-        momentum=0.0 if recipe.optimizer == "sgd" else recipe.momentum,
+        momentum=recipe.momentum if recipe.optimizer in ("momentum", "muon") else 0.0,
         nesterov=recipe.nesterov,
         use_ema=recipe.moving_average_decay > 0,
         ema_momentum=recipe.moving_average_decay,

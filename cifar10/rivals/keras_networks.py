@@ -94,14 +94,14 @@ def cifar10_94(widths=cifar10.cifar10_94.WIDTHS) -> keras.Model:
     """The network of cifar10.cifar10_94; its layer WHITENING waits for kernels from the images."""
     original = cifar10.cifar10_94
     bias_decay = keras.regularizers.L2(original.DECAY / original.BIAS_RATE / 2)
-    head_decay = keras.regularizers.L2(original.DECAY / original.HEAD_RATE / 2)
+    head_decay = keras.regularizers.L2(original.DECAY / original.head_rate(widths[-1]) / 2)
 
     def initial(inputs):
         return keras.initializers.RandomUniform(-(inputs**-0.5), inputs**-0.5)
 
     maps = inputs = keras.Input(_INPUT)
     maps = Whitening(bias_decay, name=WHITENING)(maps)
-    maps = layers.Activation(lambda x: 1.702 * x * keras.ops.sigmoid(1.702 * x))(maps)  # GELU, but for a factor
+    maps = layers.Activation(lambda x: keras.ops.silu(1.702 * x))(maps)  # GELU, but for a factor
     for block, width in enumerate(widths, start=1):
         for number in (1, 2):
             name = f"block{block}.conv{number}"
@@ -119,11 +119,6 @@ def cifar10_94(widths=cifar10.cifar10_94.WIDTHS) -> keras.Model:
     kernels = dict(kernel_regularizer=head_decay, kernel_initializer=initial(features.shape[-1]))
     logits = layers.Dense(records.NUM_CLASSES, use_bias=False, name="head", **kernels)(features)
     return keras.Model(inputs, layers.Rescaling(original.LOGIT_SCALE, dtype="float32")(logits))
-
-
-def cifar10_95() -> keras.Model:
-    """The same network, wider."""
-    return cifar10_94(cifar10.cifar10_94.WIDTHS_95)
 
 
 class Whitening(layers.Layer):
@@ -150,8 +145,13 @@ def _normalized_convolution(maps, name: str, channels: int, width: int, stride: 
 NETWORKS = {
     "convnet": convnet,
     "cifar10_94": cifar10_94,
-    "cifar10_95": cifar10_95,
+    "cifar10_95": functools.partial(cifar10_94, cifar10.cifar10_94.WIDTHS_95),
     "minigooglenet": minigooglenet,
     "resnet20": functools.partial(resnet, 20),
     "resnet56": functools.partial(resnet, 56),
 }
+
+
+def apply(model: str, images: tf.Tensor) -> tf.Tensor:
+    """Returns the logits of a new network of that name."""
+    return NETWORKS[model]()(images)

@@ -72,7 +72,10 @@ class Network(nn.Module):
         return [
             {"params": [convolution.weight for convolution in self.convolutions]},
             {"params": biases, "weight_decay": cifar10_94.DECAY / cifar10_94.BIAS_RATE},
-            {"params": [self.head.weight], "weight_decay": cifar10_94.DECAY / cifar10_94.HEAD_RATE},
+            {
+                "params": [self.head.weight],
+                "weight_decay": cifar10_94.DECAY / cifar10_94.head_rate(cifar10_94.WIDTHS[-1]),
+            },
         ]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import trainings
 import cifar10
 from cifar10 import cifar10_94, crops
 from tower_train import errors, layers
+from tower_train.graph import context
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -24,7 +26,7 @@ def examples(cifar10_dir):
 
 
 def plain_network(images, weights):
-    """The network of Jordan 2024 in training: images before channels, one operation a layer."""
+    """The network of Jordan 2024 in training, with SiLU: images before channels, one operation a layer."""
 
     def convolved(x, layer):
         return tf.nn.conv2d(x, weights[f"{layer}/weights"], 1, "SAME")
@@ -96,6 +98,27 @@ def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_di
             assert (
                 0.9 < others.std() * np.sqrt(3 * 9 * channels) < 1.1 and np.abs(others).max() <= (9 * channels) ** -0.5
             )
+
+
+@pytest.mark.parametrize("model, features", [("cifar10_94", 256), ("cifar10_95", 384)])
+def test_what_is_no_filter_moves_as_the_script_says(examples, model, features):
+    """Its rates are for the sum of losses over a batch, the head's for logits divided by the number of features."""
+    workload = cifar10.WORKLOAD.with_options({"model": model})
+    with tf.Graph().as_default(), context.entered(context.Context()) as entered:
+        workload.for_examples(examples).inference(tf.zeros([2, 32, 32, 3]), False)
+        names = {variable.op.name for variable in v1.trainable_variables()}
+        decays = v1.losses.get_regularization_losses()
+    of = {name: learning for name, learning in entered.learning.items() if name in names}
+    assert {name for name in names if name not in of} == {
+        f"block{b}/conv{c}/weights" for b in (1, 2, 3) for c in (1, 2)
+    }
+    assert len(decays) == len(of) == 6 + 2  # the betas, the whitening's biases and the head
+    assert {(learning.muon, learning.momentum) for learning in of.values()} == {(False, 0.825)}
+    rates = {name: learning.rate_factor * 0.205 for name, learning in of.items()}
+    assert rates["head/weights"] == pytest.approx(0.5415 * 1536 * (9 / features) ** 2)
+    assert rates["block2/conv1/batch_normalization/beta"] == pytest.approx(0.0573 * 1536)
+    biases = of["block1/conv1/whitening/biases"]
+    assert math.ceil(biases.until_epoch * 50_000 / 1536) == 7  # steps
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 4])

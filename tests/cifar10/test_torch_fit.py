@@ -57,9 +57,26 @@ def test_it_has_the_same_network(our_network, training):
 
 
 @needs_torch
+def test_brightness_and_contrast_are_drawn_for_each_image(monkeypatch):
+    import torch
+
+    from cifar10.rivals import torch_fit
+
+    monkeypatch.setattr(shifts, "MOST", 0)
+    image = np.random.default_rng(0).integers(0, 256, [32, 32, 3], np.uint8)
+    torch.manual_seed(0)
+    changed = torch_fit.distorted(torch.from_numpy(image).expand(1000, -1, -1, -1)).flatten(1)
+    plain = (image - crops.MEAN) / crops.DEVIATION
+    factors = (changed.std(1) / plain.std()).numpy()
+    brightness = changed.mean(1).numpy() / factors - plain.mean()
+    assert 0.869 < factors.min() < 0.88 < 1.12 < factors.max() < 1.132
+    assert -0.141 < brightness.min() < -0.13 < 0.13 < brightness.max() < 0.141
+    assert abs(np.corrcoef(factors, brightness)[0, 1]) < 0.15  # five standard deviations of 1 / sqrt(1000)
+
+
+@needs_torch
 def test_images_are_shifted_reflected_and_flipped(monkeypatch):
-    """Each is one of the 50 that numpy makes of it, and of many all of them come, once brightness and contrast stay;
-    which else are of two numbers an image."""
+    """Each is one of the 50 that numpy makes of it, and of many all of them come."""
     import torch
 
     from cifar10.rivals import torch_fit
@@ -70,10 +87,6 @@ def test_images_are_shifted_reflected_and_flipped(monkeypatch):
     possible = {array.tobytes() for one in shifted for array in (one, one[:, ::-1])}
     torch.manual_seed(0)
     images = torch.from_numpy(image).expand(1000, -1, -1, -1)
-    changed = torch_fit.distorted(images).flatten(1)
-    plain = (image - crops.MEAN) / crops.DEVIATION
-    factors = (changed.std(1) / plain.std()).numpy()
-    assert 0.85 < factors.min() < 0.9 < 1.1 < factors.max() < 1.16
     for name in ("BRIGHTNESS", "CONTRAST"):
         monkeypatch.setattr(shifts, name, 0.0)
     distorted = torch_fit.distorted(images)

@@ -425,8 +425,17 @@ def test_class_folders_may_lie_in_the_directory_itself(root):
     names, notice = listing.names, listing.notice
     assert notice == f"Images to test on are in {root}/test: --data_dir={root} has both."
     assert not image_files.find(root, "train").notice
-    with pytest.raises(errors.UserError, match=f"they are in {root}/test, beside it. Give --data_dir={root}, or"):
+    with pytest.raises(
+        errors.UserError, match=f"they are in {root}/test, beside it. To test on them give --data_dir={root}, or"
+    ):
         image_files.find(root / "train", "test")
+    os.rename(root / "train", root / "training")
+    assert not image_files.find(root / "training", "train").notice
+    with pytest.raises(
+        errors.UserError, match=f"To test on them rename training to train and give --data_dir={root}, or"
+    ):
+        image_files.find(root / "training", "test")
+    os.rename(root / "training", root / "train")
     train, test = (image_files.find(root / "train", split, 0.4, seed=3).names for split in ("train", "test"))
     assert sorted(train + test) == sorted(names) and len(test) == 8
 

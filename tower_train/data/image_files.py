@@ -46,7 +46,7 @@ def find(
         if split == "test":
             return class_folders.list_images(tests[0], directory, tests[0].name)
     everything = _with_enough(class_folders.list_images(train, directory, "train"), directory, validation_fraction)
-    if train == directory and "train" in directory.name and (beside := _beside(directory)):
+    if directory.name == "train" and train == directory and (beside := _beside(directory)):
         everything = _noted(everything, f"Images to test on are in {beside}: --data_dir={directory.parent} has both.")
     if validation_fraction:
         return _split_off(everything, split, validation_fraction, group_pattern, seed)
@@ -63,7 +63,8 @@ def _missing_test(directory: pathlib.Path, train: pathlib.Path) -> str:
     if train != directory:
         return f"there is no folder {' or '.join(TEST_NAMES)} beside train. Add one"
     if beside := _beside(directory):
-        return f"they are in {beside}, beside it. Give --data_dir={directory.parent}"
+        renaming = "" if directory.name == "train" else f"rename {directory.name} to train and "
+        return f"they are in {beside}, beside it. To test on them {renaming}give --data_dir={directory.parent}"
     return "it holds class folders, and not the folders train and test of them. Move them there"
 
 

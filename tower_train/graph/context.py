@@ -82,7 +82,7 @@ class Context:
       draws: the random numbers of its layers; None where examples have no positions.
       drawn_by_tower: names of its layers' random numbers that nevertheless depend on the towers.
       common: {key: value of `once`} of towers that share cores; None where each tower builds its own.
-      towers_together: number of towers that share cores: their layers are computed once, on the batches of all.
+      towers_together: number of towers whose layers are computed at once, on the batches of all.
       choose: chooses a layer's algorithm: (site, algorithms, trial) -> name, as for layers.fastest; None for the first.
     """
 

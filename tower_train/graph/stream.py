@@ -261,7 +261,7 @@ def _iterator(steps: tf.data.Dataset, step: Callable, examples: Examples, branch
     parallel_steps = examples.parallel_steps or ahead
     step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any
     dataset = steps.map(step, num_parallel_calls=parallel_steps, deterministic=True).prefetch(_PREFETCHED_STEPS)
-    if not examples.elements:  # Nothing is left to be tuned; and for its tuner a session that closes may wait a minute.
+    if not examples.elements:  # Nothing of it is tuned, and a closing session may wait a minute for the tuner's thread.
         options = tf.data.Options()
         options.autotune.enabled = False
         dataset = dataset.with_options(options)

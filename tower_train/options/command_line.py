@@ -58,10 +58,13 @@ def asks_for_help(argv: Sequence[str]) -> bool:
     return any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:])
 
 
-def answer_help(argv: Sequence[str], *shown) -> None:
-    """Prints --help and leaves if that is asked for. shown: arguments of `help_text`."""
+def answer_help(
+    argv: Sequence[str], fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = (),
+    defaults: Mapping[str, Any] = {},
+) -> None:  # fmt: skip
+    """Prints --help and leaves if that is asked for. Arguments as of `help_text`."""
     if asks_for_help(argv):
-        console.say(help_text(*shown))
+        console.say(help_text(fields, usage, most_used, defaults))
         sys.exit(0)
 
 
@@ -102,14 +105,14 @@ def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
 
 
 def help_text(
-    fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = (), recipe: Mapping[str, Any] = {}
+    fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = (), defaults: Mapping[str, Any] = {}
 ) -> str:
     """Lists all options with their defaults under the headings of their groups, as wide as the terminal.
 
     Args:
       usage: paragraphs, separated by empty lines.
       most_used: names of options that come first, under a heading of their own.
-      recipe: defaults {name: value} in place of the options' own.
+      defaults: {name: value}, in place of the options' own.
     """
     width = max(60, min(shutil.get_terminal_size((110, 24)).columns, 120))
     fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
@@ -120,7 +123,7 @@ def help_text(
     parts = [fill(" ".join(paragraph.split())) for paragraph in usage.strip().split("\n\n")]
     for group, members in groups.items():
         lines = [
-            fill(field.metadata["help"] + _default(recipe.get(field.name, field.default)),
+            fill(field.metadata["help"] + _default(defaults.get(field.name, field.default)),
                  initial_indent=f"  --{field.name:<28}",
                  subsequent_indent=" " * 32)
             for field in members
