@@ -144,7 +144,8 @@ def test_help_with_a_workload_shows_its_options_and_recipes_too(parse, capsys):
     shown = capsys.readouterr().out
     assert left.value.code == 0 and "--shift" in shown and "added to every feature [0]" in shown
     assert "\n  --recipe " in shown
-    assert ": far, near. Values in brackets are those of optional with the given options." in " ".join(shown.split())
+    shown = " ".join(shown.split())
+    assert ": far, near. Values in brackets are those of optional's recipe, where it has any." in shown
 
 
 @pytest.mark.parametrize(("words", "rate"), [([], "0.02"), (["--shift=9"], "0.5"), (["--recipe=far"], "0.5")])

@@ -61,7 +61,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
 def _recipes(workload) -> str:
     """Describes a workload's recipes, for --help."""
     named = f"Recipes of {workload.name}: {', '.join(workload.recipes)}." if workload.recipes else ""
-    shown = f"Values in brackets are those of {workload.name} with the given options." if workload.recipe else ""
+    shown = f"Values in brackets are those of {workload.name}'s recipe, where it has any." if workload.recipe else ""
     return f"{named} {shown}"
 
 

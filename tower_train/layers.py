@@ -42,6 +42,8 @@ def frozen():
     """Creates variables that are not trained within this block: no gradient, weight decay, moving average or optimizer
     slots. Batch normalisation uses its moving statistics and leaves them unchanged."""
 
+    _check_variables_are_ours("frozen")
+
     def custom_getter(getter, *args, **kwargs):  # TensorFlow gives it the getter by that name, or as the first
         return getter(*args, **(kwargs | {"trainable": False, "regularizer": None}))
 
@@ -50,6 +52,14 @@ def frozen():
         v1.variable_scope(v1.get_variable_scope(), custom_getter=custom_getter),
     ):
         yield
+
+
+def _check_variables_are_ours(name: str) -> None:
+    if context.current().builds_keras:
+        raise errors.GraphError(
+            f"layers.{name}: has no effect on the layers of a Keras network. Use freeze_until= of keras_network, or "
+            "layer.trainable = False."
+        )
 
 
 @contextlib.contextmanager
@@ -77,6 +87,7 @@ def learning(
         )
     if momentum is not None and not 0 <= momentum < 1:
         raise errors.GraphError(f"layers.learning(momentum={momentum}): must be at least 0 and below 1.")
+    _check_variables_are_ours("learning")
     rates = context.current().learning
 
     def creator(create, **kwargs):

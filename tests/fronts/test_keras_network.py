@@ -10,7 +10,7 @@ import tensorflow as tf
 import trainings
 
 import tower_train
-from tower_train import errors
+from tower_train import errors, layers
 from tower_train.config import Config
 from tower_train.graph import context
 
@@ -368,9 +368,19 @@ def with_axis():
     return keras.Sequential([keras.Input([SIZE, SIZE, 2]), norm, keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
 
 
+def within(block):
+    def make():
+        with block():
+            return keras.Sequential([keras.Input([SIZE, SIZE, 2]), keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
+        (within(layers.frozen), {}, "layers.frozen: has no effect on the layers of a Keras network. Use freeze_until="),
+        (within(layers.learning), {}, "layers.learning: has no effect on the layers of a Keras network"),
         (
             lambda: keras.Sequential([keras.layers.Dense(3)], name="mine"),
             {},

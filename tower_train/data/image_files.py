@@ -46,10 +46,10 @@ def find(
         if split == "test":
             return class_folders.list_images(tests[0], directory, tests[0].name)
     everything = _with_enough(class_folders.list_images(train, directory, "train"), directory, validation_fraction)
-    if directory.name == "train" and train == directory and (beside := _beside(directory)):
-        everything = _noted(everything, f"Images to test on are in {beside}: --data_dir={directory.parent} has both.")
     if validation_fraction:
         return _split_off(everything, split, validation_fraction, group_pattern, seed)
+    if directory.name == "train" and train == directory and (beside := _beside(directory)):
+        everything = _noted(everything, f"Images to test on are in {beside}: --data_dir={directory.parent} has both.")
     if split == "test":
         raise errors.ConfigError(
             f"{directory}: holds no images to test on: {_missing_test(directory, train)}, or train with "

@@ -75,7 +75,8 @@ def build_isolated(work: Callable[[keras.StatelessScope], Any], dtype: str = "fl
     """
 
     def in_thread():
-        with compat.eager_mode(), tf.device("/cpu:0"), _floatx(dtype):
+        built_here = context.entered(context.Context(builds_keras=True))
+        with built_here, compat.eager_mode(), tf.device("/cpu:0"), _floatx(dtype):
             keras.config.set_dtype_policy(dtype if dtype == _kept_in(dtype) else f"mixed_{dtype}")
             with keras.StatelessScope(initialize_variables=False) as assigned:
                 return work(assigned)

@@ -84,6 +84,7 @@ class Context:
       common: {key: value of `once`} of towers that share cores; None where each tower builds its own.
       towers_together: number of towers whose layers are computed at once, on the batches of all.
       choose: chooses a layer's algorithm: (site, algorithms, trial) -> name, as for layers.fastest; None for the first.
+      builds_keras: a Keras model is being built, whose variables do not come from get_variable.
     """
 
     tower: int = 0
@@ -97,6 +98,7 @@ class Context:
     common: dict[Hashable, Any] | None = None
     towers_together: int = 1
     choose: Callable[[str, Mapping[str, Callable], "Trial"], str] | None = None
+    builds_keras: bool = False
 
     def of_tower(self, index: int, draws: TowerDraws | None = None):
         """Enters the context of the trained tower that comes `index` after this one."""

@@ -138,7 +138,7 @@ def help_text(
 
 def _default(value: Any) -> str:
     """Shows the default of an option behind its help: nothing if it has none, or is a switch that is off."""
-    if value is None or value is False:
+    if value is None or value is False or value == "":
         return ""
     if value is True:
         return " [on]"

@@ -11,6 +11,8 @@ from tower_train.graph.record import TrainingGraph
 from tower_train.run import input_stream
 from tower_train.run_dir import checkpoint, directory, recovery
 
+_SHOWN = 10  # names of variables, at most, in a line
+
 
 @dataclasses.dataclass(frozen=True)
 class ResumePoint:
@@ -59,5 +61,6 @@ def find(run_dir: directory.RunDirectory, graph: TrainingGraph, config: Config, 
             )
         restore, fresh = checkpoints.plan_restore(newest, config.override, begun_anew)
         if fresh:
-            notes.append(f"Not in {newest}, initialised afresh: {', '.join(fresh)}.")
+            shown = ", ".join(fresh[:_SHOWN]) + (f" and {len(fresh) - _SHOWN} more" if len(fresh) > _SHOWN else "")
+            notes.append(f"Not in {newest}, initialised afresh: {shown}.")
         return ResumePoint(checkpoints, newest, checkpoint.step_of(newest), restore, notes)
