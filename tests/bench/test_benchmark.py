@@ -3,8 +3,8 @@
 import json
 import re
 
-import forked_sides
 import pytest
+import sides
 
 from tower_train import benchmark, errors
 from tower_train.bench import results
@@ -22,7 +22,7 @@ TITLES = [
 def printed_and_out(cifar10_dir, tmp_path_factory):
     """The output of a benchmark of SIDES, and the directory of its results."""
     out, lines = tmp_path_factory.mktemp("out"), []
-    with pytest.MonkeyPatch.context() as patch, forked_sides.forking(lambda words: CEILING not in words[-1]):
+    with pytest.MonkeyPatch.context() as patch, sides.forking(lambda words: CEILING not in words[-1]):
         patch.setattr("builtins.print", lambda text="", **_: lines.append(text))
         patch.setattr(results, "too_noisy", lambda rows: None)  # samples are short, and other tests may run
         status = benchmark.main(

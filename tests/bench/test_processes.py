@@ -6,8 +6,8 @@ import re
 import signal
 import time
 
-import forked_sides
 import pytest
+import sides
 
 from tower_train import errors
 from tower_train.bench import processes, systems
@@ -46,7 +46,7 @@ def outcomes(tmp_path_factory):
     (place / "broken_workload.py").write_text(BROKEN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS), str(place)]))
-        with forked_sides.forking():
+        with sides.forking():
             workers = [
                 start("broken", place, workload="broken_workload"),
                 start("missing", place, kind="describe", workload="cifar10", data_dir=str(place / "nowhere")),
@@ -126,7 +126,7 @@ def peak_bytes_of(process):
 def test_a_side_of_several_processes_is_measured_as_one_and_they_end_together(tmp_path, monkeypatch):
     """The first ends once one of them is killed, and says so; with it end all others."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
-    with forked_sides.forking(), start("three", tmp_path, num_processes=3) as worker:
+    with sides.forking(), start("three", tmp_path, num_processes=3) as worker:
         worker.wait_for("first_step")
         ready = worker.wait_for("ready")
         others = children_of(worker.pid)
