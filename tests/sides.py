@@ -1,4 +1,4 @@
-"""Processes of the benchmark's sides: forked ones, without importing TensorFlow again, and fake ones that only answer."""
+"""Processes of the benchmark's sides: forked, without importing TensorFlow again, or fake ones that only answer."""
 
 import contextlib
 import os
