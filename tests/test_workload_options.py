@@ -152,8 +152,11 @@ def test_help_with_a_workload_shows_its_options_and_recipes_too(parse, capsys):
 def test_help_shows_the_values_of_the_recipe(parse, capsys, words, rate):
     with pytest.raises(SystemExit):
         parse("--help", *words)
-    text = re.search(r"  --learning_rate .*?(?=\n  --)", capsys.readouterr().out, re.DOTALL)[0]
+    shown = capsys.readouterr().out
+    text = re.search(r"  --learning_rate .*?(?=\n  --)", shown, re.DOTALL)[0]
     assert text.endswith(f"[{rate}]")
+    text = re.search(r"  --batch_size .*?(?=\n  --)", shown, re.DOTALL)[0]
+    assert text.endswith("[2]" if rate == "0.5" else "[4]") and "(128)" not in text
 
 
 def test_options_by_name_in_python():

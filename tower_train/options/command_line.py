@@ -8,6 +8,7 @@ import functools
 import gc
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -123,9 +124,7 @@ def help_text(
     parts = [fill(" ".join(paragraph.split())) for paragraph in usage.strip().split("\n\n")]
     for group, members in groups.items():
         lines = [
-            fill(field.metadata["help"] + _default(defaults.get(field.name, field.default)),
-                 initial_indent=f"  --{field.name:<28}",
-                 subsequent_indent=" " * 32)
+            fill(_about(field, defaults), initial_indent=f"  --{field.name:<28}", subsequent_indent=" " * 32)
             for field in members
         ]  # fmt: skip
         parts.append("\n".join([f"{group}:", *lines]))
@@ -136,13 +135,15 @@ def help_text(
     return "\n\n".join(parts)
 
 
-def _default(value: Any) -> str:
-    """Shows the default of an option behind its help: nothing if it has none, or is a switch that is off."""
+def _about(field: dataclasses.Field, defaults: Mapping[str, Any]) -> str:
+    """Returns an option's help with its default: none for a switch that is off, and one where several would be told."""
+    text, value = field.metadata["help"], defaults.get(field.name, field.default)
     if value is None or value is False or value == "":
-        return ""
-    if value is True:
-        return " [on]"
-    return f" [{value:.8g}]" if isinstance(value, float) else f" [{as_text(value)}]"
+        return text
+    if field.default is None:
+        text = re.sub(r" \([^()]*\)$", "", text)  # which it follows from if nothing else gives it
+    shown = "on" if value is True else f"{value:.8g}" if isinstance(value, float) else as_text(value)
+    return f"{text} [{shown}]"
 
 
 def count(text: str) -> int:
