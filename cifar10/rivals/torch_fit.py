@@ -4,6 +4,7 @@ On images in memory, distorted at random batch by batch, with smooth labels and 
 the rate and momentum that filters have there, without Muon and rates of single variables.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -18,6 +19,8 @@ from tower_train import workload
 
 def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], dtype: str) -> None:
     """Trains as `Rival.train`, on the GPU if TensorFlow sees one, in a `Rival.dtype`."""
+    # PyTorch's compiler, which eager training imports and does not use, crashes in a process with TensorFlow.
+    sys.modules.setdefault("triton", None)
     device = torch.device("cuda" if tf.config.list_physical_devices("GPU") else "cpu")
     data = records.read_split(source.locate(request)[0], "train")
     network = Network(whitening.kernels(data.images[: cifar10_94.WHITENED_IMAGES]))
