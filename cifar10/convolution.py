@@ -66,7 +66,7 @@ def convolution(
         return _direct(inputs, weights, pixels_first)
     *pixels, batch = inputs.shape[:3] if pixels_first else (*inputs.shape[1:3], inputs.shape[0])
     operations = 2 * math.prod([*pixels, *weights.shape])  # of an example
-    examples = min((batch or _TRIAL_EXAMPLES) * layers.towers_together(), max(8, _TRIAL_OPERATIONS // operations))
+    examples = min((batch or _TRIAL_EXAMPLES), max(8, _TRIAL_OPERATIONS // operations))
     shape = [*pixels, examples] if pixels_first else [examples, *pixels]
     trial = layers.Trial(((*shape, inputs.shape[-1]), tuple(weights.shape)), inputs.dtype, (not of_images, True))
     height, width, *rest = weights.shape
@@ -90,7 +90,7 @@ def _algorithms(
 
 def _in_float32(algorithm: Callable) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     def widened(inputs, weights):
-        wide = layers.once("in float32", lambda weights: tf.cast(weights, tf.float32), weights)
+        wide = tf.cast(weights, tf.float32)
         return tf.cast(algorithm(tf.cast(inputs, tf.float32), wide), inputs.dtype)
 
     return widened
@@ -105,7 +105,7 @@ def _direct(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool) -> tf.Ten
 def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool) -> tf.Tensor:
     maps = inputs if pixels_first else tf.transpose(inputs, [1, 2, 0, 3])
     of_maps, of_kernels, to_outputs = transforms(tuple(maps.shape[:2]), tuple(weights.shape[:2]))
-    kernels = layers.once(f"spectrum for {maps.shape[:2]}", lambda weights: _spectrum(weights, of_kernels), weights)
+    kernels = _spectrum(weights, of_kernels)
     products = [tf.matmul(of_x, of_g) for of_x, of_g in zip(_spectrum(maps, of_maps), kernels, strict=True)]
     outputs = _image(products, to_outputs)
     return outputs if pixels_first else tf.transpose(outputs, [2, 0, 1, 3])

@@ -85,8 +85,7 @@ def nccl_launches(graph):
     """NCCL's launches on each device in a step, in the order in which they were built."""
     launches = collections.defaultdict(list)
     for op in graph.get_operations():
-        is_before = op.name.startswith("known_mean/")  # the first step
-        if op.type in COLLECTIVES and op.get_attr("communication_hint") == b"nccl" and not is_before:
+        if op.type in COLLECTIVES and op.get_attr("communication_hint") == b"nccl":
             launches[op.device].append(op)
     return list(launches.values())
 

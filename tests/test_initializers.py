@@ -148,7 +148,7 @@ def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected
         variable = v1.get_variable("sum", [], tf.float64, initializers.FromExamples(examples, 4, total))
         received = tf.no_op() if is_chief else variable.assign(6.0, read_value=False)
         built = types.SimpleNamespace(
-            variables=[variable], broadcast=received, known_mean=None, stream_initializer=tf.no_op(), stream_state=[]
+            variables=[variable], broadcast=received, stream_initializer=tf.no_op(), stream_state=[]
         )
         with sessions.open_session(built, member, [], None, 60.0) as session:
             assert session.run(variable) == 6

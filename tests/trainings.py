@@ -16,8 +16,6 @@ v1 = tf.compat.v1
 def opened(workload, examples, **options):
     """A training on logical CPU devices, before its first step: (TrainingGraph, Session).
 
-    They stand for GPUs, and so towers are not joined unless join_towers=True is given.
-
     Fetching `report` does a step.
 
     Args:
@@ -25,7 +23,7 @@ def opened(workload, examples, **options):
       examples: to train on.
       options: of Config; without summaries unless --summary_every_steps is given.
     """
-    config: Config = workload.config(**({"device": "cpu", "summary_every_steps": 0, "join_towers": False} | options))
+    config: Config = workload.config(**({"device": "cpu", "summary_every_steps": 0} | options))
     placed = devices.place(config)
     built = training.training_graph(workload, examples, config, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:

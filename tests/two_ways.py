@@ -21,7 +21,7 @@ def thrice(features):
         return algorithm
 
     ways = {"product": noted("product", lambda x: 3 * x), "sum": noted("sum", lambda x: tf.add_n([x, x, x]))}
-    trial = layers.Trial(((8 * layers.towers_together(), 4),), features.dtype, (True,))
+    trial = layers.Trial(((8, 4),), features.dtype, (True,))
     return layers.fastest("thrice:4", ways, features, trial=trial)
 
 

@@ -95,10 +95,6 @@ class Config(DeviceOptions):
         "auto: mirrored if several GPUs average faster than the CPU as tower_train.plan computes, else cpu",
         TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
-    join_towers: bool = option(
-        True, "compute towers of one CPU together, each operation once, on all their batches; else side by side, as on "
-        "GPUs", TOWERS,
-    )  # fmt: skip
     all_reduce: str | None = option(
         None, "all-reduce of mirrored variables' gradients: collective (TensorFlow's ring), nccl (NVIDIA GPUs only), "
         "or add_n (on one device, then copied) (nccl between several GPUs, else collective)", TOWERS,
@@ -231,18 +227,6 @@ class Config(DeviceOptions):
     accumulate_steps: int = option(
         1, "batches per tower and step, one after the other (gradient accumulation)", TRAINING, minimum=1, maximum=1024
     )
-    lookahead_every_steps: int = option(
-        0, "steps between updates of slow weights, to which the weights are then set; 0: none", OPTIMIZER, minimum=0,
-        resume="note",
-    )  # fmt: skip
-    lookahead_decay: float = option(
-        0.5, "share of the slow weights that an update keeps", OPTIMIZER, minimum=0, below=1, resume="note",
-        needs=("lookahead_every_steps",),
-    )  # fmt: skip
-    lookahead_ramp: float = option(
-        0.0, "scale --lookahead_decay by the done share of the training to this power; 0: constant", OPTIMIZER,
-        minimum=0, resume="note", needs=("lookahead_every_steps",),
-    )  # fmt: skip
     moving_average_decay: float = option(
         0.9999,
         "decay per step of the moving averages of the weights; 0: none",

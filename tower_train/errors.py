@@ -47,12 +47,6 @@ class MirrorError(UserError):
     exit_status = 5
 
 
-class AllReduceError(UserError):
-    """A mean between devices that came out wrong before the first step."""
-
-    exit_status = 5
-
-
 class WorkerError(UserError):
     """A missing or failed worker of the cluster; another start resumes from the last checkpoint.
 

@@ -1,8 +1,7 @@
 """Layers that depend on the towers: batch normalisation, dropout and other random numbers.
 
 Also `frozen`, `learning` and `gradient_until`, for weights that are trained differently or not at all; `on_gpu`, for
-layers with another fastest form there; `once`, for values that are the same in all towers; `fastest`, for layers with
-several algorithms.
+layers with another fastest form there; `fastest`, for layers with several algorithms.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
 here too. The moving statistics for evaluation are updated once per step, with the mean over all towers.
@@ -13,7 +12,6 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import tensorflow as tf
 
@@ -30,11 +28,6 @@ _GROUP_KEY = 1  # of the devices of all towers, of all workers
 def on_gpu() -> bool:
     """Returns whether the current layer is computed on a GPU, where for example another order of axes is fastest."""
     return "GPU" in tf.no_op().device
-
-
-def towers_together() -> int:
-    """Returns the number of towers whose layers are computed at once, on the batches of all, as on one CPU; else 1."""
-    return context.current().towers_together
 
 
 @contextlib.contextmanager
@@ -70,8 +63,7 @@ def learning(
     before the step is below until_epoch; after that their rate is 0.
 
     In nested blocks the factors multiply and the earliest epoch holds. Weight decay is part of the gradient, so the
-    factor applies to it too. --clip_gradients and LARS use gradients before the factor. Moving averages and lookahead
-    go on.
+    factor applies to it too. --clip_gradients and LARS use gradients before the factor. Moving averages go on.
 
     With muon=False --optimizer=muon moves them by momentum, as it does variables that are no matrices: for the last
     layer, for embeddings. A momentum replaces --momentum, where the optimizer has one; the innermost block's counts.
@@ -284,17 +276,6 @@ def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
     )
 
 
-def once(name: str, build: Callable[[tf.Tensor], Any], weights: tf.Tensor) -> Any:
-    """Computes a function of weights alone, once for towers that share cores, as logical CPU devices do.
-
-    Args:
-      name: distinguishes it from other functions of the same weights.
-      build: takes the weights, and nothing that depends on the tower or its batch.
-      weights: of get_variable.
-    """
-    return context.once((name, weights.ref()), lambda: build(weights))
-
-
 def fastest(
     site: str, algorithms: Mapping[str, Callable[..., tf.Tensor]], *tensors: tf.Tensor, trial: Trial
 ) -> tf.Tensor:
@@ -309,8 +290,7 @@ def fastest(
         commas and equals signs. All uses of one site have the same algorithms.
       algorithms: {name: function of the tensors}; they differ in rounding at most.
       tensors: floating point, what to compute with.
-      trial: shapes, dtype and which gradients are wanted, to time the algorithms with; its batch is best that of
-        `towers_together()` towers.
+      trial: shapes, dtype and which gradients are wanted, to time the algorithms with.
     """
     choose = context.current().choose
     name = choose(site, algorithms, trial) if choose and len(algorithms) > 1 else next(iter(algorithms))

@@ -130,15 +130,6 @@ def test_few_channels_need_no_trial_of_spectra(dtype, algorithms):
     assert trial == (((examples, 24, 24, 3), (5, 5, 3, 64)), dtype, (False, True))
 
 
-def test_trials_have_the_batch_of_all_towers_that_are_computed_together():
-    asked = []
-    choose = lambda *about: asked.append(about) or SPECTRA  # noqa: E731
-    with tf.Graph().as_default(), context.entered(context.Context(choose=choose, towers_together=3)):
-        convolution(tf.zeros([16, 6, 5, 4]), tf.zeros([3, 3, 4, 8]))
-    [(_, _, trial)] = asked
-    assert trial.shapes == ((48, 6, 5, 4), (3, 3, 4, 8))
-
-
 @pytest.mark.parametrize("device, convolutions", [("/cpu:0", 0), ("/gpu:1", 1)])
 def test_a_gpu_gets_the_library_convolution(device, convolutions):
     with tf.Graph().as_default() as graph, tf.device(device):

@@ -21,7 +21,7 @@ from tower_train.graph import devices
 TIMEOUT_SECS = 8
 COMMON = dict(
     workload="norm_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, moving_average_decay=0.9,
-    clip_gradients=0.5, lookahead_every_steps=5, log_every_steps=1, summary_every_steps=0, keep_checkpoints=0,
+    clip_gradients=0.5, log_every_steps=1, summary_every_steps=0, keep_checkpoints=0,
     num_gpus=1,
 )  # fmt: skip
 FAULTY = COMMON | dict(max_steps=jobs.ENDLESS, batch_size=4, save_every_steps=5, worker_timeout_secs=TIMEOUT_SECS)

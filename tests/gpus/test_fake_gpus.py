@@ -22,7 +22,7 @@ CASES = {
         ("convnet", "cpu", "float32", dict(moving_average_decay=0.9)),
         ("convnet", "add_n", "float32", {}),
         ("convnet", "nccl", "float64", dict(optimizer="momentum", moving_average_decay=0.9)),
-        ("cifar10_94", "cpu", "bfloat16", dict(lookahead_every_steps=2)),
+        ("cifar10_94", "cpu", "bfloat16", dict()),
         ("cifar10_94", "nccl", "float16", {}),
         ("resnet8", "cpu", "float32", dict(optimizer="lars")),
         ("resnet8", "add_n", "float16", {}),

@@ -25,10 +25,9 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 LEARNING_RATE = {"float64": 0.01, "float32": 0.001}
 MOMENTUM = 0.875  # TensorFlow rounds the momentum to float32: one that is exact in it
 RUNS = [  # each compared with one tower
-    ("float64", 8, None, False),
-    ("float64", 4, None, True),
-    ("float64", 2, "direct", True),
-    ("float32", 2, None, False),
+    ("float64", 8, None),
+    ("float64", 2, "direct"),
+    ("float32", 2, None),
 ]
 DECAY_FACTOR, EPOCHS_PER_DECAY = 0.5, 0.08  # of 200 examples: after steps 2 and 4
 
@@ -49,15 +48,15 @@ def examples(cifar10_dir):
 
 @pytest.fixture(scope="module")
 def trained(examples, open_training):
-    """(dtype, towers, the convolutions' algorithm or None for the usual one, whether they are joined) -> Run."""
+    """(dtype, towers, the convolutions' algorithm or None for the usual one) -> Run."""
 
     @functools.cache
-    def train(dtype, num_towers, algorithm=None, join=False):
+    def train(dtype, num_towers, algorithm=None):
         choose = algorithm and (lambda site, algorithms, trial: algorithm)
         with context.entered(context.Context(choose=choose)), open_training(
             cifar10.WORKLOAD, examples, dtype=dtype, num_gpus=num_towers, batch_size=GLOBAL_BATCH // num_towers,
             optimizer="momentum", momentum=MOMENTUM, learning_rate=LEARNING_RATE[dtype],
-            learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY, join_towers=join,
+            learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,
         ) as (built, session):  # fmt: skip
             variables = {variable.op.name: variable for variable in built.variables}
             initial = session.run(variables)
@@ -74,10 +73,10 @@ def assert_agree(found, expected, tolerance):
         np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance * np.max(np.abs(value)), err_msg=name)
 
 
-@pytest.mark.parametrize(("dtype", "num_towers", "algorithm", "join"), RUNS)
-def test_towers_match_one_tower(trained, dtype, num_towers, algorithm, join):
+@pytest.mark.parametrize(("dtype", "num_towers", "algorithm"), RUNS)
+def test_towers_match_one_tower(trained, dtype, num_towers, algorithm):
     """The loss of every step; in the end weights, momentum, moving averages, global_step and examples_seen."""
-    one, several = trained(dtype, 1), trained(dtype, num_towers, algorithm, join)
+    one, several = trained(dtype, 1), trained(dtype, num_towers, algorithm)
     np.testing.assert_allclose(several.losses, one.losses, rtol=TOLERANCE[dtype])
     assert_agree(several.final, one.final, TOLERANCE[dtype])
 

@@ -44,7 +44,7 @@ def test_frozen_variables_stay_and_have_no_slots():
 
 def test_the_step_has_no_gradient_and_no_decay_of_frozen_variables():
     examples = toy_workload.load(DataRequest("train"))
-    config = Config(device="cpu", join_towers=False, **OPTIONS)
+    config = Config(device="cpu", **OPTIONS)
     built = training.training_graph(WORKLOAD, examples, config, devices.place(config))
     assert {name.rpartition(" of ")[2] for name in built.checked[1:]} == TRAINED
     needed = v1.graph_util.extract_sub_graph(built.graph.as_graph_def(), [built.train_op.name]).node

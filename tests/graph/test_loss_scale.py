@@ -114,9 +114,7 @@ def test_four_mirrored_towers_are_one_to_the_bit(examples, monkeypatch):
     """At a scale that neither overflows with."""
     monkeypatch.setattr(loss_scale, "FIRST", 2.0**8)
     one, four = (
-        trainings.train(WORKLOAD, examples, 6, dtype="float16", learning_rate=RATE, lookahead_every_steps=3, **options)[
-            1
-        ]
+        trainings.train(WORKLOAD, examples, 6, dtype="float16", learning_rate=RATE, **options)[1]
         for options in (dict(batch_size=8), dict(num_gpus=4, batch_size=2, variable_update="mirrored"))
     )
     assert np.count_nonzero(one["weights"]) == 2 * FEATURES and one["loss_scale/finite_steps"] == 6

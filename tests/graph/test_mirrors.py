@@ -92,15 +92,10 @@ def test_each_copy_is_kept_and_updated_on_its_towers_device():
 @pytest.mark.parametrize("kind", ["collective", "nccl"])
 def test_small_tensors_are_sent_together(kind):
     """The gradients in one message, the loss and the statistics in another; the embedding's rows are joined."""
-    reductions = [node for node in nodes(all_reduce=kind) if node.op == "CollectiveReduce" and not is_trial(node)]
+    reductions = [node for node in nodes(all_reduce=kind) if node.op == "CollectiveReduce"]
     assert sorted(node.device for node in reductions) == ["/device:GPU:0"] * 2 + ["/device:GPU:1"] * 2
     assert {node.attr["communication_hint"].s for node in reductions} == {b"nccl" if kind == "nccl" else b"ring"}
     assert len({node.attr["instance_key"].i for node in reductions}) == 2
-
-
-def is_trial(op):
-    """Returns whether an operation is of the trial before the first step (tests/graph/test_known_mean.py)."""
-    return op.name.startswith("known_mean/")
 
 
 def ancestors(op):
@@ -118,7 +113,7 @@ def ancestors(op):
 def test_nccl_begins_its_messages_in_one_order_on_all_devices(num_workers):
     """Two that wait for each other on two devices would wait for ever."""
     graph = graph_for_gpus(num_workers, all_reduce="nccl")
-    found = [op for op in graph.get_operations() if op.type == "CollectiveReduce" and not is_trial(op)]
+    found = [op for op in graph.get_operations() if op.type == "CollectiveReduce"]
     by_instance = {}
     for op in found:
         by_instance.setdefault(op.get_attr("instance_key"), []).append(op)
@@ -136,7 +131,7 @@ def test_the_ring_between_workers_carries_each_gradient_once_however_many_towers
     placed = dataclasses.replace(devices.place(config), num_workers=2, worker=1)
     examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
     built = training.training_graph(cifar10.WORKLOAD, examples, config, placed)
-    rings = [op for op in built.graph.get_operations() if op.type == "CollectiveReduce" and not is_trial(op)]
+    rings = [op for op in built.graph.get_operations() if op.type == "CollectiveReduce"]
     assert sum(op.inputs[0].shape.num_elements() for op in rings) == built.num_parameters + 2
     assert len(rings) == 3  # local3/weights, all other gradients, and the two numbers
     assert {op.get_attr("group_size") for op in rings} == {2}

@@ -10,7 +10,7 @@ from tower_train.options import DATA, Options, declare, option
 from tower_train.workload import Workload
 
 RECIPE = dict(epochs=9.9, optimizer="momentum", momentum=0.85, nesterov=True, lr_schedule="points",
-              lr_points="0:1,1:0", lookahead_every_steps=5, lookahead_decay=0.7, lookahead_ramp=3.0)  # fmt: skip
+              lr_points="0:1,1:0", eval_every_steps=5, stop_after_no_gain_epochs=2.0)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +76,8 @@ def test_what_a_recipe_has_of_no_use_beside_what_is_given_goes(given, gone):
         (dict(optimizer="adam"), {"nesterov", "momentum"}),
         (dict(optimizer="lars"), {"nesterov"}),
         (dict(lr_schedule="cosine"), {"lr_points"}),
-        (dict(lookahead_every_steps=0), {"lookahead_decay", "lookahead_ramp"}),
-        (dict(lookahead_every_steps=3, lr_schedule="points", optimizer="momentum", epochs=2.0), set()),
+        (dict(eval_every_steps=0), {"stop_after_no_gain_epochs"}),
+        (dict(eval_every_steps=3, lr_schedule="points", optimizer="momentum", epochs=2.0), set()),
     ],
 )
 def test_a_workloads_recipe_gives_way(given, gone):
@@ -87,8 +87,8 @@ def test_a_workloads_recipe_gives_way(given, gone):
 
 
 def test_what_is_given_stays_and_is_refused():
-    with pytest.raises(errors.ConfigError, match="--lookahead_decay=0.9 needs --lookahead_every_steps"):
-        Workload("recipe", None, None, recipe=RECIPE).config(lookahead_every_steps=0, lookahead_decay=0.9)
+    with pytest.raises(errors.ConfigError, match="--stop_after_no_gain_epochs=3 needs --eval_every_steps"):
+        Workload("recipe", None, None, recipe=RECIPE).config(eval_every_steps=0, stop_after_no_gain_epochs=3.0)
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,6 @@ def test_a_run_stays_with_what_its_trials_found_whatever_others_would(trials, tm
     assert f"--algorithms was {SITE}=sum, now {SITE}=product." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("join_towers", "examples"), [(True, 16), (False, 8)])
-def test_trials_have_the_batch_that_is_computed_at_once(trials, tmp_path, join_towers, examples):
-    done = trials(product=1e-3, sum=2e-3)
-    train_toy(tmp_path, **STEPS | dict(num_gpus=2, join_towers=join_towers))
-    assert done == [(("product", "sum"), Trial(((examples, 4),), tf.float32, (True,)))]
-
-
 def test_what_no_trial_is_worth_takes_the_usual_one(trials, tmp_path, monkeypatch):
     """A short run, float64, --deterministic, and a run of a version that knew no trials."""
     done = trials(product=2e-3, sum=1e-3)

@@ -136,7 +136,7 @@ def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_nam
 
     def hanging(self, buffers):
         means = mean(self, buffers)
-        if "known_mean" not in means[0].name and buffers[0].shape != [1]:  # the gradients' one message
+        if buffers[0].shape != [1]:  # the gradients' one message
             means[0] = tf.ensure_shape(tf.numpy_function(wait, [means[0]], means[0].dtype), means[0].shape)
         return means
 

@@ -10,7 +10,7 @@ from tower_train.cluster import step_errors
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.console import notice
 
-IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError, errors.AllReduceError)
+IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError)
 
 
 class Ending:

@@ -7,10 +7,8 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster.program import Cluster, current
 from tower_train.graph import collectives
-from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.collectives import Keys
 from tower_train.graph.gradients import GradientsAndVariables, name_of
-from tower_train.graph.known_mean import KnownMean
 from tower_train.graph.worker_means import average_over_workers
 
 v1 = tf.compat.v1
@@ -102,18 +100,14 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
           cluster: the workers; by default those of tower_train.cluster.init().
         """
         self._root, self._cluster = root_rank, cluster or current()
-        self._broadcast = self._known_mean = None
+        self._broadcast = None
         self._is_open = False
 
     def begin(self):
         self._is_open = False
         if self._cluster.size == 1 or (self._broadcast and self._broadcast.graph is v1.get_default_graph()):
             return
-        placed = self._cluster.membership.devices
         self._broadcast = broadcast_variables(v1.global_variables(), self._root, self._cluster)
-        with tf.device(self._cluster.workers.device):
-            all_reduce = AllReduce(placed.towers[:1], "collective", None, placed.num_workers)
-            self._known_mean = KnownMean(all_reduce, placed.worker, tf.float32)
 
     def after_create_session(self, session, coord):
         if self._cluster.size == 1:
@@ -125,7 +119,6 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
         _check_session(session, self._cluster)
         member.session_opened(session)
         session.run(self._broadcast)
-        self._known_mean.check(session, self._cluster.start_timeout_secs, member.leave_at_once)
 
 
 def _check_session(session: v1.Session, cluster: Cluster) -> None:

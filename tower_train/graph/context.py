@@ -8,8 +8,8 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -81,8 +81,6 @@ class Context:
       learning: {variable's name: its rate}, of the variables created in blocks of layers.learning.
       draws: the random numbers of its layers; None where examples have no positions.
       drawn_by_tower: names of its layers' random numbers that nevertheless depend on the towers.
-      common: {key: value of `once`} of towers that share cores; None where each tower builds its own.
-      towers_together: number of towers whose layers are computed at once, on the batches of all.
       choose: chooses a layer's algorithm: (site, algorithms, trial) -> name, as for layers.fastest; None for the first.
       builds_keras: a Keras model is being built, whose variables do not come from get_variable.
     """
@@ -95,8 +93,6 @@ class Context:
     learning: dict[str, Learning] = dataclasses.field(default_factory=dict)
     draws: TowerDraws | None = None
     drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
-    common: dict[Hashable, Any] | None = None
-    towers_together: int = 1
     choose: Callable[[str, Mapping[str, Callable], "Trial"], str] | None = None
     builds_keras: bool = False
 
@@ -111,21 +107,6 @@ _CURRENT: contextvars.ContextVar[Context | None] = contextvars.ContextVar("tower
 def current() -> Context:
     """Returns the context of the tower that is being built; an empty one outside of towers."""
     return _CURRENT.get() or Context()
-
-
-def once(key: Hashable, build: Callable[[], Any]) -> Any:
-    """Returns what `build` makes, shared by all towers that share cores.
-
-    Args:
-      key: separates it from all else that a tower builds so.
-      build: uses variables and constants only, nothing of the tower.
-    """
-    common, key = current().common, (tf.compat.v1.get_default_graph(), key)  # a branch or a loop is a graph of its own
-    if common is None:
-        return build()
-    if key not in common:
-        common[key] = build()
-    return common[key]
 
 
 @contextlib.contextmanager

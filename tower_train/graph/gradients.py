@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train import console, errors
-from tower_train.graph.postponed import Postponed
 
 v1 = tf.compat.v1
 
-Gradient = tf.Tensor | tf.IndexedSlices | Postponed | None
+Gradient = tf.Tensor | tf.IndexedSlices | None
 GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
 
 _untrained = weakref.WeakValueDictionary()  # {id: variable} of those that a notice has named
@@ -120,7 +119,7 @@ def update_if_finite(
 
     def refused():
         with tf.control_dependencies([skip()]):
-            return tf.stack([*(_are_finite(list(map(_tensor, row))) for row in values), applicable])
+            return tf.stack([*(_are_finite(row) for row in values), applicable])
 
     return tf.cond(tf.reduce_all(applicable), applied, refused, name="train")
 
@@ -129,10 +128,6 @@ def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
     """Returns a bool scalar, whether a value has neither NaN nor infinity; computed on its device."""
     with tf.device(value.device):
         return tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value))
-
-
-def _tensor(value: Gradient) -> Gradient:
-    return value.tensor() if isinstance(value, Postponed) else value
 
 
 def _are_finite(values: Sequence[Gradient]) -> tf.Tensor:
@@ -179,9 +174,7 @@ def _mean(grads: list[Gradient], name: str) -> Gradient:
     if any(sparse) and not all(sparse):
         raise errors.GraphError(f"{name} has a sparse gradient in some towers and a dense one in others.")
     if len(grads) == 1:
-        return _tensor(grads[0])
-    if isinstance(grads[0], Postponed):
-        return grads[0].mean()
+        return grads[0]
     if all(sparse):
         values = tf.concat([grad.values for grad in grads], axis=0)
         indices = tf.concat([grad.indices for grad in grads], axis=0)

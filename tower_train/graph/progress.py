@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tower_train.graph.gradients import Gradient, GradientsAndVariables
-from tower_train.graph.postponed import Postponed
 
 v1 = tf.compat.v1
 INPUT = "input"
@@ -47,6 +46,4 @@ def count_progress(
 
 def _arrived(grad: Gradient) -> Sequence[tf.Tensor | tf.Operation]:
     """Returns what is available once a tower has done its part of a gradient."""
-    if isinstance(grad, Postponed):
-        return grad.known
     return [] if grad is None else [grad.op]

@@ -1,13 +1,11 @@
 """The record of a training graph, all that running knows of it."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tower_train.graph.iterator_state import IteratorState
-from tower_train.graph.known_mean import KnownMean
 
 
 class ScaleReport(NamedTuple):
@@ -82,7 +80,6 @@ class TrainingGraph:
 
     Attributes:
       graph: the graph.
-      drawing: returns the serialized GraphDef that TensorBoard draws.
       data: the name of the examples.
       data_order: what workers must have in common to go through them in the same order, if they do; else empty.
       train_op: does one step; if a loss or gradient is not finite nothing but the stream moves, and with
@@ -96,7 +93,6 @@ class TrainingGraph:
       variables_finite: {name of one of them: bool scalar}, of those in floating point.
       fingerprints: int64 [copies of all workers, variables], see Variables.fingerprints; None if they are not
         checked.
-      known_mean: the trial of what averages between copies; None for a single one.
       copied: over the columns of fingerprints, the variable's name.
       stream_initializer: starts the stream at the variable examples_seen.
       stream_state: what else a checkpoint needs to hold of the stream, if that does not say it all; else None.
@@ -114,7 +110,6 @@ class TrainingGraph:
     """
 
     graph: tf.Graph
-    drawing: Callable[[], bytes]
     data: str
     data_order: str
     train_op: tf.Operation
@@ -126,7 +121,6 @@ class TrainingGraph:
     variables: list[tf.Variable]
     variables_finite: dict[str, tf.Tensor]
     fingerprints: tf.Tensor | None
-    known_mean: KnownMean | None
     copied: tuple[str, ...]
     stream_initializer: tf.Operation
     stream_state: IteratorState | None

@@ -13,6 +13,18 @@ v1 = tf.compat.v1
 ACTIVATIONS = "activations"  # the collection into which a network may put its layers' outputs
 _IMAGES = 4  # shown of each batch
 _MOST_VALUES = 2**16  # in a histogram
+_MOST_CONSTANT_BYTES = 1024  # of a constant drawn with its value
+
+
+def drawing(graph: tf.Graph) -> bytes:
+    """Serializes a graph for TensorBoard, without functions and the values of large constants, such as images."""
+    drawn = graph.as_graph_def(add_shapes=True)
+    drawn.ClearField("library")
+    for node in drawn.node:
+        if node.op == "Const" and node.attr["value"].tensor.ByteSize() > _MOST_CONSTANT_BYTES:
+            tensor = node.attr["value"].tensor
+            tensor.CopyFrom(type(tensor)(dtype=tensor.dtype, tensor_shape=tensor.tensor_shape))
+    return drawn.SerializeToString(deterministic=True)
 
 
 def step_summary(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import context
 from tower_train.graph.variables import Variables
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Examples, Tensors, Workload
@@ -137,7 +136,7 @@ def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, *
     variable = getter(name, shape, variable_dtype(dtype), *args, **kwargs)
     if variable.dtype.base_dtype == dtype:
         return variable
-    return context.once((variable.ref(), dtype), lambda: tf.cast(variable, dtype))
+    return tf.cast(variable, dtype)
 
 
 def restored(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):

@@ -14,7 +14,6 @@ from tower_train.graph import (
     context,
     gradients,
     loss_scale,
-    postponed,
     progress,
     random_state,
     statistics,
@@ -26,10 +25,8 @@ from tower_train.graph import (
 )
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import HOST, Devices
-from tower_train.graph.drawing import TOWERS, Sections
 from tower_train.graph.draws import TowerDraws, check_same
 from tower_train.graph.gradients import average_gradients
-from tower_train.graph.lookahead import Lookahead
 from tower_train.graph.record import RandomNumbers, StepReport, TrainingGraph, Wish
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
@@ -54,9 +51,9 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         counters = update.Counters(config.global_batch)
         batches = _batches(config, devices)
         in_turn = batches[devices.worker]
-        variables, sections, scale = _variables(config, devices, batches), Sections(graph), loss_scale.of_dtype(dtype)
+        variables, scale = _variables(config, devices, batches), loss_scale.of_dtype(dtype)
 
-        sections.begin("input")  # 1. The stream: a batch for every tower, from the position that the run has come to.
+        # 1. The stream: a batch for every tower, from the position that the run has come to.
         places = [device for device in devices.towers for _ in range(in_turn)]
         towers_of_each = tuple(len(devices.towers) * each for each in batches)
         split = stream.Split(config.tower_batch, len(places), devices.num_workers, devices.worker, towers_of_each)
@@ -64,13 +61,12 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         way = transfer.choose(config.distort_on, workload, examples, places, end)
         source = stream.training_stream(workload, examples, config.seed, counters.examples_seen, split, way)
 
-        sections.begin("learning_rate")  # 2. The learning rate, a function of the examples seen.
+        # 2. The learning rate, a function of the examples seen.
         schedule = learning_schedule(config, examples.num_examples)
         learning_rate = schedule.rate(counters.examples_seen)
 
-        sections.begin(TOWERS)  # 3. On each device the same network on the same variables, its loss, its gradients.
-        share_cores = in_turn == 1 and _share_cores(config, devices, variables)
-        step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples), share_cores)
+        # 3. On each device the same network on the same variables, its loss, its gradients.
+        step = _step_context(config, devices, split, counters.epochs_seen(examples.num_examples))
         tower_losses, tower_grads, built = [], [], []
         for i, (device, batch, first) in enumerate(zip(places, source.batches, source.firsts, strict=True)):
             if i % in_turn:  # on the same device, one after the other
@@ -84,21 +80,19 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             tower_losses.append(loss)
             built.append(tower)
 
-        sections.begin("average")  # 4. The mean over all towers of all workers.
-        if share_cores:
-            tower_grads, tower_losses, built = _together(source, tower_grads, tower_losses, built)
+        # 4. The mean over all towers of all workers.
         mean_grads = variables.average(average_gradients, tower_grads)
         wishes = _wishes(devices.num_workers, bool(source.state), loss.dtype)
         mean_losses, wished, moving = _other_means(variables, tower_losses, wishes, built)
         _check_synchronized(workload, config.sync_batch_norm, moving[0])
 
-        sections.begin("decay")  # 5. The weight decay, once a variable, and the limits of gradients.
+        # 5. The weight decay, once a variable, and the limits of gradients.
         decayed = variables.each(gradients.add_weight_decay, mean_grads, variables.weight_decays())
         loss = mean_losses[0] + decayed[0][0]
         applied = variables.each(lambda one: update.limited(one[1], config.clip_gradients, config.optimizer), decayed)
 
-        sections.begin("update")  # 6. The check that everything is finite, and 7. the update if it is.
-        apply = _update(config, variables, step, counters, schedule, learning_rate)
+        # 6. The check that everything is finite, and 7. the update if it is.
+        apply = _update(config, variables, step, counters, learning_rate)
         skips = config.on_nonfinite == "skip"  # and counts, as each step has its own examples
         with variables.updated():
             finite = gradients.update_if_finite(
@@ -107,7 +101,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 lambda: scale.without_update(loss, counters.count, skips),
             )  # fmt: skip
 
-        sections.begin("report")  # 8. The report of the step, and what else running wants to know of it.
+        # 8. The report of the step, and what else running wants to know of it.
         counting, so_far = [], {}
         if config.stall_timeout_secs:
             counting, so_far = progress.count_progress(source.arrivals, tower_losses, tower_grads)
@@ -118,21 +112,19 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                                 scale.report(loss, finite), saving)  # fmt: skip
         return TrainingGraph(
             graph=graph, train_op=finite.op, report=report, progress=so_far,
-            summary=_summary(config, sections, applied[0], source, finite.op), global_step=counters.global_step,
+            summary=_summary(config, applied[0], source, finite.op), global_step=counters.global_step,
             wishes=wishes, num_towers=len(places), towers_of_each=towers_of_each,
             random_numbers=_random_numbers(workload, source, tower_losses[0], built, config.allow_stateful_random),
-            **_about(config, examples, source, applied[0]), **_saved(config, variables, devices, sections),
+            **_about(config, examples, source, applied[0]), **_saved(config, variables, devices),
             notes=tuple(filter(None, (way.note, source.note))),
         )  # fmt: skip
 
 
 def _summary(
-    config: Config, sections: Sections, applied: gradients.GradientsAndVariables, source: stream.Stream,
-    update_op: tf.Operation,
+    config: Config, applied: gradients.GradientsAndVariables, source: stream.Stream, update_op: tf.Operation
 ) -> tf.Tensor | None:  # fmt: skip
     if not config.summary_every_steps:
         return None
-    sections.begin("summary")
     return summaries.step_summary(applied, "tower_0", source.batches[0][0], update_op)
 
 
@@ -151,20 +143,15 @@ def _about(
     }
 
 
-def _saved(config: Config, variables: Variables, devices: Devices, sections: Sections) -> dict[str, Any]:
+def _saved(config: Config, variables: Variables, devices: Devices) -> dict[str, Any]:
     """Returns the attributes of TrainingGraph about the contents of a checkpoint, and its copies."""
-    sections.begin("checks")
     saved, num_workers = v1.global_variables(), devices.num_workers
-    several = len(variables.devices) * num_workers > 1
-    gradients_dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
     return {
-        "drawing": sections.drawing,
         "num_workers": num_workers,
         "num_parameters": sum(math.prod(variable.shape) for variable in v1.trainable_variables()),
         "variables": saved,
         "variables_finite": {v.op.name: gradients.is_finite(v) for v in saved if v.dtype.is_floating},
         "fingerprints": variables.fingerprints() if config.check_mirrors_every_steps else None,
-        "known_mean": variables.known_mean(devices.worker, gradients_dtype) if several else None,
         "copied": tuple(original.op.name for original, *_ in variables.copied()),
         "broadcast": variables.broadcast(_numbers(saved), devices.worker) if num_workers > 1 else None,
     }
@@ -229,39 +216,13 @@ def _variables(config: Config, devices: Devices, batches: Sequence[int]) -> Vari
     return Variables(places, towers_each, all_reduce)
 
 
-def _share_cores(config: Config, devices: Devices, variables: Variables) -> bool:
-    """Returns whether towers are computed by the same cores, on the same copy of the variables, and so together."""
-    return config.join_towers and len(variables.devices) == 1 < len(devices.towers) and not devices.gpus
-
-
-def _step_context(
-    config: Config, devices: Devices, split: stream.Split, epochs_seen: tf.Tensor, share_cores: bool
-) -> context.Context:
+def _step_context(config: Config, devices: Devices, split: stream.Split, epochs_seen: tf.Tensor) -> context.Context:
     return context.Context(
         tower=split.first_tower,
         synchronized_towers=len(devices.towers) * split.num_workers if config.sync_batch_norm else 0,
         epochs_seen=epochs_seen,
-        common={} if share_cores else None,
-        towers_together=len(devices.towers) if share_cores else 1,
         choose=context.current().choose,
     )
-
-
-def _together(
-    source: stream.Stream, tower_grads: list[gradients.GradientsAndVariables], tower_losses: list[tf.Tensor],
-    built: list[context.Context],
-) -> tuple[list[gradients.GradientsAndVariables], list[tf.Tensor], list[context.Context]]:  # fmt: skip
-    """Has towers that share cores computed together, and returns their gradients, losses and records."""
-    given = [tf.nest.flatten((batch, first)) for batch, first in zip(source.batches, source.firsts, strict=True)]
-    others = [(loss, *statistics.values(tower.statistics)) for loss, tower in zip(tower_losses, built, strict=True)]
-    together = postponed.together(gradients.with_gradients(tower_grads), others, given)
-    with tf.control_dependencies(together.reads):  # so that the towers' own tensors are those before the update
-        losses = [tf.identity(loss) for loss, *_ in together.others]
-    built = [
-        dataclasses.replace(tower, statistics=statistics.with_values(tower.statistics, values))
-        for tower, (_, *values) in zip(built, together.others, strict=True)
-    ]
-    return together.tower_grads, losses, built
 
 
 def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tensors:
@@ -334,20 +295,13 @@ def _check_synchronized(workload: Workload, sync_batch_norm: bool, moving: list[
 
 
 def _update(
-    config: Config, variables: Variables, step: context.Context, counters: update.Counters, schedule: Schedule,
+    config: Config, variables: Variables, step: context.Context, counters: update.Counters,
     learning_rate: tf.Tensor,
 ) -> Callable[[list, list, list], tf.Operation]:  # fmt: skip
     """Returns a function that builds the update of all copies from their gradients and statistics, and then of the
     counters, to which it adds further (counter, amount)."""
     dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
     averages = update.moving_averages(config.moving_average_decay, counters.global_step)
-    ahead = None
-    if config.lookahead_every_steps:
-        ahead = Lookahead(
-            config.lookahead_every_steps, config.lookahead_decay, config.lookahead_ramp,
-            counters.global_step.read_value() + 1, config.last_step(schedule.num_examples),
-            schedule.share_done(counters.examples_seen + config.global_batch),
-        )  # fmt: skip
 
     def learning(variable):
         return step.learning.get(variables.original(variable).op.name, context.Learning())
@@ -360,10 +314,10 @@ def _update(
 
     def update_copy(grads, weights, moving):
         groups = [(optimizer(rate), members) for rate, members in update.by_learning(grads, learning).items()]
-        return update.apply_update(groups, weights, moving, ahead, averages)
+        return update.apply_update(groups, weights, moving, averages)
 
     def apply(applied, moving, others):
         with tf.control_dependencies(variables.each(update_copy, applied, variables.trained(), moving)):
-            return counters.count([*(ahead.counts if ahead else ()), *others])
+            return counters.count(others)
 
     return apply

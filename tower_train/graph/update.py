@@ -1,4 +1,4 @@
-"""The update of a copy of the variables: optimizer, lookahead, then moving averages; and the counters."""
+"""The update of a copy of the variables: optimizer, then moving averages; and the counters."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from tower_train.graph.context import Learning, Statistic
 from tower_train.graph.gradients import GradientsAndVariables
-from tower_train.graph.lookahead import Lookahead
 from tower_train.graph.muon import Muon
 
 v1 = tf.compat.v1
@@ -145,26 +144,20 @@ def apply_update(
     groups: Sequence[tuple[v1.train.Optimizer, GradientsAndVariables]],
     weights: Sequence[tf.Variable],
     moving: Sequence[Statistic] = (),
-    lookahead: Lookahead | None = None,
     averages: Callable[[Sequence[tf.Variable]], tf.Operation] | None = None,
 ) -> tf.Operation:
-    """Updates one copy, in this order: the variables, the moving statistics, the lookahead of both, the moving averages
-    of both.
+    """Updates one copy, in this order: the variables, the moving statistics, the moving averages of both.
 
     Args:
       groups: over groups, the optimizer and the gradients that it applies.
       weights: the trained variables, also those that have no gradient.
       moving: the means of the batch statistics.
-      lookahead: or None.
       averages: from `moving_averages`, or None.
     """
     followed = [*weights, *(statistic.moving for statistic in moving if statistic.followed)]
     updated = [optimizer.apply_gradients(gradients) for optimizer, gradients in groups]
     with tf.control_dependencies(updated):
         moved = tf.group(*[_move(statistic) for statistic in moving])
-    if lookahead:
-        with tf.control_dependencies([moved]):
-            moved = lookahead.apply(followed)
     with tf.control_dependencies([moved]):
         return averages(followed) if averages else tf.no_op()
 

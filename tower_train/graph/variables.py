@@ -14,7 +14,6 @@ from tower_train import errors
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables, with_gradients
-from tower_train.graph.known_mean import KnownMean
 
 v1 = tf.compat.v1
 
@@ -203,10 +202,6 @@ class Variables:
 
             rows = [tf.concat([fingerprint(v) for v in copy], axis=0) for copy in zip(*self.copied(), strict=True)]
             return self._all_reduce.gather(tf.bitcast(tf.stack(rows), tf.int64))
-
-    def known_mean(self, worker: int, dtype: tf.DType) -> KnownMean:
-        """Returns a trial of the all-reduce between the copies. worker: index of this one; dtype: of the gradients."""
-        return KnownMean(self._all_reduce, worker, dtype)
 
     def broadcast(self, variables: Sequence[tf.Variable], worker: int) -> tf.Operation:
         """Copies worker 0's values of variables to all workers, all of which must run it."""

@@ -7,7 +7,7 @@ import hashlib
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
-from tower_train.graph import context, devices
+from tower_train.graph import context, devices, summaries
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
@@ -108,7 +108,7 @@ def rebuilt(start: Start, membership: SingleProcess) -> Start:
         graph = training_graph(start.workload, start.examples, start.config, membership.devices)
     if not start.is_chief:
         return dataclasses.replace(start, graph=graph)
-    drawing = start.drawing and graph.drawing()
+    drawing = start.drawing and summaries.drawing(graph.graph)
     resumed = resume.find(start.run_dir, graph, start.config, is_known=True)
     return dataclasses.replace(start, graph=graph, drawing=drawing, resumed=resumed)
 
@@ -116,7 +116,7 @@ def rebuilt(start: Start, membership: SingleProcess) -> Start:
 def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
     """Adds the chief's parts. before: run.json of the last start."""
     config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
-    drawing = start.graph.drawing()  # before the operations that restore a checkpoint
+    drawing = summaries.drawing(start.graph.graph)  # before the operations that restore a checkpoint
     notes = start.notes + run_dir.warnings()
     notes += manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
     resumed = resume.find(run_dir, start.graph, config, is_known=bool(before))

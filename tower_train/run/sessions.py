@@ -24,7 +24,6 @@ def open_session(
     has a state.
 
     Raises:
-      AllReduceError: the all-reduce between the copies of the variables is wrong.
       WorkerError: opening takes longer than start_timeout_secs.
     """
 
@@ -32,8 +31,6 @@ def open_session(
 
     def initialize(_, session):
         membership.session_opened(session)
-        if graph.known_mean:
-            graph.known_mean.check(session, start_timeout_secs, membership.leave_at_once)
         if restore:
             restore(session)
         elif membership.task.is_chief:

@@ -224,7 +224,11 @@ class StepHooks:
         self._start, self._received, self._membership = start, received, membership
         self._user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
         # A step with an all-reduce may have to be ended.
-        noted = {"note_stall": membership.note_stall} if graph.known_mean else {}
+        noted = (
+            {"note_stall": membership.note_stall}
+            if graph.num_workers > 1 or config.variable_update == "mirrored"
+            else {}
+        )
         watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, **noted))
         self.last_values = hooks.LastValues(graph, clock)
         most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None

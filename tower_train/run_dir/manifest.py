@@ -115,6 +115,9 @@ def check_dataset(path: pathlib.Path, before: dict, workload: Workload) -> None:
         )
 
 
+_GONE = {"lookahead_every_steps": 0}  # {option of older versions: its value in the runs that can go on}
+
+
 def check_resume(
     path: pathlib.Path, before: dict, now: dict, override: bool, workload_options: Options | None = None
 ) -> list[str]:
@@ -154,5 +157,7 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
             rule, old = field.metadata["resume"], before.get(part, {})
             if rule != "free" and field.name in old:
                 yield rule, f"--{field.name}", old[field.name], now[part][field.name]
+    for name, value in _GONE.items():
+        yield "same", f"--{name}", before.get("config", {}).get(name, value), value
     for name, old in before.get("versions", {}).items():
         yield "note", f"{name} version", old, now["versions"].get(name)

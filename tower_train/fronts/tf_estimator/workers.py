@@ -18,7 +18,6 @@ from tower_train.fronts.tf_estimator.model_towers import TrainStep
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.graph import progress
 from tower_train.graph.devices import Devices
-from tower_train.graph.known_mean import KnownMean
 from tower_train.options import rules
 from tower_train.run.hooks import UserHook
 from tower_train.run.watchdog import Watchdog
@@ -114,9 +113,7 @@ class Together:
         """
         self._member, self._ask_to_stop = member, built.inputs.ask_to_stop
         self.is_chief, self.target, worker = member.task.is_chief, member.target, member.devices.worker
-        self._start_timeout_secs = config.session_creation_timeout_secs
         self._broadcast = built.all_reduce.broadcast(v1.global_variables(), worker)
-        self._known_mean = KnownMean(built.all_reduce, worker, step.loss.dtype)
         with v1.variable_scope("tower_train"):  # of the input only: towers wait until all workers have theirs
             self.counting, counts = progress.count_progress(built.inputs.arrivals, [], [])
         self._watchdog = Watchdog(config.stall_timeout_secs, counts, note_stall=member.note_stall)
@@ -162,9 +159,8 @@ class Together:
         return [self._member, *begin, self._watchdog, *wrapped, _AskToStop(wrapped, self._ask_to_stop)]
 
     def _begin(self, session: v1.Session) -> None:
-        """Tries the all-reduce, and gives all workers the chief's values; waits for the others."""
+        """Gives all workers the chief's values; waits for the others."""
         self._member.session_opened(session)
-        self._known_mean.check(session, self._start_timeout_secs, self._member.leave_at_once)
         session.run(self._broadcast)
 
 
