@@ -5,7 +5,6 @@ import pytest
 
 from tower_train import errors, plan
 from tower_train.config import PlanOptions
-from tower_train.graph import cost
 
 OPTIONS = PlanOptions(
     params=1e6, flops=1e9, batch_size=100, towers=4, tower_flops=1e12, link=1e9, host_memory=1e10, bandwidth=1e8,
@@ -25,7 +24,7 @@ OPTIONS = PlanOptions(
     ],
 )
 def test_a_step_takes_what_its_messages_take(mode, towers, workers, local_secs, ring_secs):
-    step = cost.step(OPTIONS, mode, towers, workers)
+    step = plan.step(OPTIONS, mode, towers, workers)
     assert step.compute_secs == pytest.approx(0.1)  # 100 examples of 1e9 operations at 1e12 a second
     assert (step.local_secs, step.ring_secs) == pytest.approx((local_secs, ring_secs))
     assert step.efficiency == pytest.approx(0.1 / (0.1 + local_secs + ring_secs))
@@ -51,4 +50,4 @@ def test_the_least_and_the_most_that_may_be_asked_are_tabulated():
 
 def test_half_the_bytes_in_bfloat16():
     options = PlanOptions(params=1e6, all_reduce_dtype="bfloat16")
-    assert cost.step(options, "mirrored", 1, 2).ring_bytes == 2e6
+    assert plan.step(options, "mirrored", 1, 2).ring_bytes == 2e6

@@ -92,7 +92,7 @@ class Config(DeviceOptions):
 
     variable_update: str = option(
         "auto", "place of the variables: cpu (one copy for all towers), mirrored (a copy on each tower's device), or "
-        "auto: mirrored if several GPUs average faster than the CPU as tower_train.plan computes, else cpu",
+        "auto: mirrored for towers on GPUs, else cpu",
         TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
     all_reduce: str | None = option(

@@ -75,9 +75,8 @@ def prepare(
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch, config.elastic)
-    look = functools.partial(variable_update.look_at, workload, examples, config)
     most = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)
-    config, chosen = variable_update.resolve(config, began_with.get("variable_update"), most, look)
+    config, chosen = variable_update.resolve(config, began_with.get("variable_update"), most)
     config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, most))
     chosen_algorithms = algorithms.chooser(config, before, examples.num_examples, membership)
     with context.entered(context.Context(choose=chosen_algorithms.choose)):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.console import say
-from tower_train.graph import cost, progress
+from tower_train.graph import progress
 from tower_train.graph.devices import Devices
 
 v1 = tf.compat.v1
@@ -25,7 +25,7 @@ def timeout_secs(config: Config, placed: Devices) -> float:
     """Returns --stall_timeout_secs, or its default: 0, for none, unless devices wait for each other."""
     if config.stall_timeout_secs is not None:
         return config.stall_timeout_secs
-    is_between_gpus = config.variable_update == cost.MIRRORED and len(placed.gpus) > 1
+    is_between_gpus = config.variable_update == "mirrored" and len(placed.gpus) > 1
     return _STALL_TIMEOUT_SECS if placed.num_workers > 1 or is_between_gpus else 0.0
 
 
