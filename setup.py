@@ -40,6 +40,7 @@ setup(
         "keras>=3.12,<3.16",
         "numpy",
         "absl-py",
+        "pillow",
         "requests",
         "rich",
         "urllib3>=2.2",

@@ -1,7 +1,5 @@
 """python -m tower_train.predict: a run's predictions for image files or arrays of features."""
 
-import contextlib
-
 import numpy as np
 
 from tower_train import console, errors
@@ -44,31 +42,16 @@ def main(argv) -> int:
 
 def _predict(path: str, session, built, top: int) -> None:
     """Prints a line for each example of a file."""
-    for names, feed in example_files.batches(path, example_files.read(path), built.files, built.features):
-        found, remark = _run(path, session, built, feed)
-        for i, name in enumerate(names):
-            example = {output: values[i] for output, values in found.items()}
-            console.say(f"{name}: {_shown(example, built.class_names, top)}{remark}")
-
-
-def _run(path: str, session, built, feed: dict) -> tuple[dict[str, np.ndarray], str]:
-    """Returns the outputs by name, and a remark to print behind them if an image is damaged."""
     import tensorflow as tf
 
-    from tower_train.data import remarks
-
-    is_image, failure = built.files in feed, None
-    with remarks.of_decoders() if is_image else contextlib.nullcontext(lambda: "") as take_remark:
+    for names, feed in example_files.batches(path, example_files.read(path), built.files, built.features):
         try:
             outputs = session.run(built.outputs, feed)
         except tf.errors.OpError as error:
-            failure = error
-        remark = take_remark()
-    if isinstance(failure, tf.errors.InvalidArgumentError) and is_image:
-        raise errors.DataError(f"{path}: is no image that can be decoded{f' ({remark})' if remark else ''}.")
-    if failure:
-        raise errors.DataError(f"{path}: the network fails on it: {errors.reason(failure)}.")
-    return outputs, f" *** The file is damaged: {remark}." if remark else ""
+            raise errors.DataError(f"{path}: the network fails on it: {errors.reason(error)}.") from None
+        for i, name in enumerate(names):
+            example = {output: values[i] for output, values in outputs.items()}
+            console.say(f"{name}: {_shown(example, built.class_names, top)}")
 
 
 def _shown(outputs: dict[str, np.ndarray], class_names: tuple[str, ...], top: int) -> str:

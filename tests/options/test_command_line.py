@@ -10,7 +10,7 @@ import sys
 import jobs
 import pytest
 
-from tower_train import __main__, errors
+from tower_train import __main__, console, errors
 from tower_train.config import MOST_USED, Config, EvaluateOptions, ExportOptions, PredictOptions, RecipeOptions
 from tower_train.options import command_line
 
@@ -235,3 +235,11 @@ def test_no_garbage_is_collected_while_tensorflow_is_imported():
     with command_line._collecting_no_garbage():
         assert not gc.isenabled()
     assert gc.isenabled() and gc.get_freeze_count() > frozen
+
+
+def test_standard_error_is_given_back_with_all_that_was_said_before_a_failure(capfd):
+    with pytest.raises(ValueError), console.stderr_in_file():
+        os.write(2, b"the reason\n")
+        raise ValueError
+    os.write(2, b"later\n")
+    assert capfd.readouterr() == ("", "the reason\nlater\n")

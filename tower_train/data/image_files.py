@@ -6,13 +6,50 @@ import hashlib
 import os
 import pathlib
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
 from tower_train import errors
-from tower_train.data import class_folders
-from tower_train.data.class_folders import TEST_NAMES
-from tower_train.data.image_listing import Listing, shown
+
+EXTENSIONS = (".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp")
+TEST_NAMES = ("test", "val", "validation", "valid")
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The images of one split, by class and then by name.
+
+    Attributes:
+      root: the folder that names are relative to.
+      names: paths of the images.
+      labels: int32 [images].
+      class_names: names of labels 0, 1, ..., sorted.
+      split: its folder's name, or train or test.
+      notice: a line on other files in the folders; empty if there are none.
+    """
+
+    root: pathlib.Path
+    names: tuple[str, ...]
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    split: str
+    notice: str = ""
+
+    def paths(self) -> list[str]:
+        return [os.path.join(self.root, name) for name in self.names]
+
+    def subset(self, indices: np.ndarray) -> "Listing":
+        return dataclasses.replace(self, names=tuple(self.names[i] for i in indices), labels=self.labels[indices])
+
+    def fingerprint(self, modified: bool = False) -> str:
+        """Returns 16 hexadecimal digits over all names, labels and sizes, and with `modified` the times of change."""
+        digest = hashlib.sha256()
+        for name, path, label in zip(self.names, self.paths(), self.labels, strict=True):
+            status = os.stat(path) if os.path.exists(path) else os.lstat(path)  # of a link to nowhere
+            changed = status.st_mtime_ns if modified else 0
+            digest.update(b"%s\0%d %d %d\n" % (os.fsencode(name), label, status.st_size, changed))
+        return digest.hexdigest()[:16]
 
 
 def find(
@@ -42,54 +79,99 @@ def find(
             raise errors.ConfigError(
                 f"--validation_fraction={validation_fraction:g}: {tests[0]} is there to test on. Leave the option out."
             )
-        class_folders.check_same_classes(train, tests[0])
-        if split == "test":
-            return class_folders.list_images(tests[0], directory, tests[0].name)
-    everything = _with_enough(class_folders.list_images(train, directory, "train"), directory, validation_fraction)
+        _check_same_classes(train, tests[0])
+        return _listed(train, directory, "train") if split == "train" else _listed(tests[0], directory, tests[0].name)
     if validation_fraction:
-        return _split_off(everything, split, validation_fraction, group_pattern, seed)
-    if directory.name == "train" and train == directory and (beside := _beside(directory)):
-        everything = _noted(everything, f"Images to test on are in {beside}: --data_dir={directory.parent} has both.")
-    if split == "test":
-        raise errors.ConfigError(
-            f"{directory}: holds no images to test on: {_missing_test(directory, train)}, or train with "
-            "--validation_fraction=0.1, which sets a tenth of the images aside."
+        return _split_off(_listed(train, directory, "train"), split, validation_fraction, group_pattern, seed)
+    if split == "train":
+        return _listed(train, directory, "train")
+    raise errors.ConfigError(
+        f"{directory}: holds no images to test on: it needs folders train and test (or {', '.join(TEST_NAMES[1:])}). "
+        "Name the folder that holds both with --data_dir, or train with --validation_fraction=0.1, which sets a tenth "
+        "of the images aside."
+    )
+
+
+def readable(name: str) -> str:
+    """Returns a file's name as text, for messages and class names: undecodable bytes become U+FFFD."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def _entries(folder: pathlib.Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise errors.DataError(f"{folder}: cannot be read: {error.strerror}. Name a folder with --data_dir.") from None
+
+
+def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
+    """Returns the names of a split's class folders, sorted; LayoutError if there are fewer than two."""
+    entries = _entries(folder)
+    names = [name for name in entries if name[0] != "." and os.path.isdir(folder / name)]
+    if len(names) > 1:
+        return names
+    images = sum(name.lower().endswith(EXTENSIONS) for name in entries)
+    beside = f" and {images} image{'s' * (images > 1)} outside of them" if images else ""
+    raise _layout_error(folder, directory, f"holds {len(names)} class folders{beside}; at least two are needed")
+
+
+def _check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
+    """Raises DataError for a class that has a folder in one split only."""
+    train_classes, test_classes = (_class_folders(folder, train.parent) for folder in (train, test))
+    for name in sorted(set(train_classes) ^ set(test_classes)):
+        there, missing = (train, test) if name in train_classes else (test, train)
+        raise errors.DataError(
+            f"{there / readable(name)}: there is no such class in {missing}. Every class needs images in both."
         )
-    return everything
 
 
-def _missing_test(directory: pathlib.Path, train: pathlib.Path) -> str:
-    """Names the missing folder and the remedy."""
-    if train != directory:
-        return f"there is no folder {' or '.join(TEST_NAMES)} beside train. Add one"
-    if beside := _beside(directory):
-        renaming = "" if directory.name == "train" else f"rename {directory.name} to train and "
-        return f"they are in {beside}, beside it. To test on them {renaming}give --data_dir={directory.parent}"
-    return "it holds class folders, and not the folders train and test of them. Move them there"
+def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listing:
+    """Lists a split's folder; `directory`, the folder of all splits, is for messages."""
+    classes = _class_folders(folder, directory)
+    names, labels, others = [], [], collections.Counter()
+    for label, class_name in enumerate(classes):
+        for name in _entries(folder / class_name):
+            path, extension = os.path.join(class_name, name), os.path.splitext(name)[1].lower()
+            if name[0] == ".":
+                others["hidden"] += 1
+            elif os.path.isdir(folder / path):
+                others["folders"] += 1
+            elif extension in EXTENSIONS:
+                names.append(path)
+                labels.append(label)
+            else:
+                others[extension or "without extension"] += 1
+        if labels[-1:] != [label]:
+            raise _layout_error(
+                folder, directory, f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file"
+            )
+    return Listing(
+        folder, tuple(names), np.array(labels, np.int32), tuple(map(readable, classes)), split, _notice(folder, others)
+    )
 
 
-def _beside(folder: pathlib.Path) -> pathlib.Path | None:
-    """Returns the folder of test images beside another one, if there is one."""
-    return next((path for name in TEST_NAMES if (path := folder.parent / name).is_dir()), None)
+def _notice(folder: pathlib.Path, others: Mapping[str, int]) -> str:
+    counts = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()))
+    return f"Passed over in {folder}: {counts}." if others else ""
 
 
-def _noted(listing: Listing, note: str) -> Listing:
-    return dataclasses.replace(listing, notice=" ".join(filter(None, [listing.notice, note])))
-
-
-def _with_enough(listing: Listing, directory: pathlib.Path, validation_fraction: float) -> Listing:
-    """Notes classes with a single training image; refuses them if all are so, or if images are to be set aside."""
-    lonely = [listing.class_names[i] for i in np.flatnonzero(np.bincount(listing.labels) == 1)]
-    layout = class_folders.layout(directory)
-    if len(lonely) == len(listing.class_names):
-        found = f"each of its {len(lonely)} class folders holds one image only"
-        raise errors.LayoutError(f"{listing.root}: {found}.{layout}")
-    if lonely and validation_fraction:
-        raise errors.LayoutError(
-            f"--validation_fraction={validation_fraction:g}: {listing.root / lonely[0]} holds one image only, which "
-            f"cannot be both trained on and tested on.{layout}"
-        )
-    return _noted(listing, f"Only one image to train on of class {', '.join(lonely)}." if lonely else "")
+def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> errors.DataError:
+    """Returns the error for folders that are not laid out as expected, with a tree of those that are."""
+    for name in _entries(folder):
+        if any((folder / name / split).is_dir() for split in ("train", *TEST_NAMES)):
+            there = folder / readable(name)
+            return errors.DataError(f"{folder}: holds no images, but {there.name} in it does. Give --data_dir={there}.")
+    return errors.LayoutError(f"""{folder}: {what}. Expected:
+  {directory}
+  ├── train
+  │   ├── cats   (a folder for each class, named like it)
+  │   │   ├── 1.jpg
+  │   │   └── 2.jpg
+  │   └── dogs
+  │       └── ...
+  └── test       (or val; or no such folder, and --validation_fraction=0.1)
+      ├── cats
+      └── dogs""")
 
 
 def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str, seed: int) -> Listing:
@@ -130,7 +212,7 @@ def _groups(listing: Listing, group_pattern: str) -> list[str]:
         match = pattern.search(os.path.basename(name))
         if not match:
             raise errors.DataError(
-                f"{listing.root / shown(name)}: --group_pattern={group_pattern} finds no group in this name. "
+                f"{listing.root / readable(name)}: --group_pattern={group_pattern} finds no group in this name. "
                 "Give an expression that finds one in every name."
             )
         groups.append(match[1] if pattern.groups else match[0])

@@ -1,26 +1,26 @@
 """Image folders as `Examples`: checked, decoded once if the result fits in memory or on disk, fetched by index."""
 
-import hashlib
 import json
 import math
+import os
 import pathlib
 import shutil
-from collections.abc import Callable
+import zlib
+from concurrent import futures
 
 import numpy as np
-import tensorflow as tf
 
 from tower_train import errors, host
-from tower_train.data import arrays, decoding, image_check, image_listing, publish
+from tower_train.data import arrays, decoding, publish
 from tower_train.data.directories import default_directory
-from tower_train.data.image_check import Checked
-from tower_train.data.image_listing import Listing
+from tower_train.data.image_files import Listing, readable
 from tower_train.examples import Examples
 
 CACHES = ("auto", "none", "memory", "disk")
 
+_CHUNK = 512  # files that Ctrl-C waits for
 _NAMED = 20  # bad files that a message names; it counts the others
-_BAD, _FILES, _PIXELS = "bad.json", "files.npz", "pixels.npy"
+_BAD, _CHECKSUMS, _PIXELS = "bad.json", "checksums.npy", "pixels.npy"
 
 
 def examples(
@@ -54,65 +54,86 @@ def examples(
     Raises:
       DataError: files that cannot be used, without skip_bad; all of a class, with it; or a cache that does not fit.
     """
-    cache_dir = cache_dir or default_directory() / "image_folder"
-    shape = (len(listing.names), size, size, channels)
-    cache = place(cache, math.prod(shape), host.free_memory() or 0)  # if unknown, auto is none
-    pixels = None
+    images = _Images(listing.paths(), size, channels)
+    cache = place(cache, math.prod(images.shape), host.free_memory() or 0)  # if unknown, auto is none
     if cache == "memory":
-        pixels = np.empty(shape, np.uint8)
-        checked = image_check.check(listing, size, channels, pixels)
+        images.pixels = np.empty(images.shape, np.uint8)
+        bad = images.decode_all()
     else:
-        kind = f"{size}x{channels}" if cache == "disk" else f"checked{channels}"
-        folder = cache_dir / f"{image_listing.fingerprint(listing, modified=True)}-{kind}"
-        checked = _remembered(listing, size, channels, folder, cache == "disk")
-        pixels = np.load(folder / _PIXELS, mmap_mode="r") if cache == "disk" else None
-    good = np.setdiff1d(np.arange(len(listing.names)), list(checked.bad))
-    left_out = _left_out(listing, checked.bad, good, skip_bad)
+        cache_dir = cache_dir or default_directory() / "image_folder"
+        kind = f"{size}x{channels}" if cache == "disk" else "checked"
+        bad = _remembered(images, cache_dir / f"{listing.fingerprint(modified=True)}-pillow-{kind}", cache == "disk")
+    good = np.setdiff1d(np.arange(len(listing.names)), list(bad))
+    left_out = _left_out(listing, bad, good, skip_bad)
     used = listing.subset(good)
-    orientations = checked.orientations[good]
-    fetched = [np.array(used.paths()), checked.digests[good]] if pixels is None else [good]
-    if pixels is None and (orientations > 1).any():
-        fetched.append(orientations.astype(np.int64))
+    images.used = good
     return Examples(
         name=name,
         num_examples=len(good),
-        open=lambda: _fetcher(arrays.fetcher(*fetched, used.labels), pixels, size, channels),
-        fingerprint=_fingerprint(used, orientations),
+        open=lambda: arrays.fetcher(images, used.labels),
+        fingerprint=f"{used.fingerprint()} decoded by Pillow",  # runs before it had TensorFlow's pixels
         class_names=listing.class_names,
         notice=" ".join(filter(None, [left_out, listing.notice])) or None,
-        parallel_steps=None if pixels is not None else host.cores(),
         labels=used.labels,
     )
 
 
-def _fingerprint(used: Listing, orientations: np.ndarray) -> str:
-    """Hashes the files, and their orientations if any is turned."""
-    of_files = image_listing.fingerprint(used)
-    if (orientations == 1).all():
-        return of_files
-    return hashlib.sha256(of_files.encode() + orientations.tobytes()).hexdigest()[:16]
+class _Images:
+    """The images of some files as an array that is read when it is indexed.
+
+    Attributes:
+      shape, dtype: as of numpy's arrays, of all files.
+      pixels: the decoded images [files, size, size, channels]; None: files are decoded when they are asked for.
+      checksums: uint32 [files], CRC-32 of the contents.
+      used: the files that indices count.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, paths: list[str], size: int, channels: int):
+        self.paths, self.shape, self.pixels = paths, (len(paths), size, size, channels), None
+        self.checksums, self.used = np.zeros(len(paths), np.uint32), np.arange(len(paths))
+        self._pool = futures.ThreadPoolExecutor(host.cores())  # Pillow computes without Python's lock
+
+    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+        files = self.used[indices]
+        return np.stack(list(self._pool.map(self._read_again, files))) if self.pixels is None else self.pixels[files]
+
+    def decode_all(self) -> dict[int, str]:
+        """Decodes every file, on all cores, and keeps checksums and pixels; returns {index: fault} of bad ones."""
+        files = range(len(self.paths))
+        faults = {}
+        for first in files[::_CHUNK]:
+            chunk = files[first : first + _CHUNK]
+            faults |= zip(chunk, self._pool.map(self._fault_of, chunk), strict=True)
+        return {file: fault for file, fault in faults.items() if fault}
+
+    def _fault_of(self, file: int) -> str:
+        try:
+            contents = self._contents(file)
+            image = decoding.decode(contents, *self.shape[1:])
+        except decoding.ImageError as error:
+            return str(error)
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        self.checksums[file] = zlib.crc32(contents)
+        if self.pixels is not None:
+            self.pixels[file] = image
+        return ""
+
+    def _read_again(self, file: int) -> np.ndarray:
+        contents = self._contents(file)
+        if zlib.crc32(contents) != self.checksums[file]:
+            raise errors.DataError(f"{self.paths[file]} is not what it was when the run began")
+        return decoding.decode(contents, *self.shape[1:])
+
+    def _contents(self, file: int) -> bytes:
+        with open(self.paths[file], "rb", opener=_open_without_waiting) as opened:
+            return opened.read()
 
 
-def _fetcher(by_index: Callable, pixels: np.ndarray | None, size: int, channels: int) -> Callable:
-    """Makes `fetch`; by_index gives rows of `pixels`, or paths, digests and any orientations of files, and then
-    labels."""
-
-    def decode(file: tuple[tf.Tensor, ...]) -> tf.Tensor:
-        path, digest, *orientation = file
-        contents = tf.io.read_file(path)
-        is_same = tf.equal(decoding.digest(contents), digest)
-        about = [path, "is not what it was when the run began"]
-        with tf.control_dependencies([tf.raw_ops.Assert(condition=is_same, data=about)]):
-            image = decoding.decode(tf.identity(contents), channels)
-        return decoding.resized(image, size, size, *orientation)
-
-    def fetch(indices: tf.Tensor):
-        *found, labels = by_index(indices)
-        if pixels is None:
-            return tf.map_fn(decode, tuple(found), fn_output_signature=tf.uint8), labels
-        return *arrays.fetcher(pixels)(*found), labels
-
-    return fetch
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would wait for a writer
 
 
 def place(cache: str, num_bytes: int, free_bytes: int) -> str:
@@ -131,30 +152,28 @@ def _does_not_fit(cache: str, num_bytes: int, free: float, where: str) -> errors
     )
 
 
-def _remembered(listing: Listing, size: int, channels: int, folder: pathlib.Path, with_pixels: bool) -> Checked:
-    """Returns the findings of an earlier run in `folder`, or decodes everything into it."""
+def _remembered(images: _Images, folder: pathlib.Path, with_pixels: bool) -> dict[int, str]:
+    """Takes the findings of an earlier run from `folder`, or decodes everything into it; returns faults by index."""
 
     def fill(partial: pathlib.Path) -> None:
-        pixels = None
         if with_pixels:
-            shape = (len(listing.names), size, size, channels)
-            if math.prod(shape) > (free := shutil.disk_usage(partial).free):
-                raise _does_not_fit("disk", math.prod(shape), free, f"below {folder.parent}")
-            pixels = np.lib.format.open_memmap(partial / _PIXELS, "w+", np.uint8, shape)
-        checked = image_check.check(listing, size, channels, pixels)
-        if pixels is not None:
-            pixels.flush()
-        np.savez(partial / _FILES, digests=checked.digests, orientations=checked.orientations)
-        (partial / _BAD).write_text(json.dumps(checked.bad))
+            if (num_bytes := math.prod(images.shape)) > (free := shutil.disk_usage(partial).free):
+                raise _does_not_fit("disk", num_bytes, free, f"below {folder.parent}")
+            images.pixels = np.lib.format.open_memmap(partial / _PIXELS, "w+", np.uint8, images.shape)
+        bad = images.decode_all()
+        if with_pixels:
+            images.pixels.flush()
+        np.save(partial / _CHECKSUMS, images.checksums)
+        (partial / _BAD).write_text(json.dumps(bad))
 
     try:
-        publish.publish_folder(folder, fill, lambda there: (there / _FILES).exists())
-        bad = {int(index): why for index, why in json.loads((folder / _BAD).read_text()).items()}
-        with np.load(folder / _FILES) as files:
-            return Checked(bad, files["digests"], files["orientations"])
+        publish.publish_folder(folder, fill, lambda there: (there / _BAD).exists())
+        images.checksums = np.load(folder / _CHECKSUMS)
+        images.pixels = np.load(folder / _PIXELS, mmap_mode="r") if with_pixels else None
+        return {int(index): fault for index, fault in json.loads((folder / _BAD).read_text()).items()}
     except OSError as error:
         if not with_pixels:
-            return image_check.check(listing, size, channels)  # nowhere to remember it
+            return images.decode_all()  # nowhere to remember it
         raise errors.DataError(
             f"--cache=disk: {folder} cannot be written: {error.strerror or error}. Set TOWER_TRAIN_DATA to a directory "
             "that can, or use --cache=memory."
@@ -163,13 +182,11 @@ def _remembered(listing: Listing, size: int, channels: int, folder: pathlib.Path
 
 def _left_out(listing: Listing, bad: dict[int, str], good: np.ndarray, skip_bad: bool) -> str:
     """Describes bad files if they may be left out; raises DataError otherwise."""
-    named = dict(listing.unusable) | {listing.names[index]: why for index, why in bad.items()}
-    if not named:
+    if not bad:
         return ""
-    shown = [f"{image_listing.shown(name)} {why}" for name, why in list(named.items())[:_NAMED]]
-    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    count = len(listing.names) + len(listing.unusable)
-    summary = f"{len(named)} of {count} images in {listing.root} cannot be used: {'; '.join(shown)}{more}."
+    named = [f"{readable(listing.names[index])} {fault}" for index, fault in list(bad.items())[:_NAMED]]
+    more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    summary = f"{len(bad)} of {len(listing.names)} images in {listing.root} cannot be used: {'; '.join(named)}{more}."
     if not skip_bad:
         raise errors.DataError(f"{summary} Mend or remove them, or add --skip_bad_images to go on without them.")
     for label, class_name in enumerate(listing.class_names):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tower_train import errors
+from tower_train.data import decoding
 
 _ARRAYS = (".npy", ".npz")
 _BATCH = 256
@@ -41,7 +42,7 @@ def batches(path: str, content: Content, files, features: dict) -> Iterator[tupl
 
     Raises:
       ConfigError: an image for a network that takes none.
-      DataError: arrays that do not fit the network.
+      DataError: an image that cannot be decoded, or arrays that do not fit the network.
     """
     if isinstance(content, bytes):
         if files is None:
@@ -49,7 +50,12 @@ def batches(path: str, content: Content, files, features: dict) -> Iterator[tupl
             raise errors.ConfigError(
                 f"{path}: this run's examples are no images. Give a .npy or .npz file that holds {wanted}."
             )
-        yield [path], {files: [content]}
+        [images] = features.values()
+        try:
+            image = decoding.decode(content, *images.shape[1:])
+        except decoding.ImageError as error:
+            raise errors.DataError(f"{path}: {error}.") from None
+        yield [path], {images: image[np.newaxis]}
         return
     arrays = _checked(path, content, features)
     count = len(next(iter(arrays.values())))

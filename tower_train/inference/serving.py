@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tower_train.config import DeviceOptions, RunOptions
-from tower_train.data import decoding
 from tower_train.graph import context, devices, towers, update
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import TowerDraws
@@ -105,9 +104,7 @@ def _inputs(raw: Tensors) -> tuple[tf.Tensor | None, tf.Tensor | None, Tensors]:
         encoded = tf.io.parse_example(serialized, {_ENCODED: tf.io.FixedLenFeature([], tf.string)})[_ENCODED]
         files = v1.placeholder_with_default(encoded, [None], name="files")
         size = raw.shape[1:]
-        images = tf.map_fn(
-            lambda contents: decoding.decode_contents(contents, *size), files, fn_output_signature=tf.uint8
-        )
+        images = tf.map_fn(lambda contents: _decoded(contents, *size), files, fn_output_signature=tf.uint8)
         return serialized, files, v1.placeholder_with_default(images, [None, *size], name="features")
     named = _named(raw, "features")
     fields = {name: _field(tensor) for name, tensor in named.items()}
@@ -121,6 +118,21 @@ def _inputs(raw: Tensors) -> tuple[tf.Tensor | None, tf.Tensor | None, Tensors]:
         for name, tensor in named.items()
     ]
     return serialized, None, tf.nest.pack_sequence_as(raw, features)
+
+
+def _decoded(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.Tensor:
+    """Decodes an image file in TensorFlow, which a SavedModel needs: uint8 [height, width, channels].
+
+    As data/decoding.py does with Pillow, to 1 of 255, but it leaves the image as the camera held it (no EXIF).
+    """
+    image = tf.cond(
+        tf.io.is_jpeg(contents),
+        lambda: tf.io.decode_jpeg(contents, channels=3, dct_method="INTEGER_ACCURATE"),  # as Pillow, to the bit
+        lambda: tf.io.decode_image(contents, channels=3, expand_animations=False),
+    )
+    image = tf.ensure_shape(image, [None, None, 3])  # not decoded to grey at once: TensorFlow does not do so from CMYK
+    image = image if channels == 3 else tf.image.rgb_to_grayscale(image)
+    return tf.saturate_cast(tf.round(tf.image.resize(image, [height, width], antialias=True)), tf.uint8)
 
 
 def _field(tensor: tf.Tensor) -> tf.io.FixedLenFeature | None:
