@@ -5,28 +5,7 @@
 trains a workload given by its import path or as a `Workload`.
 """
 
-import os
-import sys
-
-
-def _leave_run_out():
-    """Keeps `python -m` from importing files of a run in or around the current directory: a run is data.
-
-    Up to here only modules are imported that Python has loaded already.
-    """
-    here = folder = os.path.realpath(os.curdir)
-    while not os.path.lexists(os.path.join(folder, "run.json")):  # workload_files.RUN_JSON
-        if folder == os.path.dirname(folder):
-            return
-        folder = os.path.dirname(folder)
-    if os.path.dirname(os.path.dirname(os.path.realpath(__file__))) != here:
-        sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]
-
-
-if sys.argv[:1] == ["-m"]:  # Python is still searching for the module
-    _leave_run_out()
-
-import importlib  # noqa: E402
+import importlib
 
 __version__ = "0.1.0"
 

@@ -41,7 +41,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     command_line.import_tensorflow(talkative=first.get("log_device_placement", False))
     from tower_train import workload as workloads
 
-    workload = workloads.load(path, first.get("train_dir"), is_given="workload" in first)
+    workload = workloads.load(path, first.get("train_dir"))
     fields = command_line.fields_of(type(workload.options)) if workload.options else {}
     if taken := sorted(set(fields) & set(trainers)):
         raise errors.ConfigError(

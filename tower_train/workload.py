@@ -9,13 +9,15 @@ numbers through `tower_train.layers` only, and must not depend on the tower.
 
 import dataclasses
 import importlib.util
+import os
+import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tower_train import config, console, errors, workload_files
+from tower_train import config, errors
 from tower_train.examples import DataRequest, Examples, Tensors
 from tower_train.measures import BETTER, HIGHER, LOWER, classification_metrics, softmax_cross_entropy
 from tower_train.options import Options, declare
@@ -136,32 +138,28 @@ class Workload:
         return config.Config(**(declare.without_useless(config.Config, self.recipe, given) | given))
 
 
-def load(path: str, train_dir: str | None = None, is_given: bool = True) -> Workload:
+def load(path: str, train_dir: str | None = None) -> Workload:
     """Finds a workload by import path: 'package.module' (its WORKLOAD) or 'package.module:NAME'.
-
-    Nothing is imported from within a run. Directories in one are taken out of Python's search path, for good.
 
     Args:
       path: the import path.
       train_dir: the run's directory, if there is one yet.
-      is_given: whether the user named the path. Otherwise its file is announced before it is imported, unless it comes
-        with the trainer.
 
     Raises:
       ConfigError: no such module, or no Workload by that name in it.
-      RunError: the module lies in a run.
+      RunError: the module lies in the run.
     """
     module_name, _, attribute = path.partition(":")
-    workload_files.leave_runs_out(train_dir)
+    if not {"", os.getcwd()} & set(sys.path):  # a script's path has its own folder only
+        sys.path.append("")
     try:
         if not all(map(str.isidentifier, module_name.split("."))):
             raise ModuleNotFoundError(name=module_name)
-        _check_files(path, train_dir, is_given)
+        _refuse_if_in_run(path, train_dir)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name and not module_name.startswith(f"{error.name}."):
             raise
-        _refuse_if_in_run(path, [workload_files.in_current_directory(module_name)], train_dir)
         ours = f"tower_train.workloads.{module_name}"
         is_ours = module_name.isidentifier() and importlib.util.find_spec(ours)
         meant = f" Did you mean {ours}?" if is_ours else ""
@@ -177,37 +175,16 @@ def load(path: str, train_dir: str | None = None, is_given: bool = True) -> Work
     return workload
 
 
-def _check_files(path: str, train_dir: str | None, is_given: bool) -> None:
-    """Checks the files that importing a workload would execute; announces one that the user did not name.
-
-    Raises:
-      ModuleNotFoundError: there is no such module.
-      ConfigError: the user did not name it, and it is of Python's own library.
-      RunError: it lies in a run.
-    """
-    module_name = path.partition(":")[0]
-    try:
-        files = workload_files.find(module_name)
-    except ModuleNotFoundError:
-        if is_given:  # a custom importer may know it
-            return
-        raise
-    _refuse_if_in_run(path, files, train_dir)
-    if is_given or module_name in sys.modules or workload_files.is_ours(files[-1]):
-        return
-    if workload_files.is_pythons(files[-1]):
-        raise errors.ConfigError(
-            f"--train_dir={train_dir} names the workload {path}, which is Python's own. Give --workload=PATH."
-        )
-    console.notice(
-        console.one_line(f"imports {files[-1]}, the workload {path} of this run, as no --workload says otherwise.")
-    )
-
-
-def _refuse_if_in_run(path: str, files: Sequence[str | None], train_dir: str | None) -> None:
-    for file in filter(None, files):
-        if run := workload_files.run_of(file, train_dir):
+def _refuse_if_in_run(path: str, train_dir: str | None) -> None:
+    """Raises RunError if a workload lies in the run's directory: a run is data, and none of it is executed."""
+    top = path.partition(":")[0].partition(".")[0]
+    spec = importlib.util.find_spec(top) if train_dir and top not in sys.modules else None
+    places = [spec.origin] if spec and spec.has_location else list(spec and spec.submodule_search_locations or ())
+    for place in places:
+        if any(
+            pathlib.Path(real(place)).is_relative_to(real(train_dir)) for real in (os.path.abspath, os.path.realpath)
+        ):
             raise errors.RunError(
-                f"--workload={path} is {file}, which lies in the run {run}. A run is data, from which nothing is "
-                "imported. If you trust that file, copy it to another folder and start there."
+                f"--workload={path} is {place}, which lies in the run {train_dir}. A run is data, from which nothing "
+                "is imported. If you trust that file, copy it to another folder and start there."
             )

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tower_train import errors
 from tower_train.data import decoding, image_files, images
-from tower_train.run_dir import input_failures
+from tower_train.graph import input_failures
 
 CLASSES = ("a b", "blåbær", "cat")
 SIZE = 8

@@ -10,7 +10,7 @@ from regression import X, Y, expected_weights, input_fn, make
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
-from tower_train.run_dir import events
+from tower_train.run_dir import logs
 
 experimental = tf_estimator.experimental
 
@@ -19,8 +19,8 @@ def with_evaluations(tmp_path, losses):
     """An Estimator whose evaluations gave these losses at steps 10, 20, ..."""
     estimator = make(tmp_path)
     for i, loss in enumerate(losses):
-        writer = events.EventWriter(pathlib.Path(estimator.eval_dir()))  # each evaluation has a file of its own
-        events.add_scalars(writer, {"loss": loss}, 10 * (i + 1))
+        writer = logs.EventWriter(pathlib.Path(estimator.eval_dir()))  # each evaluation has a file of its own
+        logs.add_scalars(writer, {"loss": loss}, 10 * (i + 1))
         writer.close()
     return estimator
 

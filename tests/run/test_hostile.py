@@ -138,14 +138,6 @@ def test_a_train_dir_of_any_name_is_used_or_refused_in_one_line(name, tmp_path):
         assert os.listdir(bytes(tmp_path)) == [name]
 
 
-def test_a_train_dir_that_everybody_may_write_to_is_told(tmp_path, capsys):
-    run_dir = directory.RunDirectory(tmp_path)
-    assert run_dir.warnings() == []
-    os.chmod(tmp_path, 0o777)
-    [warning] = run_dir.warnings()
-    assert f"--train_dir={tmp_path}" in warning and "every user" in warning
-
-
 def test_no_module_unpickles():
     """Checkpoints, arrays and JSON are read by formats that hold data only."""
     sources = [path for folder in ("tower_train", "cifar10") for path in (jobs.ROOT / folder).rglob("*.py")]

@@ -1,9 +1,7 @@
 """Anything may be in the place of a run's files, with any content: one line that names the file and the field."""
 
-import dataclasses
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -12,7 +10,7 @@ import jobs
 import pytest
 
 from tower_train import EvaluateOptions, errors, evaluate_run
-from tower_train.run_dir import directory, files, metrics, schema
+from tower_train.run_dir import directory
 
 CHECKPOINT = ["checkpoint", "model.ckpt-40.index", "model.ckpt-40.data-00000-of-00001"]
 FILES = ["run.json", "result.json", "best.json", "metrics.jsonl", ".lock", ".result.json.lock", *CHECKPOINT]
@@ -59,7 +57,7 @@ def put(kind, path):
 @pytest.mark.parametrize("name", FILES)
 def test_a_fifo_at_a_files_place_is_one_line_and_nothing_is_waited_for(name, run):
     put("a FIFO", run / name)
-    expected = f"{run / name} cannot be of a run (it is a FIFO, not a file). Move it away."
+    expected = f"{run / name} is no file, and so not of a run. Move it away."
     assert refusal(evaluate, run) == expected
     assert refusal(jobs.train_toy, run, max_steps=45) == expected
 
@@ -68,7 +66,7 @@ def test_a_fifo_at_a_files_place_is_one_line_and_nothing_is_waited_for(name, run
 @pytest.mark.parametrize("name", ["run.json", ".lock", "checkpoint", "model.ckpt-40.index"])
 def test_so_is_anything_else_that_is_no_file(kind, name, run):
     put(kind, run / name)
-    assert refusal(evaluate, run).startswith(f"{run / name} cannot be of a run (it is {kind}, not a file)")
+    assert refusal(evaluate, run).startswith(f"{run / name} is no file")
 
 
 def test_a_best_checkpoint_that_is_a_fifo_is_one_line(run):
@@ -77,7 +75,7 @@ def test_a_best_checkpoint_that_is_a_fifo_is_one_line(run):
     put("a FIFO", run / "best" / "model.ckpt-5.index")
     options = EvaluateOptions(train_dir=str(run), best=True)
     message = refusal(lambda: list(evaluate_run(options)))
-    assert message.startswith(f"{run}/best/model.ckpt-5.index cannot be of a run (it is a FIFO")
+    assert message.startswith(f"{run}/best/model.ckpt-5.index is no file")
 
 
 def score(step, **changed):
@@ -88,7 +86,6 @@ EVALUATION = {"step": 5, "metrics": {"p": {"mean": 0.5, "low": None, "high": 0.7
 BEST = {"metric": "p", "best": score(5), "last": score(10)}
 WRONG = [  # (file, field, its value, words of what is allowed)
     ("run.json", "workload", 5, "text"),
-    ("run.json", "workload", "a\ud800", "text"),
     ("run.json", "dataset", None, "text"),
     ("run.json", "data", "CIFAR-10", "an object"),
     ("run.json", "data.name", ["x"], "text"),
@@ -100,23 +97,17 @@ WRONG = [  # (file, field, its value, words of what is allowed)
     ("run.json", "config.seed", -1, "at least 0"),
     ("run.json", "config.dtype", "complex64", "one of float32"),
     ("run.json", "config.dtype", ["float32"], "one of float32"),
-    ("run.json", "config.data_dir", "/a\0b", "text without a zero byte"),
+    ("run.json", "config.data_dir", 5, "text"),
     ("run.json", "config.moving_average_decay", "0.9", "a number"),
     ("run.json", "config.moving_average_decay", 2, "below 1"),
     ("run.json", "config.learning_rate", {"a": 1}, "a number"),
     ("run.json", "global_batch", "16", "a whole number"),
     ("run.json", "workload_options", [1], "an object"),
-    ("run.json", "workload_options.size", {"a": 1}, "text, a number"),
     ("run.json", "versions", "2.21", "an object"),
     ("result.json", "step", True, "a whole number"),
-    ("result.json", "step", 10**30, "a whole number from 0 to 2^63 - 1"),
     ("result.json", "evaluation", "x", "an object"),
     ("result.json", "evaluation.step", "5", "a whole number"),
-    ("result.json", "evaluation.metrics", [], "an object"),
-    ("result.json", "evaluation.metrics.p.mean", "0.5", "a number"),
-    ("result.json", "evaluation.confusion", [[1.5]], "a whole number"),
-    ("result.json", "train_evaluation", {"step": None}, "a whole number"),
-    ("result.json", "stopped_by", {"\ud800": 1}, "text"),
+    ("result.json", "evaluation", {"data": "test"}, "is missing"),
     ("best.json", "metric", 1, "text"),
     ("best.json", "best.value", True, "a number"),
     ("best.json", "best.step", 5.0, "a whole number"),
@@ -136,7 +127,7 @@ def test_a_value_of_a_wrong_type_is_one_line_with_the_file_and_the_field(name, f
     contents = {"run.json": run_dir.read("run.json"), "result.json": {"evaluation": EVALUATION}, "best.json": BEST}
     (run / name).write_text(json.dumps(changed(contents[name], field, value)))
     message = refusal(run_dir.read, name)
-    assert message.startswith(f"{run / name} cannot be used: {field}") and allowed in message
+    assert message.startswith(f"{run / name} cannot be read ({field}") and allowed in message
     (run / name).write_text(json.dumps(contents[name]))
     assert run_dir.read(name) == contents[name]
 
@@ -167,7 +158,7 @@ def test_a_field_that_is_missing_is_named(field, run):
     *around, last = field.split(".")
     del (content[around[0]] if around else content)[last]
     (run / "run.json").write_text(json.dumps(content))
-    assert f"{run / 'run.json'} cannot be used: {field} is missing" in refusal(evaluate, run)
+    assert f"{run / 'run.json'} cannot be read ({field} is missing)" in refusal(evaluate, run)
 
 
 def test_options_that_the_workload_does_not_take_are_told_with_the_file(run):
@@ -182,18 +173,6 @@ def test_a_data_set_that_the_workload_does_not_have_is_told_with_the_file(run):
         assert refusal(function, run).startswith(f"{run / 'run.json'} names the data set '\\udcff\\x1b'")
 
 
-@pytest.mark.parametrize("name", ["run.json", "result.json", "best.json", "metrics.jsonl"])
-def test_a_file_beyond_all_bounds_is_not_read(name, run):
-    with open(run / name, "wb") as file:
-        file.truncate(1 << 42)  # four terabytes, none of which are on the disk
-    run_dir = directory.RunDirectory(run)
-    read = run_dir.cut_metrics if name == "metrics.jsonl" else run_dir.read
-    message = refusal(read, 40 if name == "metrics.jsonl" else name)
-    assert re.fullmatch(
-        rf"{run / name} cannot be read \(it is longer than \d+ MiB\)\. Move it away or mend it\.", message
-    )
-
-
 def test_the_dense_matrix_of_an_old_result_is_read(run):
     dense = {"evaluation": EVALUATION | {"confusion": [[i * j % 7 for j in range(300)] for i in range(300)]}}
     (run / "result.json").write_text(json.dumps(dense, indent=2))
@@ -206,36 +185,17 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path):
     run_dir = directory.RunDirectory(tmp_path)
     run_dir.write("best.json", BEST)
     message = refusal(run_dir.write, "best.json", BEST | {"metric": 5})
-    assert message.startswith(f"{tmp_path / 'best.json'} cannot be written: metric is 5")
+    assert message.startswith(f"{tmp_path / 'best.json'} cannot be written (metric is 5, and must be text)")
     assert run_dir.read("best.json") == BEST
-    with pytest.raises(schema.Mismatch, match="^step is true"):
-        metrics.MetricsFile(tmp_path / "metrics.jsonl").append({"step": True})
     assert [path.name for path in tmp_path.iterdir()] == ["best.json"]
 
 
-def test_lines_of_the_metrics_with_other_types_are_dropped(tmp_path):
+def test_lines_of_the_metrics_without_a_step_are_dropped(tmp_path):
     good = [{"step": 5, "loss": None}, {"step": 10, "loss": 0.5}]
-    bad = [{"step": True}, {"step": "5"}, {"step": 5, "loss": "x"}, {"step": 1.0}, {"step": -1}, [5], 5, "step"]
+    bad = [{"step": True}, {"step": "5"}, {"step": 1.0}, {"loss": 0.5}, [5], 5, "step"]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*bad, *good]))
     directory.RunDirectory(tmp_path).cut_metrics(10)
     assert jobs.metrics(tmp_path) == good
-
-
-@pytest.mark.parametrize("name", [".lock", ".result.json.lock", "metrics.jsonl"])
-def test_nothing_is_written_through_a_link_in_a_run(name, tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / name).symlink_to(tmp_path / "mine")
-    run_dir = directory.RunDirectory(run)
-    if name == ".lock":
-        with pytest.raises(errors.RunError, match="it is a symbolic link"), run_dir.locked():
-            pass
-    elif name == "metrics.jsonl":
-        metrics.MetricsFile(run / name).append({"step": 1})
-    else:
-        assert "it is a symbolic link" in refusal(run_dir.update, "result.json", {})
-    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_step_that_is_no_number_of_ours_names_no_checkpoint(run):
@@ -243,34 +203,3 @@ def test_a_step_that_is_no_number_of_ours_names_no_checkpoint(run):
         for suffix in ("index", "data-00000-of-00001"):
             shutil.copy(run / f"model.ckpt-40.{suffix}", run / f"model.ckpt-{step}.{suffix}")
     assert jobs.train_toy(run, max_steps=41).step == 41
-
-
-def test_opening_to_append_begins_at_the_end(tmp_path):
-    (tmp_path / "x").write_text("abc")
-    with files.open_regular(tmp_path / "x", "a+b") as file:
-        assert file.tell() == 3
-        file.write(b"d")
-    assert files.read(tmp_path / "x", 4) == b"abcd"
-    with pytest.raises(OSError, match="it is longer than"):
-        files.read(tmp_path / "x", 3)
-
-
-def test_every_field_that_is_written_is_declared(toy_run, tmp_path):
-    """A field under another name would not be checked."""
-    jobs.train_toy(tmp_path, max_steps=10, eval_every_steps=5, keep_best=True)
-
-    def undeclared(content, record, name):
-        found = set()
-        fields = {**record.fields, **record.optional}
-        for key, value in content.items():
-            kind = fields.get(key)
-            if kind is None:
-                found.add(f"{name}.{key}")
-            elif dataclasses.is_dataclass(kind) and isinstance(kind, schema.Record):
-                found |= undeclared(value, kind, f"{name}.{key}")
-        return found
-
-    for name, record in (("run.json", schema.RUN), ("result.json", schema.RESULT), ("best.json", schema.BEST)):
-        found = undeclared(jobs.read_json(tmp_path, name), record, name)
-        assert {field for field in found if not field.startswith("run.json.config.")} == set()
-    assert undeclared(jobs.metrics(tmp_path)[0], schema.METRICS, "metrics") == set()

@@ -12,7 +12,7 @@ import small_disk
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.run_dir import directory, events, metrics
+from tower_train.run_dir import directory, logs
 
 v1 = tf.compat.v1
 EVERY = dict(save_every_steps=10, log_every_steps=5, summary_every_steps=0)
@@ -118,7 +118,7 @@ def test_saves_fail_and_succeed_again_without_a_mount(size_limit, undisturbed, t
 
 
 def test_lines_that_could_not_be_written_follow_later_and_none_is_ever_cut(size_limit, tmp_path, capsys):
-    file = metrics.MetricsFile(tmp_path / "metrics.jsonl")
+    file = logs.MetricsFile(tmp_path / "metrics.jsonl")
     for step in range(10):
         if step in (3, 7):
             # Room for a part of the next line.
@@ -143,12 +143,12 @@ def test_a_json_file_that_cannot_be_written_stays_as_it_was(size_limit, tmp_path
 
 
 def test_curves_that_could_not_be_written_follow_later(size_limit, tmp_path, capsys):
-    writer = events.EventWriter(tmp_path)
+    writer = logs.EventWriter(tmp_path)
     for step in range(10):
         if step in (3, 7):
             # Room for a part of the next event.
             size_limit(next(tmp_path.iterdir()).stat().st_size + 15 if step == 3 else None)
-        events.add_scalars(writer, {"a": step / 2}, step)
+        logs.add_scalars(writer, {"a": step / 2}, step)
     writer.close()
     assert [event.step for event in jobs.events(tmp_path).Scalars("a")] == list(range(10))
     first, *_, last = capsys.readouterr().out.splitlines()

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import devices
+from tower_train.graph import devices, input_failures
 from tower_train.graph.evaluation import evaluation_graph
 from tower_train.inference.confusion import Confused, Confusions
-from tower_train.run_dir import checkpoint, input_failures
+from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tower_train.inference.confusion import Confused
 from tower_train.inference.evaluator import Evaluation, Metric
 from tower_train.measures import HIGHER
-from tower_train.run_dir import metrics
+from tower_train.run_dir import logs
 
 _MOST_SHOWN = 20  # of the most frequent confusions
 
@@ -20,7 +20,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
 def with_interval(name: str, metric: Metric) -> str:
     """Formats a metric and its 95 % interval, if it has one."""
     if metric.low is None:
-        return f"{name} = {metrics.as_text(metric.mean)}"
+        return f"{name} = {logs.as_text(metric.mean)}"
     return f"{name} = {metric.mean:.3f} (95 % interval {metric.low:.3f} to {metric.high:.3f})"
 
 
@@ -29,7 +29,7 @@ def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[st
     compared = []
     for name, metric in on_training.metrics.items():
         above = metric.mean - evaluation.metrics[name].mean
-        as_text = metrics.as_text if metric.low is None else "{:.3f}".format
+        as_text = logs.as_text if metric.low is None else "{:.3f}".format
         compared.append(f"{name} = {as_text(metric.mean)} ({as_text(abs(above))} {'above' if above >= 0 else 'below'})")
     return [f"on {on_training.num_examples} training examples: {', '.join(compared)}"]
 

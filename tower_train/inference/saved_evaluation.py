@@ -9,7 +9,7 @@ from tower_train.config import EvaluateOptions
 from tower_train.graph import devices
 from tower_train.inference import saved_run
 from tower_train.inference.evaluator import Evaluation, Evaluator
-from tower_train.run_dir import checkpoint, directory, events
+from tower_train.run_dir import checkpoint, directory, logs
 from tower_train.workload import Workload
 
 
@@ -55,15 +55,15 @@ def _is_kept(run_dir: directory.RunDirectory, evaluation: Evaluation) -> bool:
     return True
 
 
-def open_curves(run_dir: directory.RunDirectory) -> events.EventWriter:
+def open_curves(run_dir: directory.RunDirectory) -> logs.EventWriter:
     """Opens the event files of a run's evaluations, which TensorBoard draws beside the training curves."""
-    return events.EventWriter(run_dir.path / "eval")
+    return logs.EventWriter(run_dir.path / "eval")
 
 
-def write_curves(writer: events.EventWriter, evaluation: Evaluation, prefix: str = "") -> None:
+def write_curves(writer: logs.EventWriter, evaluation: Evaluation, prefix: str = "") -> None:
     """Adds a point to each metric's curve, whose name begins with `prefix`."""
     means = {prefix + name: metric.mean for name, metric in evaluation.metrics.items()}
-    events.add_scalars(writer, means, evaluation.step)
+    logs.add_scalars(writer, means, evaluation.step)
 
 
 def _watched(run: saved_run.SavedRun, evaluator: Evaluator, pause_secs: float) -> Iterator[Evaluation]:

@@ -81,7 +81,7 @@ def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
             f"--train_dir={options.train_dir} was trained from Python: add --workload=MODULE or --workload=MODULE:NAME "
             f"to say where its workload {run_json['workload']!r} is."
         )
-    workload = workload or load(path, options.train_dir, is_given=options.workload is not None)
+    workload = workload or load(path, options.train_dir)
     if workload.name != run_json["workload"]:
         raise errors.RunError(
             f"--train_dir={options.train_dir} is a run of workload {run_json['workload']}, not of {workload.name}. "

@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import stream
-from tower_train.run_dir import input_failures
+from tower_train.graph import input_failures, stream
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1

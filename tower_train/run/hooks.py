@@ -11,8 +11,7 @@ from tower_train import errors
 from tower_train.console import ProgressBar, say
 from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run import report as reporting
-from tower_train.run_dir import events
-from tower_train.run_dir.metrics import MetricsFile
+from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
 
@@ -57,8 +56,8 @@ class LogHook(StepHook):
     """Writes a line, a metrics.jsonl record and an event every few steps, with examples/sec since the last ones."""
 
     def __init__(
-        self, graph: TrainingGraph, every: int, clock: TrainingClock, bar: ProgressBar, metrics: MetricsFile,
-        writer: events.EventWriter,
+        self, graph: TrainingGraph, every: int, clock: TrainingClock, bar: ProgressBar, metrics: logs.MetricsFile,
+        writer: logs.EventWriter,
     ):  # fmt: skip
         super().__init__(graph)
         self._every, self._clock = every, clock
@@ -93,7 +92,7 @@ class LogHook(StepHook):
         if report.loss_scale:
             record["loss_scale"] = float(report.loss_scale.scale)
         self._metrics.append(record)
-        events.add_scalars(self._writer, _curves(report) | {"examples_per_sec": examples_per_sec}, step)
+        logs.add_scalars(self._writer, _curves(report) | {"examples_per_sec": examples_per_sec}, step)
 
 
 def _curves(report: StepReport) -> dict[str, float]:
@@ -106,7 +105,7 @@ def _curves(report: StepReport) -> dict[str, float]:
 class SummaryHook(StepHook):
     """Writes the step's summary every few steps, at steps that do not depend on where a run was resumed."""
 
-    def __init__(self, graph: TrainingGraph, every: int, writer: events.EventWriter, steps_done: int):
+    def __init__(self, graph: TrainingGraph, every: int, writer: logs.EventWriter, steps_done: int):
         super().__init__(graph)
         self._every, self._writer, self._next_step = every, writer, steps_done + 1
 

@@ -116,8 +116,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     """Adds the chief's parts. before: run.json of the last start."""
     config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
     drawing = summaries.drawing(start.graph.graph)  # before the operations that restore a checkpoint
-    notes = start.notes + run_dir.warnings()
-    notes += manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
+    notes = start.notes + manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
     resumed = resume.find(run_dir, start.graph, config, is_known=bool(before))
     notes += resumed.notes
     notes += profile.check(config.profile_steps, resumed.step, start.last_step)

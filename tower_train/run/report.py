@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from tower_train import workload_files
 from tower_train.cluster.task import Task
 from tower_train.console import ProgressBar
 from tower_train.graph.record import RandomNumbers
@@ -130,8 +129,7 @@ def _next_commands(train_dir: str, path: str | None) -> list[str]:
     if folder := path and program.python_path(path):
         folders = filter(None, [folder, os.environ.get("PYTHONPATH")])
         prefix = f"PYTHONPATH={shlex.quote(os.pathsep.join(folders))} "
-    named = "" if path and workload_files.comes_along(path) else f" --workload={shlex.quote(path or '')}"
-    evaluate = f"{prefix}{python} -m tower_train.evaluate --train_dir={here}{named}"
+    evaluate = f"{prefix}{python} -m tower_train.evaluate --train_dir={here}"
     if not path:
         evaluate = (
             f"tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir={train_dir!r}), workload), in Python"

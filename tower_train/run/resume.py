@@ -9,7 +9,7 @@ from tower_train import errors
 from tower_train.config import Config
 from tower_train.graph.record import TrainingGraph
 from tower_train.run import input_stream
-from tower_train.run_dir import checkpoint, directory, recovery
+from tower_train.run_dir import checkpoint, directory
 
 _SHOWN = 10  # names of variables, at most, in a line
 
@@ -51,7 +51,7 @@ def find(run_dir: directory.RunDirectory, graph: TrainingGraph, config: Config, 
                 f"--train_dir={run_dir.path} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of "
                 "this program. Give another directory, or --override to start from that checkpoint."
             )
-        newest, notes = recovery.newest_intact(run_dir.path)
+        newest, notes = checkpoint.newest_intact(run_dir.path)
         begun_anew = []
         if input_stream.begins_anew(graph, newest, checkpoint.variable_names(newest), config.on_worker_change):
             begun_anew = [variable.op.name for variable in graph.stream_state.variables]

@@ -16,7 +16,7 @@ from tower_train.cluster.single_process import RunOver, SingleProcess
 from tower_train.cluster.task import Task, find_task
 from tower_train.config import Config
 from tower_train.console import say
-from tower_train.graph import devices, kernels, stream
+from tower_train.graph import devices, input_failures, kernels, stream
 from tower_train.options import rules
 from tower_train.run import (
     bad_batch,
@@ -35,8 +35,7 @@ from tower_train.run.evaluations import TEST
 from tower_train.run.prepare import Start, prepare, rebuilt
 from tower_train.run.results import Result, StopReason
 from tower_train.run.watchdog import Watchdog
-from tower_train.run_dir import checkpoint, directory, events, input_failures, manifest, recovery
-from tower_train.run_dir.metrics import MetricsFile
+from tower_train.run_dir import checkpoint, directory, logs, manifest
 from tower_train.workload import Workload, load
 
 v1 = tf.compat.v1
@@ -136,7 +135,7 @@ def announce(start: Start, membership: SingleProcess) -> Start:
     if membership.devices is not built_for:
         start = rebuilt(start, membership)
     if start.is_chief:
-        recovery.remove_leftovers(start.run_dir.path)
+        checkpoint.remove_leftovers(start.run_dir.path)
         start.run_dir.cut_metrics(steps_done)
         start.run_dir.write(directory.RUN, start.run_json)
         lines = report.opening_lines(start.run_json, str(start.run_dir.path), steps_done, start.last_step)
@@ -262,13 +261,13 @@ class StepHooks:
         start, received = self._start, self._received
         config, graph, path = start.config, start.graph, start.run_dir.path
         bar = stack.enter_context(report.progress_bar(start.steps_done, start.last_step))
-        writer = stack.enter_context(contextlib.closing(events.EventWriter(path)))
+        writer = stack.enter_context(contextlib.closing(logs.EventWriter(path)))
         # TensorBoard then drops what an interrupted start logged from this step on.
         writer.add(start.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
         if start.drawing:
             writer.add(start.steps_done, graph_def=start.drawing)
-        events.add_options(writer, manifest.hyperparameters(start.run_json), start.steps_done)
-        metrics = MetricsFile(path / directory.METRICS)
+        logs.add_options(writer, manifest.hyperparameters(start.run_json), start.steps_done)
+        metrics = logs.MetricsFile(path / directory.METRICS)
         chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
         if config.summary_every_steps:
             chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer, start.steps_done))

@@ -12,7 +12,7 @@ import shutil
 
 from tower_train import errors
 from tower_train.measures import HIGHER
-from tower_train.run_dir import checkpoint, directory, metrics
+from tower_train.run_dir import checkpoint, directory, logs
 
 _FOLDER = "best"
 
@@ -88,15 +88,15 @@ class Best:
         folder = self._run_dir.path / _FOLDER
         try:
             if is_best and self._keep:
-                _copy(pathlib.Path(path), folder)
+                _copy(path, folder)
             self._state = {"metric": name, "better": metric.better, "best": last if is_best else best, "last": last}
             self._run_dir.write(directory.BEST, self._state)
             if is_best and self._keep:
-                _remove_others(os.path.basename(path), folder)
+                checkpoint.remove_others(folder, os.path.basename(path))
         except (OSError, errors.RunError) as error:
             return [f"*** The best checkpoint cannot be kept ({errors.reason(error)}). The run goes on."]
         if not is_best:
-            return [f"best so far: {name} = {metrics.as_text(best['value'])} at step {best['step']}"]
+            return [f"best so far: {name} = {logs.as_text(best['value'])} at step {best['step']}"]
         return [f"best so far, kept in {folder}" if self._keep else "best so far"]
 
     @property
@@ -113,21 +113,14 @@ def _rank(value: float, better: str) -> float:
     return -math.inf if math.isnan(value) else value if better == HIGHER else -value
 
 
-def _copy(path: pathlib.Path, folder: pathlib.Path) -> None:
+def _copy(path: str, folder: pathlib.Path) -> None:
     """Gives a checkpoint's files a second name in the folder, or copies them if the file system has no links."""
     if folder.is_symlink():  # what is removed here would be another folder's
         raise OSError(errno.ELOOP, f"{folder} is a symbolic link")
     folder.mkdir(exist_ok=True)
-    checkpoint.remove(folder / path.name)  # of an earlier start of the run
+    checkpoint.remove(folder / os.path.basename(path))  # of an earlier start of the run
     for file in reversed(checkpoint.files_of(path)):
         try:
             os.link(file, folder / file.name)
         except OSError:
             shutil.copyfile(file, folder / file.name)
-
-
-def _remove_others(name: str, folder: pathlib.Path) -> None:
-    """Removes all checkpoints but one, including halves that an interruption left."""
-    files = map(checkpoint.FILE.fullmatch, os.listdir(folder))
-    for other in {file[1] for file in files if file} - {name}:
-        checkpoint.remove(folder / other)

@@ -1,6 +1,6 @@
-"""Checkpoints in TensorFlow's own format: finding, saving, comparing and restoring them."""
+"""Checkpoints in TensorFlow's own format: finding, saving, comparing, restoring and repairing them."""
 
-import math
+import contextlib
 import os
 import pathlib
 import re
@@ -10,12 +10,17 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.run_dir import files
+from tower_train.run_dir import json_files
 
 v1 = tf.compat.v1
 PREFIX = "model.ckpt"
-STATE = "checkpoint"  # the file in which TensorFlow lists them
-FILE = re.compile(rf"({re.escape(PREFIX)}-[0-9]{{1,18}})\.(index|data-[0-9]{{5}}-of-[0-9]{{5}})")
+_STATE = "checkpoint"  # the file in which TensorFlow lists them
+_FILE = re.compile(rf"({re.escape(PREFIX)}-[0-9]{{1,18}})\.(index|data-[0-9]{{5}}-of-[0-9]{{5}})")
+# Files of an interrupted write: of TensorFlow's checkpoint and its list, of our JSON files and of batches.
+_TEMPORARY = re.compile(
+    rf"{_FILE.pattern}\.tempstate[0-9]+|{_STATE}\.tmp[0-9a-f]{{32}}"
+    r"|\.(run\.json|result\.json|metrics\.jsonl|best\.json|bad_batch-\d+)\.\d+"
+)
 
 
 def latest(train_dir: pathlib.Path) -> str | None:
@@ -23,9 +28,9 @@ def latest(train_dir: pathlib.Path) -> str | None:
     saved, but all are gone, or another kind of file is in the place of one."""
     check_files(train_dir)
     there = existing(train_dir) or existing(train_dir)  # the trainer may replace the only one meanwhile
-    if not there and (train_dir / STATE).exists():
+    if not there and (train_dir / _STATE).exists():
         raise errors.RunError(
-            f"{train_dir / STATE} lists checkpoints of which none is there. Put them back, or remove that file to "
+            f"{train_dir / _STATE} lists checkpoints of which none is there. Put them back, or remove that file to "
             "start at step 0."
         )
     return there[-1] if there else None
@@ -36,20 +41,19 @@ def existing(train_dir: pathlib.Path) -> list[str]:
 
     TensorFlow renames the index into place last, so a checkpoint with an index is complete.
     """
-    try:
-        found = [FILE.fullmatch(name) for name in os.listdir(train_dir)]
-    except FileNotFoundError:
-        return []
-    names = [file[1] for file in found if file and file[2] == "index"]
+    names = [file[1] for file in _files(train_dir) if file[2] == "index"]
     return [str(train_dir / name) for name in sorted(names, key=step_of)]
 
 
+def _files(folder: pathlib.Path) -> list[re.Match]:
+    """Returns (checkpoint's name, suffix) of each file of a checkpoint in a folder, which need not exist."""
+    return list(filter(None, map(_FILE.fullmatch, os.listdir(folder)))) if folder.is_dir() else []
+
+
 def check_files(folder: pathlib.Path) -> None:
-    """Raises RunError for a FIFO, a directory or a device among the checkpoints' files, on which TensorFlow might
-    hang."""
-    for name in os.listdir(folder) if folder.is_dir() else ():
-        if name == STATE or FILE.fullmatch(name):
-            files.refuse_others(folder / name)
+    """Raises RunError for a FIFO, a directory or a device in the place of a checkpoint's file."""
+    for name in (_STATE, *(file[0] for file in _files(folder))):
+        json_files.refuse_others(folder / name)
 
 
 def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
@@ -58,11 +62,10 @@ def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
     Remove or rename them in this order, and make them in the reverse, so that an interruption leaves no half.
     """
     folder, name = pathlib.Path(path).parent, pathlib.Path(path).name
-    found = [file[0] for file in map(FILE.fullmatch, os.listdir(folder)) if file and file[1] == name]
-    return [folder / file for file in sorted(found, reverse=True)]
+    return [folder / file for file in sorted((file[0] for file in _files(folder) if file[1] == name), reverse=True)]
 
 
-def listed_names(train_dir: pathlib.Path) -> list[str]:
+def _listed_names(train_dir: pathlib.Path) -> list[str]:
     """Returns the names of the checkpoints that TensorFlow lists, oldest first; none without a readable list."""
     try:
         state = tf.train.get_checkpoint_state(str(train_dir))
@@ -71,23 +74,29 @@ def listed_names(train_dir: pathlib.Path) -> list[str]:
     return [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
 
 
-def write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
+def _write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
     """Lists these checkpoints, oldest first, in TensorFlow's file, by names that survive a move of the folder.
 
     Does not touch a list that is right already.
     """
     names = [os.path.basename(path) for path in paths]
-    if names != listed_names(train_dir):
+    if names != _listed_names(train_dir):
         # Not train.update_checkpoint_state, which prints three lines about its own deprecation.
         state = v1.train.generate_checkpoint_state_proto(os.path.abspath(train_dir), names[-1], names)
-        temporary = train_dir / f"{STATE}.tmp{uuid.uuid4().hex}"
+        temporary = train_dir / f"{_STATE}.tmp{uuid.uuid4().hex}"
         temporary.write_text(str(state))
-        os.replace(temporary, train_dir / STATE)
+        os.replace(temporary, train_dir / _STATE)
 
 
 def remove(path: str | os.PathLike) -> None:
     for file in files_of(path):
         file.unlink()
+
+
+def remove_others(folder: pathlib.Path, name: str) -> None:
+    """Removes all checkpoints in a folder but one, including halves that an interruption left."""
+    for other in {file[1] for file in _files(folder)} - {name}:
+        remove(folder / other)
 
 
 def step_of(path: str) -> int:
@@ -120,7 +129,7 @@ class Checkpoints:
         session.run(definition.save_tensor_name, {definition.filename_tensor_name: path})
         there = existing(self._train_dir)
         kept = there[-self._keep :]
-        write_list(self._train_dir, kept)
+        _write_list(self._train_dir, kept)
         for old in there[: -len(kept)]:
             remove(old)
         return path
@@ -169,13 +178,13 @@ def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
     otherwise; RunError if it cannot be read."""
     reader = _reader(path)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    found = {}
+    different = {}
     for name, variable in variables.items():
-        wanted = f"{variable.dtype.base_dtype.name}{variable.shape.as_list()}"
+        in_graph = f"{variable.dtype.base_dtype.name}{variable.shape.as_list()}"
         saved = f"{dtypes[name].name}{list(shapes[name])}" if name in shapes else "none"
-        if saved != wanted:
-            found[name] = f"{name}: graph {wanted}, checkpoint {saved}"
-    return found
+        if saved != in_graph:
+            different[name] = f"{name}: graph {in_graph}, checkpoint {saved}"
+    return different
 
 
 def variable_names(path: str) -> list[str]:
@@ -190,26 +199,9 @@ def _reader(path: str):
         raise errors.RunError(f"checkpoint {path} cannot be read: {errors.reason(error)}.") from None
 
 
-def oversized(path: str, reader) -> str | None:
-    """Describes a tensor that is larger than the checkpoint's files; None if there is none.
-
-    TensorFlow allocates a tensor before it looks for its values.
-    """
-    there = sum(file.stat().st_size for file in files_of(path))
-    dtypes = reader.get_variable_to_dtype_map()
-    for name, shape in reader.get_variable_to_shape_map().items():
-        is_number = dtypes[name].is_floating or dtypes[name].is_integer or dtypes[name].is_complex
-        size = math.prod(shape) * (dtypes[name].size if is_number else 1)
-        if size > there:
-            return f"{name} is said to take {size} bytes, and its files have {there}"
-    return None
-
-
 def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
     """Restores a saver's variables; RunError if the checkpoint's files are damaged or lack them."""
     try:
-        if why := oversized(path, tf.train.load_checkpoint(path)):
-            raise ValueError(why)
         # As saver.restore, without the page of explanations that it puts around errors.
         session.run(saver.saver_def.restore_op_name, {saver.saver_def.filename_tensor_name: path})
     except (tf.errors.OpError, ValueError, OSError) as error:
@@ -218,3 +210,74 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
         if "not found in checkpoint" in why:
             advice = "It is of another network: use the code that it was trained with, or begin another run."
         raise errors.RunError(f"checkpoint {path} cannot be restored: {why}. {advice}") from None
+
+
+def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
+    """Finds the newest undamaged checkpoint of a train_dir that has any, and sets later ones aside under another name.
+
+    Goes by the files, not by TensorFlow's list of them, which may be damaged or outdated, and corrects the list.
+
+    Returns:
+      The checkpoint's path, and a line for each checkpoint that was set aside.
+
+    Raises:
+      RunError: none is intact. Nothing is renamed then.
+    """
+    paths, damaged = existing(train_dir), {}
+    while paths and (reason := damage(paths[-1])):
+        damaged[paths.pop()] = reason
+    if not paths:
+        path, reason = next(iter(damaged.items()))
+        raise errors.RunError(
+            f"--train_dir={train_dir}: all its checkpoints are damaged ({len(damaged)}; the newest, {path}: "
+            f"{reason}). Put their files back from a copy, or remove them and {train_dir / _STATE} to "
+            "start at step 0."
+        )
+    notes = [
+        f"*** Checkpoint {path} is damaged ({reason}): set aside as {_set_aside(path)}*; "
+        f"going on from {os.path.basename(paths[-1])}."
+        for path, reason in damaged.items()
+    ]
+    _write_list(train_dir, paths)
+    return paths[-1], notes
+
+
+def damage(path: str) -> str | None:
+    """Reads every tensor of a checkpoint, which compares all checksums; returns the damage, None if there is none.
+
+    TensorFlow's checksums (CRC-32C) cover every byte of the data and every byte of the index that a restore uses.
+    """
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except Exception as error:  # damage raises OpError, IndexError, MemoryError ...
+        return errors.reason(error)
+    return None
+
+
+def _set_aside(path: str) -> str:
+    """Renames a checkpoint's files and returns the beginning of their new names."""
+    files = files_of(path)
+    number, prefix = 1, "damaged-"
+    while any(os.path.lexists(file.with_name(prefix + file.name)) for file in files):
+        number += 1
+        prefix = f"damaged-{number}-"
+    for file in files:
+        file.rename(file.with_name(prefix + file.name))
+    return prefix + os.path.basename(path)
+
+
+def remove_leftovers(train_dir: pathlib.Path) -> None:
+    """Removes temporary files of interrupted writes, and checkpoint data without an index.
+
+    An index is renamed into place after its data, and removed before it. So data without an index are left by an
+    interrupted save or removal, unless TensorFlow lists the checkpoint: then it was complete, and the data stay.
+    """
+    listed = _listed_names(train_dir)
+    for name in os.listdir(train_dir):
+        file = _FILE.fullmatch(name)
+        is_orphan = file and file[1] not in listed and not (train_dir / f"{file[1]}.index").exists()
+        if is_orphan or _TEMPORARY.fullmatch(name):
+            with contextlib.suppress(IsADirectoryError):  # not ours
+                os.remove(train_dir / name)

@@ -5,17 +5,16 @@ import fcntl
 import os
 import pathlib
 import re
-import stat
 import time
 from collections.abc import Iterator
 
 from tower_train import errors, locks
 from tower_train.console import one_line
-from tower_train.run_dir import files, json_files
+from tower_train.run_dir import json_files
 from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 
 LOCK = ".lock"
-_MOST_METRICS_BYTES = 1 << 30
+_UPDATE_LOCK = ".result.json.lock"
 _LOCK_TRIES, _LOCK_PAUSE_SECS = 5, 0.05
 # Files of a start that failed before its first step, useless without one.
 _OF_A_START = re.compile(rf"{re.escape(LOCK)}|{re.escape(RUN)}|\.{re.escape(RUN)}\.\d+|events\.out\.tfevents\..*")
@@ -83,23 +82,14 @@ class RunDirectory:
 
     def check_files(self) -> None:
         """Raises RunError for a FIFO, a directory or a device in the place of one of these files."""
-        for name in (RUN, METRICS, RESULT, BEST, LOCK, _update_lock(RESULT)):
-            files.refuse_others(self.path / name)
-
-    def warnings(self) -> list[str]:
-        """Returns a line if other users may change files that a run trusts: its checkpoints and run.json."""
-        status = os.stat(self.path)
-        if status.st_mode & stat.S_IWOTH:
-            return [f"*** --train_dir={one_line(self.path)} can be written to by every user of this machine."]
-        if status.st_uid not in (os.getuid(), 0):
-            return [f"*** --train_dir={one_line(self.path)} belongs to another user (number {status.st_uid})."]
-        return []
+        for name in (RUN, METRICS, RESULT, BEST, LOCK, _UPDATE_LOCK):
+            json_files.refuse_others(self.path / name)
 
     def _take_lock(self) -> None:
         """Raises OSError if the lock's file cannot be opened, RunError if the lock is taken."""
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = files.open_regular(self.path / LOCK, "a+b")
+            lock = open(self.path / LOCK, "a+b", buffering=0)
             try:
                 _lock_exclusively(lock)
             except BlockingIOError:
@@ -122,30 +112,10 @@ class RunDirectory:
             lock.write(str(os.getpid()).encode())
         self._lock = lock
 
-    def read(self, name: str) -> dict:
-        """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a value
-        impossible."""
-        return json_files.read(self.path / name)
-
-    def write(self, name: str, content: dict) -> None:
-        """Replaces a JSON file. Raises RunError if it cannot be written, or a value is impossible; the file stays as it
-        was."""
-        text = json_files.encoded(self.path / name, content)
-        with _errors_named(self.path / name):
-            self._replace(name, text)
-        if name == RUN:
-            self._run_json = text
-
-    def update(self, name: str, content: dict) -> None:
-        """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""
-        with _errors_named(self.path / name), files.open_regular(self.path / _update_lock(name), "a+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.write(name, self.read(name) | content)
-
     def is_locked(self) -> bool:
         """Returns whether a trainer is running in the directory."""
         try:
-            with files.open_regular(self.path / LOCK, "rb") as lock:
+            with open(self.path / LOCK, "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -153,29 +123,43 @@ class RunDirectory:
             return False
         return False
 
+    def read(self, name: str) -> dict:
+        """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a field has a
+        wrong type."""
+        return json_files.read(self.path / name)
+
+    def write(self, name: str, content: dict) -> None:
+        """Replaces a JSON file. Raises RunError if it cannot be written, or a field has a wrong type; the file stays as
+        it was."""
+        text = json_files.encoded(self.path / name, content)
+        with self._errors_named(name):
+            self._replace(name, text)
+        if name == RUN:
+            self._run_json = text
+
+    def update(self, name: str, content: dict) -> None:
+        """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""
+        with self._errors_named(name), open(self.path / _UPDATE_LOCK, "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.write(name, self.read(name) | content)
+
     def cut_metrics(self, last_step: int) -> None:
         """Drops the metrics of steps after last_step, which will be repeated, and an incomplete last line; RunError if
         the file cannot be read or written."""
-        path = self.path / METRICS
-        try:
-            content = files.read(path, _MOST_METRICS_BYTES)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise errors.RunError(
-                f"{one_line(path)} cannot be read ({error.strerror}). Move it away or mend it."
-            ) from None
-        steps = ((line, json_files.step_of(line)) for line in content.split(b"\n"))
-        kept = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
-        if kept != content:
-            with _errors_named(path):
+        with self._errors_named(METRICS):
+            try:
+                content = (self.path / METRICS).read_bytes()
+            except FileNotFoundError:
+                return
+            steps = ((line, json_files.step_of(line)) for line in content.split(b"\n"))
+            kept = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
+            if kept != content:
                 self._replace(METRICS, kept)
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self.path / f".{name}.{os.getpid()}"
         try:
-            temporary.unlink(missing_ok=True)  # left by a process with the same number
-            with files.open_regular(temporary, "xb") as file:
+            with open(temporary, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -185,24 +169,27 @@ class RunDirectory:
                 os.remove(temporary)
             raise
 
+    @contextlib.contextmanager
+    def _errors_named(self, name: str) -> Iterator[None]:
+        """Converts an OSError into a RunError that names the file."""
+        try:
+            yield
+        except OSError as error:
+            raise errors.RunError(
+                f"{one_line(self.path / name)} cannot be written ({error.strerror}). Make room, or give another "
+                "directory."
+            ) from None
+
 
 def _check_path(path: pathlib.Path) -> None:
     """Raises RunError for a path from which TensorFlow cannot read checkpoints."""
-    if set("*?[\\") & set(str(path)):
-        raise errors.RunError(
-            f"--train_dir={one_line(path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern. "
-            "Give a directory without them."
-        )
-    if "\0" in str(path):
-        raise errors.RunError(
-            f"--train_dir={one_line(path)} cannot be written to (no path holds a zero byte). Mend it."
-        )
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise errors.RunError(
-            f"--train_dir={one_line(path)}: TensorFlow takes paths in UTF-8 only. Give a directory of such a name."
-        ) from None
+    text, why = str(path), None
+    if set("*?[\\") & set(text):
+        why = "TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern. Give a directory without them."
+    elif text != text.encode(errors="replace").decode():
+        why = "TensorFlow takes paths in UTF-8 only. Give a directory of such a name."
+    if why:
+        raise errors.RunError(f"--train_dir={one_line(path)}: {why}")
 
 
 def _lock_exclusively(file) -> None:
@@ -212,19 +199,3 @@ def _lock_exclusively(file) -> None:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         time.sleep(_LOCK_PAUSE_SECS)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-@contextlib.contextmanager
-def _errors_named(path: pathlib.Path) -> Iterator[None]:
-    """Converts an OSError into a RunError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise errors.RunError(
-            f"{one_line(path)} cannot be written ({error.strerror}). Make room, or give another directory."
-        ) from None
-
-
-def _update_lock(name: str) -> str:
-    """Returns the file that writers of the same JSON file lock while they update it."""
-    return f".{name}.lock"

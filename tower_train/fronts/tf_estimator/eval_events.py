@@ -8,7 +8,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tower_train import console
-from tower_train.run_dir import events
+from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
 FILES = "*.tfevents.*"
@@ -30,7 +30,7 @@ def write(folder: str, values: dict, checkpoint_path: str | None) -> None:
     for name, value in values.items():
         if name != "global_step":
             points.extend(_points(name, value))
-    writer = events.EventWriter(pathlib.Path(folder))
+    writer = logs.EventWriter(pathlib.Path(folder))
     writer.add(int(values["global_step"]), summary=v1.Summary(value=points))
     writer.close()
 

@@ -1,18 +1,19 @@
-"""Event files: the curves that TensorBoard draws."""
+"""What a run logs: metrics.jsonl, and event files, the curves that TensorBoard draws."""
 
+import collections
 import contextlib
+import errno
+import json
 import os
 import pathlib
 import re
 import socket
-import struct
 import time
 from collections.abc import Mapping
 
 import tensorflow as tf
-from google.protobuf import struct_pb2
 
-from tower_train.run_dir import metrics
+from tower_train import console, errors
 
 v1 = tf.compat.v1
 
@@ -21,7 +22,74 @@ _PREFIX, _DIGITS = "events.out.tfevents.", 10
 _NAME = re.compile(rf"{re.escape(_PREFIX)}\d{{{_DIGITS}}}\.", re.ASCII)
 
 
-class EventWriter(metrics.RecordWriter):
+def as_text(value: float) -> str:
+    """Formats a metric for people: three decimals, or more if the value is small."""
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.1 else f"{value:.3g}"
+
+
+class RecordWriter:
+    """Writes records in order. If they cannot be written now, they wait in memory for the next time.
+
+    The first failure and the next success are reported on standard output. At most most_waiting records wait, of which
+    the oldest are dropped first; None for all.
+    """
+
+    def __init__(self, name: str, most_waiting: int | None = None):
+        self._name, self._failures = name, 0
+        self._waiting = collections.deque(maxlen=most_waiting)
+
+    def append(self, record) -> None:
+        self._waiting.append(record)
+        self.flush()
+
+    def flush(self) -> None:
+        """Tries to write the waiting records."""
+        if not self._waiting:
+            return
+        try:
+            self._write(self._waiting)
+        except (OSError, tf.errors.OpError) as error:
+            self._failures += 1
+            if self._failures == 1:
+                reason = errors.reason(error)
+                console.say(f"*** {self._name} cannot be written ({reason}). Its records wait in memory until it can.")
+            return
+        self._waiting.clear()
+        if self._failures:
+            console.say(f"*** {self._name} can be written again, after {self._failures} failures.")
+        self._failures = 0
+
+    def _write(self, records) -> None:
+        """Writes all of the records, or raises OSError or OpError and leaves none."""
+        raise NotImplementedError
+
+
+class MetricsFile(RecordWriter):
+    """metrics.jsonl: one JSON object per log line, and whole lines only.
+
+    The file is opened for each record, so that a deleted file or a full disk does no harm later.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__(str(path))
+        self._path = path
+
+    def append(self, record: dict) -> None:
+        super().append(json.dumps(record, allow_nan=False).encode() + b"\n")
+
+    def _write(self, records) -> None:
+        text = b"".join(records)
+        with open(self._path, "ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(text) < len(text):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                file.truncate(size)
+                raise
+
+
+class EventWriter(RecordWriter):
     """Writes event files, at once and by itself: TensorFlow's own writer has a thread that dies when a disk is full.
 
     If an event cannot be written, the file is cut back to its last whole event, and the event goes, with those that
@@ -92,31 +160,12 @@ def add_scalars(writer: EventWriter, values: Mapping[str, float], step: int) -> 
 
 
 def add_options(writer: EventWriter, options: Mapping[str, bool | float | str], step: int) -> None:
-    """Adds the options of a run, by name, for TensorBoard's HPARAMS page.
+    """Adds the options of a run, by name, for TensorBoard's HPARAMS page, if TensorBoard is installed."""
+    with contextlib.suppress(ImportError):
+        from tensorboard.plugins.hparams import summary
 
-    Its plugin reads a message HParamsPluginData (tensorboard/plugins/hparams/plugin_data.proto), put together here
-    because a training machine may lack TensorBoard: in field 3 a SessionStartInfo with the options in field 1, encoded
-    as those of a Struct, and the time in field 5.
-    """
-    values = struct_pb2.Struct()  # whose texts are UTF-8, which a path need not be
-    values.update({name: _utf8(value) if isinstance(value, str) else value for name, value in options.items()})
-    info = values.SerializeToString() + b"\x29" + struct.pack("<d", time.time())
-    plugin = v1.SummaryMetadata.PluginData(plugin_name="hparams", content=b"\x1a" + _length(info) + info)
-    value = v1.Summary.Value(
-        tag="_hparams_/session_start_info", metadata=v1.SummaryMetadata(plugin_data=plugin),
-        tensor=tf.make_tensor_proto(0.0, tf.float32, [1]),
-    )  # fmt: skip
-    writer.add(step, summary=v1.Summary(value=[value]))
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _length(message: bytes) -> bytes:
-    """Returns the length of a message as protocol buffers write it in front of it."""
-    length, encoded = len(message), b""
-    while length > 127:
-        encoded += bytes([length & 127 | 128])
-        length >>= 7
-    return encoded + bytes([length])
+        # A path need not be UTF-8, as a protocol buffer's texts are.
+        texts = {name: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+                 for name, value in options.items()}  # fmt: skip
+        serialized = summary.session_start_pb(texts).SerializeToString()
+        writer.add(step, summary=v1.Summary.FromString(serialized))

@@ -12,7 +12,7 @@ import tensorflow as tf
 import toy_workload
 from tensorboard.plugins.hparams import metadata
 
-from tower_train.run_dir import events
+from tower_train.run_dir import logs
 
 SCOPES = ("conv1", "conv2", "local3", "local4", "softmax_linear")
 VARIABLES = [f"{scope}/{kind}" for scope in SCOPES for kind in ("weights", "biases")]
@@ -135,8 +135,8 @@ def test_the_options_are_shown_under_hparams(cifar10_run, cifar10_curves):
 
 
 def test_an_option_may_be_a_path_that_is_no_text(tmp_path):
-    writer = events.EventWriter(tmp_path)
-    events.add_options(writer, {"data_dir": os.fsdecode(b"a/\xff")}, 0)
+    writer = logs.EventWriter(tmp_path)
+    logs.add_options(writer, {"data_dir": os.fsdecode(b"a/\xff")}, 0)
     writer.close()
     content = jobs.events(tmp_path).SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
     info = metadata.parse_session_start_info_plugin_data(content)
@@ -179,8 +179,8 @@ def test_a_clock_that_is_set_back_between_two_starts_costs_no_point(toy_run, tmp
 
 def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):
     for step in range(5):
-        writer = events.EventWriter(tmp_path)
-        events.add_scalars(writer, {"a": step / 2, "b": 1.0}, step)
+        writer = logs.EventWriter(tmp_path)
+        logs.add_scalars(writer, {"a": step / 2, "b": 1.0}, step)
         writer.close()
     curves = jobs.events(tmp_path)
     assert [(event.step, event.value) for event in curves.Scalars("a")] == [(i, i / 2) for i in range(5)]
