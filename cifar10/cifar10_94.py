@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import whitening
-from cifar10.convolution import DIRECT, convolution, max_pool
+from cifar10.convolution import convolution, max_pool
 from tower_train import initializers, layers
 from tower_train.workload import Examples
 
@@ -127,7 +127,7 @@ def _begin(images: tf.Tensor, whitening_kernels, width: int) -> tf.Tensor:
 
     def convolved(biases, weights):
         activated = scaled_swish(tf.nn.bias_add(whitened, IN * biases))
-        return convolution(activated, weights, usual=DIRECT)
+        return convolution(activated, weights)
 
     maps = layers.gradient_until(WHITENING_BIAS_EPOCHS, convolved, biases, _kernels(whitened, width))
     return tf.nn.max_pool2d(maps, 2, 2, "VALID")

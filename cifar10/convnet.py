@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from cifar10.convolution import DIRECT, convolution
+from cifar10.convolution import convolution
 from tower_train import layers
 
 NUM_CLASSES = 10
@@ -21,8 +21,7 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
     """
     del training  # no layer behaves differently in it
     with v1.variable_scope("conv1"):
-        # By spectra the transforms of the 64 outputs would cost more than the products with 3 inputs.
-        maps = convolution(images, _filters(images, 64), usual=DIRECT, of_images=True)
+        maps = convolution(images, _filters(images, 64))
         biases = layers.biases(maps)
         _observed(tf.nn.relu(tf.nn.bias_add(maps, biases)), "conv1")
     # Bias and relu keep the order of values, so they may follow the pooling, which leaves a quarter of the values.

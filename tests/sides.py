@@ -70,7 +70,7 @@ class FakeWorker:
     def wait_for(self, event):
         if event == "first_step":
             return {"event": event, "secs": 3.0, "import_secs": 2.0}
-        content = {"work_per_step": self._batch_size, "algorithms": None, "peak_bytes": self._workers.peak_bytes,
+        content = {"work_per_step": self._batch_size, "peak_bytes": self._workers.peak_bytes,
                    "card_bytes": []}  # fmt: skip
         return {"event": event, "secs": 4.0} | content
 

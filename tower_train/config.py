@@ -253,13 +253,7 @@ class Config(DeviceOptions):
         "which is on)", ARITHMETIC, resume="note",
     )  # fmt: skip
     deterministic: bool = option(
-        False, "make results repeat to the bit: choose nothing by timing, and on GPUs slower kernels; refused if an "
-        "operation has none", ARITHMETIC, resume="note",
-    )  # fmt: skip
-
-    algorithms: str = option(
-        "auto", "algorithms of layers that have several: auto, the fastest, timed at the start of a new run of 500 "
-        "steps or more; usual, without timing; one by name, such as direct; or SITE=NAME,... as a run's log says",
+        False, "make results repeat to the bit, on GPUs by slower kernels; refused if an operation has none",
         ARITHMETIC, resume="note",
     )  # fmt: skip
 

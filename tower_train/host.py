@@ -16,17 +16,14 @@ CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"  # there while the driver is loaded
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
 _PORTS = range(20_000, 32_000)  # below those that Linux gives to connections
+# For bfloat16, as Linux calls them: of Intel, of x86 with AVX-512, and of ARM. The first that is there counts.
+_BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 
 def cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def is_shared() -> bool:
-    """Returns whether as many processes run, on average over a minute, as there are cores."""
-    return os.getloadavg()[0] >= cores()
 
 
 def free_memory() -> int | None:
@@ -54,6 +51,19 @@ def free_addresses(count: int) -> list[str]:
 def about_cores(*names: str) -> list[str]:
     """Returns the values of any of these names in /proc/cpuinfo, one per core; none if unknown."""
     return _values(CPUINFO, *names)
+
+
+def bfloat16_instructions() -> str | None:
+    """Returns the name of the instructions by which every core multiplies bfloat16 faster than float32.
+
+    "" if there are none, None if the system does not tell.
+    """
+    cores = [set(flags.split()) for flags in about_cores("flags", "Features")]  # of x86 and of ARM
+    if not cores:
+        return None
+    found = next((name for name in _BFLOAT16_INSTRUCTIONS if all(name in core for core in cores)), "")
+    # Of Intel's Xeons one port has avx512_bf16 where two have float32: half of float32's rate, as measured on one.
+    return "" if found == "avx512_bf16" and "GenuineIntel" in about_cores("vendor_id") else found
 
 
 def _values(path: str | os.PathLike, *names: str) -> list[str]:

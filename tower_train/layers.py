@@ -1,7 +1,7 @@
 """Layers that depend on the towers: batch normalisation, dropout and other random numbers.
 
 Also `frozen`, `learning` and `gradient_until`, for weights that are trained differently or not at all; `on_gpu`, for
-layers with another fastest form there; `fastest`, for layers with several algorithms.
+layers with another fastest form there.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
 here too. The moving statistics for evaluation are updated once per step, with the mean over all towers.
@@ -11,13 +11,13 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import context
-from tower_train.graph.context import Learning, Statistic, Trial
+from tower_train.graph.context import Learning, Statistic
 from tower_train.random_layers import dropout, random_normal, random_uniform  # noqa: F401
 
 v1 = tf.compat.v1
@@ -274,27 +274,6 @@ def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
         final_op="Div",
         subdiv_offsets=[0],
     )
-
-
-def fastest(
-    site: str, algorithms: Mapping[str, Callable[..., tf.Tensor]], *tensors: tf.Tensor, trial: Trial
-) -> tf.Tensor:
-    """Computes by the fastest of several algorithms for the same thing, as --algorithms says.
-
-    In training --algorithms=auto times them at the start of a run, with the trial's tensors on the CPU, so that it is
-    of no use `on_gpu`; a run stays with what was chosen. Elsewhere the first one is taken: in evaluation, prediction
-    and export.
-
-    Args:
-      site: what is computed, with all that decides about its speed but the batch, such as "conv3x3:8x8x64x64"; without
-        commas and equals signs. All uses of one site have the same algorithms.
-      algorithms: {name: function of the tensors}; they differ in rounding at most.
-      tensors: floating point, what to compute with.
-      trial: shapes, dtype and which gradients are wanted, to time the algorithms with.
-    """
-    choose = context.current().choose
-    name = choose(site, algorithms, trial) if choose and len(algorithms) > 1 else next(iter(algorithms))
-    return algorithms[name](*tensors)
 
 
 def weights(

@@ -146,10 +146,3 @@ def test_what_holds_no_results_is_refused_in_one_line(tmp_path, content):
     ) as error:
         results.read(path)
     assert "\n" not in str(error.value)
-
-
-def test_the_algorithms_that_were_chosen_are_named():
-    chosen = {"mine": "conv3x3:7x7x8x8=direct", "other": "auto", "rival": None}
-    sides = [Measured(System(name, "rival", {}, 8), algorithms=chosen[name], samples=[STILL]) for name in chosen]
-    lines = [line for line in report.notes(sides, None, "rival") if "algorithms" in line]
-    assert lines == ["mine: --algorithms=conv3x3:7x7x8x8=direct"]

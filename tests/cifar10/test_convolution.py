@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.convolution import DIRECT, SPECTRA, convolution, transforms
-from tower_train.graph import context
+from cifar10.convolution import Algorithm, convolution, fastest, transforms
+from tower_train import host
 
 v1 = tf.compat.v1
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
+SPECTRA, DIRECT = Algorithm(by_spectra=True), Algorithm(by_spectra=False)
 
 
 def direct(inputs, weights):
@@ -49,7 +50,7 @@ def test_products_of_an_image(sizes, taps, products):
 )  # fmt: skip
 def test_values_and_gradients_equal_the_direct_convolution(shape):
     tensors = draw(*shape)
-    for result, expected in zip(run(convolution, *tensors), run(direct, *tensors), strict=True):
+    for result, expected in zip(run(by(SPECTRA), *tensors), run(direct, *tensors), strict=True):
         np.testing.assert_allclose(result, expected, rtol=0, atol=1e-9)
 
 
@@ -64,7 +65,7 @@ def test_pixels_may_come_first():
     results = run(direct, x, w, gradients)
 
     def convolve(x, w):
-        return tf.transpose(convolution(tf.transpose(x, [1, 2, 0, 3]), w, pixels_first=True), [2, 0, 1, 3])
+        return tf.transpose(convolution(tf.transpose(x, [1, 2, 0, 3]), w, True, SPECTRA), [2, 0, 1, 3])
 
     for result, expected in zip(run(convolve, x, w, gradients), results, strict=True):
         np.testing.assert_allclose(result, expected, rtol=0, atol=1e-9)
@@ -77,14 +78,13 @@ def test_the_error_is_about_one_rounding(dtype, most):
     assert (error(run(convolution, *tensors), exact) < most).all()
 
 
-def by(name, pixels_first=False, usual=SPECTRA):
+def by(algorithm, pixels_first=False):
     """The convolution by one algorithm."""
 
     def convolve(x, w):
-        with context.entered(context.Context(choose=lambda site, algorithms, trial: name)):
-            if not pixels_first:
-                return convolution(x, w, usual=usual)
-            return tf.transpose(convolution(tf.transpose(x, [1, 2, 0, 3]), w, True, usual), [2, 0, 1, 3])
+        if not pixels_first:
+            return convolution(x, w, algorithm=algorithm)
+        return tf.transpose(convolution(tf.transpose(x, [1, 2, 0, 3]), w, True, algorithm), [2, 0, 1, 3])
 
     return convolve
 
@@ -103,36 +103,33 @@ def test_every_algorithm_has_the_same_outputs_and_gradients(dtype, most):
         of_padded[window] += outer @ w[i, j].astype(float).T
         of_w[i, j] = np.einsum("bhwc,bhwf->cf", padded[window], outer)
     of_x = of_padded[:, 1:-1, 2:-2]
-    found = []
-    choose = lambda site, algorithms, trial: found.extend(algorithms) or next(iter(algorithms))  # noqa: E731
-    with tf.Graph().as_default(), context.entered(context.Context(choose=choose)):
-        convolution(tf.constant(x), tf.constant(w))
-    assert found == [SPECTRA, DIRECT] + ["spectra_float32", "direct_float32"] * (dtype == BFLOAT16)
-    for name in found:
+    in_float32 = [each._replace(in_float32=True) for each in (SPECTRA, DIRECT)] if dtype == BFLOAT16 else []
+    for algorithm in (SPECTRA, DIRECT, *in_float32):
         for pixels_first in (False, True):
-            results = run(by(name, pixels_first), x, w, upstream)
-            rounded_often = name == SPECTRA and dtype == BFLOAT16
-            assert (error(results, (y, of_x, of_w)) < (2**-6 if rounded_often else most)).all(), name
+            results = run(by(algorithm, pixels_first), x, w, upstream)
+            rounded_often = algorithm == SPECTRA and dtype == BFLOAT16
+            assert (error(results, (y, of_x, of_w)) < (2**-6 if rounded_often else most)).all(), algorithm
 
 
-@pytest.mark.parametrize("dtype, algorithms", [(tf.float32, None), (tf.bfloat16, [DIRECT, "direct_float32"])])
-def test_few_channels_need_no_trial_of_spectra(dtype, algorithms):
-    asked = []
-    with tf.Graph().as_default(), context.entered(context.Context(choose=lambda *about: asked.append(about) or DIRECT)):
-        images = tf.zeros([1000, 24, 24, 3], dtype)
-        convolution(images, tf.zeros([5, 5, 3, 64], dtype), usual=DIRECT, of_images=True)
-    if algorithms is None:
-        assert not asked
-        return
-    [(site, found, trial)] = asked
-    assert site == "conv5x5:24x24x3x64" and list(found) == algorithms
-    examples = 2 * 10**9 // (2 * 24 * 24 * 3 * 64 * 25)
-    assert trial == (((examples, 24, 24, 3), (5, 5, 3, 64)), dtype, (False, True))
+@pytest.mark.parametrize(
+    ("dtype", "flags", "algorithm"),
+    [
+        ("float32", "amx_bf16", SPECTRA), ("float64", "", SPECTRA), ("float16", "", Algorithm(True, in_float32=True)),
+        ("bfloat16", "avx512_bf16 amx_bf16", DIRECT), ("bfloat16", "avx512_bf16", SPECTRA),
+        ("bfloat16", "avx512f", Algorithm(True, in_float32=True)),
+    ],
+)  # fmt: skip
+def test_dtype_and_processor_name_the_algorithm(dtype, flags, algorithm, tmp_path, monkeypatch):
+    """Few channels are not worth the transforms."""
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
+    host.CPUINFO.write_text(f"flags : fpu {flags}\n")
+    assert fastest(tf.as_dtype(dtype), 64) == algorithm
+    assert fastest(tf.as_dtype(dtype), 24) == algorithm._replace(by_spectra=False)
 
 
 @pytest.mark.parametrize("device, convolutions", [("/cpu:0", 0), ("/gpu:1", 1)])
 def test_a_gpu_gets_the_library_convolution(device, convolutions):
     with tf.Graph().as_default() as graph, tf.device(device):
-        x, w, _ = (tf.identity(tensor) for tensor in draw(2, 12, 12, 3, 4, (5, 5)))
+        x, w, _ = (tf.identity(tensor) for tensor in draw(2, 12, 12, 64, 4, (5, 5)))
         convolution(x, w)
         assert [op.type for op in graph.get_operations()].count("Conv2D") == convolutions

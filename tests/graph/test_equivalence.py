@@ -3,6 +3,7 @@
 The network and the input are those of the reference workload, distortions included; the images are random.
 """
 
+import contextlib
 import dataclasses
 import functools
 
@@ -12,7 +13,8 @@ import pytest
 import tensorflow as tf
 
 import cifar10
-from tower_train.graph import context, stream
+from cifar10 import convolution
+from tower_train.graph import stream
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -23,10 +25,11 @@ STEPS = 6
 # happens every few steps, and so the runs that are compared there go slowly.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 LEARNING_RATE = {"float64": 0.01, "float32": 0.001}
+DIRECT = convolution.Algorithm(by_spectra=False)
 MOMENTUM = 0.875  # TensorFlow rounds the momentum to float32: one that is exact in it
 RUNS = [  # each compared with one tower
     ("float64", 8, None),
-    ("float64", 2, "direct"),
+    ("float64", 2, DIRECT),
     ("float32", 2, None),
 ]
 DECAY_FACTOR, EPOCHS_PER_DECAY = 0.5, 0.08  # of 200 examples: after steps 2 and 4
@@ -46,14 +49,22 @@ def examples(cifar10_dir):
     return cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
 
 
+@contextlib.contextmanager
+def convolved(algorithm):
+    """Has all convolutions use this algorithm within the block; None for the usual ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        if algorithm:
+            patch.setattr(convolution, "fastest", lambda dtype, channels: algorithm)
+        yield
+
+
 @pytest.fixture(scope="module")
 def trained(examples, open_training):
     """(dtype, towers, the convolutions' algorithm or None for the usual one) -> Run."""
 
     @functools.cache
     def train(dtype, num_towers, algorithm=None):
-        choose = algorithm and (lambda site, algorithms, trial: algorithm)
-        with context.entered(context.Context(choose=choose)), open_training(
+        with convolved(algorithm), open_training(
             cifar10.WORKLOAD, examples, dtype=dtype, num_gpus=num_towers, batch_size=GLOBAL_BATCH // num_towers,
             optimizer="momentum", momentum=MOMENTUM, learning_rate=LEARNING_RATE[dtype],
             learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,

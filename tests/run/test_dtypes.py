@@ -2,19 +2,18 @@
 
 import jobs
 import pytest
-import tensorflow as tf
 
 from tower_train import Config, EvaluateOptions, evaluate_run, host
 from tower_train.config import ExportOptions
 from tower_train.graph import devices
 from tower_train.graph.gpus import Gpu
 from tower_train.inference import saved_model
-from tower_train.run import algorithms, dtypes
+from tower_train.run import dtypes
 
 PROCESSOR = (
     "processor\t: {core}\nmodel name\t: Some avx512_bf16 processor\n{name}\t\t: fpu sse2 {flags}\nbugs\t\t: bf16\n\n"
 )
-NONE = "since this processor has no bfloat16 instructions"
+NONE = "since this processor has no fast bfloat16 instructions"
 UNKNOWN = "since {path} does not tell this processor's instructions"
 
 
@@ -25,10 +24,6 @@ def cpuinfo_path(tmp_path, monkeypatch):
     return host.CPUINFO
 
 
-def none_timed():
-    pytest.fail("timed products")
-
-
 def cpuinfo(*flags_of_cores, name="flags"):
     return "".join(PROCESSOR.format(core=i, name=name, flags=flags) for i, flags in enumerate(flags_of_cores))
 
@@ -37,11 +32,14 @@ def cpuinfo(*flags_of_cores, name="flags"):
     ("text", "expected"),
     [
         (cpuinfo("avx2 avx512f avx512_bf16 fma") * 2,
-         ("bfloat16", "since this processor has instructions for it (avx512_bf16)")),
+         ("bfloat16", "since this processor has fast instructions for it (avx512_bf16)")),
         (cpuinfo("amx_bf16 avx512_bf16 amx_tile"),
-         ("bfloat16", "since this processor has instructions for it (amx_bf16, avx512_bf16)")),
+         ("bfloat16", "since this processor has fast instructions for it (amx_bf16)")),
         (cpuinfo("asimd i8mm bf16 dgh", name="Features"),
-         ("bfloat16", "since this processor has instructions for it (bf16)")),
+         ("bfloat16", "since this processor has fast instructions for it (bf16)")),
+        ("vendor_id : GenuineIntel\n" + cpuinfo("avx512_bf16"), ("float32", NONE)),
+        ("vendor_id : GenuineIntel\n" + cpuinfo("avx512_bf16 amx_bf16"),
+         ("bfloat16", "since this processor has fast instructions for it (amx_bf16)")),
         (cpuinfo("avx2 avx512f avx512_bf161 xbf16") * 2, ("float32", NONE)),
         (cpuinfo("asimd", "asimd bf16", name="Features"), ("float32", NONE)),  # not every core
         (cpuinfo("bf16", name="vmx flags"), ("float32", UNKNOWN)),
@@ -79,44 +77,22 @@ def test_only_the_gpus_that_are_used_are_looked_at():
     here = [Gpu("a", (9, 0)), Gpu("b", (7, 0)), Gpu("c", (8, 6))]
     for options, expected in [(dict(num_gpus=1), "bfloat16"), (dict(num_gpus=2), "float16"),
                               (dict(gpus=(0, 2)), "bfloat16"), (dict(gpus=(1,)), "float16")]:  # fmt: skip
-        assert dtypes.resolve("auto", None, devices.place(Config(**options), here).gpus, none_timed)[0] == expected
+        assert dtypes.resolve("auto", None, devices.place(Config(**options), here).gpus)[0] == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_one_that_is_asked_for_is_left_alone(dtype):
-    assert dtypes.resolve(dtype, "bfloat16", [], none_timed) == (dtype, [])
+    assert dtypes.resolve(dtype, "bfloat16", []) == (dtype, [])
 
 
 def test_float16_is_said_to_be_for_gpus_where_there_are_none():
-    [note] = dtypes.resolve("float16", None, [], none_timed)[1]
+    [note] = dtypes.resolve("float16", None, [])[1]
     assert note.startswith("*** --dtype=float16 is for GPUs: on a processor")
-    assert dtypes.resolve("float16", None, [Gpu("V100", (7, 0))], none_timed) == ("float16", [])
+    assert dtypes.resolve("float16", None, [Gpu("V100", (7, 0))]) == ("float16", [])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "dtype", "why"),
-    [
-        (1.1, "bfloat16", "since this processor has instructions for it (avx512_bf16)"),
-        (1.8, "float32", "since a product of matrices in bfloat16 takes 1.8 times as long here"),
-    ],
-)  # fmt: skip
-def test_slow_instructions_are_not_used(seconds, dtype, why, cpuinfo_path):
-    """Some processors with avx512_bf16 and without AMX multiply fewer bfloat16 numbers a second than float32 ones."""
-    cpuinfo_path.write_text(cpuinfo("avx512_bf16"))
-    products = dict(float32=1.0, bfloat16=seconds)
-    assert dtypes.resolve("auto", None, [], lambda: products) == (dtype, [f"dtype: {dtype}, {why}"])
-    assert dtypes.resolve("auto", "bfloat16", [], none_timed)[0] == "bfloat16"
-    assert dtypes.resolve("auto", None, [], None)[0] == "bfloat16"
-
-
-def test_products_are_timed_in_both_dtypes():
-    seconds = algorithms.time_products(tf.compat.v1.ConfigProto())
-    assert list(seconds) == ["float32", "bfloat16"] and all(0 < each < 60 for each in seconds.values())
-
-
-def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys, monkeypatch):
+def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys):
     """run.json, evaluation and export have the resolved one."""
-    monkeypatch.setattr(algorithms, "time_products", lambda session_config: dict(float32=1.0, bfloat16=0.5))
     run = tmp_path / "run"
     for flags, chosen, steps in [("avx512_bf16", "bfloat16", 5), ("avx2", "float32", 10)]:
         cpuinfo_path.write_text(cpuinfo(flags))

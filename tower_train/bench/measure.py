@@ -137,7 +137,7 @@ def _note_start(measured: Measured, worker: Worker) -> None:
     ready = worker.wait_for("ready")
     measured.first_step_secs = measured.first_step_secs or first["secs"]  # the first of an anchor's starts
     measured.import_secs = measured.import_secs or first["import_secs"]
-    measured.work_per_step, measured.algorithms = ready["work_per_step"], ready["algorithms"]
+    measured.work_per_step = ready["work_per_step"]
     _note_peaks(measured, ready)
 
 

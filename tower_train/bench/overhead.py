@@ -49,7 +49,7 @@ def overhead(session: Session) -> list[str]:
     """Measures the costs of reports at their defaults, of the check of each step and of the start: overhead.json."""
     options, rounds = session.options, session.options.rounds or _ROUNDS
     reporting, unguarded, silent = (
-        systems.trainer(reports, 1, options.batch_size, reports=reports, algorithms="usual")  # the same in all
+        systems.trainer(reports, 1, options.batch_size, reports=reports)
         for reports in (systems.REPORTS, systems.UNGUARDED, systems.SILENCE)
     )
     counts = sorted({min(options.tower_counts), max(options.tower_counts)})
@@ -60,8 +60,7 @@ def overhead(session: Session) -> list[str]:
     costs = costs_of_reports(extra, DEFAULTS)
     without, with_it = (one.rates() for one in measured[1:])
     check = median_cost([without[number] / with_it[number] - 1 for number in without])
-    starts = {systems.count_of(towers, "tower"): _starts(session, towers, "usual") for towers in counts}
-    starts["1 tower, algorithms timed"] = _starts(session, 1, "auto")
+    starts = {systems.count_of(towers, "tower"): _starts(session, towers) for towers in counts}
     written = session.write("overhead", {
         "extra_steps": extra, "costs": {name: dataclasses.asdict(cost) for name, cost in costs.items()},
         "check": dataclasses.asdict(check), "starts": starts,
@@ -132,10 +131,10 @@ def _row(name: str, cost: Cost) -> list[str]:
     return [name, f"{cost.median:.2%}", f"{cost.low:.2%}", f"{cost.high:.2%}"]
 
 
-def _starts(session: Session, towers: int, algorithms: str) -> list[dict[str, float]]:
+def _starts(session: Session, towers: int) -> list[dict[str, float]]:
     """Returns seconds of `import tensorflow`, by itself in a process of its own, and of a process of tower_train from
     its start to the end of its first step, one right after the other."""
-    side = systems.trainer("start", towers, session.options.batch_size, algorithms=algorithms)
+    side = systems.trainer("start", towers, session.options.batch_size)
     pairs, count = [], session.options.rounds or _STARTS
     for number in range(count):
         with session.progress.work(STARTING, _PAIR_SECS, "starting"):

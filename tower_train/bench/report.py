@@ -110,9 +110,6 @@ def notes(measured: Sequence[Measured], flops_per_example: float | None, referen
             "with fewer products than are counted."
         )
     for one in measured:
-        if "=" in (one.algorithms or ""):
-            lines.append(f"{one.side.title}: --algorithms={one.algorithms}")
-    for one in measured:
         idle, cpu = (sum(sample[name] for sample in one.samples) for name in ("idle_secs", "idle_cpu_secs"))
         if cpu > _IDLE_SHARE * idle:
             lines.append(f"Warning: {one.side.title} used {cpu / idle:.0%} of a core while others were measured.")

@@ -29,7 +29,6 @@ class Measured:
       first_step_secs: from the start of its process to the end of its first step.
       import_secs: the part of importing TensorFlow.
       work_per_step: examples, or for a ceiling floating-point operations.
-      algorithms: --algorithms that it came to; None if it knows none.
       peak_bytes: resident memory at its peak.
       card_bytes: likewise of the GPU with most of it; 0 without.
       samples: one per round, with round, steps, seconds, per_sec (work per second) and the worker's other entries.
@@ -39,7 +38,6 @@ class Measured:
     first_step_secs: float = 0.0
     import_secs: float = 0.0
     work_per_step: int = 0
-    algorithms: str | None = None
     peak_bytes: int = 0
     card_bytes: int = 0
     samples: list[dict] = dataclasses.field(default_factory=list)

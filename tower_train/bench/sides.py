@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import json
-import pathlib
 import sys
 import timeit
 
@@ -15,7 +14,6 @@ from tower_train import config as options
 from tower_train import workload as workloads
 from tower_train.bench import flops, systems
 from tower_train.graph import devices, gpus, gradients, stream
-from tower_train.run_dir.directory import RUN, RunDirectory
 
 v1 = tf.compat.v1
 
@@ -95,12 +93,11 @@ def _run_trainer(spec: dict, pacer) -> None:
         dataset=spec["dataset"], data_dir=spec["data_dir"], device=spec["device"], dtype=spec["dtype"],
         num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"] // spec["num_processes"],
         variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
-        algorithms=spec["algorithms"],
         train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **reports,
     )  # fmt: skip
     if spec["reports"] == systems.UNGUARDED:
         gradients.update_if_finite = update_unguarded
-    tower_train.train(workload, config, [_AfterStep(pacer, pathlib.Path(config.train_dir))])
+    tower_train.train(workload, config, [_AfterStep(pacer)])
 
 
 def update_unguarded(tower_grads, tower_losses, applied_grads, loss, apply, skip):
@@ -110,12 +107,8 @@ def update_unguarded(tower_grads, tower_losses, applied_grads, loss, apply, skip
 
 
 class _AfterStep(v1.train.SessionRunHook):
-    def __init__(self, pacer, train_dir: pathlib.Path):
-        self._pacer, self._train_dir = pacer, train_dir
-
-    def begin(self):
-        run_json = RunDirectory(self._train_dir).read(RUN)  # a peer's may not be there yet
-        self._pacer.algorithms = run_json.get("config", {}).get("algorithms")
+    def __init__(self, pacer):
+        self._pacer = pacer
 
     def after_run(self, run_context, run_values):
         if self._pacer.after_step():

@@ -227,10 +227,9 @@ def trainer(
       settings: is_fixed, to train on one distorted batch in the graph instead of a stream of images; reports:
         LOG_LINES (as often as by default), REPORTS (with summaries and checkpoints, all every REPORT_STEPS), SILENCE or
         UNGUARDED (silence without the check that each step is finite); warm_up_steps before it is measured;
-        num_processes, variable_update, all_reduce and algorithms.
+        num_processes, variable_update and all_reduce.
     """
-    defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None,
-                    algorithms="auto")  # fmt: skip
+    defaults = dict(is_fixed=False, reports=LOG_LINES, num_processes=1, variable_update="auto", all_reduce=None)
     settings = defaults | dict(towers=towers, dtype=dtype) | settings
     label = f"{TRAINER}, {label}" if label else ""
     return System(f"{TRAINER}/{name}", "trainer", settings, batch_size, dtype, label=label)

@@ -6,7 +6,7 @@ its training loop, with full input queues, and so takes no time from the side th
 
     worker:     {"event": "first_step", "import_secs": 2.2}
     worker:     {"event": "warming_up"}, after each thousand steps of a long warm-up
-    worker:     {"event": "ready", "work_per_step": 128, "algorithms": null, "peak_bytes": 800000000, "card_bytes": []}
+    worker:     {"event": "ready", "work_per_step": 128, "peak_bytes": 800000000, "card_bytes": []}
     benchmark:  {"seconds": 5}, with "each" if it wants to know of each step
     worker:     {"event": "measured", "steps": 134, "seconds": 5.01, ...}, "first" being its first step's number and
                 "step_secs" the seconds of each
@@ -49,10 +49,7 @@ class Pacer:
       card_bytes: returns the peak of the side's memory on each GPU that it uses.
 
     Attributes:
-      algorithms: --algorithms of the side; None if it has none.
     """
-
-    algorithms: str | None = None
 
     def __init__(
         self, channel, requests, import_secs: float, work_per_step: int | None, warm_up_steps: int,
@@ -78,7 +75,7 @@ class Pacer:
             yield from self._do(0, SIGN_OF_LIFE_STEPS)
             self._tell("warming_up")
         yield from self._do(WARM_UP_SECS, self._warm_up_steps % SIGN_OF_LIFE_STEPS)
-        self._tell("ready", work_per_step=self.work_per_step, algorithms=self.algorithms, **self._peaks())
+        self._tell("ready", work_per_step=self.work_per_step, **self._peaks())
         while True:
             idle = -time.perf_counter(), -host.processor_secs(self._peers)
             request = json.loads(self._requests.readline() or "{}")

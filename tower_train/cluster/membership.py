@@ -98,19 +98,6 @@ class Membership(SingleProcess):
             return  # it saves and evaluates there, for as long as that takes
         self._note(stalled=what, stalled_secs=seconds)
 
-    def tell_algorithm(self, site, name):
-        if self.task.is_chief:
-            self._tell(algorithms={**self._status.algorithms, site: name})
-
-    def chiefs_algorithm(self, site):
-        while True:
-            chief = self._chief
-            self._note_chief(chief)
-            if chief.state is not WorkerState.OVER and (site in chief.algorithms or chief.about is not None):
-                return chief.algorithms.get(site)
-            self._changed.set()  # to look now
-            self._pause()
-
     def agree(self, about, steps_done, last_step):
         if self.task.is_chief:
             self._tell(about=about(), steps=(steps_done, last_step), step=steps_done)

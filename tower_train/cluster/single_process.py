@@ -63,16 +63,6 @@ class SingleProcess(v1.train.SessionRunHook):
     def session_opened(self, session: v1.Session) -> None:
         """Called with the session as soon as it is open."""
 
-    def tell_algorithm(self, site: str, name: str) -> None:
-        """Tells the other workers, in the chief, the algorithm that it has chosen for a site."""
-
-    def chiefs_algorithm(self, site: str) -> str | None:
-        """Waits, in another worker, for the algorithm that the chief has chosen; returns None if it has chosen none.
-
-        Raises:
-          WorkerError: the chief is missing.
-        """
-
     def agree(self, about: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
         """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.
 

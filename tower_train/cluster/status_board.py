@@ -37,7 +37,6 @@ class WorkerStatus:
       stalled_secs: seconds since then.
       waiting_secs: seconds that it has waited for means over workers, if a program reports that.
       about: what all workers must have in common, by name; the chief's, None until it is known.
-      algorithms: those that the chief has chosen, by site.
       steps: the chief's first and last step; None until they are known.
       stopped_by: what ended its steps; the chief's in state OVER: what ended the run.
       failure: in state FAILED, the error's text.
@@ -56,7 +55,6 @@ class WorkerStatus:
     stalled_secs: float = 0.0
     waiting_secs: float = 0.0
     about: dict | None = None
-    algorithms: dict[str, str] = dataclasses.field(default_factory=dict)
     steps: tuple[int, int] | None = None
     stopped_by: str | None = None
     failure: str = ""

@@ -1,14 +1,14 @@
 """The one record through which layers and the training graph know each other.
 
 The training graph enters it for each tower that it builds; layers look at `current()`. It is empty elsewhere, such as
-in evaluation; only `choose` is there around a training graph, which hands it on to its towers.
+in evaluation.
 """
 
 import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -54,20 +54,6 @@ class Learning(NamedTuple):
     momentum: float | None = None
 
 
-class Trial(NamedTuple):
-    """The tensors that a layer's algorithms are timed with.
-
-    Attributes:
-      shapes: of each tensor.
-      dtype: of all of them.
-      trained: over tensors, whether the gradient for it is wanted.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: tf.DType
-    trained: tuple[bool, ...]
-
-
 @dataclasses.dataclass(frozen=True)
 class Context:
     """The tower that is being built.
@@ -81,7 +67,6 @@ class Context:
       learning: {variable's name: its rate}, of the variables created in blocks of layers.learning.
       draws: the random numbers of its layers; None where examples have no positions.
       drawn_by_tower: names of its layers' random numbers that nevertheless depend on the towers.
-      choose: chooses a layer's algorithm: (site, algorithms, trial) -> name, as for layers.fastest; None for the first.
       builds_keras: a Keras model is being built, whose variables do not come from get_variable.
     """
 
@@ -93,7 +78,6 @@ class Context:
     learning: dict[str, Learning] = dataclasses.field(default_factory=dict)
     draws: TowerDraws | None = None
     drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
-    choose: Callable[[str, Mapping[str, Callable], "Trial"], str] | None = None
     builds_keras: bool = False
 
     def of_tower(self, index: int, draws: TowerDraws | None = None):

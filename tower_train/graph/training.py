@@ -221,7 +221,6 @@ def _step_context(config: Config, devices: Devices, split: stream.Split, epochs_
         tower=split.first_tower,
         synchronized_towers=len(devices.towers) * split.num_workers if config.sync_batch_norm else 0,
         epochs_seen=epochs_seen,
-        choose=context.current().choose,
     )
 
 

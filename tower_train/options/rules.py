@@ -32,7 +32,6 @@ def check(config: Options) -> None:
         raise errors.ConfigError(f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too.")
     if config.lr_points is not None:
         parse_points(config.lr_points)
-    parse_algorithms(config.algorithms)
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
         raise errors.ConfigError(
@@ -57,19 +56,6 @@ def parse_points(text: str) -> tuple[tuple[float, float], ...]:
         points.append((share, value))
         before = share
     return tuple(points)
-
-
-def parse_algorithms(text: str) -> dict[str, str] | str:
-    """Reads --algorithms: {site: name}, or one name for all sites; or a ConfigError."""
-    if re.fullmatch(r"\w+", text):
-        return text
-    parts = [part.split("=") for part in text.split(",")]
-    if not all(len(part) == 2 and all(part) for part in parts) or len({site for site, _ in parts}) < len(parts):
-        raise errors.ConfigError(
-            f"--algorithms={text}: it must be auto, usual, the name of an algorithm, or SITE=NAME,... with each site "
-            "once, as the first lines of a run show them."
-        )
-    return dict(parts)
 
 
 def _check_workers(config: Options) -> None:

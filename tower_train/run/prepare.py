@@ -7,12 +7,11 @@ import hashlib
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
-from tower_train.graph import context, devices, summaries
+from tower_train.graph import devices, summaries
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
 from tower_train.run import (
-    algorithms,
     data_check,
     dtypes,
     input_stream,
@@ -31,7 +30,7 @@ from tower_train.workload import DataRequest, Examples, Workload
 class Start:
     """One start of a run in one worker, ready for its steps.
 
-    Its config has the final dtype, place of the variables, algorithms and workers. Other workers than the chief learn
+    Its config has the final dtype, place of the variables and workers. Other workers than the chief learn
     `steps_done`, the number of earlier steps, and `has_steps` when the start is announced. Only the chief has
     `resumed`, the checkpoint to begin at, `evaluations`, and the graph's `drawing` if the event files lack it.
     """
@@ -65,10 +64,8 @@ def prepare(
     """
     before = run_dir.read(directory.RUN)
     placed = membership.devices
-    # With --deterministic nothing is decided by a clock.
-    time_products = None if config.deterministic else functools.partial(algorithms.time_products, placed.session_config)
     began_with = before.get("config", {})
-    dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus, time_products)
+    dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus)
     config = dataclasses.replace(config, dtype=dtype)
     manifest.check_dataset(run_dir.path, before, workload)
     # The run keeps what `auto` chose at its first start.
@@ -78,10 +75,7 @@ def prepare(
     most = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)
     config, chosen = variable_update.resolve(config, began_with.get("variable_update"), most)
     config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, most))
-    chosen_algorithms = algorithms.chooser(config, before, examples.num_examples, membership)
-    with context.entered(context.Context(choose=chosen_algorithms.choose)):
-        graph = training_graph(workload, examples, config, placed)
-    config = dataclasses.replace(config, algorithms=chosen_algorithms.text)
+    graph = training_graph(workload, examples, config, placed)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
         workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
@@ -90,7 +84,6 @@ def prepare(
     run_json["data"]["order"] = graph.data_order
     notes += [
         *chosen,
-        *chosen_algorithms.notes(),
         *placed.notes,
         *graph.notes,
         *report.random_notes(graph.random_numbers),
@@ -102,9 +95,7 @@ def prepare(
 
 def rebuilt(start: Start, membership: SingleProcess) -> Start:
     """Returns the start with a graph for the membership's devices, which are others than when it was prepared."""
-    chooser = algorithms.again(start.config, membership)
-    with context.entered(context.Context(choose=chooser.choose)):
-        graph = training_graph(start.workload, start.examples, start.config, membership.devices)
+    graph = training_graph(start.workload, start.examples, start.config, membership.devices)
     if not start.is_chief:
         return dataclasses.replace(start, graph=graph)
     drawing = start.drawing and summaries.drawing(graph.graph)

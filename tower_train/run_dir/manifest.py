@@ -73,8 +73,7 @@ def hyperparameters(run_json: dict) -> dict[str, bool | float | str]:
 
 # Options whose values may differ between the workers of a cluster.
 _PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus", "intra_op_threads",
-        "inter_op_threads", "log_device_placement", "wait_for_workers", "on_worker_change",
-        "algorithms"}  # which a worker on GPUs has none of, unlike its chief on a CPU  # fmt: skip
+        "inter_op_threads", "log_device_placement", "wait_for_workers", "on_worker_change"}  # fmt: skip
 
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
@@ -159,5 +158,7 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
                 yield rule, f"--{field.name}", old[field.name], now[part][field.name]
     for name, value in _GONE.items():
         yield "same", f"--{name}", before.get("config", {}).get(name, value), value
+    if "=" in (algorithms := before.get("config", {}).get("algorithms", "")):  # an option of earlier versions
+        yield "note", "--algorithms", algorithms, "by dtype and processor"
     for name, old in before.get("versions", {}).items():
         yield "note", f"{name} version", old, now["versions"].get(name)
