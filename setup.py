@@ -33,8 +33,7 @@ setup(
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
     python_requires=">=3.10,<3.14",
     # The versions that were tested: tower_train/fronts/compat.py holds private names of both. On Python 3.10 Keras is
-    # 3.12, its last version there. requests comes with TensorFlow and rich (the progress bar) with Keras anyway; read1
-    # is from urllib3 2.2 on.
+    # 3.12, its last version there. requests comes with TensorFlow and rich (the progress bar) with Keras anyway.
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "keras>=3.12,<3.16",
@@ -43,7 +42,6 @@ setup(
         "pillow",
         "requests",
         "rich",
-        "urllib3>=2.2",
     ],  # fmt: skip
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],

@@ -36,7 +36,7 @@ class DownloadError(errors.DataError):
 
 
 def download(
-    data_dir: str | os.PathLike, archive: remote.RemoteFile = CIFAR10, connect_secs: float = 10, read_secs: float = 15
+    data_dir: str | os.PathLike, archive: remote.RemoteFile = CIFAR10, timeout_secs: float = 15
 ) -> pathlib.Path:
     """Makes `data_dir`/cifar-10-batches-bin, unless it is there, by downloading and unpacking an archive; returns it.
 
@@ -50,7 +50,7 @@ def download(
 
     def fill(partial: pathlib.Path) -> None:
         packed = partial / "archive.tar.gz"
-        remote.fetch(archive, packed, connect_secs, read_secs)
+        remote.fetch(archive, packed, timeout_secs)
         unpack(packed, partial)
         packed.unlink()
 

@@ -11,7 +11,7 @@ from tower_train.data import directories
 
 DATASETS = ("auto", "cifar10", "generated")
 
-_AUTO_CONNECT_SECS = 5  # a run that can do without the network waits less
+_AUTO_TIMEOUT_SECS = 5  # a run that can do without the network waits less
 
 
 def examples(request: workload.DataRequest) -> workload.Examples:
@@ -81,7 +81,7 @@ def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
 def _download_failure(directory: pathlib.Path) -> str | None:
     """Downloads CIFAR-10; returns the reason of a failure, or None."""
     try:
-        download.download(directory, connect_secs=_AUTO_CONNECT_SECS)
+        download.download(directory, timeout_secs=_AUTO_TIMEOUT_SECS)
     except download.DownloadError as error:
         return error.reason
     return None

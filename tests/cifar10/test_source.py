@@ -84,8 +84,8 @@ def test_auto_waits_for_the_network_once(default_dir, drawn_dir, monkeypatch):
     shutil.copytree(drawn_dir, default_dir)
     calls = []
 
-    def slow(directory, connect_secs):
-        calls.append(connect_secs)
+    def slow(directory, timeout_secs):
+        calls.append(timeout_secs)
         time.sleep(0.01)
         raise download.DownloadError(URL, directory / download.FOLDER, "no answer")
 

@@ -109,27 +109,24 @@ def claim(path, offset, length):
 RECORD = 52 + 16  # bytes of one of these records, with what surrounds its content
 
 DAMAGES = {
-    "a bit of the content": (lambda path: flip(path, 3 * RECORD + 20), 3 * RECORD, "is damaged: a checksum is wrong"),
-    "a bit of the length": (lambda path: flip(path, 3 * RECORD), 3 * RECORD, "is damaged: a checksum is wrong"),
-    "a bit of a checksum": (lambda path: flip(path, 4 * RECORD - 1), 3 * RECORD, "is damaged: a checksum is wrong"),
-    "a lost end": (lambda path: path.write_bytes(path.read_bytes()[: 9 * RECORD + 30]), 9 * RECORD, "is cut off"),
-    "a length of 2**40": (lambda path: claim(path, 3 * RECORD, 2**40), 3 * RECORD, "is cut off"),
-    "a length of 2**62": (lambda path: claim(path, 3 * RECORD, 2**62), 3 * RECORD, "is cut off"),
-    "a length of 2**64 - 9": (lambda path: claim(path, 0, 2**64 - 9), 0, "is cut off"),
-    "another format": (lambda path: path.write_bytes(b"1,2,3\n" * 99), 0, "is damaged: a checksum is wrong"),
+    "a bit of the content": (lambda path: flip(path, 3 * RECORD + 20), 3 * RECORD),
+    "a bit of the length": (lambda path: flip(path, 3 * RECORD), 3 * RECORD),
+    "a bit of a checksum": (lambda path: flip(path, 4 * RECORD - 1), 3 * RECORD),
+    "a lost end": (lambda path: path.write_bytes(path.read_bytes()[: 9 * RECORD + 30]), 9 * RECORD),
+    "a length of 2**40": (lambda path: claim(path, 3 * RECORD, 2**40), 3 * RECORD),
+    "a length of 2**62": (lambda path: claim(path, 3 * RECORD, 2**62), 3 * RECORD),
+    "a length of 2**64 - 9": (lambda path: claim(path, 0, 2**64 - 9), 0),
+    "another format": (lambda path: path.write_bytes(b"1,2,3\n" * 99), 0),
 }
 
 
-@pytest.mark.parametrize(("damage", "offset", "what"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_record_is_named_by_file_and_offset(damage, offset, what, folder):
+@pytest.mark.parametrize(("damage", "offset"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_record_is_named_by_file_and_offset(damage, offset, folder):
     path = folder / "train-0.tfrecord"
     assert path.stat().st_size == 10 * RECORD
     damage(path)
-    with pytest.raises(tf_records.DamagedRecordError) as error:
+    with pytest.raises(errors.DataError, match=f"^{path}: the record at byte offset {offset} is damaged or cut off"):
         tf_records.examples("toy", folder / "train-*.tfrecord", parse)
-    assert (error.value.path, error.value.offset) == (str(path), offset)
-    assert str(error.value).startswith(f"{path}: the record at byte offset {offset} {what}. ")
-    assert isinstance(error.value, errors.DataError)
 
 
 def test_a_length_that_is_claimed_is_as_tensorflow_writes_it(folder):
@@ -142,9 +139,8 @@ def test_a_length_that_is_claimed_is_as_tensorflow_writes_it(folder):
 def test_a_compressed_file_is_told_from_a_damaged_one(kind, tmp_path):
     features, labels = element_workloads.arrays("train")
     write(tmp_path / "a", features, labels, kind)
-    with pytest.raises(errors.DataError, match=rf"is compressed \({kind}\)") as error:
+    with pytest.raises(errors.DataError, match=rf"is compressed \({kind}\)"):
         tf_records.examples("toy", tmp_path / "a", parse)
-    assert not isinstance(error.value, tf_records.DamagedRecordError)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
 """Folders that appear whole or not at all, whichever processes are killed or want the same one."""
 
-import contextlib
 import fcntl
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tower_train import console, locks
-
-_PARTIAL_SUFFIX = ".partial"
 
 
 def publish_folder(
@@ -31,43 +28,28 @@ def publish_folder(
     """
     if is_complete(folder):  # also where nothing may be written
         return
-    partial = folder.with_name(f".{folder.name}{_PARTIAL_SUFFIX}")
+    partial, path = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "lock"))
     with locks.made(folder.parent):
-        while True:
-            with _turn(folder) as is_ours:
-                if is_complete(folder):
-                    return
-                if is_ours:
+        while not is_complete(folder):
+            with open(path, "ab") as lock:
+                _wait_for(lock, folder)
+                if not locks.is_at(lock, path):  # removed by its last holder, who is done
+                    continue
+                try:
                     return _make(folder, partial, fill)
-
-
-@contextlib.contextmanager
-def _turn(folder: pathlib.Path) -> Iterator[bool]:
-    """Waits for the processes that make a folder; yields whether it is now this one's turn.
-
-    It is not if the previous process has removed the lock file, as each does in the end.
-    """
-    path = folder.with_name(f".{folder.name}.lock")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as lock:
-        _wait_for(lock, folder)
-        is_ours = locks.is_at(lock, path)
-        try:
-            yield is_ours
-        finally:
-            if is_ours:
-                path.unlink(missing_ok=True)
+                finally:
+                    path.unlink(missing_ok=True)
 
 
 def _make(folder: pathlib.Path, partial: pathlib.Path, fill: Callable[[pathlib.Path], None]) -> None:
-    _remove(partial)
+    shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir()
         fill(partial)
-        _remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         os.rename(partial, folder)
     finally:
-        _remove(partial)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _wait_for(lock, folder: pathlib.Path) -> None:
@@ -76,8 +58,3 @@ def _wait_for(lock, folder: pathlib.Path) -> None:
     except BlockingIOError:
         console.notice(f"Another process is making {folder}; waiting for it.")
         fcntl.flock(lock, fcntl.LOCK_EX)
-
-
-def _remove(folder: pathlib.Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)

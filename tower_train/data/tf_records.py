@@ -7,13 +7,10 @@ checksums in that first reading. Later readings compare a CRC-32 of the content,
 
 import contextlib
 import dataclasses
-import errno
 import glob
 import hashlib
-import itertools
 import os
 import stat
-import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -25,23 +22,7 @@ from tower_train import errors, host
 from tower_train.examples import Examples
 
 _HEADER, _FOOTER = 12, 4  # bytes around a record's content
-_WRONG, _CUT_OFF = "is damaged: a checksum is wrong", "is cut off"
 _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x01": "ZLIB", b"\x78\x9c": "ZLIB", b"\x78\xda": "ZLIB"}
-
-
-class DamagedRecordError(errors.DataError):
-    """A record that is not what was written.
-
-    Attributes:
-      path: of its file.
-      offset: of its beginning, in bytes.
-    """
-
-    def __init__(self, path: str, offset: int, what: str):
-        super().__init__(
-            f"{path}: the record at byte offset {offset} {what}. Replace the file with a whole copy, or leave it out."
-        )
-        self.path, self.offset = path, offset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +44,7 @@ class Index:
     checksums: np.ndarray
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """Reads the contents of records: bytes objects [batch]; DamagedRecordError if a file changed since it was
-        indexed."""
+        """Reads the contents of records: bytes objects [batch]; DataError if a file changed since it was indexed."""
         return np.array([self._read_one(int(index)) for index in indices], object)
 
     def fingerprint(self) -> str:
@@ -77,16 +57,13 @@ class Index:
     def _read_one(self, index: int) -> bytes:
         path, offset = self.paths[self.files[index]], int(self.offsets[index])
         try:
-            # Opened each time, for 3 microseconds, since there may be more files than a process may have open.
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                content = os.pread(file, int(self.lengths[index]), offset)
-            finally:
-                os.close(file)
+            # Opened each time, for microseconds, since there may be more files than a process may have open.
+            with open(path, "rb", buffering=0) as file:
+                content = os.pread(file.fileno(), int(self.lengths[index]), offset)
         except OSError as error:
             raise errors.DataError(f"{path}: cannot be read: {error.strerror}.") from None
         if zlib.crc32(content) != self.checksums[index]:
-            raise DamagedRecordError(path, offset - _HEADER, "changed since training began")
+            raise _damage(path, offset - _HEADER, "changed since training began")
         return content
 
 
@@ -109,8 +86,7 @@ def examples(
       parallel_steps: steps whose records are parsed at the same time; None: as the cores can.
 
     Raises:
-      DataError: no such file, one that cannot be read or is compressed, or no records.
-      DamagedRecordError: a record is damaged or cut off.
+      DataError: no such file, one that cannot be read or is compressed, no records, or one that is damaged or cut off.
     """
     index = _index_of(_matching(name, patterns))
 
@@ -162,59 +138,38 @@ def _matching(name: str, patterns) -> list[str]:
 
 def _scan(path: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns (int64 lengths, uint32 checksums) of the records of one file."""
-    lengths: list[int] = []
-    checksums: list[int] = []
+    lengths, checksums, offset = [], [], 0
     try:
-        lengths, fault = _layout(path)
-        for content in itertools.islice(tf.compat.v1.io.tf_record_iterator(path), len(lengths)):
-            checksums.append(zlib.crc32(content))
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise errors.DataError(f"{path}: cannot be read: it is no file of bytes on a disk.")
+        records = tf.compat.v1.io.tf_record_iterator(path)
+        with open(path, "rb", buffering=0) as file:
+            while offset < status.st_size:
+                length = int.from_bytes(os.pread(file.fileno(), 8, offset), "little")
+                following = offset + _HEADER + length + _FOOTER
+                # TensorFlow ends the process at a length that no memory can hold.
+                if following > status.st_size or (content := next(records, None)) is None:
+                    raise tf.errors.DataLossError(None, None, "")
+                lengths.append(length)
+                checksums.append(zlib.crc32(content))
+                offset = following
     except tf.errors.DataLossError:
-        fault = _WRONG
-    except (tf.errors.OpError, OSError) as error:
-        reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
-        raise errors.DataError(f"{path}: cannot be read: {reason}.") from None
-    if fault:
-        offset = sum(lengths[: len(checksums)]) + len(checksums) * (_HEADER + _FOOTER)
         if not offset and (kind := _compression(path)):
             raise errors.DataError(
                 f"{path}: is compressed ({kind}), so its records cannot be fetched by index. Decompress it, or give "
                 f"tf.data.TFRecordDataset(paths, {kind!r}) to tower_train.data.tf_data."
-            )
-        raise DamagedRecordError(path, offset, fault)
+            ) from None
+        raise _damage(path, offset, "is damaged or cut off") from None
+    except (tf.errors.OpError, OSError) as error:
+        raise errors.DataError(f"{path}: cannot be read: {errors.reason(error)}.") from None
     return np.array(lengths, np.int64), np.array(checksums, np.uint32)
 
 
-def _layout(path: str) -> tuple[list[int], str]:
-    """Returns the lengths of a file's records, as far as it holds them, and the fault of the next one, or "".
-
-    TensorFlow ends the process at a length that no memory can hold.
-    """
-    lengths, offset = [], 0
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no file of bytes on a disk")
-        while (left := status.st_size - offset) > 0:
-            header = os.pread(file.fileno(), _HEADER, offset)
-            if len(header) < _HEADER:
-                return lengths, _CUT_OFF
-            length, checksum = struct.unpack("<QI", header)
-            if length > left - _HEADER - _FOOTER:
-                return lengths, _CUT_OFF if checksum == _masked_crc32c(header[:8]) else _WRONG
-            lengths.append(length)
-            offset += _HEADER + length + _FOOTER
-    return lengths, ""
-
-
-def _masked_crc32c(data: bytes) -> int:
-    """Returns the format's checksum (the same page), bit by bit, which suffices for a few bytes."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+def _damage(path: str, offset: int, what: str) -> errors.DataError:
+    return errors.DataError(
+        f"{path}: the record at byte offset {offset} {what}. Replace the file with a whole copy, or leave it out."
+    )
 
 
 @contextlib.contextmanager
