@@ -33,7 +33,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
       ConfigError: as command_line.parse; or no such workload or recipe, or a workload with an option of the trainer.
     """
     trainers = command_line.fields_of(Config, RecipeOptions)
-    first = command_line.given(argv, trainers, known_only=True)
+    first = command_line.parse_values(argv, trainers, known_only=True)
     if not first.keys() & {"workload", "recipe"}:
         command_line.answer_help(argv, trainers, USAGE, MOST_USED)
     # Not yet a Config: the workload's recipe may complete the options that go together.
@@ -47,15 +47,15 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
         raise errors.ConfigError(
             f"--workload={path} has an option --{taken[0]}, as the trainer has. Give it another name."
         )
-    given = command_line.given(argv, trainers | fields, known_only=command_line.asks_for_help(argv))
-    recipe = given.pop("recipe", None)
-    chosen = {name: given.pop(name) for name in fields if name in given}
+    values = command_line.parse_values(argv, trainers | fields, known_only=command_line.asks_for_help(argv))
+    recipe = values.pop("recipe", None)
+    chosen = {name: values.pop(name) for name in fields if name in values}
     if recipe is not None:
         chosen = workload.recipe_options(recipe, chosen)
     workload = workload.with_options(chosen)
     usage = f"{USAGE}\n{_recipes(workload)}"
     command_line.answer_help(argv, trainers | fields, usage, MOST_USED, {**workload.recipe, **chosen})
-    return workload.config(**given), chosen
+    return workload.config(**values), chosen
 
 
 def _recipes(workload) -> str:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tower_train import config, errors
 from tower_train.examples import DataRequest, Examples, Tensors
 from tower_train.measures import BETTER, HIGHER, LOWER, classification_metrics, softmax_cross_entropy
-from tower_train.options import Options, declare
+from tower_train.options import Options, declare, renamed
 
 
 class Draws(Protocol):
@@ -97,9 +97,10 @@ class Workload:
     def with_options(self, values: Mapping[str, Any]) -> "Workload":
         """Returns this workload with some of its own options changed, by name; ConfigError for an unknown option or a
         bad value."""
-        there = [field.name for field in dataclasses.fields(self.options)] if self.options else []
+        fields = dataclasses.fields(self.options) if self.options else ()
+        there = [field.name for field in fields]
         for name in values:
-            if name not in there:
+            if name not in (*there, *declare.new_names(fields)):
                 raise errors.ConfigError(
                     f"workload {self.name} has no option {name!r}. Its options are: {', '.join(there) or 'none'}."
                 )
@@ -132,10 +133,10 @@ class Workload:
             f"--dataset={dataset}: workload {self.name} knows {', '.join(self.datasets)}. Choose one of them."
         )
 
-    def config(self, **given) -> config.Config:
-        """Makes a Config of the given options, of this workload's recipe as far as they leave it a use, and of
-        defaults."""
-        return config.Config(**(declare.without_useless(config.Config, self.recipe, given) | given))
+    def config(self, **options) -> config.Config:
+        """Makes a Config of these options, of this workload's recipe as far as they leave it a use, and of defaults."""
+        options = renamed.with_new_names(options, declare.new_names(dataclasses.fields(config.Config)))
+        return config.Config(**(declare.without_useless(config.Config, self.recipe, options) | options))
 
 
 def load(path: str, train_dir: str | None = None) -> Workload:

@@ -1,7 +1,6 @@
 """The command line is the options of config.py, answers --help at once, and puts a mistake into one line."""
 
 import dataclasses
-import gc
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import jobs
 import pytest
 
-from tower_train import __main__, console, errors
+from tower_train import __main__, errors
 from tower_train.config import MOST_USED, Config, EvaluateOptions, ExportOptions, PredictOptions, RecipeOptions
 from tower_train.options import command_line
 
@@ -214,32 +213,3 @@ def test_an_option_without_its_value_is_named():
 def test_bad_values_are_refused_with_what_is_allowed():
     assert refusal("--override=maybe") == "--override=maybe: it must be true or false."
     assert refusal("--max_steps=3", "--epochs=1").startswith("--max_steps=3 and --epochs=1 both say when to stop.")
-
-
-def test_modules_are_put_off_until_something_of_them_is_used(tmp_path, monkeypatch):
-    (tmp_path / "late").mkdir()
-    (tmp_path / "late" / "__init__.py").touch()
-    (tmp_path / "late" / "child.py").write_text("value = 7\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with command_line._imported_later("late", "late.child"):
-        import late.child as child
-        from late import child as same
-    assert child is same and not {"late", "late.child"} & set(sys.modules)
-    assert child.value == 7 and sys.modules["late.child"].value == 7
-    with pytest.raises(AttributeError, match="other"):
-        child.other  # noqa: B018
-
-
-def test_no_garbage_is_collected_while_tensorflow_is_imported():
-    frozen = gc.get_freeze_count()
-    with command_line._collecting_no_garbage():
-        assert not gc.isenabled()
-    assert gc.isenabled() and gc.get_freeze_count() > frozen
-
-
-def test_standard_error_is_given_back_with_all_that_was_said_before_a_failure(capfd):
-    with pytest.raises(ValueError), console.stderr_in_file():
-        os.write(2, b"the reason\n")
-        raise ValueError
-    os.write(2, b"later\n")
-    assert capfd.readouterr() == ("", "the reason\nlater\n")

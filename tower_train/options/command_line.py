@@ -1,29 +1,24 @@
 """Command lines: options, --help, and errors as one line and an exit status. No TensorFlow here."""
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import functools
-import gc
-import importlib.util
 import os
 import re
 import shutil
 import signal
 import sys
 import textwrap
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
 from tower_train import console, errors, host
-from tower_train.options import Options, as_text, declare
+from tower_train.options import Options, as_text, declare, renamed
 
-# Which TensorFlow imports with Keras: a seventh of the time.
-_ONLY_KERAS_PLOTS = "matplotlib", "matplotlib.patches", "matplotlib.pyplot"
+Fields = dict[str, dataclasses.Field]
 
 
 def parse(argv: Sequence[str], options_class: type[Options], usage: str) -> Options:
@@ -31,25 +26,40 @@ def parse(argv: Sequence[str], options_class: type[Options], usage: str) -> Opti
 
     Args:
       argv: the command line, with the program's name in front.
+      options_class: makes the options.
       usage: paragraphs about the command, for --help.
 
     Raises:
       ConfigError: an unknown option, a bad value, or a word that is no option.
     """
-    fields = fields_of(options_class)
-    answer_help(argv, fields, usage)
-    return options_class(**given(argv, fields))
+    options, words = parse_with_files(argv, options_class, usage)
+    _refuse_words(words)
+    return options
 
 
 def parse_with_files(argv: Sequence[str], options_class: type[Options], usage: str) -> tuple[Options, list[str]]:
     """As `parse`, for a command that takes files too; returns the options and the words that are none."""
     fields = fields_of(options_class)
     answer_help(argv, fields, usage)
-    values, files = _read(argv, fields, known_only=False)
-    return options_class(**values), files
+    values, words = _read(argv, fields)
+    return options_class(**values), words
 
 
-def fields_of(*options_classes: type[Options]) -> dict[str, dataclasses.Field]:
+def parse_values(argv: Sequence[str], fields: Fields, known_only: bool = False) -> dict[str, Any]:
+    """Returns the options {name: value} of a command line. Raises ConfigError as `parse`.
+
+    Args:
+      argv: the command line, with the program's name in front.
+      fields: all options by name.
+      known_only: ignore unknown options and words that are no options.
+    """
+    values, words = _read(argv, fields, known_only)
+    if not known_only:
+        _refuse_words(words)
+    return values
+
+
+def fields_of(*options_classes: type[Options]) -> Fields:
     """Returns the options of several classes by name."""
     return {field.name: field for options_class in options_classes for field in dataclasses.fields(options_class)}
 
@@ -60,37 +70,25 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 
 def answer_help(
-    argv: Sequence[str], fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = (),
-    defaults: Mapping[str, Any] = {},
-) -> None:  # fmt: skip
-    """Prints --help and leaves if that is asked for. Arguments as of `help_text`."""
+    argv: Sequence[str], fields: Fields, usage: str, most_used: Sequence[str] = (), defaults: Mapping[str, Any] = {}
+) -> None:
+    """Prints --help and leaves if that is asked for. Arguments as of `_help_text`."""
     if asks_for_help(argv):
-        console.say(help_text(fields, usage, most_used, defaults))
+        console.say(_help_text(fields, usage, most_used, defaults))
         sys.exit(0)
 
 
-def given(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool = False) -> dict:
-    """Returns the options {name: value} that a command line gives. Raises ConfigError as `parse`.
-
-    Args:
-      fields: all options by name.
-      known_only: ignore unknown options and words that are no options.
-    """
-    values, rest = _read(argv, fields, known_only)
-    if rest and not known_only:
-        raise errors.ConfigError(f"{rest[0]!r} is no option. Options begin with --; --help lists them.")
-    return values
-
-
-def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only: bool) -> tuple[dict, list[str]]:
+def _read(argv: Sequence[str], fields: Fields, known_only: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Returns the options {name: value}, and the words that are none."""
-    words = flags.FlagValues()
-    words.set_gnu_getopt(True)  # options may follow other words
-    for name, field in fields.items():
+    new_names = declare.new_names(fields.values())
+    by_any_name = fields | {old: fields[name] for old, name in new_names.items()}
+    read = flags.FlagValues()
+    read.set_gnu_getopt(True)  # options may follow other words
+    for name, field in by_any_name.items():
         is_switch = declare.kind_of(field) is bool
-        flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), words)
+        flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), read)
     try:
-        rest = words(list(argv), known_only=known_only)[1:]
+        words = read(list(argv), known_only=known_only)[1:]
     except flags.UnrecognizedFlagError as error:
         near = difflib.get_close_matches(error.flagname, fields, n=1)
         meant = f" Did you mean --{near[0]}?" if near else ""
@@ -100,20 +98,23 @@ def _read(argv: Sequence[str], fields: dict[str, dataclasses.Field], known_only:
         raise errors.ConfigError(f"{reason}. --help lists the options.") from None
     except UnicodeDecodeError:
         raise errors.ConfigError("a --flagfile holds bytes that are no text in UTF-8. Mend it.") from None
-    return {
-        name: declare.parse(field, words[name].value) for name, field in fields.items() if words[name].present
-    }, rest
+    values = {name: declare.parse(field, read[name].value) for name, field in by_any_name.items() if read[name].present}
+    return renamed.with_new_names(values, new_names, "--"), words
 
 
-def help_text(
-    fields: dict[str, dataclasses.Field], usage: str, most_used: Sequence[str] = (), defaults: Mapping[str, Any] = {}
-) -> str:
+def _refuse_words(words: Sequence[str]) -> None:
+    if words:
+        raise errors.ConfigError(f"{words[0]!r} is no option. Options begin with --; --help lists them.")
+
+
+def _help_text(fields: Fields, usage: str, most_used: Sequence[str] = (), defaults: Mapping[str, Any] = {}) -> str:
     """Lists all options with their defaults under the headings of their groups, as wide as the terminal.
 
     Args:
+      fields: all options by name.
       usage: paragraphs, separated by empty lines.
       most_used: names of options that come first, under a heading of their own.
-      defaults: {name: value}, in place of the options' own.
+      defaults: {name: value}, instead of the options' own.
     """
     width = max(60, min(shutil.get_terminal_size((110, 24)).columns, 120))
     fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
@@ -126,7 +127,7 @@ def help_text(
         lines = [
             fill(_about(field, defaults), initial_indent=f"  --{field.name:<28}", subsequent_indent=" " * 32)
             for field in members
-        ]  # fmt: skip
+        ]
         parts.append("\n".join([f"{group}:", *lines]))
     parts.append(fill(
         "Defaults are in [brackets], or in (parentheses) if they follow from something else. Switches are off unless "
@@ -186,59 +187,16 @@ def start_again(environment: Mapping[str, str]) -> None:
 
 
 def import_tensorflow(talkative: bool = False) -> None:
-    """Imports TensorFlow in two thirds of the time, without its remarks on stderr about a missing NVIDIA driver.
+    """Imports TensorFlow without its remarks on stderr about a missing NVIDIA driver.
 
     They stay if there is a driver, if talkative, and if the import fails, since they then say why.
     """
     if talkative or os.path.exists(host.NVIDIA_DRIVER):
-        with _collecting_no_garbage(), _imported_later(*_ONLY_KERAS_PLOTS):
-            import tensorflow  # noqa: F401
+        import tensorflow  # noqa: F401
 
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
-    with console.stderr_in_file(), _collecting_no_garbage(), _imported_later(*_ONLY_KERAS_PLOTS):
+    with console.stderr_in_file():
         import tensorflow
 
         tensorflow.config.list_physical_devices("GPU")  # remarks come with its first use
-
-
-@contextlib.contextmanager
-def _collecting_no_garbage() -> Iterator[None]:
-    """Collects no garbage within this block, which took a fifth of the import, and never looks through what it made:
-    that took a tenth of building a graph."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
-
-
-@contextlib.contextmanager
-def _imported_later(*names: str) -> Iterator[None]:
-    """Lets imports within this block put off these modules, parents first, to when something of them is used."""
-    stand_ins = {} if names[0] in sys.modules or not importlib.util.find_spec(names[0]) else {
-        name: _ImportedLater(name) for name in names
-    }  # fmt: skip
-    for name, stand_in in stand_ins.items():
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(stand_ins[parent], child, stand_in)
-    sys.modules.update(stand_ins)
-    try:
-        yield
-    finally:
-        for name, stand_in in stand_ins.items():
-            if sys.modules.get(name) is stand_in:
-                del sys.modules[name]
-
-
-class _ImportedLater(types.ModuleType):
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)

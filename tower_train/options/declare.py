@@ -10,10 +10,11 @@ import operator
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tower_train import errors
+from tower_train.options import renamed
 
 TOWERS, MACHINES, DATA, TRAINING = "Towers and devices", "Several machines", "Data", "Training"
 LEARNING_RATE, OPTIMIZER, ARITHMETIC = "Learning rate", "Optimizer", "Arithmetic and repeatability"
@@ -28,19 +29,9 @@ _MOST = 2**63 - 1  # TensorFlow has no larger whole number
 
 
 def option(
-    default,
-    help,
-    group,
-    *,
-    choices=(),
-    minimum=None,
-    above=None,
-    maximum=None,
-    below=None,
-    resume="free",
-    needs=(),
-    instead_of=(),
-):
+    default, help, group, *, choices=(), minimum=None, above=None, maximum=None, below=None, resume="free", needs=(),
+    instead_of=(), was=None,
+):  # fmt: skip
     """Declares one field of an options class.
 
     Args:
@@ -55,16 +46,19 @@ def option(
       needs: (another option, the values of it that give this one a use), by default any true value. E.g.
         ("optimizer", "momentum", "lars").
       instead_of: (another option that says the same, what both say). Only one of them may be given.
+      was: the old name, which still works and says once what it is called now.
     """
-    about = dict(
-        help=help, group=group, choices=choices, minimum=minimum, above=above, maximum=maximum, below=below,
-        resume=resume, needs=needs, instead_of=instead_of,
-    )  # fmt: skip
-    return dataclasses.field(default=default, metadata=about)
+    metadata = dict(locals())  # all arguments
+    return dataclasses.field(default=metadata.pop("default"), metadata=metadata)
+
+
+class _TakesOldNames(type):
+    def __call__(cls, *args, **values):
+        return super().__call__(*args, **renamed.with_new_names(values, new_names(dataclasses.fields(cls))))
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(metaclass=_TakesOldNames):
     """Base of the options classes, which checks all values when it is created.
 
     Raises:
@@ -83,18 +77,24 @@ class Options:
         """Checks rules between options that they cannot declare."""
 
 
+def new_names(fields: Iterable[dataclasses.Field]) -> dict[str, str]:
+    """Returns {old name: name} of the options that had another name."""
+    return {field.metadata["was"]: field.name for field in fields if field.metadata["was"]}
+
+
 def without_useless(
-    options_class: type[Options], recipe: Mapping[str, Any], given: Mapping[str, Any]
+    options_class: type[Options], recipe: Mapping[str, Any], chosen: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns a recipe {name: value} without the options that those given by the user make useless."""
-    useless = set()
-    for field in dataclasses.fields(options_class):
-        if not _is_of_use(field, given):
+    """Returns a recipe {name: value} without the options that those chosen by the user make useless."""
+    useless, fields = set(), dataclasses.fields(options_class)
+    for field in fields:
+        if not _is_of_use(field, chosen):
             useless.add(field.name)
         if field.metadata["instead_of"]:
             other = field.metadata["instead_of"][0]
-            useless |= {left for left, taken in ((field.name, other), (other, field.name)) if given.get(taken)}
-    return {name: value for name, value in recipe.items() if name not in useless}
+            useless |= {left for left, taken in ((field.name, other), (other, field.name)) if chosen.get(taken)}
+    return {name: value for name, value in renamed.with_new_names(recipe, new_names(fields)).items()
+            if name not in useless}  # fmt: skip
 
 
 def parse(field: dataclasses.Field, text: str):

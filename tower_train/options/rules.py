@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tower_train import errors
 from tower_train.options import Options, as_text
@@ -10,34 +10,70 @@ from tower_train.options import Options, as_text
 
 def check(config: Options) -> None:
     """Raises ConfigError for options of a Config that exclude or need each other."""
-    is_given = config.train_eval_examples not in (0, type(config).train_eval_examples)
-    if is_given and not (config.eval_every_steps or config.eval_at_end):
-        raise errors.ConfigError(
+    for conflict in _conflicts(config):
+        raise errors.ConfigError(conflict)
+    if config.lr_points is not None:
+        parse_points(config.lr_points)
+    check_hosts(_hosts(config), f"--worker_hosts={config.worker_hosts}")
+
+
+def _conflicts(config: Options) -> Iterator[str]:
+    if config.train_eval_examples not in (0, type(config).train_eval_examples) and not (
+        config.eval_every_steps or config.eval_at_end
+    ):
+        yield (
             f"--train_eval_examples={config.train_eval_examples} is for evaluations during training. Say when with "
             "--eval_every_steps or --eval_at_end."
         )
     if config.global_batch_size and config.global_batch_size % config.batches_per_step:
-        raise errors.ConfigError(
+        yield (
             f"--global_batch_size={config.global_batch_size} cannot be shared out evenly among {config.num_workers} "
             f"workers x {config.num_towers} towers x {config.accumulate_steps} batches each. Choose a multiple of "
             f"{config.batches_per_step}."
         )
     if config.sync_batch_norm and config.accumulate_steps > 1:
-        raise errors.ConfigError(
+        yield (
             f"--sync_batch_norm and --accumulate_steps={config.accumulate_steps} exclude each other: one tower's "
             "batches come after each other, so they cannot share statistics."
         )
     needed = {"piecewise": "lr_boundaries", "points": "lr_points"}.get(config.lr_schedule)
     if needed and getattr(config, needed) is None:
-        raise errors.ConfigError(f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too.")
-    if config.lr_points is not None:
-        parse_points(config.lr_points)
+        yield f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too."
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
-        raise errors.ConfigError(
-            f"--profile_steps={as_text(steps)}: give the first step and the last, as in --profile_steps=10,20."
+        yield f"--profile_steps={as_text(steps)}: give the first step and the last, as in --profile_steps=10,20."
+    hosts, index = _hosts(config), config.task_index
+    if bool(hosts) != (index is not None) or (hosts and index >= len(hosts)):
+        yield (
+            f"--worker_hosts={config.worker_hosts} and --task_index={index}: give both, the index from 0 to the number "
+            "of hosts less one."
         )
-    _check_workers(config)
+    if config.elastic is not None:
+        yield from _elastic_conflicts(config, len(hosts))
+
+
+def _elastic_conflicts(config: Options, num_hosts: int) -> Iterator[str]:
+    least, most = parse_elastic(config.elastic)
+    shown = f"--elastic={config.elastic}"
+    if num_hosts and most > num_hosts:
+        yield f"{shown}: there are {num_hosts} workers. Give a MAX of at most {num_hosts}, or name more hosts."
+    if config.wait_for_workers:
+        yield f"{shown} and --wait_for_workers both say what to do about a missing worker. Give one of them."
+    if config.sync_batch_norm:
+        yield (
+            f"{shown} and --sync_batch_norm exclude each other: fewer workers take several batches one after the "
+            "other, which cannot share statistics. Leave one of them out."
+        )
+    for name in ("check_mirrors_every_steps", "all_reduce_dtype"):
+        if least == 1 and getattr(config, name) != getattr(type(config), name):
+            yield (
+                f"{shown}: --{name} is for several copies of the variables, and one worker may have a single one. Give "
+                "a MIN of at least 2, or leave that out."
+            )
+
+
+def _hosts(config: Options) -> list[str]:
+    return config.worker_hosts.split(",") if config.worker_hosts is not None else []
 
 
 def parse_points(text: str) -> tuple[tuple[float, float], ...]:
@@ -56,42 +92,6 @@ def parse_points(text: str) -> tuple[tuple[float, float], ...]:
         points.append((share, value))
         before = share
     return tuple(points)
-
-
-def _check_workers(config: Options) -> None:
-    hosts = config.worker_hosts.split(",") if config.worker_hosts is not None else []
-    if bool(hosts) != (config.task_index is not None) or (hosts and config.task_index >= len(hosts)):
-        raise errors.ConfigError(
-            f"--worker_hosts={config.worker_hosts} and --task_index={config.task_index}: give both, the index from 0 "
-            "to the number of hosts less one."
-        )
-    check_hosts(hosts, f"--worker_hosts={config.worker_hosts}")
-    if config.elastic is not None:
-        _check_elastic(config, len(hosts))
-
-
-def _check_elastic(config: Options, num_hosts: int) -> None:
-    least, most = parse_elastic(config.elastic)
-    shown = f"--elastic={config.elastic}"
-    if num_hosts and most > num_hosts:
-        raise errors.ConfigError(
-            f"{shown}: there are {num_hosts} workers. Give a MAX of at most {num_hosts}, or name more hosts."
-        )
-    if config.wait_for_workers:
-        raise errors.ConfigError(
-            f"{shown} and --wait_for_workers both say what to do about a missing worker. Give one of them."
-        )
-    if config.sync_batch_norm:
-        raise errors.ConfigError(
-            f"{shown} and --sync_batch_norm exclude each other: fewer workers take several batches one after the "
-            "other, which cannot share statistics. Leave one of them out."
-        )
-    for name in ("check_mirrors_every_steps", "all_reduce_dtype"):
-        if least == 1 and getattr(config, name) != getattr(type(config), name):
-            raise errors.ConfigError(
-                f"{shown}: --{name} is for several copies of the variables, and one worker may have a single one. Give "
-                "a MIN of at least 2, or leave that out."
-            )
 
 
 def parse_elastic(text: str) -> tuple[int, int]:

@@ -38,6 +38,9 @@ def read(path: pathlib.Path) -> dict:
     try:
         content = json.loads(path.read_bytes())
         _check_type(content, _FIELDS.get(path.name, dict))
+        if path.name == RUN:
+            renamed = declare.new_names(dataclasses.fields(Config))
+            content["config"] = {renamed.get(name, name): value for name, value in content["config"].items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

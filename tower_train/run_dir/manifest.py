@@ -154,8 +154,9 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
     for part, options in (("config", Config), ("workload_options", workload_options)):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})
-            if rule != "free" and field.name in old:
-                yield rule, f"--{field.name}", old[field.name], now[part][field.name]
+            name = field.name if field.name in old else field.metadata["was"]
+            if rule != "free" and name in old:
+                yield rule, f"--{field.name}", old[name], now[part][field.name]
     for name, value in _GONE.items():
         yield "same", f"--{name}", before.get("config", {}).get(name, value), value
     if "=" in (algorithms := before.get("config", {}).get("algorithms", "")):  # an option of earlier versions

@@ -1,0 +1,77 @@
+"""Options and arguments that have another name now are taken by the old one too, and say once what they are called."""
+
+import dataclasses
+
+import pytest
+
+from tower_train.options import DATA, Options, command_line, option, renamed
+from tower_train.run_dir import manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Tea(Options):
+    leaf: str = option("green", "which", DATA, was="kind", resume="same")
+    sweet: bool = option(False, "with sugar", DATA, was="sugar")
+    spoons: int = option(1, "of it", DATA, needs=("sweet",), was="lumps")
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_yet():
+    renamed._say_once.cache_clear()
+
+
+def parse(*words):
+    return command_line.parse(["tea", *words], Tea, "usage")
+
+
+def test_an_old_name_on_a_command_line_is_the_option_and_says_so_once(capsys):
+    for _ in range(2):
+        assert parse("--kind=black", "--sugar", "--spoons=2") == Tea("black", True, 2)
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        "tower_train: --kind is now called --leaf; please use that name.",
+        "tower_train: --sugar is now called --sweet; please use that name.",
+    ]
+    assert parse("--leaf=mint", "--nosugar") == Tea("mint", False)
+
+
+def test_the_present_name_says_nothing_and_help_knows_only_that(capsys):
+    assert parse("--leaf=mint").leaf == "mint"
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert "--leaf" in (shown := capsys.readouterr().out) and "--kind" not in shown
+
+
+def test_an_old_name_in_python_is_the_option(capsys):
+    assert Tea(kind="black", sugar=True, lumps=3) == Tea("black", True, 3)
+    assert dataclasses.replace(Tea("black"), kind="mint") == Tea("mint")
+    assert capsys.readouterr().err.count("\n") == 3
+    with pytest.raises(TypeError, match="nothing"):
+        Tea(nothing=1)
+
+
+def test_a_run_with_an_old_name_is_compared_by_it():
+    def start(**options):
+        return {"workload": "tea", "global_batch": 1, "data": {}, "config": {}, "workload_options": options}
+
+    before, now = start(kind="black", sugar=True), start(**dataclasses.asdict(Tea("mint")))
+    assert ("same", "--leaf", "black", "mint") in list(manifest._compared(before, now, Tea("mint")))
+
+
+@renamed.keywords(colour="color")
+def paint(thing, color="red"):
+    return thing, color
+
+
+@renamed.keywords(colour="color")
+@dataclasses.dataclass(frozen=True)
+class Paint:
+    thing: str
+    color: str = "red"
+
+
+def test_an_old_keyword_of_a_function_or_a_record_is_the_argument(capsys):
+    assert paint("door", colour="blue") == paint("door", "blue") == ("door", "blue")
+    assert Paint("door", colour="blue") == Paint("door", "blue") == dataclasses.replace(Paint("door"), colour="blue")
+    assert Paint("door", "blue").colour == "blue"
+    assert capsys.readouterr().err == "tower_train: colour is now called color; please use that name.\n"
