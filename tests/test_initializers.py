@@ -150,7 +150,7 @@ def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected
         built = types.SimpleNamespace(
             variables=[variable], broadcast=received, stream_initializer=tf.no_op(), stream_state=[]
         )
-        with sessions.open_session(built, member, [], None, 60.0) as session:
+        with sessions.open_session(built, member, 1, None) as session:
             assert session.run(variable) == 6
     assert len(calls) == expected
 

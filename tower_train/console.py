@@ -90,6 +90,10 @@ class ProgressBar:
             self._bar = progress.Progress(*columns(progress), console=console.Console(file=stream), transient=True)
             self._task = self._bar.add_task("", total=total, completed=completed, **fields)
 
+    @property
+    def is_shown(self) -> bool:
+        return self._bar is not None
+
     def __enter__(self):
         if self._bar:
             self._bar.start()

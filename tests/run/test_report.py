@@ -19,7 +19,7 @@ import toy_workload
 
 from tower_train import console
 from tower_train.inference import evaluator
-from tower_train.run import hooks, program, report
+from tower_train.run import actions, program, report
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)', with more digits below 1
 LOG_LINE = re.compile(
@@ -108,7 +108,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.seconds = 1000.0
-        monkeypatch.setattr(hooks, "time", types.SimpleNamespace(perf_counter=lambda: self.seconds))
+        monkeypatch.setattr(actions, "time", types.SimpleNamespace(perf_counter=lambda: self.seconds))
 
     def hook(self, secs_of_step):
         """A session hook: step i takes secs_of_step(i) seconds."""
@@ -263,7 +263,7 @@ def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_
     for directory, folder in ((tmp_path, None), (tmp_path.parent, tmp_path.name)):
         monkeypatch.chdir(directory)
         assert program.python_path("mine:OWN") == folder and program.python_path("toy_workload") is None
-    evaluate = report._next_commands("runs/a", "mine:OWN")[0].split()
+    evaluate = shlex.split(report._next_commands("runs/a", "mine:OWN")[0])
     assert evaluate[1] == f"PYTHONPATH={tmp_path.name}:somewhere"
     assert evaluate[3:] == ["-m", "tower_train.evaluate", "--train_dir=runs/a"]
 

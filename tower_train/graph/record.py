@@ -47,6 +47,7 @@ class StepReport(NamedTuple):
       finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
       loss_scale: empty if there is none.
       saving: scalar, above 0 if a worker has asked for a checkpoint; empty where the chief saves without the others.
+      summary: serialized Summary of this step; empty unless it is due.
     """
 
     step: tf.Tensor
@@ -58,6 +59,7 @@ class StepReport(NamedTuple):
     finite: tf.Tensor
     loss_scale: ScaleReport | tuple[()] = ()
     saving: tf.Tensor | tuple[()] = ()
+    summary: tf.Tensor | tuple[()] = ()
 
 
 class RandomNumbers(NamedTuple):

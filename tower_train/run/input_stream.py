@@ -13,7 +13,7 @@ from tower_train.cluster.states import StateExchange
 from tower_train.graph import iterator_state
 from tower_train.graph.iterator_state import IteratorState
 from tower_train.graph.record import TrainingGraph
-from tower_train.run import hooks
+from tower_train.run.actions import Action
 from tower_train.workload import Examples
 
 v1 = tf.compat.v1
@@ -80,65 +80,64 @@ def _put(session: v1.Session, variables: Sequence[tf.Variable], values: Sequence
         session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 
 
-class SendHook(hooks.StepHook):
-    """Sends a worker's position to the chief after each step that the chief saves.
+def begin(session: v1.Session, graph: TrainingGraph, last_step: int) -> None:
+    """Moves a graph's iterator to the checkpoint's position, and makes sure that its state can be saved.
+
+    Raises:
+      DataError: the dataset is too short for the steps, or its state cannot be saved.
+      RunError: it cannot be moved to that position.
+    """
+    state, name = graph.stream_state, graph.data
+    length, needed = int(session.run(state.length)), last_step * graph.global_batch
+    if 0 <= length < needed:
+        raise errors.DataError(
+            f"{name}: its dataset ends after {length} examples, and this run takes {needed}. Make it endless with "
+            ".repeat()."
+        )
+    try:
+        session.run(state.resume)
+    except tf.errors.OpError as error:
+        raise errors.RunError(
+            f"{name}: its dataset cannot be put where the checkpoint says ({errors.reason(error)}). Make it by the "
+            "same steps as when the run began, or give another --train_dir."
+        ) from None
+    try:
+        session.run(state.note)
+    except tf.errors.OpError as error:
+        raise errors.DataError(
+            f"{name}: its dataset cannot be saved in a checkpoint ({errors.reason(error)}), so no run on it could be "
+            "resumed. tf.data saves neither Python generators and functions nor stateful operations: use "
+            "tf.random.stateless_* and the like, or data that is fetched by index."
+        ) from None
+
+
+class SendPosition(Action):
+    """Sends a worker's position to the chief after each step that the chief saves, and after the last one.
 
     Args:
-      graph: with a stream_state.
+      session: with a graph that has a stream_state.
+      graph: this one.
       states: takes them.
-      is_due: step -> whether the chief saves after it unasked; it also does after the last one.
+      is_saved: step -> whether the chief saves after it unasked.
+      steps_done: number of earlier steps, which the chief has saved.
     """
 
-    def __init__(self, graph: TrainingGraph, states: StateExchange, is_due: Callable[[int], bool]):
-        super().__init__(graph)
-        self._states, self._is_due, self._sent_step = states, is_due, None
+    def __init__(
+        self, session: v1.Session, graph: TrainingGraph, states: StateExchange, is_saved: Callable[[int], bool],
+        steps_done: int,
+    ):  # fmt: skip
+        self._session, self._state, self._states = session, graph.stream_state, states
+        self._is_saved, self._sent_step = is_saved, steps_done or None
 
-    def after_create_session(self, session, coord):
-        self._sent_step = int(session.run(self.graph.global_step)) or None
+    def __call__(self, step, report):
+        if report.saving > 0 or self._is_saved(step):
+            self._send(step)
 
-    def after_step(self, run_context, report):
-        if report.saving > 0 or self._is_due(int(report.step)):
-            self._send(run_context.session, int(report.step))
-
-    def end(self, session):
-        step = int(session.run(self.graph.global_step))
+    def end(self, step):
         if step != self._sent_step:
-            self._send(session, step)
+            self._send(step)
 
-    def _send(self, session, step: int) -> None:
-        state = self.graph.stream_state
-        session.run(state.note)
-        self._states.send(step, session.run(state.variables[state.worker]))
+    def _send(self, step: int) -> None:
+        self._session.run(self._state.note)
+        self._states.send(step, self._session.run(self._state.variables[self._state.worker]))
         self._sent_step = step
-
-
-class StateHook(v1.train.SessionRunHook):
-    """Moves a graph's iterator to the checkpoint's position, and makes sure at the start that its state can be
-    saved."""
-
-    def __init__(self, graph: TrainingGraph, last_step: int):
-        self._state, self._name = graph.stream_state, graph.data
-        self._needed = last_step * graph.global_batch
-
-    def after_create_session(self, session, coord):
-        length = int(session.run(self._state.length))
-        if 0 <= length < self._needed:
-            raise errors.DataError(
-                f"{self._name}: its dataset ends after {length} examples, and this run takes {self._needed}. "
-                "Make it endless with .repeat()."
-            )
-        try:
-            session.run(self._state.resume)
-        except tf.errors.OpError as error:
-            raise errors.RunError(
-                f"{self._name}: its dataset cannot be put where the checkpoint says ({errors.reason(error)}). Make "
-                "it by the same steps as when the run began, or give another --train_dir."
-            ) from None
-        try:
-            session.run(self._state.note)
-        except tf.errors.OpError as error:
-            raise errors.DataError(
-                f"{self._name}: its dataset cannot be saved in a checkpoint ({errors.reason(error)}), so no run on "
-                "it could be resumed. tf.data saves neither Python generators and functions nor stateful operations: "
-                "use tf.random.stateless_* and the like, or data that is fetched by index."
-            ) from None

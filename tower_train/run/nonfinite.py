@@ -2,13 +2,20 @@
 
 from collections.abc import Callable
 
+import tensorflow as tf
+
 from tower_train import errors
 from tower_train.console import say
 from tower_train.graph.record import StepReport, TrainingGraph
-from tower_train.run import hooks
+from tower_train.run.actions import Action
 
+v1 = tf.compat.v1
 _MOST_DUMPS = 10  # batches written per start
 _MOST_NAMES = 3  # in a message
+_UNTOUCHED = (
+    "This step has not changed the variables, and the last checkpoint stays. Try a lower --learning_rate, or look at "
+    "the examples."
+)
 
 
 def check_variables(session, graph: TrainingGraph, step: int) -> None:
@@ -22,34 +29,37 @@ def check_variables(session, graph: TrainingGraph, step: int) -> None:
         )
 
 
-class NonFiniteGuard(hooks.StepHook):
-    """Stops the run at the first loss or gradient that is not finite; the step has not changed the variables."""
-
-    UNTOUCHED = (
-        "This step has not changed the variables, and the last checkpoint stays. Try a lower --learning_rate, or look "
-        "at the examples."
-    )
-
-    def after_step(self, run_context, report):
-        if report.finite.all():
-            return
-        message = f"not finite at step {report.step + 1}: {self.what_is_not_finite(report)}. {self.UNTOUCHED}"
-        raise errors.NonFiniteError(message)
-
-    def what_is_not_finite(self, report: StepReport) -> str:
-        """Names the towers and tensors at fault."""
-        everywhere = "the mean over towers" + (" of all workers" if self.graph.num_workers > 1 else "")
-        rows = [f"tower_{i}" for i in range(self.graph.num_towers)] + [everywhere]
-        faults = []
-        for row, flags in zip(rows, report.finite, strict=True):
-            bad = [name for name, is_finite in zip(self.graph.checked, flags, strict=True) if not is_finite]
-            if bad and not (faults and row == rows[-1]):  # the mean is at fault only if no tower is
-                faults.append(f"{row}: {_shown(bad)}")
-        return "; ".join(faults)
+def what_is_not_finite(graph: TrainingGraph, report: StepReport) -> str:
+    """Names the towers and tensors at fault in a step."""
+    everywhere = "the mean over towers" + (" of all workers" if graph.num_workers > 1 else "")
+    rows = [f"tower_{i}" for i in range(graph.num_towers)] + [everywhere]
+    faults = []
+    for row, flags in zip(rows, report.finite, strict=True):
+        bad = [name for name, is_finite in zip(graph.checked, flags, strict=True) if not is_finite]
+        if bad and not (faults and row == rows[-1]):  # the mean is at fault only if no tower is
+            faults.append(f"{row}: {_shown(bad)}")
+    return "; ".join(faults)
 
 
-class BatchGuard(NonFiniteGuard):
-    """Stops the run at such a step, or skips it, and names its examples.
+class NonFiniteGuard(v1.train.SessionRunHook):
+    """Stops a program's steps at the first loss or gradient that is not finite; that step has changed no variable."""
+
+    def __init__(self, graph: TrainingGraph):
+        self._graph = graph
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._graph.report)
+
+    def after_run(self, run_context, run_values):
+        report = run_values.results
+        if not report.finite.all():
+            raise errors.NonFiniteError(
+                f"not finite at step {report.step + 1}: {what_is_not_finite(self._graph, report)}. {_UNTOUCHED}"
+            )
+
+
+class Guard(Action):
+    """Stops the run at a step that is not finite, or skips it, and names its examples.
 
     The graph has left the variables unchanged. A skipped step counts: global_step and examples_seen move on, so that
     each step keeps its examples. A step that fails only because the loss scale is too large is always skipped, and is
@@ -61,34 +71,34 @@ class BatchGuard(NonFiniteGuard):
       dump: writes the batch of (step, first position) to a file and returns its path; None: no batch is written.
 
     Attributes:
+      loss: of the last step that was not skipped; None before one.
       skipped: number of steps skipped for a fault.
     """
 
     def __init__(self, graph: TrainingGraph, most_in_a_row: int | None, dump: Callable[[int, int], str] | None = None):
-        super().__init__(graph)
-        self._most_in_a_row, self._dump = most_in_a_row, dump
+        self._graph, self._most_in_a_row, self._dump = graph, most_in_a_row, dump
         self._in_a_row = self._dumps = self.skipped = 0
+        self.loss = None
 
-    def after_step(self, run_context, report):
+    def __call__(self, step, report):
         if report.finite.all():
-            self._in_a_row = 0
+            self._in_a_row, self.loss = 0, report.loss
             return
         if report.loss_scale and report.loss_scale.overflowed:
-            say(f"*** loss scale: too great at step {report.step}, which is skipped; now {report.loss_scale.scale:g}.")
+            say(f"*** loss scale: too great at step {step}, which is skipped; now {report.loss_scale.scale:g}.")
             return
-        skips = self._most_in_a_row is not None
-        step, end = int(report.step) + (not skips), int(report.examples) + (not skips) * self.graph.global_batch
-        first = end - self.graph.global_batch
-        about = f"not finite at step {step}: {self.what_is_not_finite(report)}"
-        about += f". Its batch: positions {first} to {end - 1} of the stream of examples{self._dumped(step, first)}"
+        skips, global_batch = self._most_in_a_row is not None, self._graph.global_batch
+        first = int(report.examples) - skips * global_batch  # a step that ends the run has not counted its examples
+        about = f"not finite at step {step}: {what_is_not_finite(self._graph, report)}. Its batch: positions {first} "
+        about += f"to {first + global_batch - 1} of the stream of examples{self._dumped(step, first)}"
         if not skips:
-            raise errors.NonFiniteError(f"{about}. {self.UNTOUCHED}")
+            raise errors.NonFiniteError(f"{about}. {_UNTOUCHED}")
         self.skipped += 1
         self._in_a_row += 1
         if self._in_a_row >= self._most_in_a_row:
             raise errors.NonFiniteError(
                 f"{about}. It is number {self._in_a_row} in a row, as many as --max_nonfinite_in_a_row allows. "
-                f"{self.UNTOUCHED}"
+                f"{_UNTOUCHED}"
             )
         say(f"*** {about}. Skipped: the variables are as before; {self.skipped} skipped since this start.")
 

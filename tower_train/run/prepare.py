@@ -4,6 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Callable
+
+import tensorflow as tf
 
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.config import Config
@@ -52,6 +55,11 @@ class Start:
     @property
     def is_chief(self) -> bool:
         return self.resumed is not None
+
+    @property
+    def restore(self) -> Callable[[tf.compat.v1.Session], None] | None:
+        """Sets all variables from a checkpoint, in the chief; None for initial values."""
+        return self.resumed.restore if self.resumed else None
 
 
 def prepare(

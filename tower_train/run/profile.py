@@ -1,13 +1,14 @@
 """--profile_steps: a profile of some steps, for TensorBoard's profile plugin."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import say
-from tower_train.graph.record import TrainingGraph
-from tower_train.run.hooks import StepHook, TrainingClock
+from tower_train.run.actions import Action, TrainingClock
 from tower_train.run.watchdog import Watchdog
 
 
@@ -32,50 +33,45 @@ def check(steps: tuple[int, ...] | None, steps_done: int, last_step: int) -> lis
     return []
 
 
-class ProfileHook(StepHook):
+class Profiler(Action):
     """Profiles some steps, as far as this start does them, and marks their beginnings and ends.
 
     A profile that fails costs the run only a line on standard output.
 
     Args:
-      graph: the graph.
       steps: the first and the last.
       train_dir: place of the profile for TensorBoard's plugin.
       clock: stopped while the profiler starts and while the profile is written.
       watchdog: informed of both.
     """
 
-    def __init__(
-        self, graph: TrainingGraph, steps: tuple[int, ...], train_dir: pathlib.Path, clock: TrainingClock,
-        watchdog: Watchdog,
-    ):  # fmt: skip
-        super().__init__(graph)
+    def __init__(self, steps: tuple[int, ...], train_dir: pathlib.Path, clock: TrainingClock, watchdog: Watchdog):
         self._first, self._last = steps
         self._train_dir, self._clock, self._watchdog = train_dir, clock, watchdog
-        self._began_at = self._mark = None
+        self._begun_at = self._done = None
 
-    def after_create_session(self, session, coord):
-        self._next_step = int(session.run(self.graph.global_step)) + 1
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Marks a step, done within this block, in the profile; begins the profile with the first of them."""
+        if self._begun_at is None and self._first <= step <= self._last:
+            self._begin(step)
+        if self._begun_at is None:
+            yield
+            return
+        with tf.profiler.experimental.Trace("train", step_num=step, _r=1):
+            yield
+        self._done = step
 
-    def before_run(self, run_context):
-        if self._began_at is None and self._first <= self._next_step <= self._last:
-            self._begin()
-        if self._began_at is not None:
-            self._mark = tf.profiler.experimental.Trace("train", step_num=self._next_step, _r=1)
-            self._mark.__enter__()
-        return super().before_run(run_context)
+    def is_due(self, step):
+        return step == self._last
 
-    def after_step(self, run_context, report):
-        self._next_step = int(report.step) + 1
-        self._end_mark()
-        if report.step == self._last:
-            self.close()
+    def __call__(self, step, report):
+        self.close()
 
     def close(self) -> None:
         """Writes the profile that has begun, if any."""
-        self._end_mark()
-        began_at, self._began_at = self._began_at, None
-        if began_at is None:
+        begun_at, self._begun_at = self._begun_at, None
+        if begun_at is None:
             return
         try:
             with self._clock.stopped(), self._watchdog.doing("a profile to be written"):
@@ -83,10 +79,10 @@ class ProfileHook(StepHook):
         except (tf.errors.OpError, OSError) as error:
             self._say_failed(error)
             return
-        say(f"Profiled: steps {began_at} to {self._next_step - 1}, for `tensorboard --logdir={self._train_dir}` with "
+        say(f"Profiled: steps {begun_at} to {self._done}, for `tensorboard --logdir={self._train_dir}` with "
             "tensorboard-plugin-profile installed.")  # fmt: skip
 
-    def _begin(self) -> None:
+    def _begin(self, step: int) -> None:
         try:
             with self._clock.stopped(), self._watchdog.doing("the profiler to start"):
                 tf.profiler.experimental.start(str(self._train_dir))
@@ -94,12 +90,7 @@ class ProfileHook(StepHook):
             self._say_failed(error)
             self._last = 0  # it is not tried again
         else:
-            self._began_at = self._next_step
-
-    def _end_mark(self) -> None:
-        mark, self._mark = self._mark, None
-        if mark:
-            mark.__exit__(None, None, None)
+            self._begun_at = step
 
     def _say_failed(self, error: Exception) -> None:
         say(f"*** --profile_steps={self._first},{self._last}: no profile ({errors.reason(error)}). The run goes on.")

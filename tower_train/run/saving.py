@@ -7,8 +7,9 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster.states import StateExchange
 from tower_train.console import say
-from tower_train.graph.record import TrainingGraph
-from tower_train.run import hooks, input_stream, nonfinite
+from tower_train.graph.record import StepReport, TrainingGraph
+from tower_train.run import input_stream, nonfinite
+from tower_train.run.actions import Action, TrainingClock
 from tower_train.run.evaluations import Evaluations
 from tower_train.run.signals import Received
 from tower_train.run.watchdog import Watchdog
@@ -39,60 +40,61 @@ def checkpoint_writer(
     return write
 
 
-class CheckpointHook(hooks.StepHook):
+class Saver(Action):
     """Saves every few steps, on request and at the end, and evaluates what it saved.
 
     If a save or an evaluation fails, earlier checkpoints stay, the run goes on, and the next interval tries again.
-    `write` saves (session, step) and returns the checkpoint's path.
+
+    Args:
+      every_steps: between checkpoints; 0: on request and at the end only.
+      write: saves (session, step) and returns the checkpoint's path.
+      evaluations: of checkpoints, some of which it evaluates.
+      received: signals, which may ask to save.
+      watchdog, clock: informed of saves and evaluations.
+      saved_step: the step of the last checkpoint; None before the first.
 
     Attributes:
-      saved_step: the step of the last checkpoint; None before the first. A resumed run sets it.
       failures: number of failed saves.
       error: reason of the last save's failure; None if it succeeded.
       evaluation_error: the exception of the last evaluation; None if it succeeded.
     """
 
     def __init__(
-        self, graph: TrainingGraph, every_steps: int, write: Callable[[v1.Session, int], str],
-        evaluations: Evaluations, received: Received, watchdog: Watchdog, clock: hooks.TrainingClock,
+        self, every_steps: int, write: Callable[[v1.Session, int], str], evaluations: Evaluations, received: Received,
+        watchdog: Watchdog, clock: TrainingClock, saved_step: int | None,
     ):  # fmt: skip
-        super().__init__(graph)
-        self._every_steps, self._write = every_steps, write
+        self._every_steps, self._write, self._saved_step = every_steps, write, saved_step
         self._evaluations, self._received, self._watchdog, self._clock = evaluations, received, watchdog, clock
-        self.saved_step, self._step = None, 0
         self.failures, self.error, self.evaluation_error = 0, None, None
 
-    def after_create_session(self, session, coord):
-        self._step = self.saved_step or 0
+    def begin(self, graph: TrainingGraph, session: v1.Session) -> None:
+        """Begins with a session; evaluates the checkpoint of an earlier start that was killed before that."""
+        self._session, self._saving = session, graph.wishes.get("saving")
         if self._evaluations.pending:
             self._evaluate(self._evaluations.pending)
-            # StopHook ends several workers, after the same step.
-            if self._evaluations.best.is_over and self.graph.num_workers == 1:
-                coord.request_stop()
 
-    def after_step(self, run_context, report):
-        self._step = step = int(report.step)
-        requested, evaluating = self._is_requested(run_context.session, report), self._evaluations.is_due(step)
+    def __call__(self, step, report):
+        requested, evaluating = self._is_requested(report), self._evaluations.is_due(step)
         if requested or evaluating or (self._every_steps and step % self._every_steps == 0):
-            path = self._save(run_context.session, step)
+            path = self._save(step)
             if requested and path:
                 say(f"Saved {path}, as SIGUSR1 asks.")
             if evaluating and path:
                 self._evaluate(path)
 
-    def end(self, session):
-        if self._step != self.saved_step:
-            self._save(session, self._step)
+    def end(self, step):
+        if step != self._saved_step:
+            self._save(step)
 
-    def _is_requested(self, session, report) -> bool:
+    def _is_requested(self, report: StepReport) -> bool:
         """Returns whether a signal asks to save; other workers that take part learn of it with the next step."""
-        asked, wish = self._received.take_save_request(), self.graph.wishes.get("saving")
-        if not wish:
+        asked = self._received.take_save_request()
+        if not self._saving:
             return asked
         if asked:
-            session.run(wish.ask)
+            self._session.run(self._saving.ask)
         elif report.saving > 0:
-            session.run(wish.forget)
+            self._session.run(self._saving.forget)
         return report.saving > 0
 
     def _evaluate(self, path: str) -> None:
@@ -104,11 +106,11 @@ class CheckpointHook(hooks.StepHook):
             self.evaluation_error = error
             say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
 
-    def _save(self, session, step: int) -> str | None:
+    def _save(self, step: int) -> str | None:
         """Returns the checkpoint's path; None if it could not be saved."""
         try:
             with self._watchdog.doing("a save"):
-                path = self._write(session, step)
+                path = self._write(self._session, step)
         except (tf.errors.OpError, OSError) as error:
             self.failures += 1
             self.error = f"the checkpoint of step {step} could not be saved ({errors.reason(error)})"
@@ -117,5 +119,5 @@ class CheckpointHook(hooks.StepHook):
                 "tries again at the next save."
             )
             return None
-        self.saved_step, self.error = step, None
+        self._saved_step, self.error = step, None
         return path

@@ -19,6 +19,7 @@ from tower_train.console import say
 from tower_train.graph import devices, input_failures, kernels, stream
 from tower_train.options import rules
 from tower_train.run import (
+    actions,
     bad_batch,
     hooks,
     input_stream,
@@ -156,36 +157,24 @@ def run(
     began, graph, failure = time.perf_counter(), start.graph, None
     with contextlib.ExitStack() as stack:
         stack.enter_context(graph.graph.as_default())
-        step_hooks = StepHooks(start, session_hooks, received, stack, membership)
-        restore = start.resumed.restore if start.is_chief else None
+        steps = Steps(start, session_hooks, received, membership, stack)
         try:
             with (
                 membership.failures_named(),
-                _opened(start, membership, step_hooks, restore) as session,
                 input_failures.named(graph.data, start.workload.name),
                 kernels.missing_named(),
+                sessions.open_session(graph, membership, start.last_step, start.restore) as session,
             ):
-                while start.has_steps and not session.should_stop():
-                    session.run(graph.train_op)
+                steps.do(session)
         except (errors.NonFiniteError, errors.MirrorError) as error:
             failure = error
-    result = _result(start, step_hooks, time.perf_counter() - began, failure)
-    if (saver := step_hooks.saver) and not failure:
+    result = steps.result(time.perf_counter() - began, failure)
+    if (saver := steps.saver) and not failure:
         if saver.error:
             failure = results.save_error(result.step, saver.error)
         elif saver.evaluation_error:
             failure = results.evaluation_error(result.step, saver.evaluation_error)
     return result, failure
-
-
-def _opened(
-    start: Start, membership: SingleProcess, step_hooks: "StepHooks", restore
-) -> v1.train.SingularMonitoredSession:
-    """Opens the session of a start, whose stream may fail on its first examples."""
-    with input_failures.named(start.graph.data, start.workload.name):
-        return sessions.open_session(
-            start.graph, membership, step_hooks.in_order, restore, start.config.start_timeout_secs
-        )
 
 
 def conclude(start: Start, result: Result, failure: errors.UserError | None, membership: SingleProcess) -> Result:
@@ -205,83 +194,126 @@ def conclude(start: Start, result: Result, failure: errors.UserError | None, mem
     return dataclasses.replace(result, reason=reason, stopped_by=stopped_by)
 
 
-class StepHooks:
-    """The hooks of a start's steps, closed with the stack.
+class Steps:
+    """The steps of a start, and what is due after each.
 
     Attributes:
-      in_order: all hooks, in the order in which they see a step.
-      last_values: keeps the values of the last step.
-      guard: watches for steps that are not finite.
       saver: saves checkpoints; None in workers that are not the chief.
     """
 
     def __init__(
         self, start: Start, session_hooks: Sequence[v1.train.SessionRunHook], received: signals.Received,
-        stack: contextlib.ExitStack, membership: SingleProcess,
+        membership: SingleProcess, stack: contextlib.ExitStack,
     ):  # fmt: skip
-        config, graph, clock = start.config, start.graph, hooks.TrainingClock()
-        self._start, self._received, self._membership = start, received, membership
-        self._user_hooks = [hooks.UserHook(hook) for hook in session_hooks]
+        config, graph = start.config, start.graph
+        self._start, self._membership, self._stack = start, membership, stack
+        self._clock = actions.TrainingClock()
         # A step with an all-reduce may have to be ended.
-        noted = (
-            {"note_stall": membership.note_stall}
-            if graph.num_workers > 1 or config.variable_update == "mirrored"
-            else {}
-        )
-        watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, **noted))
-        self.last_values = hooks.LastValues(graph, clock)
+        is_averaged = graph.num_workers > 1 or config.variable_update == "mirrored"
+        noted = {"note_stall": membership.note_stall} if is_averaged else {}
+        self._watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, **noted))
+        self._user_hooks = hooks.UserHooks(session_hooks)
+        self._user_hooks.begin()
+        stack.callback(self._user_hooks.close)
+        self._tally = actions.Tally(self._clock, start.steps_done)
         most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
-        self.guard = nonfinite.BatchGuard(graph, most_in_a_row, _dump(start))
-        # The guards come first: a step that ends the run is neither logged nor saved.
-        self.in_order = [watchdog, self.last_values, self.guard]
-        if config.check_mirrors_every_steps:
-            self.in_order.append(hooks.MirrorCheck(graph, config.check_mirrors_every_steps))
-        if graph.stream_state:
-            self.in_order.append(input_stream.StateHook(graph, start.last_step))
-            if not start.is_chief:
-                self.in_order.append(input_stream.SendHook(graph, membership.states, config.is_saved))
-        chief_hooks = self._chief_hooks(clock, watchdog, stack) if start.is_chief else []
-        self.saver = chief_hooks[-1] if chief_hooks else None
-        self.in_order += [*chief_hooks, *self._user_hooks, hooks.StopHook(graph, start.last_step, self.early_stop)]
+        self._guard = nonfinite.Guard(graph, most_in_a_row, _dump(start))
+        best = start.evaluations.best if start.is_chief else None
+        self._stop = actions.Stop(received, membership, self._user_hooks, best)
+        self.saver = None
+        if start.is_chief:
+            self._metrics = logs.MetricsFile(start.run_dir.path / directory.METRICS)
+            self._writer = stack.enter_context(contextlib.closing(_event_writer(start)))
+            write = saving.checkpoint_writer(
+                graph, start.run_dir, start.resumed.checkpoints, [self._metrics, self._writer], membership.states
+            )
+            self.saver = saving.Saver(
+                config.save_every_steps, write, start.evaluations, received, self._watchdog, self._clock,
+                start.steps_done or None,
+            )  # fmt: skip
 
-    def early_stop(self) -> StopReason | None:
-        """Returns the reason why the run ends before its last step; None if it does not."""
-        if self._start.is_chief and self._start.evaluations.best.is_over:
-            return StopReason.NO_GAIN
-        if self._received.stopping:
-            return StopReason(self._received.stopping.name)
-        if self._membership.is_to_resize:
-            return StopReason.RESIZED
-        return StopReason.SESSION_HOOK if any(hook.has_asked for hook in self._user_hooks) else None
+    def do(self, session: v1.Session) -> None:
+        """Does the steps, each of them followed by what is due."""
+        start, stop, marked, summarizes = self._start, self._stop, contextlib.nullcontext, lambda step: False
+        due = [self._tally, self._guard]  # the guards come first: a step that ends the run is neither logged nor saved
+        due.append(actions.MirrorCheck(start.config.check_mirrors_every_steps, start.graph, session))
+        self._watchdog.after_create_session(session, None)
+        if start.is_chief:
+            log, summary, profiler = self._reports()
+            due += [log, summary, profiler, self.saver]
+            marked, summarizes = profiler.step, summary.is_due
+            self.saver.begin(start.graph, session)
+        elif start.graph.stream_state:
+            due.append(input_stream.SendPosition(
+                session, start.graph, self._membership.states, start.config.is_saved, start.steps_done
+            ))  # fmt: skip
+        if self._user_hooks:
+            due.append(actions.CallUserHooks(self._user_hooks, session))
+            self._user_hooks.session_created(session)
+        due.append(stop)
+        stop.begin(start.graph, session)
+        one_step = sessions.one_step(session, start.graph, self._user_hooks, summarizes)
 
-    def _chief_hooks(
-        self, clock: hooks.TrainingClock, watchdog: Watchdog, stack: contextlib.ExitStack
-    ) -> list[hooks.StepHook]:
-        """Makes the hooks for log lines, summaries and, last, checkpoints."""
-        start, received = self._start, self._received
-        config, graph, path = start.config, start.graph, start.run_dir.path
-        bar = stack.enter_context(report.progress_bar(start.steps_done, start.last_step))
-        writer = stack.enter_context(contextlib.closing(logs.EventWriter(path)))
-        # TensorBoard then drops what an interrupted start logged from this step on.
-        writer.add(start.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
-        if start.drawing:
-            writer.add(start.steps_done, graph_def=start.drawing)
-        logs.add_options(writer, manifest.hyperparameters(start.run_json), start.steps_done)
-        metrics = logs.MetricsFile(path / directory.METRICS)
-        chief_hooks = [hooks.LogHook(graph, config.log_every_steps, clock, bar, metrics, writer)]
-        if config.summary_every_steps:
-            chief_hooks.append(hooks.SummaryHook(graph, config.summary_every_steps, writer, start.steps_done))
-        if config.profile_steps:
-            profiler = profile.ProfileHook(graph, config.profile_steps, path, clock, watchdog)
-            chief_hooks.append(stack.enter_context(contextlib.closing(profiler)))
-        write = saving.checkpoint_writer(
-            graph, start.run_dir, start.resumed.checkpoints, [metrics, writer], self._membership.states
+        self._tally.begin()
+        for step in range(start.steps_done + 1, start.last_step + 1) if start.has_steps and not stop.is_now else ():
+            with self._watchdog.step(), marked(step):
+                report = one_step(step)
+            self._membership.after_run(None, None)
+            for action in due:
+                if action.is_due(step):
+                    action(step, report)
+            if stop.is_now:
+                break
+        for action in due:
+            action.end(self._tally.step)
+
+    def _reports(self) -> tuple[actions.Log, actions.Summary, profile.Profiler]:
+        """Makes the chief's actions that tell of steps."""
+        start, config = self._start, self._start.config
+        bar = self._stack.enter_context(report.progress_bar(start.steps_done, start.last_step))
+        log = actions.Log(
+            config.log_every_steps, start.graph, start.steps_done, self._clock, bar, self._metrics, self._writer
         )
-        saver = saving.CheckpointHook(
-            graph, config.save_every_steps, write, start.evaluations, received, watchdog, clock
+        profiler = profile.Profiler(config.profile_steps or (0, 0), start.run_dir.path, self._clock, self._watchdog)
+        self._stack.callback(profiler.close)
+        return log, actions.Summary(config.summary_every_steps, self._writer), profiler
+
+    def result(self, seconds: float, failure: errors.UserError | None) -> Result:
+        """Returns the result, given the seconds that it took and the error that ended the steps, if any."""
+        start, tally, loss, step = self._start, self._tally, self._guard.loss, self._tally.step
+        if failure:
+            reason = StopReason.ERROR
+        elif step >= start.last_step:
+            reason = StopReason.LAST_STEP
+        else:
+            alone = start.graph.num_workers == 1
+            reason = self._stop.reason() or (StopReason.SESSION_HOOK if alone else StopReason.ANOTHER_WORKER)
+        return Result(
+            train_dir=str(start.run_dir.path) if start.is_chief else "",
+            step=step,
+            loss=None if loss is None else float(loss),
+            examples_per_sec=tally.steps_per_sec and tally.steps_per_sec * start.graph.global_batch,
+            seconds=seconds,
+            training_secs=tally.training_secs,
+            reason=reason,
+            stopped_by=str(failure) if failure else reason.text(start.config.stop_after_no_gain_epochs),
+            checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.is_chief else None,
+            data=start.examples.name,
+            notice=start.examples.notice,
+            failed_saves=self.saver.failures if self.saver else 0,
+            skipped_steps=self._guard.skipped,
         )
-        saver.saved_step = start.steps_done or None
-        return [*chief_hooks, saver]
+
+
+def _event_writer(start: Start) -> logs.EventWriter:
+    """Opens the event files of a start with its graph and its options."""
+    writer = logs.EventWriter(start.run_dir.path)
+    # TensorBoard then drops what an interrupted start logged from this step on.
+    writer.add(start.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
+    if start.drawing:
+        writer.add(start.steps_done, graph_def=start.drawing)
+    logs.add_options(writer, manifest.hyperparameters(start.run_json), start.steps_done)
+    return writer
 
 
 def _dump(start: Start) -> Callable[[int, int], str] | None:
@@ -291,30 +323,3 @@ def _dump(start: Start) -> Callable[[int, int], str] | None:
         return None
     split = stream.Split(config.tower_batch, config.batches_per_step)
     return functools.partial(bad_batch.write, start.run_dir.path, start.workload, start.examples, config.seed, split)
-
-
-def _result(start: Start, step_hooks: StepHooks, seconds: float, failure: errors.UserError | None) -> Result:
-    last, saver = step_hooks.last_values, step_hooks.saver
-    step = last.step or start.steps_done
-    if failure:
-        reason = StopReason.ERROR
-    elif step >= start.last_step:
-        reason = StopReason.LAST_STEP
-    else:
-        alone = start.graph.num_workers == 1
-        reason = step_hooks.early_stop() or (StopReason.SESSION_HOOK if alone else StopReason.ANOTHER_WORKER)
-    return Result(
-        train_dir=str(start.run_dir.path) if start.is_chief else "",
-        step=step,
-        loss=last.loss,
-        examples_per_sec=last.steps_per_sec and last.steps_per_sec * start.graph.global_batch,
-        seconds=seconds,
-        training_secs=last.training_secs if step > start.steps_done else None,
-        reason=reason,
-        stopped_by=str(failure) if failure else reason.text(start.config.stop_after_no_gain_epochs),
-        checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.is_chief else None,
-        data=start.examples.name,
-        notice=start.examples.notice,
-        failed_saves=saver.failures if saver else 0,
-        skipped_steps=step_hooks.guard.skipped,
-    )

@@ -70,6 +70,13 @@ class Watchdog(v1.train.SessionRunHook):
     def after_create_session(self, session, coord):
         self._session, self._started = session, 0
 
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Watches a step, done within this block."""
+        self.before_run(None)
+        yield
+        self.after_run(None, None)
+
     def before_run(self, run_context):
         self._started += 1
         self._doing, self._since = _STEP, self._clock()
