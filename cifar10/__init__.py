@@ -1,29 +1,17 @@
 """The reference workload: CIFAR-10, or drawn images, with the network of TensorFlow's tutorial or a deeper one."""
 
 import dataclasses
-import functools
 
 from cifar10 import cifar10_94, convnet, crops, distort, minigooglenet, resnet, shifts, source
 from tower_train.options import TRAINING, Options, option
 from tower_train.workload import Workload
 
+_QUICK = dict(inference=None, distort=shifts.distort, views=shifts.views)
 # The models' differences from the fields below.
 _MODELS = {
     "convnet": dict(inference=convnet.inference, distort=distort.distort, prepare=distort.prepare),
-    "cifar10_94": dict(
-        inference=None,
-        inference_for=cifar10_94.inference_for,
-        distort=shifts.distort,
-        views=shifts.views,
-        recipe=cifar10_94.RECIPE,
-    ),
-    "cifar10_95": dict(
-        inference=None,
-        inference_for=functools.partial(cifar10_94.inference_for, widths=cifar10_94.WIDTHS_95),
-        distort=shifts.distort,
-        views=shifts.views,
-        recipe=cifar10_94.RECIPE_95,
-    ),
+    "cifar10_94": _QUICK | dict(inference_for=cifar10_94.inference_for, recipe=cifar10_94.RECIPE),
+    "cifar10_95": _QUICK | dict(inference_for=cifar10_94.inference_for_95, recipe=cifar10_94.RECIPE_95),
     "minigooglenet": dict(inference=minigooglenet.inference, recipe=minigooglenet.RECIPE),
     "resnet20": dict(inference=resnet.resnet20, recipe=resnet.RECIPE),
     "resnet56": dict(inference=resnet.resnet56, recipe=resnet.RECIPE),

@@ -67,6 +67,9 @@ def inference_for(examples: Examples, widths=WIDTHS):
     return functools.partial(inference, whitening_kernels=kernels, widths=widths)
 
 
+inference_for_95 = functools.partial(inference_for, widths=WIDTHS_95)
+
+
 def inference(images: tf.Tensor, training: bool, whitening_kernels, widths=WIDTHS) -> tf.Tensor:
     """Builds the network: images [batch, 32, 32, 3] to logits [batch, 10].
 
@@ -97,7 +100,7 @@ def inference(images: tf.Tensor, training: bool, whitening_kernels, widths=WIDTH
     features = tf.squeeze(pooled(maps, 3), [0, 1] if pixels_first else [1, 2])
     rate = head_rate(features.shape[-1])
     with v1.variable_scope("head"), _moved_at(rate):
-        weights = layers.weights([features.shape[-1], NUM_CLASSES], features.dtype, _Uniform(), DECAY / rate)
+        weights = layers.weights([features.shape[-1], NUM_CLASSES], features.dtype, _uniform(), DECAY / rate)
         return tf.matmul(features, weights) * LOGIT_SCALE
 
 
@@ -155,18 +158,16 @@ def _kernels(maps: tf.Tensor, filters: int) -> tf.Tensor:
     return v1.get_variable("weights", [3, 3, maps.shape[-1], filters], maps.dtype, _PartlyIdentity(), constraint=normed)
 
 
-class _Uniform:
+def _uniform():
     """Uniform values within 1 / sqrt(inputs) of 0, PyTorch's default."""
-
-    seed = None  # the trainer's, for each variable its own
-
-    def __call__(self, shape, dtype=tf.float32, partition_info=None):
-        limit = math.prod(shape[:-1]) ** -0.5
-        return v1.random_uniform_initializer(-limit, limit, self.seed)(shape, dtype)
+    return v1.variance_scaling_initializer(1 / 3, distribution="uniform")
 
 
-class _PartlyIdentity(_Uniform):
-    """Filters of section 3.3: the first pass on one channel each, the others are random."""
+class _PartlyIdentity(v1.variance_scaling_initializer):
+    """Filters of section 3.3: the first pass on one channel each, the others are those of `_uniform`."""
+
+    def __init__(self):
+        super().__init__(1 / 3, distribution="uniform")
 
     def __call__(self, shape, dtype=tf.float32, partition_info=None):
         identity = np.zeros([*shape[:-1], shape[-2]])

@@ -67,16 +67,14 @@ def unpack(packed: pathlib.Path, folder: pathlib.Path) -> None:
     try:
         with tarfile.open(packed, "r|gz") as members:
             for member in members:
-                if name := wanted.pop(member.name.removeprefix("./"), None):
-                    _copy_member(members, member, folder / name)
+                if not (name := wanted.pop(member.name.removeprefix("./"), None)):
+                    continue
+                if not member.isfile() or member.size > _MAX_FILE_BYTES:
+                    limit = f"a file of at most {_MAX_FILE_BYTES} bytes"
+                    raise remote.FetchError(f"{member.name} in the archive is not {limit}")
+                with members.extractfile(member) as source, open(folder / name, "xb") as target:
+                    shutil.copyfileobj(source, target)
     except (tarfile.TarError, zlib.error, EOFError) as error:
         raise remote.FetchError(f"not a .tar.gz archive that can be read: {error}") from None
     if wanted:
         raise remote.FetchError(f"the archive lacks {', '.join(wanted)}")
-
-
-def _copy_member(members: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path) -> None:
-    if not member.isfile() or member.size > _MAX_FILE_BYTES:
-        raise remote.FetchError(f"{member.name} in the archive is not a file of at most {_MAX_FILE_BYTES} bytes")
-    with members.extractfile(member) as source, open(path, "xb") as target:
-        shutil.copyfileobj(source, target)

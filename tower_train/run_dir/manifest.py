@@ -159,7 +159,7 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
                 yield rule, f"--{field.name}", old[name], now[part][field.name]
     for name, value in _GONE.items():
         yield "same", f"--{name}", before.get("config", {}).get(name, value), value
-    if "=" in (algorithms := before.get("config", {}).get("algorithms", "")):  # an option of earlier versions
+    if "=" in (algorithms := str(before.get("config", {}).get("algorithms"))):  # an option of earlier versions
         yield "note", "--algorithms", algorithms, "by dtype and processor"
     for name, old in before.get("versions", {}).items():
         yield "note", f"{name} version", old, now["versions"].get(name)
