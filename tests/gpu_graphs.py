@@ -130,7 +130,7 @@ def trainer_step(network, has_gpus, **options):
     placed = devices.place(config, None if has_gpus else [f"planned {i}" for i in range(4)])
     built = training.training_graph(workload, examples, config, placed)
     fetches = [tensor.name for tensor in tf.nest.flatten(built.report)]
-    return Step(built.graph, fetches, [], placed.session_config, placed.towers, built.stream_initializer.name)
+    return Step(built.graph, fetches, [], placed.session_config, placed.towers, built.stream.initializer.name)
 
 
 # The other fronts, with one network of the usual layers.

@@ -29,7 +29,7 @@ def opened(workload, examples, **options):
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         session.run(v1.global_variables_initializer())
         session.run(v1.local_variables_initializer())
-        session.run(built.stream_initializer)
+        session.run(built.stream.initializer)
         yield built, session
 
 
@@ -41,7 +41,7 @@ def train(workload, examples, steps, **options):
     """
     with opened(workload, examples, **options) as (built, session):
         losses = [float(session.run(built.report).loss) for _ in range(steps)]
-        return losses, session.run({variable.op.name: variable for variable in built.variables})
+        return losses, session.run({variable.op.name: variable for variable in built.saved.variables})
 
 
 def noting(workload):

@@ -150,7 +150,7 @@ def test_the_whitening_layer_and_later_its_biases_stay_and_filters_keep_their_no
     names = "block1/conv1/whitening/weights", "block1/conv1/whitening/biases", "block1/conv1/weights"
     options = dict(dtype="float32", global_batch_size=2, num_gpus=1, max_steps=100)  # ten steps are an epoch
     with trainings.opened(NARROW, examples.sample(20), **options) as (built, session):
-        variables = {variable.op.name: variable for variable in built.variables}
+        variables = {variable.op.name: variable for variable in built.saved.variables}
         after = []
         for _ in range(3):
             session.run(built.report)

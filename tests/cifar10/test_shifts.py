@@ -7,6 +7,7 @@ from draws import GivenDraws
 
 from cifar10 import crops, shifts
 from tower_train.graph import stream
+from tower_train.graph.layout import on_host
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -52,7 +53,7 @@ def test_in_the_stream_half_are_flipped_at_first_and_each_in_every_other_epoch()
     examples = Examples.from_arrays("ramps", ramp, np.arange(200))
     workload = Workload("ramps", None, None, distort=shifts.distort)
     with tf.Graph().as_default(), v1.Session() as session:
-        source = stream.training_stream(workload, examples, 5, tf.constant(0, tf.int64), stream.Split(100, 1))
+        source = stream.training_stream(workload, examples, 5, tf.constant(0, tf.int64), on_host(100, 1))
         session.run(source.initializer)
         steps = [session.run(source.batches)[0] for _ in range(8)]
     flips = np.zeros([4, 200], bool)

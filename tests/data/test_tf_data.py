@@ -12,6 +12,7 @@ import trainings
 from tower_train import Workload, errors
 from tower_train.data import tf_data
 from tower_train.graph import order, stream
+from tower_train.graph.layout import on_host
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -56,7 +57,7 @@ def batches(workload, examples, tower_batch, num_towers, steps, start=0, num_wor
     """Over steps and towers, (features, labels)."""
     with tf.Graph().as_default(), v1.Session() as session:
         v1.set_random_seed(4)  # as training_graph does
-        split = stream.Split(tower_batch, num_towers, num_workers, worker)
+        split = on_host(tower_batch, num_towers, num_workers, worker)
         found = stream.training_stream(workload, examples, 3, tf.constant(start, tf.int64), split)
         session.run([v1.global_variables_initializer(), found.initializer])
         return [session.run(found.batches) for _ in range(steps)]
@@ -134,7 +135,7 @@ def test_workers_whose_elements_come_in_another_order_are_told_apart():
 
         with tf.Graph().as_default():
             v1.set_random_seed(seed)
-            examples, split = tf_data.examples("mine", make, 9), stream.Split(1, 1, num_workers)
+            examples, split = tf_data.examples("mine", make, 9), on_host(1, 1, num_workers)
             return stream.training_stream(
                 Workload("plain", None, None), examples, 3, tf.zeros([], tf.int64), split
             ).order

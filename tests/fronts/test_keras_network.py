@@ -60,7 +60,7 @@ def opened(examples, make, freeze_until=None, **options):
 
 def before_and_after(session, built, steps):
     """{variable's name: value} before some steps and after them, and their losses."""
-    variables = {variable.op.name: variable for variable in built.variables}
+    variables = {variable.op.name: variable for variable in built.saved.variables}
     start = session.run(variables)
     losses = [float(session.run(built.report).loss) for _ in range(steps)]
     return start, session.run(variables), losses

@@ -108,7 +108,7 @@ def examples_per_sec(workload: Workload, examples, seconds: float, tensor_float_
         while (elapsed := time.perf_counter() - start) < seconds:
             step()
             done += 1
-    return done * built.global_batch / elapsed
+    return done * built.layout.global_batch / elapsed
 
 
 def command(module: str, *words, seconds: float) -> subprocess.CompletedProcess:

@@ -47,7 +47,7 @@ def test_training_is_the_arithmetic_of_numpy(open_training, optimizer, num_tower
         learning_rate=LEARNING_RATE, learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,
         moving_average_decay=AVERAGE_DECAY,
     ) as (built, session):  # fmt: skip
-        variables = {variable.op.name: variable for variable in built.variables}
+        variables = {variable.op.name: variable for variable in built.saved.variables}
         initial = session.run(variables)
         reports = [session.run(built.report) for _ in range(STEPS)]
         final = session.run(variables)

@@ -217,7 +217,7 @@ def test_moving_statistics_follow_the_mean_over_towers(open_training, num_towers
             per_tower = [batches.reshape(-1, 3)] if sync else list(batches)
             mean = MOMENTUM * mean + (1 - MOMENTUM) * np.mean([batch.mean(0) for batch in per_tower], axis=0)
             variance = MOMENTUM * variance + (1 - MOMENTUM) * np.mean([batch.var(0) for batch in per_tower], axis=0)
-        found = session.run({v.op.name: v for v in built.variables})
+        found = session.run({v.op.name: v for v in built.saved.variables})
     np.testing.assert_allclose(found["first/moving_mean"], mean, rtol=1e-12)
     np.testing.assert_allclose(found["first/moving_variance"], variance, rtol=1e-12)
 
@@ -229,7 +229,7 @@ def test_the_gradient_is_that_of_one_big_batch_in_numpy(open_training):
     options = TRAIN | dict(num_gpus=4, batch_size=2, dtype="float64", sync_batch_norm=True, moving_average_decay=0.0)
     with open_training(noted, examples, **options) as (built, session):
         values, _ = session.run((seen, built.report))
-        kernel = session.run(next(v for v in built.variables if v.op.name == "kernel"))
+        kernel = session.run(next(v for v in built.saved.variables if v.op.name == "kernel"))
     x, y = np.concatenate(values[::2]), np.concatenate(values[1::2])
 
     def loss(kernel):

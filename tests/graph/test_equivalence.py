@@ -15,6 +15,7 @@ import tensorflow as tf
 import cifar10
 from cifar10 import convolution
 from tower_train.graph import stream
+from tower_train.graph.layout import on_host
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -69,7 +70,7 @@ def trained(examples, open_training):
             optimizer="momentum", momentum=MOMENTUM, learning_rate=LEARNING_RATE[dtype],
             learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,
         ) as (built, session):  # fmt: skip
-            variables = {variable.op.name: variable for variable in built.variables}
+            variables = {variable.op.name: variable for variable in built.saved.variables}
             initial = session.run(variables)
             losses = [session.run(built.report).loss for _ in range(STEPS)]
             return Run(initial, np.array(losses), session.run(variables))
@@ -122,7 +123,7 @@ def read_batches(examples):
     """The stream's first STEPS global batches: float32 [8, 24, 24, 3] images and int32 [8] labels."""
     with tf.Graph().as_default(), v1.Session() as session:
         source = stream.training_stream(
-            cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), stream.Split(GLOBAL_BATCH, 1)
+            cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), on_host(GLOBAL_BATCH, 1)
         )
         session.run(source.initializer)
         return [session.run(source.batches[0]) for _ in range(STEPS)]

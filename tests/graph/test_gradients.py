@@ -261,7 +261,7 @@ def test_the_tower_that_meets_a_bad_example_is_named(open_training):
     examples = Examples.from_arrays("one infinity", features, np.zeros(12, np.int32))
     workload = Workload("linear", None, inference)
     with open_training(workload, examples, num_gpus=3, batch_size=4, seed=seed) as (built, session):
-        variables = {variable.op.name: variable for variable in built.variables}
+        variables = {variable.op.name: variable for variable in built.saved.variables}
         shuffled = session.run(order.shuffled_indices(tf.range(12, dtype=tf.int64), 12, seed))
         before = session.run(variables)
         report = session.run(built.report)

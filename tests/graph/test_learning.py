@@ -137,7 +137,7 @@ def test_every_variable_moves_at_its_own_rate(open_training, optimizer, towers):
         workload, load(DataRequest("train")), dtype="float64", learning_rate=RATE,
         moving_average_decay=0.0, **options,
     ) as (built, session):  # fmt: skip
-        variables = {name: next(v for v in built.variables if v.op.name == name) for name in FACTORS}
+        variables = {name: next(v for v in built.saved.variables if v.op.name == name) for name in FACTORS}
         expected = session.run(variables)
         for step in range(STEPS):
             batches, report = session.run((seen, built.report))

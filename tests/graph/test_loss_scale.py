@@ -102,7 +102,7 @@ def test_weights_and_scale_are_those_of_numpy(examples, soon, monkeypatch, optio
             expected.step(list(zip(found[::2], found[1::2], strict=True)))
             assert report.loss_scale == (expected.scale, expected.overflows > before)
             assert (report.step, report.examples) == (step, 8 * step)
-        found = {v.op.name: session.run(v) for v in built.variables}
+        found = {v.op.name: session.run(v) for v in built.saved.variables}
     assert 5 < expected.overflows < STEPS // 2
     assert found["loss_scale/finite_steps"] == expected.finite_steps
     np.testing.assert_array_equal(found["weights"], expected.weights)

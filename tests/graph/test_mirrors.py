@@ -132,7 +132,7 @@ def test_the_ring_between_workers_carries_each_gradient_once_however_many_towers
     examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
     built = training.training_graph(cifar10.WORKLOAD, examples, config, placed)
     rings = [op for op in built.graph.get_operations() if op.type == "CollectiveReduce"]
-    assert sum(op.inputs[0].shape.num_elements() for op in rings) == built.num_parameters + 2
+    assert sum(op.inputs[0].shape.num_elements() for op in rings) == built.saved.num_parameters + 2
     assert len(rings) == 3  # local3/weights, all other gradients, and the two numbers
     assert {op.get_attr("group_size") for op in rings} == {2}
 

@@ -60,20 +60,20 @@ def with_types(request):
 
 def snapshot(built, session):
     """All variables, with the state of an iterator noted."""
-    if built.stream_state:
-        session.run(built.stream_state.note)
-    return session.run({variable.op.name: variable for variable in built.variables})
+    if built.stream.state:
+        session.run(built.stream.state.note)
+    return session.run({variable.op.name: variable for variable in built.saved.variables})
 
 
 def resume(built, session, values):
     """Begins as the session of a run does: the checkpoint's values, the stream, its state."""
     session.run(
-        [variable.initializer for variable in built.variables],
-        {variable.initializer.inputs[1]: values[variable.op.name] for variable in built.variables},
+        [variable.initializer for variable in built.saved.variables],
+        {variable.initializer.inputs[1]: values[variable.op.name] for variable in built.saved.variables},
     )
-    session.run(built.stream_initializer)
-    if built.stream_state:
-        session.run(built.stream_state.resume)
+    session.run(built.stream.initializer)
+    if built.stream.state:
+        session.run(built.stream.state.resume)
 
 
 def without_state(values):

@@ -12,6 +12,7 @@ from tower_train import errors, host
 from tower_train.data import tf_data
 from tower_train.graph import order, stream
 from tower_train.graph.draws import split_mix
+from tower_train.graph.layout import on_host
 from tower_train.graph.transfer import Transfer
 from tower_train.workload import DataRequest, Examples, Workload
 
@@ -43,7 +44,7 @@ def steps(workload, examples, num_steps, tower_batch, num_towers, seed=0, start=
     """The global batches, towers joined: (features, labels) of all steps one after the other."""
     with tf.Graph().as_default(), v1.Session() as session:
         source = stream.training_stream(
-            workload, examples, seed, tf.constant(start, tf.int64), stream.Split(tower_batch, num_towers)
+            workload, examples, seed, tf.constant(start, tf.int64), on_host(tower_batch, num_towers)
         )
         session.run(source.initializer)
         batches = [batch for _ in range(num_steps) for batch in session.run(source.batches)]
@@ -227,7 +228,7 @@ class TestTrainingStream:
         a device of its own."""
         monkeypatch.setattr(host, "cores", lambda: cores)
         numbers = Examples.from_arrays("numbers", np.arange(9), np.arange(9))
-        workload, split = Workload("toy", None, None), stream.Split(1, towers)
+        workload, split = Workload("toy", None, None), on_host(1, towers)
         with tf.Graph().as_default() as graph:
             numbers = dataclasses.replace(numbers, parallel_steps=asked)
             way = Transfer(["/cpu:0"] * towers, distorts_there=True)
@@ -237,7 +238,7 @@ class TestTrainingStream:
 
     def test_batch_shapes_are_static(self, examples):
         with tf.Graph().as_default():
-            source = stream.training_stream(cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), stream.Split(4, 3))
+            source = stream.training_stream(cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), on_host(4, 3))
             assert [(images.shape, labels.shape) for images, labels in source.batches] == 3 * [((4, 24, 24, 3), (4,))]
 
 
@@ -272,7 +273,7 @@ def test_examples_by_index_start_no_tuner_for_which_a_session_would_wait_when_it
     examples = Examples.from_arrays("points", np.zeros([4, 2], np.float32), np.zeros(4, np.int64))
     workload = Workload("points", None, None)
     with tf.Graph().as_default() as graph:
-        split = stream.Split(2, 1)
+        split = on_host(2, 1)
         if kind == "train":
             stream.training_stream(workload, examples, 0, tf.constant(0, tf.int64), split)
         else:

@@ -11,6 +11,7 @@ from cifar10 import distort
 from tower_train import errors
 from tower_train.data import tf_data
 from tower_train.graph import devices, evaluation, stream, transfer
+from tower_train.graph.layout import on_host
 from tower_train.workload import DataRequest, Examples, Workload
 
 GPUS, CPUS = ("/gpu:0", "/gpu:1"), ("/cpu:0", "/cpu:1")
@@ -109,7 +110,7 @@ def test_images_are_the_same_to_the_bit_wherever_they_are_distorted(model, as_gp
         with tf.Graph().as_default(), tf.compat.v1.Session(config=two_cpus()) as session:
             way = transfer.Transfer(CPUS, distorts_there=there)
             first = tf.constant(190, tf.int64)  # an epoch is 200
-            source = stream.training_stream(workload, examples, 5, first, stream.Split(16, 2), way)
+            source = stream.training_stream(workload, examples, 5, first, on_host(16, 2), way)
             session.run(source.initializer)
             seen.append(session.run(source.batches))
         monkeypatch.setattr(distort, "_is_on_gpu", lambda tensor: as_gpus_do)

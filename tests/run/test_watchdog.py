@@ -88,7 +88,7 @@ def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_th
         examples = toy_workload.load(DataRequest("train"))
         graph = training_graph(toy_workload.WORKLOAD, examples, config, devices.place(config))
         assert sorted(graph.progress) == (["input", "tower_0", "tower_1"] if secs else [])
-        names.append([variable.op.name for variable in graph.variables])
+        names.append([variable.op.name for variable in graph.saved.variables])
     assert names[0] == names[1]
 
 

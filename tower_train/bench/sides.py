@@ -14,6 +14,7 @@ from tower_train import config as options
 from tower_train import workload as workloads
 from tower_train.bench import flops, systems
 from tower_train.graph import devices, gpus, gradients, stream
+from tower_train.graph.layout import on_host
 
 v1 = tf.compat.v1
 
@@ -173,7 +174,7 @@ def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch
     without_gpus = v1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.device("/cpu:0"), v1.Session(config=without_gpus) as session:
         first = stream.training_stream(
-            workload, examples, seed=0, start=tf.zeros([], tf.int64), split=stream.Split(batch_size, 1)
+            workload, examples, seed=0, start=tf.zeros([], tf.int64), split=on_host(batch_size, 1)
         )
         session.run(first.initializer)
         return session.run(first.batches[0])

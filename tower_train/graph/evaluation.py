@@ -10,7 +10,7 @@ from tower_train import errors
 from tower_train.graph import context, stream, towers, transfer, update
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import TowerDraws
-from tower_train.graph.variables import Variables
+from tower_train.graph.replica import Replica
 from tower_train.workload import Examples, Tensors, Workload
 
 
@@ -56,10 +56,10 @@ def evaluation_graph(
     with graph.as_default(), tf.device(HOST):
         way = transfer.choose("auto", dataclasses.replace(workload, distort=None), examples, devices.towers)
         source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers), way)
-        variables, outputs = Variables(), []
+        replica, outputs = Replica(), []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, source.batches, strict=True)):
             draws = TowerDraws("evaluation", source.firsts[i], tower_batch)
-            with towers.scope(i, device, variables, towers.restored), context.entered(context.Context(draws=draws)):
+            with replica.tower(i, device, towers.restored), context.entered(context.Context(draws=draws)):
                 output, _ = towers.tower_loss(workload, features, labels, tf.as_dtype(dtype), training=False)
             outputs.append(output)
 

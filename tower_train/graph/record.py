@@ -1,11 +1,14 @@
 """The record of a training graph, all that running knows of it."""
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from tower_train.graph.iterator_state import IteratorState
+from tower_train.examples import Examples
+from tower_train.graph.layout import Layout
+from tower_train.graph.stream import Stream
 
 
 class ScaleReport(NamedTuple):
@@ -20,11 +23,11 @@ class ScaleReport(NamedTuple):
     overflowed: tf.Tensor
 
 
-class Wish(NamedTuple):
-    """One worker's wish for what all do after the same step; the next step tells all of them.
+class Request(NamedTuple):
+    """One worker's request for what all do after the same step; the next step tells all of them.
 
     Attributes:
-      value: scalar, above 0 while it wishes.
+      value: scalar, above 0 while it asks.
       ask: op that begins to.
       forget: op that ends to.
     """
@@ -43,7 +46,7 @@ class StepReport(NamedTuple):
       loss: scalar, mean over towers plus weight decay, on the weights the gradients were taken at.
       cross_entropy: scalar, the loss without weight decay.
       learning_rate: float64 scalar, what the update used.
-      stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.wishes.
+      stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.requests.
       finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
       loss_scale: empty if there is none.
       saving: scalar, above 0 if a worker has asked for a checkpoint; empty where the chief saves without the others.
@@ -77,62 +80,61 @@ class RandomNumbers(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class SavedVariables:
+    """The contents of a checkpoint.
+
+    Attributes:
+      variables: those in it. Local variables take their first values from these.
+      finite: {name of one of them: bool scalar}, of those in floating point.
+      copied: names of the variables of which there are several copies.
+      fingerprints: int64 [copies of all workers, copied], of their bytes; None if copies are not compared.
+      broadcast: gives this worker's variables the chief's values, but for the stream's state; None for one worker.
+    """
+
+    variables: list[tf.Variable]
+    finite: dict[str, tf.Tensor]
+    copied: tuple[str, ...] = ()
+    fingerprints: tf.Tensor | None = None
+    broadcast: tf.Operation | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of trained weights."""
+        return sum(math.prod(variable.shape) for variable in self.variables if variable.trainable)
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingGraph:
     """A built training graph.
 
     Attributes:
       graph: the graph.
-      data: the name of the examples.
-      data_order: what workers must have in common to go through them in the same order, if they do; else empty.
+      layout: the topology of a step.
+      examples: those that are trained on.
+      stream: the batches; its initializer is run after variables hold their values.
+      global_step: int64 variable, steps done.
       train_op: does one step; if a loss or gradient is not finite nothing but the stream moves, and with
         --on_nonfinite=skip global_step and examples_seen.
       report: what to fetch with it.
-      global_step: int64 variable, steps done.
+      checked: names of what report.finite tells of, per column.
       summary: serialized Summary of this step; None without --summary_every_steps.
       progress: {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one.
-      checked: names of what report.finite tells of, per column.
-      variables: what a checkpoint holds. Local variables take their first values from these.
-      variables_finite: {name of one of them: bool scalar}, of those in floating point.
-      fingerprints: int64 [copies of all workers, variables], see Variables.fingerprints; None if they are not
-        checked.
-      copied: over the columns of fingerprints, the variable's name.
-      stream_initializer: starts the stream at the variable examples_seen.
-      stream_state: what else a checkpoint needs to hold of the stream, if that does not say it all; else None.
-      broadcast: gives this worker's variables the chief's values, but for stream_state's; None for one worker.
-      wishes: what this worker may ask all workers for, by the name of what reports it: stopping; saving where their
+      requests: what this worker may ask all workers for, by the name of what reports it: stopping; saving where their
         checkpoints hold something of each; none for one worker.
-      num_parameters: number of trained weights.
-      num_towers: rows of report.finite, less one.
-      num_workers: each with as many devices.
-      towers_of_each: over workers, the batches that its towers take in a step.
-      global_batch: examples a step.
-      num_examples: examples an epoch.
+      saved: the contents of a checkpoint.
       random_numbers: what in a tower draws random numbers.
-      notes: lines on where examples are distorted, and on how workers share them, if that is not always so.
     """
 
     graph: tf.Graph
-    data: str
-    data_order: str
+    layout: Layout
+    examples: Examples
+    stream: Stream
+    global_step: tf.Variable
     train_op: tf.Operation
     report: StepReport
-    global_step: tf.Variable
+    checked: tuple[str, ...]
     summary: tf.Tensor | None
     progress: dict[str, tf.Tensor]
-    checked: tuple[str, ...]
-    variables: list[tf.Variable]
-    variables_finite: dict[str, tf.Tensor]
-    fingerprints: tf.Tensor | None
-    copied: tuple[str, ...]
-    stream_initializer: tf.Operation
-    stream_state: IteratorState | None
-    broadcast: tf.Operation | None
-    wishes: dict[str, Wish]
-    num_parameters: int
-    num_towers: int
-    num_workers: int
-    towers_of_each: tuple[int, ...]
-    global_batch: int
-    num_examples: int
+    requests: dict[str, Request]
+    saved: SavedVariables
     random_numbers: RandomNumbers
-    notes: tuple[str, ...] = ()

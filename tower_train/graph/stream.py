@@ -18,6 +18,7 @@ from tower_train import host
 from tower_train.examples import Examples, Tensors, in_fixed_order
 from tower_train.graph import iterator_state, shards, staging
 from tower_train.graph.devices import HOST
+from tower_train.graph.layout import Layout
 from tower_train.graph.order import PositionDraws
 from tower_train.graph.transfer import Transfer, preprocess
 from tower_train.workload import Workload
@@ -38,7 +39,7 @@ class Stream:
       state: to save and restore, if the start does not determine it; else None.
       renewal: ops that each step must run before it counts, which fetch the next step's batches; none if fetching a
         batch advances the stream.
-      note: a line on how workers divide the examples, if that is not always so; else None.
+      notes: lines on the place of preprocessing and on workers' shares of the examples.
       order: digest of the order that workers have in common; empty if they need none.
     """
 
@@ -47,7 +48,7 @@ class Stream:
     firsts: list[tf.Tensor]
     state: iterator_state.IteratorState | None = None
     renewal: Sequence[tf.Operation] = ()
-    note: str | None = None
+    notes: tuple[str, ...] = ()
     order: str = ""
 
     @property
@@ -63,51 +64,8 @@ class Stream:
             return tf.identity(tensor)
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """The parts of a step's examples, one per tower.
-
-    Attributes:
-      tower_batch: examples per tower.
-      num_towers: of each worker.
-      num_workers: processes that train together.
-      worker: index of this one.
-      towers_of_each: over workers, their towers; empty if all have as many.
-    """
-
-    tower_batch: int
-    num_towers: int
-    num_workers: int = 1
-    worker: int = 0
-    towers_of_each: tuple[int, ...] = ()
-
-    @property
-    def worker_batch(self) -> int:
-        return self.tower_batch * self.num_towers
-
-    @property
-    def first_tower(self) -> int:
-        """The number of towers of the workers before this one."""
-        return sum(self.towers_of_each[: self.worker]) if self.towers_of_each else self.worker * self.num_towers
-
-    @property
-    def all_towers(self) -> int:
-        """The number of towers of all workers."""
-        return sum(self.towers_of_each) or self.num_towers * self.num_workers
-
-
-def shared_out(batches: int, num_workers: int) -> tuple[int, ...]:
-    """Over workers, how many of a step's batches each takes; the chief, which has more to do, none of those left over.
-
-    >>> shared_out(8, 3)
-    (2, 3, 3)
-    """
-    each, left_over = divmod(batches, num_workers)
-    return tuple(each + (worker >= num_workers - left_over) for worker in range(num_workers))
-
-
 def training_stream(
-    workload: Workload, examples: Examples, seed: int, start: tf.Tensor, split: Split, way: Transfer | None = None
+    workload: Workload, examples: Examples, seed: int, start: tf.Tensor, layout: Layout, way: Transfer | None = None
 ) -> Stream:
     """Makes the stream from position `start` (int64 scalar) on.
 
@@ -116,36 +74,36 @@ def training_stream(
     files, of which each worker has its own order.
 
     Args:
-      workload, examples, seed, start, split: what to train on.
+      workload, examples, seed, start, layout: what to train on.
       way: of the batches to their devices; None: they stay on the host.
     """
     way = way or Transfer()
-    step_size = split.tower_batch * split.all_towers
-    first = start + split.first_tower * split.tower_batch
+    step_size = layout.tower_batch * layout.all_towers
+    first = start + layout.first_tower * layout.tower_batch
     steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - step_size, step_size)
     on_host = dataclasses.replace(workload, distort=None, prepare=None) if way.distorts_there else workload
     if examples.elements:
-        source = _elements_in_their_order(on_host, examples, seed, steps, split)
+        source = _elements_in_their_order(on_host, examples, seed, steps, layout)
     else:
-        source = _examples_by_index(on_host, examples, seed, steps, split, way.stages or way.distorts_there)
+        source = _examples_by_index(on_host, examples, seed, steps, layout, way.stages or way.distorts_there)
     staged = None
     if way.stages:
         staged = staging.stage(source, way.devices, start, step_size, way.end)
     batches, initializer = (staged.batches, staged.fill) if staged else (source.take(), source.iterator.initializer)
     state = None
     if examples.elements:
-        names = iterator_state.names(split.worker_batch, not way.distorts_there, split.num_workers)
-        state = iterator_state.of(source, names, split.worker, staged)
-    firsts = _firsts(first, split.tower_batch, split.num_towers)
+        names = iterator_state.names(layout.worker_batch, not way.distorts_there, layout.num_workers)
+        state = iterator_state.of(source, names, layout.worker, staged)
+    firsts = _firsts(first, layout.tower_batch, layout.num_towers)
     if way.distorts_there:
         batches = list(batches)  # those of the stage stay as they are
         for i, (features, labels) in enumerate(batches):
             with way.there(i, features) as features:
-                draws = _draws(examples, firsts[i], split.tower_batch, seed, on_device=True)
-                batches[i] = _with_batch_size((preprocess(workload, features, draws), labels), split.tower_batch)
+                draws = _draws(examples, firsts[i], layout.tower_batch, seed, on_device=True)
+                batches[i] = _with_batch_size((preprocess(workload, features, draws), labels), layout.tower_batch)
     renewal = staged.renewal if staged else ()
-    note = shards.note(examples, split.num_workers)
-    return Stream(batches, initializer, firsts, state, renewal, note, source.order)
+    notes = tuple(filter(None, (way.note, shards.note(examples, layout.num_workers))))
+    return Stream(batches, initializer, firsts, state, renewal, notes, source.order)
 
 
 def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, on_device: bool = False) -> PositionDraws:
@@ -153,12 +111,12 @@ def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, on_devic
 
 
 def _examples_by_index(
-    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, split: Split, by_tower: bool
+    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, layout: Layout, by_tower: bool
 ) -> staging.Source:
     """Fetches examples by index from the positions in `steps`: whole steps, or towers' batches several at a time."""
     fetch = examples.open()
-    parts = split.num_towers if by_tower else 1
-    size = split.worker_batch // parts
+    parts = layout.num_towers if by_tower else 1
+    size = layout.worker_batch // parts
 
     def part(first: tf.Tensor):
         draws = _draws(examples, first, size, seed)
@@ -169,18 +127,18 @@ def _examples_by_index(
         return tuple(part(first + i * size) for i in range(parts))
 
     iterator = _iterator(steps, step, examples, parts)
-    return staging.Source(iterator, list if parts == split.num_towers else lambda whole: _divided(whole[0], split))
+    return staging.Source(iterator, list if parts == layout.num_towers else lambda whole: _divided(whole[0], layout))
 
 
 def _elements_in_their_order(
-    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, split: Split
+    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, layout: Layout
 ) -> staging.Source:
     """Takes the elements of a data set's own dataset, a whole step at a time; otherwise as `_examples_by_index`.
 
     Towers divide what has left the iterator, so that its state does not depend on their number.
     """
-    step_size = split.worker_batch
-    batches, length, order = shards.batches(examples, step_size, split.num_workers, split.worker)
+    step_size = layout.worker_batch
+    batches, length, order = shards.batches(examples, step_size, layout.num_workers, layout.worker)
 
     def step(first: tf.Tensor, batch: tuple[Tensors, Tensors]):
         features, labels = batch
@@ -188,13 +146,13 @@ def _elements_in_their_order(
         return _with_batch_size((preprocess(workload, features, draws), labels), step_size)
 
     iterator = _iterator(tf.data.Dataset.zip(steps, batches), step, examples)
-    return staging.Source(iterator, lambda whole: _divided(whole, split), length, order)
+    return staging.Source(iterator, lambda whole: _divided(whole, layout), length, order)
 
 
-def _divided(whole: tuple[Tensors, Tensors], split: Split) -> staging.Batches:
+def _divided(whole: tuple[Tensors, Tensors], layout: Layout) -> staging.Batches:
     """Divides what has left the iterator among the towers."""
-    size = split.tower_batch
-    return [tf.nest.map_structure(lambda t, i=i: t[i * size : (i + 1) * size], whole) for i in range(split.num_towers)]
+    size = layout.tower_batch
+    return [tf.nest.map_structure(lambda t, i=i: t[i * size : (i + 1) * size], whole) for i in range(layout.num_towers)]
 
 
 def evaluation_stream(

@@ -1,14 +1,12 @@
 """tower_loss: one replica of the network per device, all on the same variables or on copies of them."""
 
-import contextlib
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph.variables import Variables
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Examples, Tensors, Workload
 
@@ -102,35 +100,11 @@ def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], 
         return tf.nest.map_structure(mean, *outputs)
 
 
-@contextlib.contextmanager
-def scope(index: int, device: str, variables: Variables, getter: Callable) -> Iterator[str]:
-    """Builds one replica within this block: on its device, in its name scope, on the variables of all.
-
-    Args:
-      index: of the tower; tower 0 creates the variables.
-      device: of the tower.
-      variables: those of the graph.
-      getter: for get_variable's initial values: `seeded(seed)` or `restored`.
-
-    Yields:
-      The tower's name.
-    """
-    name = f"tower_{index}"
-    with (
-        variables.of_tower(index),
-        tf.device(device),
-        v1.name_scope(f"{name}/"),
-        v1.variable_scope(v1.get_variable_scope(), custom_getter=getter),
-        v1.variable_scope(v1.get_variable_scope(), custom_getter=_kept_in_full_precision),
-    ):
-        yield name
-
-
 def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:
     return tf.nest.map_structure(lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, tensors)
 
 
-def _kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, **kwargs):
+def kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, **kwargs):
     """Gets a copy of a float32 variable for a network that asks for one below float32; a custom getter."""
     dtype = tf.as_dtype(dtype or tf.float32)
     variable = getter(name, shape, variable_dtype(dtype), *args, **kwargs)

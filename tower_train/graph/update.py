@@ -97,29 +97,66 @@ def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> Gr
     return [(scaled(gradient, variable), variable) for gradient, variable in gradients]
 
 
-def moving_averages(decay: float, global_step: tf.Variable) -> Callable[[Sequence[tf.Variable]], tf.Operation] | None:
-    """Returns a function that updates the moving averages of one copy's variables; None for decay 0.
+def prepare_update(
+    groups: Sequence[tuple[v1.train.Optimizer, GradientsAndVariables]],
+    weights: Sequence[tf.Variable],
+    moving: Sequence[Statistic],
+    average_decay: float,
+    global_step: tf.Variable,
+) -> Callable[[], tf.Operation]:
+    """Creates the variables of a replica's update, outside of the conditional in which a step updates.
+
+    Args:
+      groups: over groups, the optimizer and the gradients that it applies.
+      weights: the trained variables, also those that have no gradient.
+      moving: the means of the batch statistics.
+      average_decay: of the moving averages of weights and followed statistics; 0 for none.
+      global_step: int64 variable, steps done before this one.
+
+    Returns:
+      A function that builds the update, in this order: the weights, the moving statistics, the averages of both.
+    """
+    followed = [*weights, *(statistic.moving for statistic in moving if statistic.followed)]
+    for optimizer, grads in groups:
+        optimizer._create_slots([variable for _, variable in grads])  # apply_gradients then finds them
+    averages = [_create_average(variable) for variable in followed] if average_decay else []
+
+    def update() -> tf.Operation:
+        with tf.control_dependencies([optimizer.apply_gradients(grads) for optimizer, grads in groups]):
+            moved = tf.group(*[_move(statistic) for statistic in moving])
+        with tf.control_dependencies([moved]):
+            return _follow(averages, followed, average_decay, global_step)
+
+    return update
+
+
+def _move(statistic: Statistic) -> tf.Tensor:
+    """moving = momentum * moving + (1 - momentum) * value."""
+    moving, value, momentum, _ = statistic
+    return moving.assign_sub((1 - momentum) * (moving - value)) if momentum else moving.assign(value)
+
+
+def _follow(
+    averages: Sequence[tf.Variable], variables: Sequence[tf.Variable], decay: float, global_step: tf.Variable
+) -> tf.Operation:
+    """Updates moving averages.
 
     As tf.train.ExponentialMovingAverage.apply, whose conditionals take a tenth of what building a graph does:
     average -= (1 - d) * (average - variable), with d = min(decay, (1 + step) / (10 + step)) as in the original.
     """
-
-    def follow(variables: Sequence[tf.Variable]) -> tf.Operation:
-        with tf.init_scope():  # out of the conditional that the step is in
-            averages = [_average(variable) for variable in variables]
-        with v1.name_scope(_AVERAGE):
-            step = tf.cast(global_step, tf.float32)
-            share = 1.0 - tf.minimum(tf.constant(decay), (1.0 + step) / (10.0 + step))
-            shares = {dtype: tf.cast(share, dtype) for dtype in {average.dtype for average in averages}}
-            return tf.group(*[
-                average.assign_sub((average - variable) * shares[average.dtype], read_value=False)
-                for average, variable in zip(averages, variables, strict=True)
-            ])  # fmt: skip
-
-    return follow if decay else None
+    if not averages:
+        return tf.no_op()
+    with v1.name_scope(_AVERAGE):
+        step = tf.cast(global_step, tf.float32)
+        share = 1.0 - tf.minimum(tf.constant(decay), (1.0 + step) / (10.0 + step))
+        shares = {dtype: tf.cast(share, dtype) for dtype in {average.dtype for average in averages}}
+        return tf.group(*[
+            average.assign_sub((average - variable) * shares[average.dtype], read_value=False)
+            for average, variable in zip(averages, variables, strict=True)
+        ])  # fmt: skip
 
 
-def _average(variable: tf.Variable) -> tf.Variable:
+def _create_average(variable: tf.Variable) -> tf.Variable:
     """Creates a variable's moving average, which begins as the variable: as what it is where it has been restored, else
     as its initial value."""
     with tf.device(variable.device):
@@ -138,31 +175,3 @@ def variables_to_restore(decay: float) -> dict[str, tf.Variable]:
     if decay:
         return tf.train.ExponentialMovingAverage(decay, name=_AVERAGE).variables_to_restore()
     return {v.op.name: v for v in v1.global_variables()}
-
-
-def apply_update(
-    groups: Sequence[tuple[v1.train.Optimizer, GradientsAndVariables]],
-    weights: Sequence[tf.Variable],
-    moving: Sequence[Statistic] = (),
-    averages: Callable[[Sequence[tf.Variable]], tf.Operation] | None = None,
-) -> tf.Operation:
-    """Updates one copy, in this order: the variables, the moving statistics, the moving averages of both.
-
-    Args:
-      groups: over groups, the optimizer and the gradients that it applies.
-      weights: the trained variables, also those that have no gradient.
-      moving: the means of the batch statistics.
-      averages: from `moving_averages`, or None.
-    """
-    followed = [*weights, *(statistic.moving for statistic in moving if statistic.followed)]
-    updated = [optimizer.apply_gradients(gradients) for optimizer, gradients in groups]
-    with tf.control_dependencies(updated):
-        moved = tf.group(*[_move(statistic) for statistic in moving])
-    with tf.control_dependencies([moved]):
-        return averages(followed) if averages else tf.no_op()
-
-
-def _move(statistic: Statistic) -> tf.Tensor:
-    """moving = momentum * moving + (1 - momentum) * value."""
-    moving, value, momentum, _ = statistic
-    return moving.assign_sub((1 - momentum) * (moving - value)) if momentum else moving.assign(value)

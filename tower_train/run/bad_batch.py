@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import order, stream
+from tower_train.graph.layout import Layout
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
 
 
 def write(
-    train_dir: pathlib.Path, workload: Workload, examples: Examples, seed: int, split: stream.Split, step: int,
+    train_dir: pathlib.Path, workload: Workload, examples: Examples, seed: int, split: Layout, step: int,
     first: int,
 ) -> str:  # fmt: skip
     """Writes the batch of a step, from its first position in the stream, to bad_batch-STEP.npz; returns its path or the
@@ -36,9 +37,7 @@ def write(
     return str(path)
 
 
-def _arrays(
-    workload: Workload, examples: Examples, seed: int, split: stream.Split, first: int
-) -> dict[str, np.ndarray]:
+def _arrays(workload: Workload, examples: Examples, seed: int, split: Layout, first: int) -> dict[str, np.ndarray]:
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         again = stream.training_stream(workload, examples, seed, tf.constant(first, tf.int64), split)
         positions = first + tf.range(split.worker_batch, dtype=tf.int64)

@@ -86,14 +86,14 @@ def prepare(
     graph = training_graph(workload, examples, config, placed)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
-        workload, examples, options, config.global_batch, placed.names, graph.num_parameters,
+        workload, examples, options, config.global_batch, placed.names, graph.saved.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
-    run_json["data"]["order"] = graph.data_order
+    run_json["data"]["order"] = graph.stream.order
     notes += [
         *chosen,
         *placed.notes,
-        *graph.notes,
+        *graph.stream.notes,
         *report.random_notes(graph.random_numbers),
     ]
     last_step = config.last_step(examples.num_examples)
@@ -131,7 +131,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
         best.Best(run_dir, config.keep_best, patience, config.global_batch),
     )
     stack.callback(evaluations.close)
-    notes += evaluations.try_out(resumed.step, start.last_step, start.graph.variables)
+    notes += evaluations.try_out(resumed.step, start.last_step, start.graph.saved.variables)
     tested = evaluations.examples
     if tested and tested.notice and tested.notice != examples.notice:
         notes.append(f"*** {tested.notice}")

@@ -42,7 +42,7 @@ def find(run_dir: directory.RunDirectory, graph: TrainingGraph, config: Config, 
       RunError: the checkpoint is none of this run, or none is intact.
     """
     with graph.graph.as_default():
-        checkpoints = checkpoint.Checkpoints(run_dir.path, graph.variables, config.keep_checkpoints)
+        checkpoints = checkpoint.Checkpoints(run_dir.path, graph.saved.variables, config.keep_checkpoints)
         newest = checkpoint.latest(run_dir.path)
         if not newest:
             return ResumePoint(checkpoints)
@@ -54,10 +54,10 @@ def find(run_dir: directory.RunDirectory, graph: TrainingGraph, config: Config, 
         newest, notes = checkpoint.newest_intact(run_dir.path)
         begun_anew = []
         if input_stream.begins_anew(graph, newest, checkpoint.variable_names(newest), config.on_worker_change):
-            begun_anew = [variable.op.name for variable in graph.stream_state.variables]
+            begun_anew = [variable.op.name for variable in graph.stream.state.variables]
             notes.append(
-                f"*** {newest} is of another number of workers than {graph.num_workers}: {graph.data} begins its next "
-                "epoch, without the rest of the one under way."
+                f"*** {newest} is of another number of workers than {graph.layout.num_workers}: {graph.examples.name} "
+                "begins its next epoch, without the rest of the one under way."
             )
         restore, fresh = checkpoints.plan_restore(newest, config.override, begun_anew)
         if fresh:

@@ -1,0 +1,140 @@
+"""The layout of a step: towers, devices, copies of the variables, parts of the global batch."""
+
+import dataclasses
+
+from tower_train.graph.devices import HOST, Devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Tower:
+    """One batch of a step and its place.
+
+    Attributes:
+      index: over the batches that this worker takes in a step, in the order of their positions.
+      device: string of the device that computes it.
+      replica: index of the copy of the variables that it uses.
+      offset: number of examples of the step before its first one, over all workers.
+      waits: whether another batch goes through its device before it in the same step.
+    """
+
+    index: int
+    device: str
+    replica: int
+    offset: int
+    waits: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The topology of a step, over all workers.
+
+    Attributes:
+      tower_batch: examples per tower.
+      devices: of this worker's towers; each worker has as many.
+      replicas: over this worker's copies of the variables, the device of each.
+      batches_each: over workers, the batches that each of its devices takes in a step, one after the other.
+      worker: index of this one.
+    """
+
+    tower_batch: int
+    devices: tuple[str, ...] = (HOST,)
+    replicas: tuple[str, ...] = (HOST,)
+    batches_each: tuple[int, ...] = (1,)
+    worker: int = 0
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.batches_each)
+
+    @property
+    def towers_of_each(self) -> tuple[int, ...]:
+        """Over workers, the batches that its devices take in a step."""
+        return tuple(len(self.devices) * batches for batches in self.batches_each)
+
+    @property
+    def num_towers(self) -> int:
+        """The batches that this worker takes in a step."""
+        return self.towers_of_each[self.worker]
+
+    @property
+    def all_towers(self) -> int:
+        """The batches of a step, over all workers."""
+        return sum(self.towers_of_each)
+
+    @property
+    def first_tower(self) -> int:
+        """The number of towers of the workers before this one."""
+        return sum(self.towers_of_each[: self.worker])
+
+    @property
+    def worker_batch(self) -> int:
+        """Examples of a step in this worker."""
+        return self.tower_batch * self.num_towers
+
+    @property
+    def global_batch(self) -> int:
+        """Examples of a step in all workers."""
+        return self.tower_batch * self.all_towers
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the variables, over all workers."""
+        return len(self.replicas) * self.num_workers
+
+    @property
+    def weight(self) -> float | None:
+        """This worker's weight in means over workers, 1 on average; None if all weigh the same."""
+        if len(set(self.batches_each)) == 1:
+            return None
+        return self.batches_each[self.worker] * self.num_workers / sum(self.batches_each)
+
+    @property
+    def towers(self) -> tuple[Tower, ...]:
+        """This worker's towers; those of one device follow each other."""
+        each, mirrored = self.batches_each[self.worker], len(self.replicas) > 1
+        return tuple(
+            Tower(
+                index=device * each + turn,
+                device=name,
+                replica=device if mirrored else 0,
+                offset=(self.first_tower + device * each + turn) * self.tower_batch,
+                waits=turn > 0,
+            )
+            for device, name in enumerate(self.devices)
+            for turn in range(each)
+        )
+
+
+def lay_out(
+    devices: Devices, tower_batch: int, accumulate_steps: int, most_workers: int | None, mirrored: bool
+) -> Layout:
+    """Lays a step out.
+
+    Args:
+      devices: of this worker.
+      tower_batch: examples per tower.
+      accumulate_steps: batches per tower of a full cluster, one after the other.
+      most_workers: of an elastic cluster: the step always has their batches, shared out whole among the workers that
+        are there, so that each is normalised and takes memory as always; None for as many as there are.
+      mirrored: whether each device has a copy of the variables; else the host has the only one.
+    """
+    batches = accumulate_steps * (most_workers or devices.num_workers)
+    replicas = devices.towers if mirrored else (HOST,)
+    return Layout(
+        tower_batch, devices.towers, replicas, share_out(batches, devices.num_workers), devices.worker
+    )  # fmt: skip
+
+
+def on_host(tower_batch: int, num_towers: int = 1, num_workers: int = 1, worker: int = 0) -> Layout:
+    """Lays out a step whose batches stay on the host."""
+    return Layout(tower_batch, (HOST,) * num_towers, batches_each=(1,) * num_workers, worker=worker)
+
+
+def share_out(batches: int, num_workers: int) -> tuple[int, ...]:
+    """Returns over workers how many of a step's batches each takes; the chief, which has more to do, the fewest.
+
+    >>> share_out(8, 3)
+    (2, 3, 3)
+    """
+    each, left_over = divmod(batches, num_workers)
+    return tuple(each + (worker >= num_workers - left_over) for worker in range(num_workers))

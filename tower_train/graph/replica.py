@@ -1,0 +1,306 @@
+"""The replicas: copies of the variables, on the host or on each tower's device, with all that belongs to a copy.
+
+Replica 0 creates the variables, under their canonical names, for checkpoints. The others copy them: local variables
+that begin as the originals are, after those have their values. Each replica goes through a step by itself: its towers'
+gradients, their mean, the mean over all replicas, weight decay, update. So all copies stay the same to the bit.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.graph import gradients, towers
+from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.context import Statistic
+from tower_train.graph.devices import HOST
+from tower_train.graph.gradients import Gradient, GradientsAndVariables
+from tower_train.graph.update import limited
+
+v1 = tf.compat.v1
+
+
+class Replica:
+    """One copy of the variables.
+
+    Attributes:
+      device: string of its device.
+      tower_grads: over its towers, the gradients, each with the original variable.
+      tower_losses: over its towers, scalars.
+      mean_grads: the mean gradients over all towers of all workers, each with this replica's variable.
+      loss: the mean loss over all towers, scalar.
+      weight_decay: the sum of the variables' regularizers, scalar.
+      moving: the means of the towers' batch statistics, for this replica's variables.
+    """
+
+    def __init__(self, device: str = HOST, index: int = 0, first: "Replica | None" = None):
+        """Creates no variables yet. index: over this worker's replicas; first: replica 0, None for that itself."""
+        self.device, self._index = device, index
+        self.tower_grads: list[GradientsAndVariables] = []
+        self.tower_losses: list[tf.Tensor] = []
+        self.mean_grads: GradientsAndVariables = []
+        self.loss: tf.Tensor | None = None
+        self.weight_decay: tf.Tensor | float = 0.0
+        self.moving: list[Statistic] = []
+        self._first = first or self
+        self._statistics: list[list[Statistic]] = []  # over towers
+        self._variables = {}  # {name: (this replica's variable, its regularizer or None)}, in the order of creation
+        self._names = {}  # {id of this replica's variable: name}
+        self._states = []  # variables of its optimizer and its moving averages, in the order of creation
+        self._decays = []  # the values of its variables' regularizers
+
+    # The towers.
+
+    @contextlib.contextmanager
+    def tower(self, index: int, device: str, getter: Callable) -> Iterator[None]:
+        """Builds a tower within this block: on its device, in its name scope, on this replica's variables.
+
+        Args:
+          index: of the tower; tower 0 creates the variables, later ones reuse them.
+          device: of the tower.
+          getter: custom getter for initial values: `towers.seeded(seed)` or `towers.restored`.
+
+        Raises:
+          GraphError: a later tower would create a variable, or some cannot be copied.
+        """
+        if self is not self._first and not self._variables:
+            self._copy_variables()
+
+        def create(create, **kwargs):
+            if index:
+                which = f"the variable {kwargs['name']!r}" if kwargs.get("name") else "a variable without a name"
+                raise errors.GraphError(
+                    f"tower_{index} would create {which}, which tower_0 did not create. "
+                    "Create variables with tf.compat.v1.get_variable under names that are the same in every call of "
+                    "inference and loss."
+                )
+            with tf.device(self.device):
+                return create(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
+
+        def get(getter, name, *args, regularizer=None, **kwargs):
+            variable = getter(name, *args, regularizer=regularizer, **kwargs)
+            if index == 0:
+                self._add(variable.op.name, variable, regularizer)
+            return self._own(variable)
+
+        with (
+            tf.variable_creator_scope(create),
+            v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=get),
+            tf.device(device),
+            v1.name_scope(f"tower_{index}/"),
+            v1.variable_scope(v1.get_variable_scope(), custom_getter=getter),
+            v1.variable_scope(v1.get_variable_scope(), custom_getter=towers.kept_in_full_precision),
+        ):
+            yield
+
+    def compute_gradients(self, loss: tf.Tensor) -> GradientsAndVariables:
+        """Returns the gradients of a tower's loss for this replica's trained variables, each with the original."""
+        originals = v1.trainable_variables()
+        return list(zip(v1.gradients(loss, [self._own(v) for v in originals]), originals, strict=True))
+
+    def add(self, loss: tf.Tensor, tower_grads: GradientsAndVariables, statistics: list[Statistic]) -> None:
+        """Adds what a tower computed: its loss, its gradients, its layers' batch statistics."""
+        self.tower_losses.append(loss)
+        self.tower_grads.append(tower_grads)
+        self._statistics.append(statistics)
+
+    # The means.
+
+    def average_gradients(self) -> GradientsAndVariables:
+        """Returns the mean gradients over its towers, each with the original variable."""
+        with tf.device(self.device):
+            return gradients.average_gradients(self.tower_grads)
+
+    def average_values(self, others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns small values that travel together: the mean loss over its towers, `others`, the mean statistics."""
+        with tf.device(self.device), v1.name_scope("average_values"):
+            towers = [
+                [loss, *others, *(each.value for each in noted if each.is_mean)]
+                for loss, noted in zip(self.tower_losses, self._statistics, strict=True)
+            ]
+            return [tf.add_n(values) / len(values) for values in zip(*towers, strict=True)]
+
+    def receive(self, mean_grads: list[Gradient], originals: Sequence[tf.Variable], loss, statistics) -> None:
+        """Takes the means over all replicas: gradients for these variables, the loss, the statistics' values."""
+        self.mean_grads = [(grad, self._own(v)) for grad, v in zip(mean_grads, originals, strict=True)]
+        self.loss, self.moving = loss, self._means_of_calls(statistics)
+
+    def _means_of_calls(self, means: Sequence[tf.Tensor]) -> list[Statistic]:
+        """Returns one statistic per moving variable, the mean over the calls of its layer, with these means over
+        towers as the values."""
+        remaining, by_variable = iter(means), {}
+        for each in self._statistics[0]:
+            each = each._replace(value=next(remaining)) if each.is_mean else each
+            by_variable.setdefault(each.moving.ref(), []).append(each)
+        return [
+            calls[0]._replace(value=tf.add_n([each.value for each in calls]) / len(calls))
+            if len(calls) > 1 and calls[0].is_mean
+            else calls[0]
+            for calls in by_variable.values()
+        ]
+
+    # The update.
+
+    def finish_gradients(self, clip_norm: float, optimizer: str) -> None:
+        """Adds the weight decay to the mean gradients, once a variable, and limits them as the options say.
+
+        Raises:
+          GraphError: there are regularization losses without a variable, which cannot be computed from a copy.
+        """
+        decays = losses = v1.losses.get_regularization_losses()
+        if self is not self._first:
+            decays = self._decays
+            if len(decays) != len(losses):
+                raise errors.GraphError(
+                    f"There are {len(losses)} regularization losses, but {len(decays)} variables with a regularizer=. "
+                    "Declare them all so, or use --variable_update=cpu."
+                )
+        with tf.device(self.device):
+            self.weight_decay, decayed = gradients.add_weight_decay(self.mean_grads, decays)
+            self.mean_grads = limited(decayed, clip_norm, optimizer)
+
+    @contextlib.contextmanager
+    def state_variables(self) -> Iterator[None]:
+        """Makes variables that are created within this block, such as the optimizer's slots, belong to this replica."""
+
+        def create(create, **kwargs):
+            if self is not self._first:
+                kwargs |= _as_copy(self._first._states[len(self._states)])
+            self._states.append(create(**kwargs))
+            return self._states[-1]
+
+        with tf.device(self.device), tf.variable_creator_scope(create):
+            yield
+
+    def trained(self) -> list[tf.Variable]:
+        """Returns its trained variables."""
+        return [self._own(variable) for variable in v1.trainable_variables()]
+
+    def original(self, variable: tf.Variable) -> tf.Variable:
+        """Returns replica 0's variable for this replica's."""
+        name = self._names.get(id(variable))
+        return self._first._variables[name][0] if name else variable
+
+    def copied(self) -> list[tf.Variable]:
+        """Returns all that other replicas have a copy of, in the same order in each."""
+        return [*(variable for variable, _ in self._variables.values()), *self._states]
+
+    def statistic_names(self) -> list[list[str]]:
+        """Returns over its towers the names of the variables for which their layers noted a statistic."""
+        return [[self.original(each.moving).op.name for each in noted] for noted in self._statistics]
+
+    # The variables.
+
+    def _own(self, original: tf.Variable) -> tf.Variable:
+        return self._variables.get(original.op.name, (original, None))[0]
+
+    def _add(self, name: str, variable: tf.Variable, regularizer: Callable | None) -> None:
+        self._variables.setdefault(name, (variable, regularizer))
+        self._names[id(variable)] = name
+
+    def _copy_variables(self) -> None:
+        """Copies all variables that tower 0 asked for."""
+        first = self._first._variables
+        for variable in v1.trainable_variables():
+            if variable.op.name not in first:
+                raise errors.GraphError(
+                    f"{variable.op.name} cannot be mirrored: the network did not get it from "
+                    "tf.compat.v1.get_variable. Get it there, or use --variable_update=cpu."
+                )
+        for name, (original, regularizer) in first.items():
+            with tf.device(self.device):
+                copy = v1.Variable(
+                    name=f"copy_{self._index}/{name}", dtype=original.dtype.base_dtype, use_resource=True,
+                    **_as_copy(original),
+                )  # fmt: skip
+                self._add(name, copy, regularizer)
+                if regularizer:
+                    with v1.name_scope(f"{copy.op.name}/Regularizer/"):
+                        decay = regularizer(copy)
+                    self._decays += [] if decay is None else [decay]  # None: tf.compat.v1.no_regularizer's
+
+
+def make_replicas(devices: Sequence[str]) -> list[Replica]:
+    """Makes a replica on each device."""
+    first = Replica(devices[0])
+    return [first, *(Replica(device, i, first) for i, device in enumerate(devices[1:], 1))]
+
+
+def average(replicas: Sequence[Replica], all_reduce: AllReduce, asked: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Gives each replica the mean gradients, loss and statistics over all towers of all workers.
+
+    Args:
+      replicas: of this worker.
+      all_reduce: averages between the replicas of all workers.
+      asked: scalars of this worker, by name, that travel beside the losses.
+
+    Returns:
+      The means of `asked` over workers.
+
+    Raises:
+      GraphError: towers have different variables, gradients or statistics.
+    """
+    grads_of_all = gradients.with_gradients([grads for replica in replicas for grads in replica.tower_grads])
+    remaining = iter(grads_of_all)
+    for replica in replicas:
+        replica.tower_grads = list(itertools.islice(remaining, len(replica.tower_grads)))
+    _check_same_statistics([names for replica in replicas for names in replica.statistic_names()])
+    local = [replica.average_gradients() for replica in replicas]
+    means = all_reduce.mean([[grad for grad, _ in grads] for grads in local])
+    values = all_reduce.mean([replica.average_values(list(asked.values())) for replica in replicas], exactly=True)
+    originals = [variable for _, variable in local[0]]
+    for replica, grads, (loss, *noted) in zip(replicas, means, values, strict=True):
+        replica.receive(grads, originals, loss, noted[len(asked) :])
+    return dict(zip(asked, values[0][1:], strict=False))
+
+
+def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tensor:
+    """Returns int64 [replicas of all workers, variables], fingerprints (FarmHash) of the bytes of `copied`."""
+    with v1.name_scope("mirrors"):
+        method, as_row = tf.constant("farmhash64"), tf.constant([1, -1])
+
+        def fingerprint(variable):
+            values = tf.bitcast(tf.reshape(variable.read_value(), as_row), tf.uint8)
+            return tf.raw_ops.Fingerprint(data=values, method=method)
+
+        rows = [tf.concat([fingerprint(v) for v in replica.copied()], axis=0) for replica in replicas]
+        return all_reduce.gather(tf.bitcast(tf.stack(rows), tf.int64))
+
+
+def _check_same_statistics(names_of_towers: list[list[str]]) -> None:
+    """Raises GraphError if some towers' layers noted a statistic that others did not."""
+    first = names_of_towers[0]
+    for others in names_of_towers:
+        if others != first:
+            name = next(pair[0] or pair[1] for pair in itertools.zip_longest(others, first) if pair[0] != pair[1])
+            count = sum(names.count(name) for names in names_of_towers)
+            raise errors.GraphError(
+                f"{name} has {count} batch statistics from {len(names_of_towers)} towers. "
+                "Every tower must call its layer as often as the others."
+            )
+
+
+def _initialized_on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a variable initialised on the host: GPUs draw other numbers from a seed and call no
+    Python."""
+    initial_value = kwargs.get("initial_value")
+    if not callable(initial_value):
+        return kwargs
+    with tf.init_scope(), tf.device(HOST), v1.name_scope(f"{kwargs.get('name') or 'Variable'}/Initializer/"):
+        return kwargs | {"initial_value": initial_value()}
+
+
+def _as_copy(original: tf.Variable) -> dict[str, Any]:
+    """Returns the arguments that make a variable a copy."""
+    # Read on the original's device and given as a value: a function's result would be on the copy's.
+    with tf.init_scope(), v1.get_default_graph().colocate_with(None, True), tf.device(original.device):
+        value = original.read_value()
+    return {
+        "initial_value": value,
+        "trainable": False,
+        "constraint": original.constraint,
+        "collections": [v1.GraphKeys.LOCAL_VARIABLES],
+    }
