@@ -148,7 +148,8 @@ def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected
         variable = v1.get_variable("sum", [], tf.float64, initializers.FromExamples(examples, 4, total))
         received = tf.no_op() if is_chief else variable.assign(6.0, read_value=False)
         built = types.SimpleNamespace(
-            variables=[variable], broadcast=received, stream_initializer=tf.no_op(), stream_state=[]
+            saved=types.SimpleNamespace(variables=[variable], broadcast=received),
+            stream=types.SimpleNamespace(initializer=tf.no_op(), state=None),
         )
         with sessions.open_session(built, member, 1, None) as session:
             assert session.run(variable) == 6

@@ -275,6 +275,6 @@ class TestTowers:
         placed = devices.place(tower_train.Config(num_gpus=num_towers, device="cpu"))
         built = evaluation_graph(workload, data, tower_batch, "float32", 0, placed)
         with v1.Session(graph=built.graph, config=placed.session_config) as session:
-            session.run(built.stream.initializer)
+            session.run(built.stream_initializer)
             found = np.concatenate([session.run(built.metrics)["drawn"] for _ in range(built.num_steps)])
         np.testing.assert_array_equal(found, expected("evaluation random_uniform 0", range(40), 3)[:, 2])

@@ -170,11 +170,11 @@ class GuardedUpdate:
         ]
         counters = update.Counters(global_batch=1)
         optimizer = update.make_optimizer("momentum", tf.constant(0.1), 0.5)
-        averages = update.moving_averages(0.5, counters.global_step)
         mean = gradients.average_gradients(towers)
+        build = update.prepare_update([(optimizer, mean)], [a, b], [], 0.5, counters.global_step)
 
         def apply():
-            with tf.control_dependencies([update.apply_update([(optimizer, mean)], [a, b], averages=averages)]):
+            with tf.control_dependencies([build()]):
                 return counters.count()
 
         self.finite = gradients.update_if_finite(

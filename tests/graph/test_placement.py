@@ -31,7 +31,7 @@ def nodes_of(nodes, *ops):
 def test_every_variable_is_on_the_host(training_nodes):
     """Weights, momentum, moving averages and counters; the next batches' images and labels wait on the GPUs."""
     variables = nodes_of(training_nodes, "VarHandleOp", "VariableV2")
-    waiting = [node for node in variables if node.name.startswith("staged/part_")]
+    waiting = [node for node in variables if node.name.startswith("input/staged/part_")]
     assert sorted(node.device for node in waiting) == [f"/device:GPU:{i}" for i in range(NUM_GPUS) for _ in range(2)]
     others = [node for node in variables if node not in waiting]
     assert len(others) == 3 * 10 + 2 + 1  # and the position of these batches
@@ -43,7 +43,7 @@ def test_every_update_of_a_variable_is_on_the_host(training_nodes):
     averages = nodes_of(training_nodes, "AssignSubVariableOp")
     counters = nodes_of(training_nodes, "AssignAddVariableOp")
     assert [len(momentum), len(averages), len(counters)] == [10, 10, 2]
-    waiting = {node.name for node in training_nodes if node.name.startswith("staged/part_")}
+    waiting = {node.name for node in training_nodes if node.name.startswith("input/staged/part_")}
     updates = [node for node in training_nodes if re.search("Assign|Apply|Scatter", node.op)
                and not waiting.intersection(node.input)]  # fmt: skip
     assert {node.device for node in updates} == {HOST}

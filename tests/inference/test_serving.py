@@ -144,7 +144,7 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, files, batch, ha
     built = evaluation_graph(workload, saved.examples, batch, saved.dtype, saved.moving_average_decay, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         v1.train.Saver(built.restored).restore(session, tf.train.latest_checkpoint(str(run)))
-        session.run(built.stream.initializer)
+        session.run(built.stream_initializer)
         steps = [session.run(built.metrics) for _ in range(15 // batch)]
     images = pixels(files[0])
     for i, step in enumerate(steps):

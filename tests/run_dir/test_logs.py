@@ -105,12 +105,13 @@ def test_without_summaries_the_log_lines_are_drawn_alone(tmp_path):
     assert (len(tags["scalars"]), tags["histograms"]) == (4, [])
 
 
-def test_the_graph_is_drawn_with_a_box_for_each_tower_and_layer(cifar10_run, cifar10_curves):
+def test_the_graph_is_drawn_with_a_box_for_each_tower_layer_and_part_of_the_step(cifar10_run, cifar10_curves):
     graph = cifar10_curves.Graph()
     names = {node.name for node in graph.node}
     assert len(names) == len(graph.node) and graph.ByteSize() < 10**6
     towers = {"tower_0", "tower_1"}
-    assert {name.split("/")[0] for name in names} >= {"global_step", "examples_seen"} | towers | set(SCOPES)
+    parts = {"input", "learning_rate", "average_gradients", "weight_decay", "check_finite", "report"}
+    assert {name.split("/")[0] for name in names} >= {"global_step", "examples_seen"} | towers | parts | set(SCOPES)
     for tower in towers:  # each the same network, and its gradients
         assert {f"{tower}/{scope}" for scope in SCOPES} <= {"/".join(name.split("/")[:2]) for name in names}
     sources = {source.removeprefix("^").split(":")[0] for node in graph.node for source in node.input}

@@ -20,7 +20,7 @@ NOTHING = "no operation running"
 # An operation's category is the first pattern that its name begins with, a name scope of graph/. The update is in the
 # branches of the conditional `train`.
 _PATTERNS = [
-    (INPUT_WAIT, re.compile(r"(next_batch/.*)?Iterator")),
+    (INPUT_WAIT, re.compile(r"(input/)?(next_batch/.*)?Iterator")),
     (ALL_TOWERS, re.compile(r"joined/")),
     (AVERAGING, re.compile(r"average_|all_reduce/")),
     (DECAY_AND_CHECK, re.compile(r"weight_decay/|.*/Regularizer/|check_finite/")),

@@ -262,8 +262,7 @@ def _progress(config: Config, source: stream.Stream, replicas: Sequence[Replica]
 def _summary(config: Config, replica: Replica, source: stream.Stream, update_op: tf.Operation) -> tf.Tensor | None:
     if not config.summary_every_steps:
         return None
-    with v1.name_scope("summary"):
-        return summaries.step_summary(replica.mean_grads, "tower_0", source.batches[0][0], update_op)
+    return summaries.step_summary(replica.mean_grads, "tower_0", source.batches[0][0], update_op)
 
 
 def _random_numbers(
