@@ -9,7 +9,6 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.graph import (
-    context,
     gradients,
     loss_scale,
     progress,
