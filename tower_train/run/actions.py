@@ -103,10 +103,10 @@ class MirrorCheck(PeriodicAction):
         self._graph, self._session = graph, session
 
     def __call__(self, step, report):
-        fingerprints = self._session.run(self._graph.fingerprints)
+        fingerprints = self._session.run(self._graph.saved.fingerprints)
         copies, variables = (fingerprints != fingerprints[0]).nonzero()
         if len(copies):
-            names = self._graph.copied
+            names = self._graph.saved.copied
             raise errors.MirrorError(
                 f"after step {step} copy {copies[0]} of {names[variables[0]]} is not what copy 0 is; "
                 f"{len(set(variables))} of {len(names)} variables differ. Nothing of this is saved: look after the "
@@ -136,8 +136,8 @@ class Log(PeriodicAction):
         graph, now, loss = self._graph, self._clock.now(), float(report.loss)
         seconds, steps = now - self._since, step - self._last_step
         self._last_step, self._since = step, now
-        examples_per_sec = steps * graph.global_batch / seconds
-        sec_per_batch = seconds / (steps * sum(graph.towers_of_each))
+        examples_per_sec = steps * graph.layout.global_batch / seconds
+        sec_per_batch = seconds / (steps * sum(graph.layout.towers_of_each))
         say(reporting.step_line(step, loss, examples_per_sec, sec_per_batch))
         self._bar.update(step, rates=f"loss {reporting.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
         scale = {"loss_scale": float(report.loss_scale.scale)} if report.loss_scale else {}
@@ -145,7 +145,7 @@ class Log(PeriodicAction):
         self._metrics.append({
             "step": step,
             "examples": int(report.examples),
-            "epoch": int(report.examples) / graph.num_examples,
+            "epoch": int(report.examples) / graph.examples.num_examples,
             "loss": loss if math.isfinite(loss) else None,  # a skipped step
             "learning_rate": learning_rate,
             "examples_per_sec": examples_per_sec,
@@ -202,7 +202,7 @@ class Stop(Action):
         """Begins with a session; a process by itself may end before its first step."""
         self._graph, self._session = graph, session
         no_gain = self._best and self._best.is_over
-        self.is_now = graph.num_workers == 1 and bool(no_gain or self._hooks.have_asked)
+        self.is_now = graph.layout.num_workers == 1 and bool(no_gain or self._hooks.have_asked)
 
     def reason(self) -> StopReason | None:
         """Returns the reason why the run ends before its last step; None if it does not."""
@@ -216,8 +216,8 @@ class Stop(Action):
 
     def __call__(self, step, report):
         self.is_now = self.reason() is not None
-        if self._graph.num_workers > 1:
+        if self._graph.layout.num_workers > 1:
             if self.is_now and not self._has_asked:
-                self._session.run(self._graph.wishes["stopping"].ask)
+                self._session.run(self._graph.requests["stopping"].ask)
                 self._has_asked = True
             self.is_now = report.stopping > 0

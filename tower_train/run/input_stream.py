@@ -45,13 +45,13 @@ def begins_anew(graph: TrainingGraph, path: str, saved: Sequence[str], on_worker
     Raises:
       RunError: they are, and on_worker_change refuses that.
     """
-    saved_by = set(filter(None, map(iterator_state.saved_by, saved))) if graph.stream_state else set()
-    if not saved_by or graph.num_workers in saved_by:
+    saved_by = set(filter(None, map(iterator_state.saved_by, saved))) if graph.stream.state else set()
+    if not saved_by or graph.layout.num_workers in saved_by:
         return False
     if on_worker_change == "refuse":
         raise errors.RunError(
-            f"{path}: workers were {max(saved_by)}, now {graph.num_workers}, and it holds their old positions in "
-            f"{graph.data}. Go on with as many, or give --on_worker_change=next_epoch, which leaves out the rest of "
+            f"{path}: workers were {max(saved_by)}, now {graph.layout.num_workers}, and it holds their old positions in "
+            f"{graph.examples.name}. Go on with as many, or give --on_worker_change=next_epoch, which leaves out the rest of "
             "the current epoch."
         )
     return True
@@ -87,8 +87,8 @@ def begin(session: v1.Session, graph: TrainingGraph, last_step: int) -> None:
       DataError: the dataset is too short for the steps, or its state cannot be saved.
       RunError: it cannot be moved to that position.
     """
-    state, name = graph.stream_state, graph.data
-    length, needed = int(session.run(state.length)), last_step * graph.global_batch
+    state, name = graph.stream.state, graph.examples.name
+    length, needed = int(session.run(state.length)), last_step * graph.layout.global_batch
     if 0 <= length < needed:
         raise errors.DataError(
             f"{name}: its dataset ends after {length} examples, and this run takes {needed}. Make it endless with "
@@ -126,7 +126,7 @@ class SendPosition(Action):
         self, session: v1.Session, graph: TrainingGraph, states: StateExchange, is_saved: Callable[[int], bool],
         steps_done: int,
     ):  # fmt: skip
-        self._session, self._state, self._states = session, graph.stream_state, states
+        self._session, self._state, self._states = session, graph.stream.state, states
         self._is_saved, self._sent_step = is_saved, steps_done or None
 
     def __call__(self, step, report):

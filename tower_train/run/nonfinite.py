@@ -21,7 +21,7 @@ _UNTOUCHED = (
 def check_variables(session, graph: TrainingGraph, step: int) -> None:
     """Raises NonFiniteError for a variable, before it is saved: updates may overflow with a finite loss and
     gradients."""
-    bad = [name for name, is_finite in session.run(graph.variables_finite).items() if not is_finite]
+    bad = [name for name, is_finite in session.run(graph.saved.finite).items() if not is_finite]
     if bad:
         raise errors.NonFiniteError(
             f"not finite after step {step}: the update overflowed in {_shown(bad)}. It was not saved, and the last "
@@ -31,8 +31,8 @@ def check_variables(session, graph: TrainingGraph, step: int) -> None:
 
 def what_is_not_finite(graph: TrainingGraph, report: StepReport) -> str:
     """Names the towers and tensors at fault in a step."""
-    everywhere = "the mean over towers" + (" of all workers" if graph.num_workers > 1 else "")
-    rows = [f"tower_{i}" for i in range(graph.num_towers)] + [everywhere]
+    everywhere = "the mean over towers" + (" of all workers" if graph.layout.num_workers > 1 else "")
+    rows = [f"tower_{i}" for i in range(graph.layout.num_towers)] + [everywhere]
     faults = []
     for row, flags in zip(rows, report.finite, strict=True):
         bad = [name for name, is_finite in zip(graph.checked, flags, strict=True) if not is_finite]
@@ -87,7 +87,7 @@ class Guard(Action):
         if report.loss_scale and report.loss_scale.overflowed:
             say(f"*** loss scale: too great at step {step}, which is skipped; now {report.loss_scale.scale:g}.")
             return
-        skips, global_batch = self._most_in_a_row is not None, self._graph.global_batch
+        skips, global_batch = self._most_in_a_row is not None, self._graph.layout.global_batch
         first = int(report.examples) - skips * global_batch  # a step that ends the run has not counted its examples
         about = f"not finite at step {step}: {what_is_not_finite(self._graph, report)}. Its batch: positions {first} "
         about += f"to {first + global_batch - 1} of the stream of examples{self._dumped(step, first)}"

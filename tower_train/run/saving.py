@@ -33,8 +33,8 @@ def checkpoint_writer(
         run_dir.keep()
         for log in logs:
             log.flush()
-        if graph.stream_state:
-            input_stream.save(session, graph.stream_state, states, step)
+        if graph.stream.state:
+            input_stream.save(session, graph.stream.state, states, step)
         return checkpoints.save(session, step)
 
     return write
@@ -69,7 +69,7 @@ class Saver(Action):
 
     def begin(self, graph: TrainingGraph, session: v1.Session) -> None:
         """Begins with a session; evaluates the checkpoint of an earlier start that was killed before that."""
-        self._session, self._saving = session, graph.wishes.get("saving")
+        self._session, self._saving = session, graph.requests.get("saving")
         if self._evaluations.pending:
             self._evaluate(self._evaluations.pending)
 

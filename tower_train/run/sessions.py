@@ -32,7 +32,7 @@ def open_session(
     Raises:
       DataError, RunError: as input_stream.begin.
     """
-    local_initializer = tf.group(v1.local_variables_initializer(), v1.tables_initializer(), graph.stream_initializer)
+    local_initializer = tf.group(v1.local_variables_initializer(), v1.tables_initializer(), graph.stream.initializer)
     v1.get_default_graph().finalize()
     session = v1.Session(membership.target, config=membership.devices.session_config)
     try:
@@ -40,16 +40,16 @@ def open_session(
         if restore:
             restore(session)
         elif membership.task.is_chief:
-            session.run([variable.initializer for variable in graph.variables])
-        if graph.broadcast is not None:
-            if graph.stream_state and membership.task.is_chief:
-                input_stream.hand_out(session, graph.stream_state, membership.states)
-            session.run(graph.broadcast)
-            if graph.stream_state and not membership.task.is_chief:
-                input_stream.fetch(session, graph.stream_state, membership.states)
+            session.run([variable.initializer for variable in graph.saved.variables])
+        if graph.saved.broadcast is not None:
+            if graph.stream.state and membership.task.is_chief:
+                input_stream.hand_out(session, graph.stream.state, membership.states)
+            session.run(graph.saved.broadcast)
+            if graph.stream.state and not membership.task.is_chief:
+                input_stream.fetch(session, graph.stream.state, membership.states)
         # After that, so that the stream starts at the restored position and copies have the restored values.
         session.run(local_initializer)
-        if graph.stream_state:
+        if graph.stream.state:
             input_stream.begin(session, graph, last_step)
         yield session
     finally:

@@ -16,7 +16,8 @@ from tower_train.cluster.single_process import RunOver, SingleProcess
 from tower_train.cluster.task import Task, find_task
 from tower_train.config import Config
 from tower_train.console import say
-from tower_train.graph import devices, input_failures, kernels, stream
+from tower_train.graph import devices, input_failures, kernels
+from tower_train.graph.layout import on_host
 from tower_train.options import rules
 from tower_train.run import (
     actions,
@@ -140,7 +141,7 @@ def announce(start: Start, membership: SingleProcess) -> Start:
         start.run_dir.cut_metrics(steps_done)
         start.run_dir.write(directory.RUN, start.run_json)
         lines = report.opening_lines(start.run_json, str(start.run_dir.path), steps_done, start.last_step)
-        lines += report.elastic_line(start.config.elastic, start.graph.towers_of_each)
+        lines += report.elastic_line(start.config.elastic, start.graph.layout.towers_of_each)
     else:
         lines = [report.joining_line(membership.task, steps_done, end, membership.devices.names)]
     say(*lines, *start.notes)
@@ -161,7 +162,7 @@ def run(
         try:
             with (
                 membership.failures_named(),
-                input_failures.named(graph.data, start.workload.name),
+                input_failures.named(graph.examples.name, start.workload.name),
                 kernels.missing_named(),
                 sessions.open_session(graph, membership, start.last_step, start.restore) as session,
             ):
@@ -209,7 +210,7 @@ class Steps:
         self._start, self._membership, self._stack = start, membership, stack
         self._clock = actions.TrainingClock()
         # A step with an all-reduce may have to be ended.
-        is_averaged = graph.num_workers > 1 or config.variable_update == "mirrored"
+        is_averaged = graph.layout.num_workers > 1 or config.variable_update == "mirrored"
         noted = {"note_stall": membership.note_stall} if is_averaged else {}
         self._watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, **noted))
         self._user_hooks = hooks.UserHooks(session_hooks)
@@ -243,7 +244,7 @@ class Steps:
             due += [log, summary, profiler, self.saver]
             marked, summarizes = profiler.step, summary.is_due
             self.saver.begin(start.graph, session)
-        elif start.graph.stream_state:
+        elif start.graph.stream.state:
             due.append(input_stream.SendPosition(
                 session, start.graph, self._membership.states, start.config.is_saved, start.steps_done
             ))  # fmt: skip
@@ -286,13 +287,13 @@ class Steps:
         elif step >= start.last_step:
             reason = StopReason.LAST_STEP
         else:
-            alone = start.graph.num_workers == 1
+            alone = start.graph.layout.num_workers == 1
             reason = self._stop.reason() or (StopReason.SESSION_HOOK if alone else StopReason.ANOTHER_WORKER)
         return Result(
             train_dir=str(start.run_dir.path) if start.is_chief else "",
             step=step,
             loss=None if loss is None else float(loss),
-            examples_per_sec=tally.steps_per_sec and tally.steps_per_sec * start.graph.global_batch,
+            examples_per_sec=tally.steps_per_sec and tally.steps_per_sec * start.graph.layout.global_batch,
             seconds=seconds,
             training_secs=tally.training_secs,
             reason=reason,
@@ -321,5 +322,7 @@ def _dump(start: Start) -> Callable[[int, int], str] | None:
     config = start.config
     if not (start.is_chief and config.dump_bad_batch):
         return None
-    split = stream.Split(config.tower_batch, config.batches_per_step)
-    return functools.partial(bad_batch.write, start.run_dir.path, start.workload, start.examples, config.seed, split)
+    whole_step = on_host(config.tower_batch, config.batches_per_step)
+    return functools.partial(
+        bad_batch.write, start.run_dir.path, start.workload, start.examples, config.seed, whole_step
+    )
