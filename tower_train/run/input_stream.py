@@ -50,9 +50,9 @@ def begins_anew(graph: TrainingGraph, path: str, saved: Sequence[str], on_worker
         return False
     if on_worker_change == "refuse":
         raise errors.RunError(
-            f"{path}: workers were {max(saved_by)}, now {graph.layout.num_workers}, and it holds their old positions in "
-            f"{graph.examples.name}. Go on with as many, or give --on_worker_change=next_epoch, which leaves out the rest of "
-            "the current epoch."
+            f"{path}: workers were {max(saved_by)}, now {graph.layout.num_workers}, and it holds their old positions "
+            f"in {graph.examples.name}. Go on with as many, or give --on_worker_change=next_epoch, which leaves out "
+            "the rest of the current epoch."
         )
     return True
 
