@@ -30,6 +30,7 @@ RECORD_BYTES = 1 + CHANNELS * IMAGE_SIZE * IMAGE_SIZE
 FILES = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
 ALL_FILES = FILES["train"] + FILES["test"]
 CLASS_NAMES_FILE = "batches.meta.txt"
+_PIECE_RECORDS = 1000  # so that only the images stay in memory
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -115,21 +116,25 @@ def _count_records(path) -> int:
 
 def _read_file(path, images: np.ndarray, labels: np.ndarray) -> bytes:
     """Fills images [n, 32, 32, 3] and labels [n] from the n records of one file; returns the SHA-256 of its bytes."""
+    digest = hashlib.sha256()
+    piece = np.empty((_PIECE_RECORDS, RECORD_BYTES), np.uint8)
     try:
-        content = np.fromfile(path, np.uint8)
+        with open(path, "rb") as file:
+            for start in range(0, len(labels), _PIECE_RECORDS):
+                records = piece[: len(labels) - start]
+                if file.readinto(records) != records.nbytes:
+                    raise errors.DataError(f"{path}: became shorter while it was read. Try again.")
+                digest.update(records)
+                labels[start : start + len(records)] = records[:, 0]
+                planes = records[:, 1:].reshape(-1, CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+                for channel in range(CHANNELS):  # a transposition would take three times as long
+                    images[start : start + len(records), ..., channel] = planes[:, channel]
     except OSError as error:
         raise errors.DataError(f"{path}: cannot be read: {error.strerror}.") from None
-    if len(content) != len(labels) * RECORD_BYTES:
-        raise errors.DataError(f"{path}: changed while it was read. Try again.")
-    records = content.reshape(-1, RECORD_BYTES)
-    labels[:] = records[:, 0]
     if labels.max() >= NUM_CLASSES:
         wrong = int(np.argmax(labels >= NUM_CLASSES))
         raise errors.DataError(
             f"{path}: record {wrong} at byte offset {wrong * RECORD_BYTES} has label {labels[wrong]}; labels are 0 to "
             f"{NUM_CLASSES - 1}. The file is damaged or not in the CIFAR-10 binary format."
         )
-    planes = records[:, 1:].reshape(-1, CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
-    for channel in range(CHANNELS):  # a transposition would take three times as long
-        images[..., channel] = planes[:, channel]
-    return hashlib.sha256(content).digest()
+    return digest.digest()
