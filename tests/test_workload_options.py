@@ -82,7 +82,7 @@ def test_what_goes_with_the_recipe_only_may_be_given(parse):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--momentum=0.8"], "--momentum=0.8 is for --optimizer=momentum, lars or muon, not for sgd."),
+        (["--momentum=0.8"], "--momentum=0.8 is for --optimizer=momentum or lars or muon, not for sgd."),
         (["--shift=-1"], "--shift=-1.0: it must be a number at least 0."),
         (["--shift=x"], "--shift=x: it must be a number at least 0."),
         (["--shft=1"], "There is no option --shft. Did you mean --shift?"),

@@ -26,7 +26,7 @@ _HOMES = {
     "cluster": "tower_train.cluster",
     "data": "tower_train.data",
     "estimator": "tower_train.estimator",
-    "evaluate_run": "tower_train.inference.saved_evaluation",
+    "evaluate_run": "tower_train.inference.saved_run",
     "initializers": "tower_train.initializers",
     "keras_network": "tower_train.fronts.keras_network",
     "layers": "tower_train.layers",

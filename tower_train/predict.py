@@ -20,7 +20,7 @@ Exit status: 0 done, 2 an option or a file is wrong.
 
 
 def main(argv) -> int:
-    options, paths = command_line.parse_with_files(argv, PredictOptions, USAGE)
+    options = command_line.parse(argv, PredictOptions, USAGE, files=(paths := []))
     if not paths:
         raise errors.ConfigError("No file is named. Give images, or .npy files of features, after the options.")
     for path in paths:

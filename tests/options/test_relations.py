@@ -94,7 +94,7 @@ def test_what_is_given_stays_and_is_refused():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (dict(momentum=0.8), "--momentum=0.8 is for --optimizer=momentum, lars or muon, not for sgd."),
+        (dict(momentum=0.8), "--momentum=0.8 is for --optimizer=momentum or lars or muon, not for sgd."),
         (dict(stop_after_no_gain_epochs=2.0),
          "--stop_after_no_gain_epochs=2 needs --eval_every_steps. Give that too."),
         (dict(lr_schedule="piecewise"), "--lr_schedule=piecewise needs --lr_boundaries. Give that too."),

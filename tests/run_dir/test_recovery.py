@@ -89,16 +89,6 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(damage, sa
     assert checkpoint.newest_intact(saved) == (newest, [])
 
 
-def test_what_is_set_aside_twice_is_kept_twice(saved):
-    for _ in range(2):
-        save_checkpoints(saved, 10)
-        os.truncate(saved / f"model.ckpt-10.{INDEX}", 0)
-        checkpoint.newest_intact(saved)
-    assert {path.name for path in saved.glob("damaged*index")} == {
-        "damaged-model.ckpt-10.index", "damaged-2-model.ckpt-10.index",
-    }  # fmt: skip
-
-
 def test_where_all_are_damaged_nothing_is_renamed_and_no_run_starts_over(saved):
     for step in (5, 10):
         flip(saved / f"model.ckpt-{step}.{DATA}", 700)
@@ -135,13 +125,6 @@ def test_only_what_interrupted_writes_left_is_removed(saved):
     before = jobs.contents(saved)
     checkpoint.remove_leftovers(saved)
     assert jobs.contents(saved) == {path: content for path, content in before.items() if path.name not in left}
-
-
-def test_data_whose_index_was_lost_afterwards_is_no_leftover(saved):
-    (saved / f"model.ckpt-10.{INDEX}").unlink()
-    checkpoint.remove_leftovers(saved)
-    assert checkpoint.newest_intact(saved)[0] == str(saved / "model.ckpt-5")
-    assert (saved / f"model.ckpt-10.{DATA}").exists()
 
 
 def test_a_run_goes_on_from_before_the_damage_and_ends_as_if_there_were_none(toy_run, tmp_path, capsys):

@@ -1,10 +1,12 @@
 """Evaluation: every example exactly once, on the weights of a checkpoint."""
 
+import collections
 import dataclasses
+import heapq
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -12,12 +14,22 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.graph import devices, input_failures
 from tower_train.graph.evaluation import evaluation_graph
-from tower_train.inference.confusion import Confused, Confusions
 from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
 _Z = statistics.NormalDist().inv_cdf(0.975)  # the two-sided 95 % quantile
+_MOST_CLASSES = 200  # in a whole matrix of confusions
+_MOST_CONFUSED = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Confused:
+    """The number of examples of one class that were taken for another."""
+
+    true: str
+    predicted: str
+    count: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +159,10 @@ class Evaluator:
         start = time.perf_counter()
         checkpoint.restore(self._saver, self._session, path)
         # A dataset in its own order may hold fewer or more examples than it should.
-        sums, count, confusions = self._count(self._session, self._built.num_steps + bool(self.examples.elements))
+        sums, count, pairs = self._count(self._session, self._built.num_steps + bool(self.examples.elements))
         self._check_count(count, " or more")
-        matrix = confusions.matrix()
+        names = self.examples.class_names if self.has_confusion else ()
+        matrix = confusion_matrix(pairs, len(names)) if 0 < len(names) <= _MOST_CLASSES else None
         return Evaluation(
             step=checkpoint.step_of(path),
             data=self.examples.name,
@@ -159,23 +172,24 @@ class Evaluator:
                 name: _metric(*moments, count, self._workload.which_is_better(name)) for name, moments in sums.items()
             },
             confusion=matrix,
-            class_names=self.examples.class_names if matrix else (),
+            class_names=names if matrix else (),
             seconds=time.perf_counter() - start,
             several_views=self._workload.views is not None,
-            most_confused=() if matrix else confusions.most_frequent(),
+            most_confused=() if matrix else most_confused(pairs, names),
         )
 
     def _check_count(self, count: int, or_more: str) -> None:
         if count != self.examples.num_examples:
-            given = "endless examples" if count == tf.data.INFINITE_CARDINALITY else f"{count} examples{or_more}"
+            received = "endless examples" if count == tf.data.INFINITE_CARDINALITY else f"{count} examples{or_more}"
             raise errors.DataError(
-                f"{self.examples.name}: gave {given}, where there should be {self.examples.num_examples}. "
+                f"{self.examples.name}: gave {received}, where there should be {self.examples.num_examples}. "
                 "Mend num_examples= or the dataset."
             )
 
-    def _count(self, session: v1.Session, most_steps: int) -> tuple[dict, int, Confusions]:
-        """Returns {metric: (sum, whether only zeros and ones)}, the number of examples and the confusions."""
-        built, confusions = self._built, Confusions(self.examples.class_names if self.has_confusion else ())
+    def _count(self, session: v1.Session, most_steps: int) -> tuple[dict, int, collections.Counter]:
+        """Returns {metric: (sum, whether only zeros and ones)}, the number of examples, and that of each (class,
+        predicted class)."""
+        built, pairs = self._built, collections.Counter()
         fetches = {"metrics": built.metrics}
         if self.has_confusion:
             fetches |= {"labels": built.labels, "predictions": built.predictions}
@@ -194,13 +208,25 @@ class Evaluator:
             count += size
             if self.has_confusion:
                 self.examples.check_labels(values["labels"])
-                confusions.add(values["labels"], values["predictions"])
+                classes, predicted = (values[name].ravel().tolist() for name in ("labels", "predictions"))
+                pairs.update(zip(classes, predicted, strict=True))
         if not count:
             raise errors.DataError(f"{self.examples.name}: its dataset gives no examples.")
-        return sums, count, confusions
+        return sums, count, pairs
 
     def close(self) -> None:
         self._session.close()
+
+
+def confusion_matrix(pairs: Mapping[tuple[int, int], int], num_classes: int) -> list[list[int]]:
+    """Returns counts by [true class][predicted class]."""
+    return [[pairs.get((i, j), 0) for j in range(num_classes)] for i in range(num_classes)]
+
+
+def most_confused(pairs: Mapping[tuple[int, int], int], names: Sequence[str]) -> tuple[Confused, ...]:
+    """Returns the most frequent mistakes, at most a hundred; among equals those of the first classes."""
+    mistakes = ((-count, true, predicted) for (true, predicted), count in pairs.items() if true != predicted)
+    return tuple(Confused(names[i], names[j], -count) for count, i, j in heapq.nsmallest(_MOST_CONFUSED, mistakes))
 
 
 def _metric(total: float, is_proportion: bool, count: int, better: str | None) -> Metric:

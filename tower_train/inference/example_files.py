@@ -20,8 +20,8 @@ def read(path: str) -> Content:
         with open(path, "rb") as file:
             if not path.endswith(_ARRAYS):
                 return file.read()
-            found = np.load(file, allow_pickle=False)
-            return {None: found} if isinstance(found, np.ndarray) else dict(found)
+            loaded = np.load(file, allow_pickle=False)
+            return {None: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
     except IsADirectoryError:
         raise errors.DataError(
             f"{path}: is a folder. Name the files in it, such as {os.path.join(path, '*')}."

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from tower_train.inference.confusion import Confused
-from tower_train.inference.evaluator import Evaluation, Metric
+from tower_train.inference.evaluator import Confused, Evaluation, Metric
 from tower_train.measures import HIGHER
 from tower_train.run_dir import logs
 

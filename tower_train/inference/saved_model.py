@@ -33,30 +33,28 @@ def export(
     Raises:
       RunError: the folder is there already, or cannot be written; or as serving.open_run.
     """
-    _check(folder, options)
+    _check_target(folder, options)
     built, session = serving.open_run(options, workload)
     with session, built.graph.as_default():
-        found = signatures(built)
+        signature_defs = signatures(built)
         try:
             with locks.made(folder if options.versioned else folder.parent):
                 target = _new_version(folder) if options.versioned else folder
                 # Under another name first: an interrupted export leaves no SavedModel and no version.
                 temporary = target.with_name(f".{target.name}.{os.getpid()}")
                 try:
-                    _write(temporary, session, found)
-                    _publish(temporary, target)
+                    builder, saver = v1.saved_model.Builder(str(temporary)), v1.train.Saver(v1.global_variables())
+                    builder.add_meta_graph_and_variables(session, [tf.saved_model.SERVING], signature_defs, saver=saver)
+                    builder.save()
+                    if target.exists():
+                        shutil.rmtree(target)
+                    os.rename(temporary, target)
                 finally:
                     shutil.rmtree(temporary, ignore_errors=True)
         except (OSError, UnicodeEncodeError, tf.errors.OpError) as error:
             reason = errors.reason(error)
             raise errors.RunError(f"{folder} cannot be written ({reason}). Name another with --export_dir.") from None
-    return target, list(found)
-
-
-def _write(folder: pathlib.Path, session: v1.Session, found: dict) -> None:
-    builder, saver = v1.saved_model.Builder(str(folder)), v1.train.Saver(v1.global_variables())
-    builder.add_meta_graph_and_variables(session, [tf.saved_model.SERVING], found, saver=saver)
-    builder.save()
+    return target, list(signature_defs)
 
 
 def signatures(built: serving.ServingGraph) -> dict:
@@ -66,18 +64,18 @@ def signatures(built: serving.ServingGraph) -> dict:
     `classify` and `regress` are TensorFlow Serving's methods of these names, on tf.Examples.
     """
     predict = v1.saved_model.predict_signature_def
-    found = {DEFAULT: predict(built.features, built.outputs), PREDICT: predict(built.features, built.outputs)}
-    if built.files is not None:
-        found[FILES] = predict({"files": built.files}, built.outputs)
-    if built.examples is None:
-        return found
     outputs = built.outputs
+    methods = {DEFAULT: predict(built.features, outputs), PREDICT: predict(built.features, outputs)}
+    if built.files is not None:
+        methods[FILES] = predict({"files": built.files}, outputs)
+    if built.examples is None:
+        return methods
     if built.class_names:
         scores = tf.cast(outputs["probabilities"], tf.float32)
-        found[CLASSIFY] = v1.saved_model.classification_signature_def(built.examples, outputs["all_classes"], scores)
+        methods[CLASSIFY] = v1.saved_model.classification_signature_def(built.examples, outputs["all_classes"], scores)
     elif len(outputs) == 1 and _is_number(output := next(iter(outputs.values()))):
-        found[REGRESS] = v1.saved_model.regression_signature_def(built.examples, tf.cast(output, tf.float32))
-    return found
+        methods[REGRESS] = v1.saved_model.regression_signature_def(built.examples, tf.cast(output, tf.float32))
+    return methods
 
 
 def _is_number(output: tf.Tensor) -> bool:
@@ -85,7 +83,7 @@ def _is_number(output: tf.Tensor) -> bool:
     return output.dtype.is_floating and (output.shape.rank == 1 or output.shape.rank == 2 and output.shape[1] == 1)
 
 
-def _check(folder: pathlib.Path, options: ExportOptions) -> None:
+def _check_target(folder: pathlib.Path, options: ExportOptions) -> None:
     """Raises RunError if a folder may not be written to."""
     is_there, is_model = os.path.exists(folder), os.path.exists(folder / _FILE)  # any name is allowed here
     if options.versioned and is_model:
@@ -107,17 +105,3 @@ def _new_version(folder: pathlib.Path) -> pathlib.Path:
     """Returns the folder of a version: the time in seconds, as of tf.estimator's exporters, but above all versions."""
     there = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
     return folder / str(max([int(time.time()), *(version + 1 for version in there)]))
-
-
-def _publish(temporary: pathlib.Path, target: pathlib.Path) -> None:
-    """Renames a folder, replacing one that is there."""
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    if target.exists():
-        os.rename(target, old)
-    try:
-        os.rename(temporary, target)
-    except OSError:
-        if old.exists():
-            os.rename(old, target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -1,17 +1,20 @@
-"""A run on disk to be used: its workload, its test examples and its checkpoint."""
+"""A run on disk in use: its workload, its test examples, its checkpoint; and its evaluation, also while it trains."""
 
+import contextlib
 import dataclasses
-import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from tower_train import errors
-from tower_train.config import RunOptions
-from tower_train.graph import kernels
-from tower_train.run_dir import best, checkpoint, directory, manifest
+from tower_train import console, errors
+from tower_train.config import EvaluateOptions, RunOptions
+from tower_train.graph import devices, kernels
+from tower_train.inference.evaluator import Evaluation, Evaluator
+from tower_train.run_dir import best, checkpoint, directory, logs
 from tower_train.workload import DataRequest, Examples, Workload, load
 
 T = TypeVar("T")
+CURVES = "eval"  # the folder of the event files of evaluations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,22 +43,15 @@ class SavedRun:
         )
 
     def use_checkpoint(self, function: Callable[[str], T]) -> T:
-        """Returns function(path) for the checkpoint to use.
-
-        While the run trains, a newer checkpoint may replace it before it is read; then that one is used.
-
-        Raises:
-          RunError: there is none, or function raises one.
-        """
-        failed = None
-        while True:
-            path = self.checkpoint()
-            try:
-                return function(path)
-            except errors.RunError:
-                if path == failed or os.path.exists(f"{path}.index"):
-                    raise
-                failed = path
+        """Returns function(path) for the checkpoint to use; RunError if there is none, or function raises one."""
+        path = self.checkpoint()
+        try:
+            return function(path)
+        except errors.RunError:
+            newer = self.checkpoint()  # which may replace it while the run trains, before it is read
+            if newer == path:
+                raise
+        return function(newer)
 
 
 def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
@@ -91,13 +87,76 @@ def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
         workload = workload.with_options(run_json.get("workload_options", {}))
     except errors.ConfigError as error:
         raise errors.RunError(f"{run_dir.path / directory.RUN} does not fit its workload: {error}") from None
-    manifest.check_dataset(run_dir.path, run_json, workload)
     if options.single_view:
         workload = dataclasses.replace(workload, views=None)
-    if options.dataset:
-        workload.check_dataset(options.dataset)
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
+    workload.check_dataset(dataset)
     examples = workload.examples(DataRequest("test", dataset, data_dir, config["seed"]))
     kernels.choose(config.get("deterministic", False), config.get("tensor_float_32"))
     decay = 0.0 if options.raw else config["moving_average_decay"]
     return SavedRun(run_dir, workload, examples, config["dtype"], decay, options.best)
+
+
+def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[Evaluation]:
+    """Evaluates a run's newest checkpoint, or with options.watch each new one until its trainer has ended.
+
+    Writes each evaluation to the run's result.json and event files, or says on standard error that it cannot.
+
+    Args:
+      options: the run and the way to evaluate it.
+      workload: the run's; None imports it by the path in options or in run.json.
+
+    Yields:
+      One Evaluation per checkpoint.
+
+    Raises:
+      RunError: no run there, no checkpoint, one of another network, or a damaged result.json.
+    """
+    placed = devices.place(options)  # before anything uses a device
+    run = read(options, workload)
+    run.directory.read(directory.RESULT)
+    if not options.watch:
+        run.checkpoint()  # raises if there is none, before the graph is built
+    evaluator = Evaluator(run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, placed)
+    writer = logs.EventWriter(run.directory.path / CURVES)
+    with contextlib.closing(evaluator), contextlib.closing(writer):
+        watched = _watched(run, evaluator, options.watch_secs)
+        for evaluation in watched if options.watch else [run.use_checkpoint(evaluator.evaluate)]:
+            if _is_kept(run.directory, evaluation) or options.watch:
+                write_curves(writer, evaluation)
+            yield evaluation
+
+
+def _is_kept(run_dir: directory.RunDirectory, evaluation: Evaluation) -> bool:
+    """Writes an evaluation to result.json; says so if it cannot, as on a read-only run."""
+    try:
+        run_dir.update(directory.RESULT, {"evaluation": evaluation.as_dict()})
+    except errors.RunError as error:
+        console.notice(console.one_line(f"the evaluation of step {evaluation.step} is shown, not kept: {error}"))
+        return False
+    return True
+
+
+def write_curves(writer: logs.EventWriter, evaluation: Evaluation, prefix: str = "") -> None:
+    """Adds a point to each metric's curve, whose name begins with `prefix`."""
+    means = {prefix + name: metric.mean for name, metric in evaluation.metrics.items()}
+    logs.add_scalars(writer, means, evaluation.step)
+
+
+def _watched(run: SavedRun, evaluator: Evaluator, pause_secs: float) -> Iterator[Evaluation]:
+    """Evaluates each newest checkpoint once, until the trainer has ended."""
+    step = None
+    while True:
+        # Asked first, so that the next round sees a last checkpoint saved after the look below.
+        is_training = run.directory.is_locked()
+        path = checkpoint.latest(run.directory.path)
+        if path and checkpoint.step_of(path) != step:
+            evaluation = run.use_checkpoint(evaluator.evaluate)
+            step = evaluation.step
+            yield evaluation
+        elif is_training:
+            time.sleep(pause_secs)
+        else:
+            break
+    if step is None:
+        run.checkpoint()  # raises

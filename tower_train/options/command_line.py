@@ -21,42 +21,21 @@ from tower_train.options import Options, as_text, declare, renamed
 Fields = dict[str, dataclasses.Field]
 
 
-def parse(argv: Sequence[str], options_class: type[Options], usage: str) -> Options:
+def parse(argv: Sequence[str], options_class: type[Options], usage: str, files: list[str] | None = None) -> Options:
     """Reads a command line, absl's `--flagfile=FILE` included; prints --help and leaves if that is asked for.
 
     Args:
       argv: the command line, with the program's name in front.
       options_class: makes the options.
       usage: paragraphs about the command, for --help.
+      files: gets the words that are no options, for a command that takes files; None if it takes none.
 
     Raises:
       ConfigError: an unknown option, a bad value, or a word that is no option.
     """
-    options, words = parse_with_files(argv, options_class, usage)
-    _refuse_words(words)
-    return options
-
-
-def parse_with_files(argv: Sequence[str], options_class: type[Options], usage: str) -> tuple[Options, list[str]]:
-    """As `parse`, for a command that takes files too; returns the options and the words that are none."""
     fields = fields_of(options_class)
     answer_help(argv, fields, usage)
-    values, words = _read(argv, fields)
-    return options_class(**values), words
-
-
-def parse_values(argv: Sequence[str], fields: Fields, known_only: bool = False) -> dict[str, Any]:
-    """Returns the options {name: value} of a command line. Raises ConfigError as `parse`.
-
-    Args:
-      argv: the command line, with the program's name in front.
-      fields: all options by name.
-      known_only: ignore unknown options and words that are no options.
-    """
-    values, words = _read(argv, fields, known_only)
-    if not known_only:
-        _refuse_words(words)
-    return values
+    return options_class(**parse_values(argv, fields, files=files))
 
 
 def fields_of(*options_classes: type[Options]) -> Fields:
@@ -78,8 +57,15 @@ def answer_help(
         sys.exit(0)
 
 
-def _read(argv: Sequence[str], fields: Fields, known_only: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Returns the options {name: value}, and the words that are none."""
+def parse_values(
+    argv: Sequence[str], fields: Fields, known_only: bool = False, files: list[str] | None = None
+) -> dict[str, Any]:
+    """Returns the options {name: value} of a command line. Arguments and errors as `parse`.
+
+    Args:
+      fields: all options by name.
+      known_only: ignore unknown options and words that are no options.
+    """
     new_names = declare.new_names(fields.values())
     by_any_name = fields | {old: fields[name] for old, name in new_names.items()}
     read = flags.FlagValues()
@@ -98,13 +84,12 @@ def _read(argv: Sequence[str], fields: Fields, known_only: bool = False) -> tupl
         raise errors.ConfigError(f"{reason}. --help lists the options.") from None
     except UnicodeDecodeError:
         raise errors.ConfigError("a --flagfile holds bytes that are no text in UTF-8. Mend it.") from None
-    values = {name: declare.parse(field, read[name].value) for name, field in by_any_name.items() if read[name].present}
-    return renamed.with_new_names(values, new_names, "--"), words
-
-
-def _refuse_words(words: Sequence[str]) -> None:
-    if words:
+    if files is not None:
+        files += words
+    elif words and not known_only:
         raise errors.ConfigError(f"{words[0]!r} is no option. Options begin with --; --help lists them.")
+    values = {name: declare.parse(field, read[name].value) for name, field in by_any_name.items() if read[name].present}
+    return renamed.with_new_names(values, new_names, "--")
 
 
 def _help_text(fields: Fields, usage: str, most_used: Sequence[str] = (), defaults: Mapping[str, Any] = {}) -> str:

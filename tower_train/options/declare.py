@@ -86,15 +86,16 @@ def without_useless(
     options_class: type[Options], recipe: Mapping[str, Any], chosen: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns a recipe {name: value} without the options that those chosen by the user make useless."""
-    useless, fields = set(), dataclasses.fields(options_class)
+    fields = dataclasses.fields(options_class)
+    kept = renamed.with_new_names(recipe, new_names(fields))
     for field in fields:
         if not _is_of_use(field, chosen):
-            useless.add(field.name)
-        if field.metadata["instead_of"]:
-            other = field.metadata["instead_of"][0]
-            useless |= {left for left, taken in ((field.name, other), (other, field.name)) if chosen.get(taken)}
-    return {name: value for name, value in renamed.with_new_names(recipe, new_names(fields)).items()
-            if name not in useless}  # fmt: skip
+            kept.pop(field.name, None)
+        for other in field.metadata["instead_of"][:1]:
+            for useless, taken in ((field.name, other), (other, field.name)):
+                if chosen.get(taken):
+                    kept.pop(useless, None)
+    return kept
 
 
 def parse(field: dataclasses.Field, text: str):
@@ -139,10 +140,10 @@ def checked(field: dataclasses.Field, value):
     if kind is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
     parts, part_kind = (value, int) if isinstance(value, tuple) else ((value,), kind)
-    right_kind = isinstance(value, kind) and all(
+    is_of_kind = isinstance(value, kind) and all(
         isinstance(part, part_kind) and isinstance(part, bool) == (kind is bool) for part in parts
     )
-    if not right_kind:
+    if not is_of_kind:
         raise _refusal(field, repr(value))
     if any(isinstance(part, int) and abs(part) > _MOST for part in parts):
         raise errors.ConfigError(f"--{field.name}={as_text(value)[:100]}: it must be {allowed(field)}, in 64 bits.")
@@ -162,27 +163,23 @@ def _is_of_use(field: dataclasses.Field, values: Mapping[str, Any]) -> bool:
 def _check_relations(options: Options) -> None:
     """Checks `needs` and `instead_of`. An option with its default value counts as not given."""
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-
-    def as_given(name: str) -> str:
-        value = values[name]
-        if value is True:
-            return f"--{name}"
-        return f"--{name}={format(value, 'g') if isinstance(value, float) else as_text(value)}"
-
     for field in dataclasses.fields(options):
+        shown = _on_command_line(field.name, values[field.name])
         if values[field.name] != field.default and not _is_of_use(field, values):
             other, *choices = field.metadata["needs"]
-            if choices:
-                reason = f"is for --{other}={_either(choices)}, not for {values[other]}."
-            else:
-                reason = f"needs --{other}. Give that too."
-            raise errors.ConfigError(f"{as_given(field.name)} {reason}")
+            if not choices:
+                raise errors.ConfigError(f"{shown} needs --{other}. Give that too.")
+            raise errors.ConfigError(f"{shown} is for --{other}={' or '.join(choices)}, not for {values[other]}.")
         if field.metadata["instead_of"]:
             other, what = field.metadata["instead_of"]
             if values[field.name] and values[other]:
-                raise errors.ConfigError(
-                    f"{as_given(other)} and {as_given(field.name)} both say {what}. Give one of them."
-                )
+                both = f"{_on_command_line(other, values[other])} and {shown}"
+                raise errors.ConfigError(f"{both} both say {what}. Give one of them.")
+
+
+def _on_command_line(name: str, value) -> str:
+    text = format(value, "g") if isinstance(value, float) else as_text(value)
+    return f"--{name}" if value is True else f"--{name}={text}"
 
 
 def _in_bounds(value, about) -> bool:
@@ -199,8 +196,3 @@ def _refusal(field: dataclasses.Field, received: str) -> errors.ConfigError:
 
 def as_text(value) -> str:
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
-
-
-def _either(words) -> str:
-    """'a', 'a or b', 'a, b or c'."""
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

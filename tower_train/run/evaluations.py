@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tower_train.inference import report
 from tower_train.inference.evaluator import Evaluation, Evaluator
-from tower_train.inference.saved_evaluation import open_curves, write_curves
-from tower_train.run_dir import directory
+from tower_train.inference.saved_run import CURVES, write_curves
+from tower_train.run_dir import directory, logs
 from tower_train.run_dir.best import Best
 from tower_train.workload import Examples
 
@@ -88,7 +88,7 @@ class Evaluations:
         """Evaluates a checkpoint, writes the curves and keeps the results as `last`; returns lines about them."""
         self._open()
         if not self._writer:
-            self._writer = open_curves(self._run_dir)
+            self._writer = logs.EventWriter(self._run_dir.path / CURVES)
         self.last = {name: evaluator.evaluate(path) for name, evaluator in self._evaluators.items()}
         evaluation, on_training = self.last[TEST], self.last.get(TRAIN)
         write_curves(self._writer, evaluation)

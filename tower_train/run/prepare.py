@@ -75,9 +75,9 @@ def prepare(
     began_with = before.get("config", {})
     dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus)
     config = dataclasses.replace(config, dtype=dtype)
-    manifest.check_dataset(run_dir.path, before, workload)
     # The run keeps what `auto` chose at its first start.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
+    workload.check_dataset(dataset)
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch, config.elastic)
     most = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)

@@ -65,27 +65,18 @@ def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
     return [folder / file for file in sorted((file[0] for file in _files(folder) if file[1] == name), reverse=True)]
 
 
-def _listed_names(train_dir: pathlib.Path) -> list[str]:
-    """Returns the names of the checkpoints that TensorFlow lists, oldest first; none without a readable list."""
-    try:
-        state = tf.train.get_checkpoint_state(str(train_dir))
-    except ValueError:  # bytes that are no text
-        return []
-    return [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
-
-
 def _write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
     """Lists these checkpoints, oldest first, in TensorFlow's file, by names that survive a move of the folder.
 
     Does not touch a list that is right already.
     """
-    names = [os.path.basename(path) for path in paths]
-    if names != _listed_names(train_dir):
-        # Not train.update_checkpoint_state, which prints three lines about its own deprecation.
-        state = v1.train.generate_checkpoint_state_proto(os.path.abspath(train_dir), names[-1], names)
+    names, target = [os.path.basename(path) for path in paths], train_dir / _STATE
+    # Not train.update_checkpoint_state, which prints three lines about its own deprecation.
+    content = str(v1.train.generate_checkpoint_state_proto(os.path.abspath(train_dir), names[-1], names)).encode()
+    if not target.exists() or target.read_bytes() != content:
         temporary = train_dir / f"{_STATE}.tmp{uuid.uuid4().hex}"
-        temporary.write_text(str(state))
-        os.replace(temporary, train_dir / _STATE)
+        temporary.write_bytes(content)
+        os.replace(temporary, target)
 
 
 def remove(path: str | os.PathLike) -> None:
@@ -213,9 +204,10 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
 
 
 def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
-    """Finds the newest undamaged checkpoint of a train_dir that has any, and sets later ones aside under another name.
+    """Finds the newest undamaged checkpoint of a train_dir that has any, and renames later ones to damaged-*.
 
     Goes by the files, not by TensorFlow's list of them, which may be damaged or outdated, and corrects the list.
+    Only for the holder of the train_dir's lock.
 
     Returns:
       The checkpoint's path, and a line for each checkpoint that was set aside.
@@ -233,11 +225,14 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
             f"{reason}). Put their files back from a copy, or remove them and {train_dir / _STATE} to "
             "start at step 0."
         )
-    notes = [
-        f"*** Checkpoint {path} is damaged ({reason}): set aside as {_set_aside(path)}*; "
-        f"going on from {os.path.basename(paths[-1])}."
-        for path, reason in damaged.items()
-    ]
+    notes = []
+    for path, reason in damaged.items():
+        for file in files_of(path):
+            file.rename(file.with_name(f"damaged-{file.name}"))
+        notes.append(
+            f"*** Checkpoint {path} is damaged ({reason}): set aside as damaged-{os.path.basename(path)}*; "
+            f"going on from {os.path.basename(paths[-1])}."
+        )
     _write_list(train_dir, paths)
     return paths[-1], notes
 
@@ -256,28 +251,11 @@ def damage(path: str) -> str | None:
     return None
 
 
-def _set_aside(path: str) -> str:
-    """Renames a checkpoint's files and returns the beginning of their new names."""
-    files = files_of(path)
-    number, prefix = 1, "damaged-"
-    while any(os.path.lexists(file.with_name(prefix + file.name)) for file in files):
-        number += 1
-        prefix = f"damaged-{number}-"
-    for file in files:
-        file.rename(file.with_name(prefix + file.name))
-    return prefix + os.path.basename(path)
-
-
 def remove_leftovers(train_dir: pathlib.Path) -> None:
-    """Removes temporary files of interrupted writes, and checkpoint data without an index.
-
-    An index is renamed into place after its data, and removed before it. So data without an index are left by an
-    interrupted save or removal, unless TensorFlow lists the checkpoint: then it was complete, and the data stay.
-    """
-    listed = _listed_names(train_dir)
-    for name in os.listdir(train_dir):
-        file = _FILE.fullmatch(name)
-        is_orphan = file and file[1] not in listed and not (train_dir / f"{file[1]}.index").exists()
-        if is_orphan or _TEMPORARY.fullmatch(name):
-            with contextlib.suppress(IsADirectoryError):  # not ours
-                os.remove(train_dir / name)
+    """Removes what interrupted writes left: temporary files, and checkpoint data without an index, which is renamed
+    into place after its data and removed before it. Only for the holder of the train_dir's lock."""
+    complete = {os.path.basename(path) for path in existing(train_dir)}
+    orphans = [file[0] for file in _files(train_dir) if file[1] not in complete]
+    for name in [*orphans, *filter(_TEMPORARY.fullmatch, os.listdir(train_dir))]:
+        with contextlib.suppress(IsADirectoryError):  # not ours
+            os.remove(train_dir / name)

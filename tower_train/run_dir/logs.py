@@ -19,7 +19,7 @@ v1 = tf.compat.v1
 
 _MOST_WAITING = 1000
 _PREFIX, _DIGITS = "events.out.tfevents.", 10
-_NAME = re.compile(rf"{re.escape(_PREFIX)}\d{{{_DIGITS}}}\.", re.ASCII)
+_NAME = re.compile(rf"{re.escape(_PREFIX)}(\d{{{_DIGITS}}})\.", re.ASCII)
 
 
 def as_text(value: float) -> str:
@@ -99,7 +99,8 @@ class EventWriter(RecordWriter):
     def __init__(self, folder: pathlib.Path):
         super().__init__(f"{folder}/events.out.*", _MOST_WAITING)
         self._folder = folder
-        self._path = self._file = None
+        self._path = folder / "none yet"
+        self._file, self._whole_bytes = None, 0
 
     def add(self, step: int, **content) -> None:
         """Writes an event of a step: summary=Summary, or another field of the Event protocol buffer."""
@@ -119,7 +120,9 @@ class EventWriter(RecordWriter):
             self._file.flush()
             self._whole_bytes = os.path.getsize(self._path)
         except (OSError, tf.errors.OpError):
-            self._give_up()
+            self._close()
+            with contextlib.suppress(OSError):  # the next file is another
+                os.truncate(self._path, self._whole_bytes) if self._whole_bytes else os.remove(self._path)
             raise
 
     def _open(self) -> None:
@@ -127,25 +130,12 @@ class EventWriter(RecordWriter):
         self._close()
         os.makedirs(self._folder, exist_ok=True)
         seconds, nanos = divmod(time.time_ns(), 10**9)
-        # The clock may have been ahead when those were made.
-        seconds = max([seconds, *(int(name[len(_PREFIX) :][:_DIGITS]) + 1 for name in self._others())])
+        others = filter(None, map(_NAME.match, os.listdir(self._folder)))
+        seconds = max([seconds, *(int(name[1]) + 1 for name in others)])  # the clock may have been ahead then
         self._path = self._folder / f"{_PREFIX}{seconds:0{_DIGITS}d}.{socket.gethostname()}.{nanos:09d}"
         self._whole_bytes = 0
         self._file = tf.io.TFRecordWriter(str(self._path))
         self._file.write(v1.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-
-    def _others(self) -> list[str]:
-        return [name for name in os.listdir(self._folder) if _NAME.match(name)]
-
-    def _give_up(self) -> None:
-        """Closes the file and leaves its whole events."""
-        self._close()
-        with contextlib.suppress(OSError):  # the next file is another
-            if self._path and self._whole_bytes:
-                os.truncate(self._path, self._whole_bytes)
-            elif self._path:
-                os.remove(self._path)
-        self._path = None
 
     def _close(self) -> None:
         file, self._file = self._file, None

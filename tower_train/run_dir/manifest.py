@@ -17,7 +17,6 @@ from tower_train import __version__, errors
 from tower_train.config import Config, is_remote
 from tower_train.console import one_line
 from tower_train.options import FAULTS, MACHINES, REPORTS, RUN, Options, as_text
-from tower_train.run_dir import directory
 from tower_train.workload import Examples, Workload
 
 
@@ -103,15 +102,6 @@ def _code_fingerprint(workload: Workload) -> str:
 def _absolute(path: str | None) -> str | None:
     """Returns the path from any current directory; a remote one already is."""
     return path if not path or is_remote(path) else os.path.abspath(os.path.expanduser(path))
-
-
-def check_dataset(path: pathlib.Path, before: dict, workload: Workload) -> None:
-    """Raises RunError if the workload lacks the data set of run.json, which may be empty."""
-    if before.get("dataset", "auto") not in ("auto", *workload.datasets):
-        raise errors.RunError(
-            f"{path / directory.RUN} names the data set {before['dataset']!r}; workload {workload.name} knows "
-            f"{', '.join(workload.datasets)}. Give another --train_dir or mend that file."
-        )
 
 
 _GONE = {"lookahead_every_steps": 0}  # {option of older versions: its value in the runs that can go on}
