@@ -25,9 +25,7 @@ RECORD_BYTES = 3073
 def pytest_configure(config):
     """Imports TensorFlow, but not into the process that only starts those of pytest-xdist and would let them wait."""
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "matplotlib", None)  # which Keras would import: half a second
-            command_line.import_tensorflow()  # whose remarks would follow the summary of the tests
+        command_line.import_tensorflow()  # whose remarks would follow the summary of the tests
     else:
         forked.share_server()
 

@@ -14,7 +14,7 @@ OWN_CONFIGURATION = {
     "tower_train.cluster.server": "a copy of that",
     "tower_train.cluster.status_board": "a client of a server that runs already",
     "tower_train.cluster.states": "a client of a server that runs already",
-    "tower_train.cluster.means_watch": "with that of the devices",
+    "tower_train.cluster.watchdog": "with that of the devices",
     "tower_train.cluster.program": "a copy of that of the devices",
     "tower_train.fronts.tf_estimator.run_config": "is merged into that of the devices, but for its GPUs",
 }

@@ -8,7 +8,7 @@ from tower_train.config import ExportOptions
 from tower_train.graph import devices
 from tower_train.graph.gpus import Gpu
 from tower_train.inference import saved_model
-from tower_train.run import dtypes
+from tower_train.run import choices
 
 PROCESSOR = (
     "processor\t: {core}\nmodel name\t: Some avx512_bf16 processor\n{name}\t\t: fpu sse2 {flags}\nbugs\t\t: bf16\n\n"
@@ -51,7 +51,7 @@ def test_a_processor_is_known_by_its_flags(text, expected, cpuinfo_path):
     if text is not None:
         cpuinfo_path.write_text(text)
     dtype, why = expected
-    assert dtypes.of_processor() == (dtype, why.format(path=cpuinfo_path))
+    assert choices.of_processor() == (dtype, why.format(path=cpuinfo_path))
 
 
 @pytest.mark.parametrize(
@@ -70,25 +70,25 @@ def test_a_processor_is_known_by_its_flags(text, expected, cpuinfo_path):
     ],
 )  # fmt: skip
 def test_every_gpu_must_have_it(gpus, expected):
-    assert dtypes.of_gpus(gpus) == expected
+    assert choices.of_gpus(gpus) == expected
 
 
 def test_only_the_gpus_that_are_used_are_looked_at():
     here = [Gpu("a", (9, 0)), Gpu("b", (7, 0)), Gpu("c", (8, 6))]
     for options, expected in [(dict(num_gpus=1), "bfloat16"), (dict(num_gpus=2), "float16"),
                               (dict(gpus=(0, 2)), "bfloat16"), (dict(gpus=(1,)), "float16")]:  # fmt: skip
-        assert dtypes.resolve("auto", None, devices.place(Config(**options), here).gpus)[0] == expected
+        assert choices.resolve_dtype("auto", None, devices.place(Config(**options), here).gpus)[0] == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_one_that_is_asked_for_is_left_alone(dtype):
-    assert dtypes.resolve(dtype, "bfloat16", []) == (dtype, [])
+    assert choices.resolve_dtype(dtype, "bfloat16", []) == (dtype, [])
 
 
 def test_float16_is_said_to_be_for_gpus_where_there_are_none():
-    [note] = dtypes.resolve("float16", None, [])[1]
+    [note] = choices.resolve_dtype("float16", None, [])[1]
     assert note.startswith("*** --dtype=float16 is for GPUs: on a processor")
-    assert dtypes.resolve("float16", None, [Gpu("V100", (7, 0))]) == ("float16", [])
+    assert choices.resolve_dtype("float16", None, [Gpu("V100", (7, 0))]) == ("float16", [])
 
 
 def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys):

@@ -8,7 +8,7 @@ import toy_workload
 from tower_train import Config
 from tower_train.graph import devices, training
 from tower_train.graph.gpus import Gpu
-from tower_train.run import variable_update
+from tower_train.run import choices
 from tower_train.run_dir import manifest
 from tower_train.workload import DataRequest
 
@@ -19,7 +19,7 @@ A100, FAKE = Gpu("A100", (8, 0)), Gpu("fake GPU")
 def resolve(num_gpus, began_with=None, gpu=A100, **options):
     """(variable_update, all_reduce, lines)"""
     placed = devices.place(Config(num_gpus=num_gpus, **options), [gpu] * num_gpus if gpu else [])
-    config, lines = variable_update.resolve(Config(num_gpus=num_gpus, **options), began_with, placed)
+    config, lines = choices.resolve_variable_update(Config(num_gpus=num_gpus, **options), began_with, placed)
     return config.variable_update, config.all_reduce, lines
 
 
@@ -75,14 +75,14 @@ def test_several_towers_on_one_gpu_average_by_the_ring():
     config = Config(num_gpus=2, variable_update="mirrored")
     placed = devices.place(config, [A100, A100])
     placed.session_config.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[1024, 1024])
-    config, lines = variable_update.resolve(config, None, placed)
+    config, lines = choices.resolve_variable_update(config, None, placed)
     assert config.all_reduce == "collective" and "several towers on one GPU" in lines[0]
 
 
 def graph_on(num_gpus):
     config = Config(num_gpus=num_gpus, batch_size=2)
     placed = devices.place(config, [A100] * num_gpus)
-    config, _ = variable_update.resolve(config, None, placed)
+    config, _ = choices.resolve_variable_update(config, None, placed)
     return training.training_graph(toy_workload.WORKLOAD, toy_workload.load(DataRequest("train")), config, placed).graph
 
 

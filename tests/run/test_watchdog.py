@@ -10,11 +10,11 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config
+from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.graph import devices
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.training import training_graph
-from tower_train.run import train, watchdog
-from tower_train.run.watchdog import Watchdog
+from tower_train.run import choices, train
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 
@@ -106,12 +106,12 @@ def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
             time.sleep(0.01)
 
     stalls = []
-    with Watchdog(0.1, {}, clock, lambda *about: stalls.append(about)) as watchdog:
+    with StepWatchdog(0.1, {}, lambda *about: stalls.append(about), clock) as watchdog:
         for what, takes in (("a save", 0.09), ("an evaluation", 11.0)):
             with watchdog.doing(what):
                 seconds[0] += takes
                 wait_for_looks()
-        watchdog.after_run(None, None)
+        watchdog.after_run()
         seconds[0] += 12.0
         wait_for_looks()
     reports = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*** ")]
@@ -168,4 +168,4 @@ def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_nam
 def test_steps_that_wait_for_other_devices_are_watched_by_default(options, gpus, num_workers, expected):
     config = Config(**options)
     placed = dataclasses.replace(devices.place(config, gpus), num_workers=num_workers)
-    assert watchdog.timeout_secs(config, placed) == expected
+    assert choices.stall_timeout_secs(config, placed) == expected

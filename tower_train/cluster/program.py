@@ -5,8 +5,8 @@ import tensorflow as tf
 from tower_train import __version__, errors
 from tower_train.cluster import membership
 from tower_train.cluster.ending import Ending
-from tower_train.cluster.means_watch import MeansWatch
 from tower_train.cluster.task import Task, find_task
+from tower_train.cluster.watchdog import MeansWatchdog
 from tower_train.config import DeviceOptions
 from tower_train.graph import devices
 from tower_train.graph.collectives import Workers
@@ -54,7 +54,7 @@ class Cluster:
         )
         self.target, self.devices = self.membership.target, placed.towers
         self.workers = Workers(self.membership.devices, self.membership.compare)
-        self._is_open, self._watch = True, MeansWatch(self.membership, stall_timeout_secs)
+        self._is_open, self._watch = True, MeansWatchdog(self.membership, stall_timeout_secs)
         self.membership.__enter__()
         try:
             self.membership.agree(_versions, 0, 0)
@@ -62,7 +62,7 @@ class Cluster:
             self.shutdown(error)
             raise
         if self.size > 1:
-            self._watch.begin()
+            self._watch.start()
 
     @property
     def session_config(self) -> v1.ConfigProto:
@@ -85,7 +85,7 @@ class Cluster:
         if not self._is_open:
             return
         self._is_open = False
-        self._watch.end()
+        self._watch.stop()
         try:
             if error is None:
                 self.membership.leave(None)

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster import program
-from tower_train.cluster.means_watch import MeansWatch
 from tower_train.cluster.task import find_task
+from tower_train.cluster.watchdog import MeansWatchdog
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.devices import HOST
 
@@ -57,7 +57,7 @@ class Workers:
             self._gathered = self._gather(self._message)
         self._means, self._next_mean, self._broadcasts = {}, _FIRST_MEAN, {}
         self._is_waiting, self._batches = False, 0
-        watch = MeansWatch(self._membership, cluster.stall_timeout_secs)
+        watch = MeansWatchdog(self._membership, cluster.stall_timeout_secs)
         threading.Thread(target=self._watch, args=[watch], name="exchanges", daemon=True).start()
 
     def _gather(self, message: tf.Tensor) -> list[tf.Tensor]:
@@ -74,7 +74,7 @@ class Workers:
         )  # fmt: skip
         return [lengths, tf.reshape(messages, [self.size, -1])]
 
-    def _watch(self, watch: MeansWatch) -> None:
+    def _watch(self, watch: MeansWatchdog) -> None:
         """Reports this worker's progress, and how long it has waited for the others."""
         while True:
             time.sleep(_LOOK_SECS)

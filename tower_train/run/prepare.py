@@ -15,14 +15,12 @@ from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.inference.evaluator import Evaluator
 from tower_train.run import (
+    choices,
     data_check,
-    dtypes,
     input_stream,
     profile,
     report,
     resume,
-    variable_update,
-    watchdog,
 )
 from tower_train.run.evaluations import TEST, TRAIN, Evaluations
 from tower_train.run_dir import best, directory, manifest
@@ -73,7 +71,7 @@ def prepare(
     before = run_dir.read(directory.RUN)
     placed = membership.devices
     began_with = before.get("config", {})
-    dtype, notes = dtypes.resolve(config.dtype, began_with.get("dtype"), placed.gpus)
+    dtype, notes = choices.resolve_dtype(config.dtype, began_with.get("dtype"), placed.gpus)
     config = dataclasses.replace(config, dtype=dtype)
     # The run keeps what `auto` chose at its first start.
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
@@ -81,8 +79,8 @@ def prepare(
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
     input_stream.check_options(examples, config.dump_bad_batch, config.elastic)
     most = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)
-    config, chosen = variable_update.resolve(config, began_with.get("variable_update"), most)
-    config = dataclasses.replace(config, stall_timeout_secs=watchdog.timeout_secs(config, most))
+    config, chosen = choices.resolve_variable_update(config, began_with.get("variable_update"), most)
+    config = dataclasses.replace(config, stall_timeout_secs=choices.stall_timeout_secs(config, most))
     graph = training_graph(workload, examples, config, placed)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.console import say
 from tower_train.run.actions import Action, TrainingClock
-from tower_train.run.watchdog import Watchdog
 
 
 def check(steps: tuple[int, ...] | None, steps_done: int, last_step: int) -> list[str]:
@@ -45,7 +45,7 @@ class Profiler(Action):
       watchdog: informed of both.
     """
 
-    def __init__(self, steps: tuple[int, ...], train_dir: pathlib.Path, clock: TrainingClock, watchdog: Watchdog):
+    def __init__(self, steps: tuple[int, ...], train_dir: pathlib.Path, clock: TrainingClock, watchdog: StepWatchdog):
         self._first, self._last = steps
         self._train_dir, self._clock, self._watchdog = train_dir, clock, watchdog
         self._begun_at = self._done = None

@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.states import StateExchange
+from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.console import say
 from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run import input_stream, nonfinite
 from tower_train.run.actions import Action, TrainingClock
 from tower_train.run.evaluations import Evaluations
 from tower_train.run.signals import Received
-from tower_train.run.watchdog import Watchdog
 from tower_train.run_dir import checkpoint, directory
 
 v1 = tf.compat.v1
@@ -61,7 +61,7 @@ class Saver(Action):
 
     def __init__(
         self, every_steps: int, write: Callable[[v1.Session, int], str], evaluations: Evaluations, received: Received,
-        watchdog: Watchdog, clock: TrainingClock, saved_step: int | None,
+        watchdog: StepWatchdog, clock: TrainingClock, saved_step: int | None,
     ):  # fmt: skip
         self._every_steps, self._write, self._saved_step = every_steps, write, saved_step
         self._evaluations, self._received, self._watchdog, self._clock = evaluations, received, watchdog, clock

@@ -14,6 +14,7 @@ from tower_train.cluster.elastic import join_elastic
 from tower_train.cluster.membership import exit_at_once, join
 from tower_train.cluster.single_process import RunOver, SingleProcess
 from tower_train.cluster.task import Task, find_task
+from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.config import Config
 from tower_train.console import say
 from tower_train.graph import devices, input_failures, kernels
@@ -36,7 +37,6 @@ from tower_train.run import (
 from tower_train.run.evaluations import TEST
 from tower_train.run.prepare import Start, prepare, rebuilt
 from tower_train.run.results import Result, StopReason
-from tower_train.run.watchdog import Watchdog
 from tower_train.run_dir import checkpoint, directory, logs, manifest
 from tower_train.workload import Workload, load
 
@@ -212,7 +212,7 @@ class Steps:
         # A step with an all-reduce may have to be ended.
         is_averaged = graph.layout.num_workers > 1 or config.variable_update == "mirrored"
         noted = {"note_stall": membership.note_stall} if is_averaged else {}
-        self._watchdog = stack.enter_context(Watchdog(config.stall_timeout_secs, graph.progress, **noted))
+        self._watchdog = stack.enter_context(StepWatchdog(config.stall_timeout_secs, graph.progress, **noted))
         self._user_hooks = hooks.UserHooks(session_hooks)
         self._user_hooks.begin()
         stack.callback(self._user_hooks.close)
@@ -238,7 +238,7 @@ class Steps:
         start, stop, marked, summarizes = self._start, self._stop, contextlib.nullcontext, lambda step: False
         due = [self._tally, self._guard]  # the guards come first: a step that ends the run is neither logged nor saved
         due.append(actions.MirrorCheck(start.config.check_mirrors_every_steps, start.graph, session))
-        self._watchdog.after_create_session(session, None)
+        self._watchdog.after_create_session(session)
         if start.is_chief:
             log, summary, profiler = self._reports()
             due += [log, summary, profiler, self.saver]

@@ -12,6 +12,7 @@ from tower_train.cluster import membership
 from tower_train.cluster.ending import IN_ONE_LINE
 from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import Task
+from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.fronts.tf_estimator import task
 from tower_train.fronts.tf_estimator.model import Built
 from tower_train.fronts.tf_estimator.model_towers import TrainStep
@@ -20,7 +21,6 @@ from tower_train.graph import progress
 from tower_train.graph.devices import Devices
 from tower_train.options import rules
 from tower_train.run.hooks import UserHook
-from tower_train.run.watchdog import Watchdog
 
 v1 = tf.compat.v1
 _NEXT_STEP = (
@@ -116,7 +116,7 @@ class Together:
         self._broadcast = built.all_reduce.broadcast(v1.global_variables(), worker)
         with v1.variable_scope("tower_train"):  # of the input only: towers wait until all workers have theirs
             self.counting, counts = progress.count_progress(built.inputs.arrivals, [], [])
-        self._watchdog = Watchdog(config.stall_timeout_secs, counts, note_stall=member.note_stall)
+        self._watchdog = StepWatchdog(config.stall_timeout_secs, counts, note_stall=member.note_stall)
 
     def agree(self, steps_done: int, last_step: float | None) -> tuple[int, float | None]:
         """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.

@@ -1,6 +1,6 @@
 """The progress of a program's workers, by counts of their gradients and of the means of those."""
 
-from tower_train.cluster.means_watch import MeansWatch
+from tower_train.cluster.watchdog import MeansWatchdog
 from tower_train.graph import progress
 
 
@@ -16,7 +16,7 @@ class Told:
 
 def test_what_a_worker_waits_for_and_since_when():
     seconds, told = [0.0], Told()
-    watch = MeansWatch(told, 10.0, clock=lambda: seconds[0])
+    watch = MeansWatchdog(told, 10.0, clock=lambda: seconds[0])
 
     def look(arrived, averaged, after):
         seconds[0] += after
