@@ -3,6 +3,6 @@
 from tower_train import steps
 """
 
-from tower_train.fronts.own_steps.requests import Join, Loss, Once
+from tower_train.fronts.lockstep.requests import Join, Loss, Once
 
 __all__ = ["Join", "Loss", "Once"]

@@ -191,17 +191,6 @@ def test_losses_and_metrics_are_built_in_no_graph_and_draw_nothing():
         np.testing.assert_array_equal(weight.numpy(), value)
 
 
-def test_cleared_losses_are_those_of_layers_and_not_of_regularizers():
-    model = keras.Sequential(
-        [keras.Input([2]), keras.layers.Dense(1, kernel_regularizer="l2"), keras.layers.ActivityRegularization(l2=1.0)]
-    )
-    model(tf.ones([1, 2]))
-    model.add_loss(tf.constant(3.0))
-    assert len(model.losses) == 3
-    compat.clear_losses(model)
-    assert len(model.losses) == 1
-
-
 def test_metrics_of_a_model_are_those_of_all_its_layers_and_not_those_of_compile():
     class Measures(keras.layers.Layer):
         def __init__(self, name):
@@ -218,27 +207,6 @@ def test_metrics_of_a_model_are_those_of_all_its_layers_and_not_those_of_compile
     model.compile(loss="mse", metrics=["mae"])
     assert [metric.name for metric in compat.own_metrics(model)] == ["own"]
     assert [metric.name for metric in compat.layer_metrics(model)] == ["own", "nested"]
-
-
-def test_draws_alike_are_those_of_one_example_for_all():
-    def draws(count):
-        seeds = keras.random.SeedGenerator(1)
-        x = tf.ones([count, 50])
-        return [
-            keras.random.normal([count, 50], seed=seeds), keras.random.uniform(tf.shape(x), seed=seeds),
-            keras.random.truncated_normal([count, 50], seed=seeds), keras.random.randint([count, 50], 0, 9, seed=seeds),
-            keras.random.dropout(x, 0.5, seed=seeds), keras.layers.Dropout(0.5, seed=1)(x, training=True),
-            keras.layers.SpatialDropout1D(0.5, seed=1)(tf.ones([count, 3, 50]), training=True),
-            keras.random.normal([], seed=seeds) * tf.ones([count, 1]),
-        ]  # fmt: skip
-
-    with compat.draws_alike():
-        for one, three in zip(draws(1), draws(3), strict=True):
-            np.testing.assert_array_equal(three, np.repeat(one, 3, axis=0))
-    for one, three in zip(draws(1)[:-1], draws(3)[:-1], strict=True):
-        assert np.ptp(three, axis=0).any() and np.unique(one).size > 1
-    with compat.draws_alike():
-        assert draws(0)[0].shape == (0, 50)
 
 
 def test_draws_are_taken_from_elsewhere_where_there_are_any():
@@ -304,23 +272,55 @@ def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
         np.testing.assert_array_equal(draw(10), whole)
 
 
-def test_moving_statistics_make_batch_normalisation_treat_examples_alone():
-    model = keras.Sequential([keras.Input([2]), keras.layers.BatchNormalization()])
-    assert [v.name for v in compat.moving_statistics_of(model)] == ["moving_mean", "moving_variance"]
-    x = tf.constant([[1.0, 2.0], [3.0, 5.0]])
-    with compat.moving_statistics():
-        found = model(x, training=True)
-    np.testing.assert_allclose(found, x / np.sqrt(1.001), rtol=1e-5)
-    assert not np.allclose(model(x, training=True), found)
-
-
-def test_masks_go_from_embeddings_to_losses():
+def test_masks_and_logits_go_from_layers_to_losses():
     embedded = keras.layers.Embedding(3, 1, mask_zero=True)(np.array([[1, 0]]))
-    np.testing.assert_array_equal(compat.mask_of(embedded), [[True, False]])
-    assert compat.mask_of(tf.ones([1])) is None
+    np.testing.assert_array_equal(compat.attached(embedded)["_keras_mask"], [[True, False]])
+    assert compat.attached(tf.ones([1])) == {}
     outputs = tf.constant([[[1.0], [100.0]]])
-    compat.set_mask(outputs, tf.constant([[True, False]]))
+    compat.attach(outputs, {"_keras_mask": tf.constant([[True, False]])})
     assert float(keras.losses.MeanSquaredError()(tf.zeros([1, 2, 1]), outputs)) == pytest.approx(1)
+    for name in ("softmax", "sigmoid"):
+        logits = tf.constant([[1.0, 2.0]])
+        np.testing.assert_array_equal(compat.attached(keras.layers.Activation(name)(logits))["_keras_logits"], logits)
+    saturated = tf.constant([[1.0, 0.0]])
+    compat.attach(saturated, {"_keras_logits": tf.constant([[200.0, 0.0]])})
+    loss = keras.losses.SparseCategoricalCrossentropy()(np.array([1]), saturated)
+    assert float(loss) == pytest.approx(200)
+
+
+def test_the_state_of_spectral_normalisation_is_all_that_it_assigns():
+    model = keras.Sequential([keras.Input([3]), keras.layers.SpectralNormalization(keras.layers.Dense(2))])
+    with keras.StatelessScope() as scope:
+        model(tf.ones([1, 3]), training=True)
+    assigned = {id(v) for v in model.variables if scope.get_current_value(v) is not None}
+    assert assigned == {id(v) for v in compat.spectral_state_of(model)}
+
+
+def test_added_losses_survive_the_next_call_of_the_model():
+    model = keras.Sequential([keras.Input([2]), keras.layers.ActivityRegularization(l2=1.0)])
+    scopes, kept = [keras.StatelessScope(collect_losses=True) for _ in range(2)], ({}, {})
+    for scope, of_scope in zip(scopes, kept, strict=True):
+        with scope, compat.added_losses(model, of_scope):
+            model(tf.ones([1, 2]))
+    with scopes[0]:
+        assert model.losses == []
+        with compat.added_losses(model, kept[0]):
+            assert [float(loss) for loss in model.losses] == [2.0]
+
+
+def test_the_loss_of_fit_and_its_metric():
+    class Own(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return x + y + y_pred + sample_weight
+
+    model = keras.Sequential([keras.Input([1])])
+    model.compile(loss="mse")
+    x = tf.ones([2, 1])
+    assert float(compat.compute_loss(model, None, 3 * x, x, None, training=True)) == 4
+    assert compat.loss_tracker(model).name == "loss" and not compat.is_overridden(model, "compute_loss")
+    own = Own()
+    own.compile()
+    assert compat.compute_loss(own, 1, 2, 3, 4, training=True) == 10 and compat.is_overridden(own, "compute_loss")
 
 
 def test_eager_mode_leaves_the_default_graph():

@@ -128,11 +128,6 @@ def has_unseeded_shuffle(dataset: tf.data.Dataset) -> bool:
     return any(map(has_unseeded_shuffle, dataset._inputs()))
 
 
-def clear_losses(model: keras.Model) -> None:
-    """Forgets the layers' losses from add_loss."""
-    model._clear_losses()
-
-
 def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Returns the metrics that a model and its layers have as attributes and update in their calls."""
     found = [metric for layer in model._flatten_layers() for metric in own_metrics(layer)]
@@ -142,30 +137,6 @@ def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 def own_metrics(layer: keras.Layer) -> list[keras.metrics.Metric]:
     """Returns the metrics that are attributes of a layer itself."""
     return layer._metrics
-
-
-@contextlib.contextmanager
-def draws_alike() -> Iterator[None]:
-    """Makes Keras draw the same random numbers for each example of a batch (index of axis 0) within this block."""
-
-    def alike(draw):
-        def draw_one(shape, *args, **kwargs):
-            shape = tf.convert_to_tensor(shape, tf.int32)
-            one = draw(tf.concat([shape[:1] // tf.maximum(shape[:1], 1), shape[1:]], 0), *args, **kwargs)
-            return tf.broadcast_to(one, shape)
-
-        return draw_one
-
-    def dropout(inputs, rate, noise_shape=None, seed=None):
-        noise_shape = noise_shape and (1, *noise_shape[1:])
-        return inputs * drop(tf.ones_like(inputs[:1]), rate, noise_shape, seed)
-
-    drop = backend_random.dropout
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(backend_random, "dropout", dropout))
-        for name in ("normal", "truncated_normal", "uniform", "randint"):
-            stack.enter_context(replaced(backend_random, name, alike(getattr(backend_random, name))))
-        yield
 
 
 @contextlib.contextmanager
@@ -269,26 +240,54 @@ def moving_statistics_of(model: keras.Model) -> list[keras.Variable]:
     return [variable for layer in layers for variable in layer.non_trainable_variables]
 
 
+def spectral_state_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns what spectral normalisation assigns: kernels and vectors, the same whatever the examples."""
+    layers = [layer for layer in sublayers(model) if isinstance(layer, keras.layers.SpectralNormalization)]
+    return [variable for layer in layers for variable in (layer.kernel, layer.vector_u)]
+
+
+def attached(tensor) -> dict[str, tf.Tensor]:
+    """Returns what Keras attached to a layer's output for layers and losses: its mask, and the logits of a softmax or a
+    sigmoid, of which crossentropies are computed."""
+    of_tensor = {name: getattr(tensor, name, None) for name in ("_keras_mask", "_keras_logits")}
+    return {name: value for name, value in of_tensor.items() if value is not None}
+
+
+def attach(tensor, values: dict[str, tf.Tensor]) -> None:
+    """Attaches such tensors to another."""
+    for name, value in values.items():
+        setattr(tensor, name, value)
+
+
 @contextlib.contextmanager
-def moving_statistics() -> Iterator[None]:
-    """Makes batch normalisation use its moving averages within this block, as outside of training."""
-    normalize = keras.layers.BatchNormalization.call
+def added_losses(model: keras.Model, kept: dict[int, set]) -> Iterator[None]:
+    """Makes layers know within this block the losses that they added in earlier blocks with this `kept`, and no others.
 
-    def call(self, inputs, training=None, mask=None):
-        return normalize(self, inputs, training=False, mask=mask)
-
-    with replaced(keras.layers.BatchNormalization, "call", call):
+    Keras forgets a call's losses at the next call of the model, such as that of another tower.
+    """
+    layers = model._flatten_layers()
+    for layer in layers:
+        layer._loss_ids.clear()
+        layer._loss_ids.update(kept.get(id(layer), ()))
+    try:
         yield
+    finally:
+        kept.update({id(layer): set(layer._loss_ids) for layer in layers})
 
 
-def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the mask of a layer's output."""
-    return getattr(tensor, "_keras_mask", None)
+def compute_loss(model: keras.Model, x, y, y_pred, sample_weight, training: bool) -> tf.Tensor:
+    """Computes the loss as `fit` does, by a compute_loss of the model's own, with or without an argument `training`."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training)
 
 
-def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
-    """Gives a tensor a mask for layers and losses."""
-    tensor._keras_mask = mask
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """Returns the metric that `fit` reports as "loss"."""
+    return model._loss_tracker
+
+
+def is_overridden(model: keras.Model, name: str) -> bool:
+    """Returns whether a program defines one of keras.Model's methods anew."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def add_control_input(op: tf.Operation, before: tf.Operation) -> None:

@@ -4,10 +4,10 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat, placement, workers
-from tower_train.fronts.own_steps.step_model import StepModel
-from tower_train.fronts.parallel_model import ParallelModel
-from tower_train.fronts.worker_model import WorkerModel, WorkerStepModel
+from tower_train.fronts import compat, placement
+from tower_train.fronts.lockstep import workers
+from tower_train.fronts.lockstep.model import TowerModel
+from tower_train.fronts.lockstep.worker_model import WorkerModel
 from tower_train.graph.devices import HOST
 
 
@@ -37,14 +37,13 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       cpu_relocation: whether to move the template's weights to the CPU.
 
     Returns:
-      A `ParallelModel`, for a model with a `tower_step` a `StepModel`; among several workers a `WorkerModel` or a
-      `WorkerStepModel`.
+      A `TowerModel`; among several workers a `WorkerModel`.
 
     Raises:
       ConfigError: missing GPUs, or a model that cannot be split; several workers, one of which differs.
       RunError, WorkerError: as for tower_train.cluster.init.
     """
-    _check(model)
+    _check_model(model)
     placed = placement.place(gpus, "gpus")
     together = workers.find()
     if together or len(placed.towers) > 1:
@@ -53,17 +52,11 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         _relocate(model)
     merge_device = HOST if cpu_merge else placed.towers[0]
     if together:
-        kind = WorkerStepModel if _has_tower_step(model) else WorkerModel
-        return kind(model, placed.towers, merge_device, together)
-    kind = StepModel if _has_tower_step(model) else ParallelModel
-    return kind(model, placed.towers, merge_device)
+        return WorkerModel(model, placed.towers, merge_device, together)
+    return TowerModel(model, placed.towers, merge_device)
 
 
-def _has_tower_step(model) -> bool:
-    return hasattr(type(model), "tower_step")
-
-
-def _check(model) -> None:
+def _check_model(model) -> None:
     """Raises ConfigError for a model that cannot be split over towers."""
     if not isinstance(model, keras.Model):
         raise errors.ConfigError(f"multi_gpu_model got a {type(model).__name__}; it needs a keras.Model.")
@@ -71,12 +64,9 @@ def _check(model) -> None:
         raise errors.ConfigError(
             "multi_gpu_model was called in a tf.distribute strategy's scope. Use one of the two: leave the scope."
         )
-    overridden = [
-        name
-        for name in ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
-        if getattr(type(model), name) is not getattr(keras.Model, name)
-    ]
-    if overridden and not _has_tower_step(model):
+    steps = ("train_step", "test_step", "predict_step")
+    overridden = [name for name in steps if compat.is_overridden(model, name)]
+    if overridden and not hasattr(type(model), "tower_step"):
         raise errors.ConfigError(
             f"multi_gpu_model: {type(model).__name__} defines its own {', '.join(overridden)}, which towers would not "
             "call. Put the computation into call() and add_loss(), or into losses and metrics for compile(), or the "

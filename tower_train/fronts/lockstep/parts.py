@@ -1,4 +1,4 @@
-"""The towers' parts of a batch, and their rows of draws for the whole batch."""
+"""The towers' parts of a batch, and their rows of random numbers that are drawn for the whole batch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -38,7 +38,6 @@ class Part:
       cuts: of its tensors.
       examples: float scalar, the tower's examples in the first tensor.
       total: float scalar, those of all towers.
-      share: float scalar, the first over the second.
     """
 
     index: int
@@ -47,7 +46,11 @@ class Part:
     cuts: tuple[Cut, ...]
     examples: tf.Tensor
     total: tf.Tensor
-    share: tf.Tensor
+
+    @property
+    def share(self) -> tf.Tensor:
+        """Float scalar, the tower's share of the examples."""
+        return self.examples / self.total
 
     def rows_of_draw(self, size: Size) -> tuple[Size, tf.Tensor] | None:
         """Chooses a tower's rows of random numbers that are drawn for the whole batch.
@@ -79,14 +82,33 @@ def split(data, towers: Sequence[int], count: int) -> list[Part]:
     """Cuts each tensor of a batch into consecutive parts for towers, whose sizes differ by one at most.
 
     Args:
-      data: a structure of tensors [batch, ...], which need not have one batch size; None and scalars are everyone's.
+      data: a structure of dense, sparse or ragged tensors [batch, ...], which need not have one batch size; None and
+        scalars are everyone's.
       towers: indices of those whose parts are needed.
       count: of all towers.
     """
+
+    def part(index):
+        cuts = {id(leaf): _cut(leaf, index, count) for leaf in leaves}
+        of_tower = keras.tree.map_structure(
+            lambda leaf: rows_of(leaf, cuts[id(leaf)].begin, cuts[id(leaf)].rows) if count > 1 and _has_rows(leaf)
+            else leaf, data,
+        )  # fmt: skip
+        examples = tf.cast(_sizes(leaves[0], index, count)[1], keras.config.floatx())
+        return Part(index, count, of_tower, tuple(cuts.values()), examples, total)
+
     leaves = [leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)]
     with tf.device(HOST):
         total = tf.cast(batch_size(data), keras.config.floatx())
-        return [_part(data, leaves, i, count, total) for i in towers]
+        return [part(index) for index in towers]
+
+
+def of_equal_batches(data, index: int, count: int) -> Part:
+    """Returns the part of a tower that has read a batch by itself, as all others have, of the same size."""
+    leaves = [leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)]
+    cuts = [Cut(_size(leaf), index * _size(leaf), count * _size(leaf)) for leaf in leaves]
+    examples = tf.cast(cuts[0].rows, keras.config.floatx())
+    return Part(index, count, data, tuple(cuts), examples, count * examples)
 
 
 def batch_size(data) -> Size:
@@ -94,15 +116,28 @@ def batch_size(data) -> Size:
     return _size(next(leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)))
 
 
-def _part(data, leaves: Sequence[tf.Tensor], index: int, count: int, total: tf.Tensor) -> Part:
-    own = keras.tree.map_structure(lambda leaf: _own_rows(leaf, index, count) if _has_rows(leaf) else leaf, data)
-    examples = tf.cast(_sizes(leaves[0], index, count)[1], total.dtype)
-    return Part(
-        index, count, own, tuple(_cut(leaf, index, count) for leaf in leaves), examples, total, examples / total
-    )
+def rows_of(tensor, begin: Size, rows: Size):
+    """Returns consecutive rows of a dense, ragged or sparse tensor."""
+    if not isinstance(tensor, tf.SparseTensor):
+        return tensor[begin : begin + rows]
+    others = tensor.dense_shape[1:]
+    first = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(others)], axis=0)
+    found = tf.sparse.slice(tensor, first, tf.concat([[tf.cast(rows, tf.int64)], others], axis=0))
+    found.set_shape([None, *tensor.shape[1:]])
+    return found
 
 
-def _cut(leaf: tf.Tensor, index: int, count: int) -> Cut:
+def as_tensor(leaf):
+    """Returns a leaf of a batch as a tensor; None, sparse and ragged ones as they are."""
+    return leaf if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
+
+
+def spec_of(leaf) -> tf.TypeSpec:
+    """Returns the dtype and shape of a dense, sparse or ragged tensor."""
+    return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, tf.Tensor) else tf.type_spec_from_value(leaf)
+
+
+def _cut(leaf, index: int, count: int) -> Cut:
     batch = _size(leaf)
     begin, size = _sizes(leaf, index, count)
     if isinstance(batch, int):
@@ -110,26 +145,23 @@ def _cut(leaf: tf.Tensor, index: int, count: int) -> Cut:
     return Cut(tf.maximum(size, 1), tf.minimum(begin, batch - 1), batch)
 
 
-def _sizes(leaf: tf.Tensor, index: int, count: int) -> tuple[Size, Size]:
+def _sizes(leaf, index: int, count: int) -> tuple[Size, Size]:
     """Returns the index of a tower's first row, and the number of its rows."""
     batch = _size(leaf)
     sizes = [(batch + count - 1 - i) // count for i in range(index + 1)]
     return sum(sizes[:-1]), sizes[-1]
 
 
-def _own_rows(leaf: tf.Tensor, index: int, count: int) -> tf.Tensor:
-    if count == 1:
-        return leaf
-    cut = _cut(leaf, index, count)
-    return leaf[cut.begin : cut.begin + cut.rows]
-
-
 def _has_rows(leaf) -> bool:
     return leaf is not None and leaf.shape.rank != 0
 
 
-def _size(leaf: tf.Tensor) -> Size:
-    return tf.shape(leaf)[0] if leaf.shape[0] is None else leaf.shape[0]
+def _size(leaf) -> Size:
+    if leaf.shape.rank and leaf.shape[0] is not None:
+        return leaf.shape[0]
+    if isinstance(leaf, tf.Tensor):
+        return tf.shape(leaf)[0]
+    return tf.cast(leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else leaf.dense_shape[0], tf.int32)
 
 
 def _spread(rows: tf.Tensor, cut: Cut) -> tf.Tensor:

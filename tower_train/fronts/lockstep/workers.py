@@ -1,4 +1,4 @@
-"""The workers that train one Keras model together, with their comparisons, gathers, broadcasts and means.
+"""The workers that train one Keras model together, with their comparisons, gathers and sums.
 
 Keras' steps run where the program has begun TensorFlow, long before it is known that there are other workers; then
 collective operations are no longer possible. So they run in a session on the worker's server, which the step calls.
@@ -8,7 +8,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,8 @@ from tower_train import errors
 from tower_train.cluster import program
 from tower_train.cluster.task import find_task
 from tower_train.cluster.watchdog import MeansWatchdog
-from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph import collectives
+from tower_train.graph.collectives import Keys
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
@@ -28,9 +29,6 @@ SEED = (
 )
 _LOOK_SECS = 1.0
 _WORD = np.dtype(np.int64)  # messages are sent in words of this type
-# Groups and instances of this module's collective operations, apart from those of other sessions of the program.
-_LENGTHS, _MESSAGES, _BROADCASTS = 1001, 1002, 1003
-_FIRST_MEAN = 2 * 10**6
 
 
 class Workers:
@@ -46,33 +44,14 @@ class Workers:
 
     def __init__(self, cluster: program.Cluster):
         self.rank, self.size, self.is_chief = cluster.rank, cluster.size, cluster.is_chief
-        self._series, self._batch = "", 0
         self.failure: errors.UserError | None = None
-        self._membership, self._lock = cluster.membership, threading.Lock()
+        self._workers, self._membership, self._lock = cluster.workers, cluster.membership, threading.Lock()
         self._graph = tf.Graph()
         self._session = v1.Session(cluster.target, self._graph, cluster.session_config)
         self._membership.session_opened(self._session)
-        with self._graph.as_default(), tf.device(HOST):
-            self._message = v1.placeholder(_WORD, [None])
-            self._gathered = self._gather(self._message)
-        self._means, self._next_mean, self._broadcasts = {}, _FIRST_MEAN, {}
-        self._is_waiting, self._batches = False, 0
+        self._series, self._batch, self._batches, self._is_waiting = "", 0, 0, False
         watch = MeansWatchdog(self._membership, cluster.stall_timeout_secs)
         threading.Thread(target=self._watch, args=[watch], name="exchanges", daemon=True).start()
-
-    def _gather(self, message: tf.Tensor) -> list[tf.Tensor]:
-        """Returns all workers' messages, padded to one length, and their lengths."""
-        own = tf.shape(message, out_type=tf.int64)
-        lengths = tf.raw_ops.CollectiveGather(
-            input=own, group_size=self.size, group_key=_LENGTHS, instance_key=0, shape=[self.size]
-        )
-        longest = tf.reduce_max(lengths)
-        messages = tf.raw_ops.CollectiveGatherV2(
-            input=tf.pad(message, [[0, longest - own[0]]]), group_size=self.size, group_key=_MESSAGES,
-            instance_key=tf.cast(longest, tf.int32),  # one key for each length, for good
-            ordering_token=[], communication_hint="ring",
-        )  # fmt: skip
-        return [lengths, tf.reshape(messages, [self.size, -1])]
 
     def _watch(self, watch: MeansWatchdog) -> None:
         """Reports this worker's progress, and how long it has waited for the others."""
@@ -94,39 +73,30 @@ class Workers:
           WorkerError: a worker is missing.
         """
         message = _packed({"point": point, "facts": facts}, arrays)
-        lengths, messages = self._run(self._gathered, {self._message: message})
-        found = [_unpacked(message[:n], arrays) for n, message in zip(lengths, messages, strict=True)]
-        for i, (about, _) in enumerate(found):
-            self._check(i, about, found[0][0])
-        return [arrays() for _, arrays in found]
+        [lengths, words] = self._run("gather", self._gathered, [np.array([message.size]), message])
+        ends = np.cumsum(lengths)
+        by_worker = [_unpacked(words[end - n : end], arrays) for end, n in zip(ends, lengths, strict=True)]
+        for i, (about, _) in enumerate(by_worker):
+            self._compare(i, about, by_worker[0][0])
+        return [unpack() for _, unpack in by_worker]
 
-    def mean(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the means over workers, to the bit the same in all, of arrays of equal shapes."""
-        signature = tuple((array.shape, array.dtype.name) for array in arrays)
-        if signature not in self._means:
-            with self._graph.as_default(), tf.device(HOST):
-                own = [v1.placeholder(array.dtype, array.shape) for array in arrays]
-                reduce = AllReduce([HOST], "collective", None, self.size, self._next_mean)
-                self._means[signature] = own, *reduce.mean([own])
-            self._next_mean += len(reduce.operations)
-        own, means = self._means[signature]
-        return self._run(means, dict(zip(own, arrays, strict=True)))
+    def sum(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the sums over workers, to the bit the same in all, of arrays of equal shapes."""
+        sums = list(arrays)
+        for dtype in {array.dtype for array in arrays}:
+            members = [i for i, array in enumerate(arrays) if array.dtype == dtype]
+            flat = np.concatenate([np.ravel(arrays[i]) for i in members])
+            [total] = self._run(f"sum of {flat.size} {dtype}", self._summed, [flat])
+            ends = np.cumsum([arrays[i].size for i in members])
+            for i, part in zip(members, np.split(total, ends[:-1]), strict=True):
+                sums[i] = part.reshape(np.shape(arrays[i]))
+        return sums
 
     def broadcast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the chief's arrays; all workers give arrays of the same shapes and dtypes."""
         message = _packed({}, arrays)
-        if message.size not in self._broadcasts:
-            about = dict(group_size=self.size, group_key=_BROADCASTS, instance_key=len(self._broadcasts))
-            with self._graph.as_default(), tf.device(HOST):
-                own, shape = v1.placeholder(_WORD, message.shape), message.shape
-                if self.is_chief:
-                    sent = tf.raw_ops.CollectiveBcastSend(input=own, shape=shape, **about)
-                else:
-                    sent = tf.raw_ops.CollectiveBcastRecv(T=own.dtype, shape=shape, **about)
-                self._broadcasts[message.size] = own, sent
-        own, sent = self._broadcasts[message.size]
-        _, found = _unpacked(self._run(sent, {own: message} if self.is_chief else {}), arrays)
-        return found()
+        [words] = self.sum([message if self.is_chief else np.zeros_like(message)])
+        return _unpacked(words, arrays)[1]()
 
     def begin_batches(self, series: str = "") -> None:
         """Notes that a series of batches begins; series: its name for messages."""
@@ -134,11 +104,11 @@ class Workers:
         if isinstance(self.failure, errors.ConfigError):  # all workers are at the same place
             self.failure = None
 
-    def next_batch(self, kind: str) -> str:
-        """Notes that a batch begins; returns its name."""
+    def next_batch(self, kind: str) -> tuple[str, int]:
+        """Notes that a batch begins; returns its name, and its number in the series."""
         self._batches += 1
         self._batch += 1
-        return f"batch {self._batch} of {kind}{self._series}"
+        return f"batch {self._batch} of {kind}{self._series}", self._batch
 
     def check_order(self, batch: str, digests: Sequence[int]) -> None:
         """Raises ConfigError in all workers if digests, over workers, of what they read for a batch differ."""
@@ -150,21 +120,38 @@ class Workers:
             )
             raise self.failure
 
-    def _run(self, fetches, feeds):
+    def _gathered(self, key: int, length: tf.Tensor, message: tf.Tensor) -> list[tf.Tensor]:
+        return [
+            *collectives.gather([length], self._workers, key),
+            *collectives.gather([message], self._workers, key + 2),
+        ]
+
+    def _summed(self, key: int, values: tf.Tensor) -> list[tf.Tensor]:
+        return [collectives.reduce(values, self._workers, key)]
+
+    @functools.cache  # noqa: B019 - lives as long as the process
+    def _made(self, name: str, make: Callable, dtypes: tuple) -> tuple[list, list]:
+        """Returns the placeholders and the results of operations that workers find by a name."""
+        with self._graph.as_default(), tf.device(HOST):
+            fed = [v1.placeholder(dtype, [None]) for dtype in dtypes]
+            return fed, make(Keys.of(self._graph).take(f"keras {name}", 4), *fed)
+
+    def _run(self, name: str, make: Callable, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         with self._lock:
             if isinstance(self.failure, errors.WorkerError):
                 raise self.failure
+            fed, results = self._made(name, make, tuple(array.dtype for array in arrays))
             self._is_waiting = True
             try:
                 with self._membership.failures_named():
-                    return self._session.run(fetches, feeds)
+                    return self._session.run(results, dict(zip(fed, arrays, strict=True)))
             except errors.UserError as error:
                 self.failure = error
                 raise
             finally:
                 self._is_waiting = False
 
-    def _check(self, worker: int, its: dict, chiefs: dict) -> None:
+    def _compare(self, worker: int, its: dict, chiefs: dict) -> None:
         """Raises ConfigError if a worker is elsewhere than the chief, or has other facts."""
         differing = [f"it has come to {its['point']}, the chief to {chiefs['point']}"]
         if its["point"] == chiefs["point"]:

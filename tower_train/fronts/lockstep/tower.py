@@ -1,4 +1,4 @@
-"""One tower's run of a model's `tower_step`: from yield to yield, on the tower's device, with its part of the batch."""
+"""One tower's run of a step: from yield to yield, on the tower's device, with its part of the batch."""
 
 import contextlib
 import dataclasses
@@ -8,9 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.own_steps.parts import Part
+from tower_train.fronts.lockstep.parts import Part
+from tower_train.fronts.lockstep.tower_call import TowerScope, drawn_by_example
+
+Step = Callable[[keras.Model, Any], Generator]  # (model, the tower's part of a batch) -> the step's requests
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,10 +20,10 @@ class Finished:
     """The end of a tower's step.
 
     Attributes:
-      logs: its result.
+      result: what the step returned.
     """
 
-    logs: Any
+    result: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,36 +46,39 @@ class Tower:
       device: string.
       updates: over calls of update_state in this phase.
       results: over metrics' results, (the scalar, the metric, its name in a result of several, or None).
-      joins: over the Joins of this phase, (the tower's own floating-point tensors, its copies of the joined ones).
-      assigned: {id: (variable, value)} of this phase.
+      joins: over the Joins of this phase, (the tower's tensors, its copies of the joined ones), floating point.
     """
 
-    def __init__(self, model: keras.Model, part: Part, device: str):
+    def __init__(self, model: keras.Model, step: Step, part: Part, device: str):
         """Begins the step, and its first phase.
 
         Args:
-          model: with all its variables, and the method `tower_step`.
+          model: with all its variables.
+          step: of the model.
           part: of the batch.
           device: for the tower.
         """
         self.part, self.device = part, device
-        self._model = model
-        self._steps: Generator = model.tower_step(part.data)
+        self._model, self._steps = model, step(model, part.data)
         self.results: list[tuple[tf.Tensor, keras.metrics.Metric, str | None]] = []
         self._metrics = list({id(m): m for m in [*model.metrics, *compat.layer_metrics(model)]}.values())
+        self._added_losses: dict[int, set] = {}
         self.begin_phase()
+
+    @property
+    def assigned(self) -> dict[int, tuple[keras.Variable, tf.Tensor]]:
+        """{id: (variable, value)} of this phase."""
+        return self._scope.assigned
 
     def begin_phase(self) -> None:
         """Reads the weights again."""
         self.updates: list[MetricUpdate] = []
         self.joins: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
-        self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self._tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
-        weights = self._model.trainable_weights
         with tf.device(self.device), self._tape:
-            copies = [(weight, self._watched(weight.value)) for weight in weights]
+            copies = [(weight, self._watched(weight.value)) for weight in self._model.trainable_weights]
         self._sources = {id(weight): [copy] for weight, copy in copies}
-        self._scope = _Scope(copies, self._assign)
+        self._scope = TowerScope(copies, self._assign)
 
     def advance(self, answer: Any) -> Any:
         """Runs the step to its next yield, whose value it returns, or to its end, for which it returns Finished.
@@ -81,27 +86,34 @@ class Tower:
         Args:
           answer: the result of the last yield.
         """
+        drawn = drawn_by_example(self.part, type(self._model).__name__)
+        losses, name = compat.added_losses(self._model, self._added_losses), f"tower_{self.part.index}/"
         with contextlib.ExitStack() as stack:
-            for context in (tf.device(self.device), tf.name_scope(f"tower_{self.part.index}/"), self._scope):
+            for context in (tf.device(self.device), tf.name_scope(name), self._scope, drawn, losses):
                 stack.enter_context(context)
             for metric in self._metrics:
                 stack.enter_context(compat.replaced(metric, "result", self._reader(metric)))
                 stack.enter_context(compat.replaced(metric, "update_state", self._recorder(metric)))
-            if self.part.count > 1:
-                stack.enter_context(compat.drawn_for_more(self.part.rows_of_draw, self._refuse_draw))
             stack.enter_context(self._tape)
             try:
                 return self._steps.send(answer)
             except StopIteration as end:
                 return Finished(end.value)
 
-    def joined(self, own: list[tf.Tensor], whole: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns this tower's copies of joined tensors, with respect to which its losses can be differentiated."""
+    def joined(self, local: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+        """Returns this tower's copy of a joined tensor, with respect to which its losses can be differentiated.
+
+        Args:
+          local: the tower's rows.
+          whole: those of all towers.
+        """
+        if not isinstance(whole, tf.Tensor) or not whole.dtype.is_floating:
+            return whole
         with tf.device(self.device), self._tape:
-            copies = [self._watched(tensor) if tensor.dtype.is_floating else tensor for tensor in whole]
-        floating = [i for i, tensor in enumerate(whole) if tensor.dtype.is_floating]
-        self.joins.append(([own[i] for i in floating], [copies[i] for i in floating]))
-        return copies
+            copy = self._watched(whole)
+        self.joins[-1][0].append(local)
+        self.joins[-1][1].append(copy)
+        return copy
 
     def gradients(self, targets: Sequence[tf.Tensor], of_targets: Sequence, sources: Sequence[tf.Tensor]) -> list:
         """Computes gradients of this phase; None for a source without one.
@@ -118,9 +130,9 @@ class Tower:
         """Computes gradients by weights, as `gradients`."""
         sources = [self._sources[id(variable)] for variable in variables]
         grads = iter(self.gradients(targets, of_targets, [source for each in sources for source in each]))
-        found = [[next(grads) for _ in each] for each in sources]
+        of_copies = [[next(grads) for _ in each] for each in sources]
         with tf.device(self.device):
-            return [_sum([grad for grad in each if grad is not None]) for each in found]
+            return [_sum([grad for grad in each if grad is not None]) for each in of_copies]
 
     def _watched(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a copy that depends on nothing."""
@@ -130,8 +142,7 @@ class Tower:
         return copy
 
     def _assign(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Notes an assignment, and returns the variable's new value."""
-        self.assigned[id(variable)] = (variable, value)
+        """Returns the new value of a variable in this phase."""
         if id(variable) not in self._sources:
             return value
         self._sources[id(variable)].append(self._watched(value))
@@ -144,31 +155,12 @@ class Tower:
         read = metric.result
 
         def result():
-            found = keras.tree.map_structure(tf.identity, read())
-            for name, value in found.items() if isinstance(found, dict) else [(None, found)]:
+            values = keras.tree.map_structure(tf.identity, read())
+            for name, value in values.items() if isinstance(values, dict) else [(None, values)]:
                 self.results.append((value, metric, name))
-            return found
+            return values
 
         return result
-
-    def _refuse_draw(self, name: str) -> None:
-        raise errors.ConfigError(
-            f"{type(self._model).__name__}.tower_step calls keras.random.{name}, which towers cannot draw as one "
-            "device does. Draw with keras.random.normal, uniform, truncated_normal, randint or dropout, make the "
-            "numbers a part of the data, or use gpus=1."
-        )
-
-
-class _Scope(keras.StatelessScope):
-    """A scope in which layers and programs do not change variables."""
-
-    def __init__(self, copies, assign: Callable[[keras.Variable, tf.Tensor], tf.Tensor]):
-        super().__init__(copies, collect_losses=True)
-        self._assign = assign
-
-    def add_update(self, update):
-        variable, value = update
-        super().add_update((variable, self._assign(variable, value)))
 
 
 def _sum(grads: list):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.workers import SEED
+from tower_train.fronts.lockstep.workers import SEED
 
 
 def call(given: dict) -> dict:
