@@ -14,7 +14,6 @@ OF_VOCABULARY = {"options", "graph.context"}  # what else the vocabulary may imp
 MOST_LINES, MOST_ARGUMENTS = 60, 7
 EXCEPTIONS = {  # {pattern of module:function: why it may be larger}
     "tower_train.fronts.tf_estimator.*": "the arguments of TensorFlow 1.15",
-    "tower_train.graph.training:training_graph": "the steps of a step, one after the other",
     "tower_train.horovod:DistributedOptimizer": "the arguments of Horovod",
     "tower_train.layers:normalize": "as tf.nn.batch_normalization, with the moving statistics",
     "tower_train.options.declare:option": "a declaration, of keywords only",

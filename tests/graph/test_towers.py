@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tower_train.errors import GraphError
 from tower_train.graph import towers
+from tower_train.graph.layout import Tower
 from tower_train.graph.replica import Replica
 from tower_train.workload import Examples, Workload
 
@@ -26,7 +27,7 @@ def build(inference, num_towers=2, seed=0, loss=None, ops_before=0, features=Non
 def build_towers(workload, batches, dtype=tf.float32, seed=0, training=True):
     replica, getter, built = Replica(), towers.seeded(seed) if training else towers.restored, []
     for i, batch in enumerate(batches):
-        with replica.tower(i, "/cpu:0", getter):
+        with replica.tower(Tower(i, "/cpu:0"), getter):
             built.append(towers.tower_loss(workload, *batch, dtype, training))
     return built
 

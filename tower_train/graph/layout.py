@@ -13,15 +13,13 @@ class Tower:
       index: over the batches that this worker takes in a step, in the order of their positions.
       device: string of the device that computes it.
       replica: index of the copy of the variables that it uses.
-      offset: number of examples of the step before its first one, over all workers.
       waits: whether another batch goes through its device before it in the same step.
     """
 
     index: int
     device: str
-    replica: int
-    offset: int
-    waits: bool
+    replica: int = 0
+    waits: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +95,6 @@ class Layout:
                 index=device * each + turn,
                 device=name,
                 replica=device if mirrored else 0,
-                offset=(self.first_tower + device * each + turn) * self.tower_batch,
                 waits=turn > 0,
             )
             for device, name in enumerate(self.devices)

@@ -132,9 +132,9 @@ class TrainingGraph:
     global_step: tf.Variable
     train_op: tf.Operation
     report: StepReport
+    requests: dict[str, Request]
+    progress: dict[str, tf.Tensor]
     checked: tuple[str, ...]
     summary: tf.Tensor | None
-    progress: dict[str, tf.Tensor]
-    requests: dict[str, Request]
     saved: SavedVariables
     random_numbers: RandomNumbers

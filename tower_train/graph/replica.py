@@ -13,11 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.examples import Tensors
 from tower_train.graph import gradients, towers
 from tower_train.graph.all_reduce import AllReduce
-from tower_train.graph.context import Statistic
+from tower_train.graph.context import Context, Statistic
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import Gradient, GradientsAndVariables
+from tower_train.graph.layout import Tower
+from tower_train.graph.record import Request
 from tower_train.graph.update import limited
 
 v1 = tf.compat.v1
@@ -28,6 +31,7 @@ class Replica:
 
     Attributes:
       device: string of its device.
+      contexts: over its towers, what their layers noted.
       tower_grads: over its towers, the gradients, each with the original variable.
       tower_losses: over its towers, scalars.
       mean_grads: the mean gradients over all towers of all workers, each with this replica's variable.
@@ -39,6 +43,7 @@ class Replica:
     def __init__(self, device: str = HOST, index: int = 0, first: "Replica | None" = None):
         """Creates no variables yet. index: over this worker's replicas; first: replica 0, None for that itself."""
         self.device, self._index = device, index
+        self.contexts: list[Context] = []
         self.tower_grads: list[GradientsAndVariables] = []
         self.tower_losses: list[tf.Tensor] = []
         self.mean_grads: GradientsAndVariables = []
@@ -46,7 +51,6 @@ class Replica:
         self.weight_decay: tf.Tensor | float = 0.0
         self.moving: list[Statistic] = []
         self._first = first or self
-        self._statistics: list[list[Statistic]] = []  # over towers
         self._variables = {}  # {name: (this replica's variable, its regularizer or None)}, in the order of creation
         self._names = {}  # {id of this replica's variable: name}
         self._states = []  # variables of its optimizer and its moving averages, in the order of creation
@@ -55,12 +59,11 @@ class Replica:
     # The towers.
 
     @contextlib.contextmanager
-    def tower(self, index: int, device: str, getter: Callable) -> Iterator[None]:
+    def tower(self, place: Tower, getter: Callable) -> Iterator[None]:
         """Builds a tower within this block: on its device, in its name scope, on this replica's variables.
 
         Args:
-          index: of the tower; tower 0 creates the variables, later ones reuse them.
-          device: of the tower.
+          place: of the tower in the step; tower 0 creates the variables, later ones reuse them.
           getter: custom getter for initial values: `towers.seeded(seed)` or `towers.restored`.
 
         Raises:
@@ -70,10 +73,10 @@ class Replica:
             self._copy_variables()
 
         def create(create, **kwargs):
-            if index:
+            if place.index:
                 which = f"the variable {kwargs['name']!r}" if kwargs.get("name") else "a variable without a name"
                 raise errors.GraphError(
-                    f"tower_{index} would create {which}, which tower_0 did not create. "
+                    f"tower_{place.index} would create {which}, which tower_0 did not create. "
                     "Create variables with tf.compat.v1.get_variable under names that are the same in every call of "
                     "inference and loss."
                 )
@@ -82,15 +85,15 @@ class Replica:
 
         def get(getter, name, *args, regularizer=None, **kwargs):
             variable = getter(name, *args, regularizer=regularizer, **kwargs)
-            if index == 0:
+            if place.index == 0:
                 self._add(variable.op.name, variable, regularizer)
-            return self._own(variable)
+            return self._copy_of(variable)
 
         with (
             tf.variable_creator_scope(create),
             v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=get),
-            tf.device(device),
-            v1.name_scope(f"tower_{index}/"),
+            tf.device(place.device),
+            v1.name_scope(f"tower_{place.index}/"),
             v1.variable_scope(v1.get_variable_scope(), custom_getter=getter),
             v1.variable_scope(v1.get_variable_scope(), custom_getter=towers.kept_in_full_precision),
         ):
@@ -99,13 +102,23 @@ class Replica:
     def compute_gradients(self, loss: tf.Tensor) -> GradientsAndVariables:
         """Returns the gradients of a tower's loss for this replica's trained variables, each with the original."""
         originals = v1.trainable_variables()
-        return list(zip(v1.gradients(loss, [self._own(v) for v in originals]), originals, strict=True))
+        return list(zip(v1.gradients(loss, [self._copy_of(v) for v in originals]), originals, strict=True))
 
-    def add(self, loss: tf.Tensor, tower_grads: GradientsAndVariables, statistics: list[Statistic]) -> None:
-        """Adds what a tower computed: its loss, its gradients, its layers' batch statistics."""
+    def add(self, context: Context, loss: tf.Tensor, tower_grads: GradientsAndVariables) -> None:
+        """Adds what a tower computed: what its layers noted in its context, its loss, its gradients."""
+        self.contexts.append(context)
         self.tower_losses.append(loss)
         self.tower_grads.append(tower_grads)
-        self._statistics.append(statistics)
+
+    def after_last_tower(self, batch: Tensors) -> Tensors:
+        """Delays a batch until the tower that was added last has its gradients."""
+
+        def delayed(tensor):
+            with tf.device(tensor.device):
+                return tf.identity(tensor)
+
+        with tf.control_dependencies([grad.op for grad, _ in self.tower_grads[-1] if grad is not None]):
+            return tf.nest.map_structure(delayed, batch)
 
     # The means.
 
@@ -118,21 +131,21 @@ class Replica:
         """Returns small values that travel together: the mean loss over its towers, `others`, the mean statistics."""
         with tf.device(self.device), v1.name_scope("average_values"):
             towers = [
-                [loss, *others, *(each.value for each in noted if each.is_mean)]
-                for loss, noted in zip(self.tower_losses, self._statistics, strict=True)
+                [loss, *others, *(each.value for each in context.statistics if each.is_mean)]
+                for loss, context in zip(self.tower_losses, self.contexts, strict=True)
             ]
             return [tf.add_n(values) / len(values) for values in zip(*towers, strict=True)]
 
     def receive(self, mean_grads: list[Gradient], originals: Sequence[tf.Variable], loss, statistics) -> None:
         """Takes the means over all replicas: gradients for these variables, the loss, the statistics' values."""
-        self.mean_grads = [(grad, self._own(v)) for grad, v in zip(mean_grads, originals, strict=True)]
+        self.mean_grads = [(grad, self._copy_of(v)) for grad, v in zip(mean_grads, originals, strict=True)]
         self.loss, self.moving = loss, self._means_of_calls(statistics)
 
     def _means_of_calls(self, means: Sequence[tf.Tensor]) -> list[Statistic]:
         """Returns one statistic per moving variable, the mean over the calls of its layer, with these means over
         towers as the values."""
         remaining, by_variable = iter(means), {}
-        for each in self._statistics[0]:
+        for each in self.contexts[0].statistics:
             each = each._replace(value=next(remaining)) if each.is_mean else each
             by_variable.setdefault(each.moving.ref(), []).append(each)
         return [
@@ -177,7 +190,7 @@ class Replica:
 
     def trained(self) -> list[tf.Variable]:
         """Returns its trained variables."""
-        return [self._own(variable) for variable in v1.trainable_variables()]
+        return [self._copy_of(variable) for variable in v1.trainable_variables()]
 
     def original(self, variable: tf.Variable) -> tf.Variable:
         """Returns replica 0's variable for this replica's."""
@@ -190,11 +203,11 @@ class Replica:
 
     def statistic_names(self) -> list[list[str]]:
         """Returns over its towers the names of the variables for which their layers noted a statistic."""
-        return [[self.original(each.moving).op.name for each in noted] for noted in self._statistics]
+        return [[self.original(each.moving).op.name for each in context.statistics] for context in self.contexts]
 
     # The variables.
 
-    def _own(self, original: tf.Variable) -> tf.Variable:
+    def _copy_of(self, original: tf.Variable) -> tf.Variable:
         return self._variables.get(original.op.name, (original, None))[0]
 
     def _add(self, name: str, variable: tf.Variable, regularizer: Callable | None) -> None:
@@ -229,16 +242,16 @@ def make_replicas(devices: Sequence[str]) -> list[Replica]:
     return [first, *(Replica(device, i, first) for i, device in enumerate(devices[1:], 1))]
 
 
-def average(replicas: Sequence[Replica], all_reduce: AllReduce, asked: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def average(replicas: Sequence[Replica], all_reduce: AllReduce, requests: dict[str, Request]) -> dict[str, tf.Tensor]:
     """Gives each replica the mean gradients, loss and statistics over all towers of all workers.
 
     Args:
       replicas: of this worker.
       all_reduce: averages between the replicas of all workers.
-      asked: scalars of this worker, by name, that travel beside the losses.
+      requests: of this worker, by name; they travel beside the losses.
 
     Returns:
-      The means of `asked` over workers.
+      Their means over workers.
 
     Raises:
       GraphError: towers have different variables, gradients or statistics.
@@ -248,13 +261,28 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, asked: dict[str,
     for replica in replicas:
         replica.tower_grads = list(itertools.islice(remaining, len(replica.tower_grads)))
     _check_same_statistics([names for replica in replicas for names in replica.statistic_names()])
+    asked = [request.value for request in requests.values()]
     local = [replica.average_gradients() for replica in replicas]
     means = all_reduce.mean([[grad for grad, _ in grads] for grads in local])
-    values = all_reduce.mean([replica.average_values(list(asked.values())) for replica in replicas], exactly=True)
+    values = all_reduce.mean([replica.average_values(asked) for replica in replicas], exactly=True)
     originals = [variable for _, variable in local[0]]
     for replica, grads, (loss, *noted) in zip(replicas, means, values, strict=True):
         replica.receive(grads, originals, loss, noted[len(asked) :])
-    return dict(zip(asked, values[0][1:], strict=False))
+    return dict(zip(requests, values[0][1:], strict=False))
+
+
+def by_tower(replicas: Sequence[Replica]) -> tuple[list[tf.Tensor], list[GradientsAndVariables]]:
+    """Returns the losses and the gradients, over the towers of all replicas."""
+    losses = [loss for replica in replicas for loss in replica.tower_losses]
+    return losses, [grads for replica in replicas for grads in replica.tower_grads]
+
+
+def update_if_finite(
+    replicas: Sequence[Replica], loss: tf.Tensor, apply: Callable[[], tf.Operation], skip: Callable[[], tf.Operation]
+) -> tf.Tensor:
+    """Updates all replicas if the loss and what replica 0 would apply is finite, see gradients.update_if_finite."""
+    losses, tower_grads = by_tower(replicas)
+    return gradients.update_if_finite(tower_grads, losses, replicas[0].mean_grads, loss, apply, skip)
 
 
 def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tensor:

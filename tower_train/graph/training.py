@@ -11,7 +11,6 @@ from tower_train.config import Config
 from tower_train.graph import (
     gradients,
     loss_scale,
-    progress,
     random_state,
     stream,
     summaries,
@@ -24,10 +23,12 @@ from tower_train.graph.context import Context, Learning
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import TowerDraws, check_same
 from tower_train.graph.layout import Layout, lay_out
+from tower_train.graph.progress import count_progress
 from tower_train.graph.record import RandomNumbers, Request, SavedVariables, StepReport, TrainingGraph
-from tower_train.graph.replica import Replica, average, fingerprints, make_replicas
+from tower_train.graph.replica import Replica, average, by_tower, fingerprints, make_replicas, update_if_finite
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
+from tower_train.graph.update import Counters
 from tower_train.options import rules
 from tower_train.workload import Examples, Tensors, Workload, softmax_cross_entropy
 
@@ -41,79 +42,49 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
       GraphError: the workload's network breaks a rule of the towers.
       ConfigError: an option that is useless for this network.
     """
-    workload = _with_smooth_labels(workload.for_examples(examples), config.label_smoothing)
-    layout, dtype = _layout(config, devices), tf.as_dtype(config.dtype)
+    workload, layout = _with_smooth_labels(workload.for_examples(examples), config), _layout(config, devices)
     with tf.Graph().as_default() as graph, tf.device(HOST):
         v1.set_random_seed(config.seed & 0x7FFFFFFF)
-        counters = update.Counters(layout.global_batch)  # steps and examples seen: a checkpoint's place in the stream
+        counters = Counters(layout.global_batch)  # steps and examples seen: the run's place in the stream
         source = _input(workload, examples, config, layout, counters.examples_seen)
         rate = _learning_rate(config, examples.num_examples, counters.examples_seen)
-        scale = loss_scale.of_dtype(dtype)  # of float16; others need none
-        replicas = make_replicas(layout.replicas)
-        step = _context(config, layout, counters.epochs_seen(examples.num_examples))
+        scale = loss_scale.of_dtype(tf.as_dtype(config.dtype))  # of float16; other dtypes need none
+        replicas = make_replicas(layout.replicas)  # one on the host, or one on each tower's device
+        context = _context(config, layout, counters.epochs_seen(examples.num_examples))
 
-        getter, built = towers.seeded(config.seed), []
         for tower, batch, first in zip(layout.towers, source.batches, source.firsts, strict=True):
             replica = replicas[tower.replica]
             if tower.waits:  # so that the activations of one batch at a time are in a device's memory
-                batch, first = _after(replica.tower_grads[-1], (batch, first))
+                batch, first = replica.after_last_tower((batch, first))
             draws = TowerDraws(f"{config.seed} layer", first, layout.tower_batch, counters.examples_seen)
-            with replica.tower(tower.index, tower.device, getter), step.of_tower(tower.index, draws) as noted:
-                outputs, loss = tower_loss(workload, *batch, dtype, training=True)
+            with replica.tower(tower, towers.seeded(config.seed)), context.of_tower(tower.index, draws) as noted:
+                outputs, loss = tower_loss(workload, *batch, tf.as_dtype(config.dtype), training=True)
                 draws.close()  # the backward pass may not draw
-                replica.add(loss, scale.gradients(replica.compute_gradients, loss), noted.statistics)
-            built.append(noted)
-        towers.check_classes(workload, examples, outputs, workload.loss)
-        _check_synchronized(workload, config.sync_batch_norm, built[0])
+                replica.add(noted, loss, scale.gradients(replica.compute_gradients, loss))
+        _check_towers(workload, examples, config, outputs, noted)
 
         all_reduce, requests = _all_reduce(config, layout), _requests(layout, bool(source.state), loss.dtype)
-        asked = average(replicas, all_reduce, {name: request.value for name, request in requests.items()})
-        for replica in replicas:  # each with the same means, and so with the same update
+        asked = average(replicas, all_reduce, requests)  # over all towers of all workers
+        for replica in replicas:  # each has the same means, and so does the same update
             replica.finish_gradients(config.clip_gradients, config.optimizer)
         loss = replicas[0].loss + replicas[0].weight_decay
-        updates = [_prepare_update(config, replica, counters, step, rate) for replica in replicas]
-
-        def apply_update() -> tf.Operation:
-            with tf.control_dependencies([build() for build in updates]):
-                return counters.count(scale.after_update())
-
-        def skip_update() -> tf.Operation:  # a skipped step counts, as each step has its own examples
-            return scale.without_update(loss, counters.count, skips=config.on_nonfinite == "skip")
-
-        with tf.control_dependencies(all_reduce.operations):  # on all devices, or the others would wait for ever
-            finite = gradients.update_if_finite(
-                [grads for replica in replicas for grads in replica.tower_grads],
-                [each for replica in replicas for each in replica.tower_losses],
-                replicas[0].mean_grads, source.renewed(loss), apply_update, skip_update,
+        updates = [_prepare_update(config, replica, counters, context, rate) for replica in replicas]
+        with tf.control_dependencies(all_reduce.operations):  # all of them, or other devices would wait for ever
+            finite = update_if_finite(
+                replicas, source.renewed(loss),
+                apply=lambda: counters.count(scale.after_update(), after=[build() for build in updates]),
+                skip=lambda: scale.without_update(loss, counters.count, skips=config.on_nonfinite == "skip"),
             )  # fmt: skip
-        counting, so_far = _progress(config, source, replicas)
-        with tf.control_dependencies([finite, *counting]), v1.name_scope("report"):
-            report = StepReport(
-                step=counters.global_step.read_value(),
-                examples=counters.examples_seen.read_value(),
-                loss=loss,
-                cross_entropy=replicas[0].loss,
-                learning_rate=rate,
-                stopping=asked.get("stopping", tf.zeros([], loss.dtype)),
-                finite=finite,
-                loss_scale=scale.report(loss, finite),
-                saving=asked.get("saving", ()),
-            )
+
+        counting, progress = _progress(config, source, replicas)
+        report = _report(counters, replicas[0], rate, asked, finite, scale, counting)
         return TrainingGraph(
-            graph=graph,
-            layout=layout,
-            examples=examples,
-            stream=source,
-            global_step=counters.global_step,
-            train_op=finite.op,
-            report=report,
+            graph, layout, examples, source, counters.global_step, finite.op, report, requests, progress,
             checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in replicas[0].mean_grads)),
             summary=_summary(config, replicas[0], source, finite.op),
-            progress=so_far,
-            requests=requests,
             saved=_saved(config, layout, replicas, all_reduce),
-            random_numbers=_random_numbers(workload, source, replicas[0].tower_losses[0], built, config),
-        )
+            random_numbers=_random_numbers(workload, source, replicas, config.allow_stateful_random),
+        )  # fmt: skip
 
 
 def _layout(config: Config, devices: Devices) -> Layout:
@@ -131,7 +102,8 @@ def _layout(config: Config, devices: Devices) -> Layout:
     return layout
 
 
-def _with_smooth_labels(workload: Workload, label_smoothing: float) -> Workload:
+def _with_smooth_labels(workload: Workload, config: Config) -> Workload:
+    label_smoothing = config.label_smoothing
     if not label_smoothing:
         return workload
     if workload.loss is not softmax_cross_entropy:
@@ -181,23 +153,14 @@ def _context(config: Config, layout: Layout, epochs_seen: tf.Tensor) -> Context:
     )
 
 
-def _check_synchronized(workload: Workload, sync_batch_norm: bool, tower: Context) -> None:
-    if sync_batch_norm and not any(statistic.followed for statistic in tower.statistics):
+def _check_towers(workload: Workload, examples: Examples, config: Config, outputs: Tensors, tower: Context) -> None:
+    """Raises GraphError for too few outputs, ConfigError for --sync_batch_norm without a layer that it is for."""
+    towers.check_classes(workload, examples, outputs, workload.loss)
+    if config.sync_batch_norm and not any(statistic.followed for statistic in tower.statistics):
         raise errors.ConfigError(
             f"--sync_batch_norm: workload {workload.name} has no tower_train.layers.batch_normalization "
             "that is trained. Leave the option out."
         )
-
-
-def _after(tower_grads: gradients.GradientsAndVariables, batch: Tensors) -> Tensors:
-    """Delays a batch until the previous tower on its device has its gradients."""
-
-    def delayed(tensor):
-        with tf.device(tensor.device):
-            return tf.identity(tensor)
-
-    with tf.control_dependencies([grad.op for grad, _ in tower_grads if grad is not None]):
-        return tf.nest.map_structure(delayed, batch)
 
 
 def _all_reduce(config: Config, layout: Layout) -> AllReduce:
@@ -219,7 +182,7 @@ def _requests(layout: Layout, saves_together: bool, dtype: tf.DType) -> dict[str
 
 
 def _prepare_update(
-    config: Config, replica: Replica, counters: update.Counters, step: Context, rate: tf.Tensor
+    config: Config, replica: Replica, counters: Counters, step: Context, rate: tf.Tensor
 ) -> Callable[[], tf.Operation]:
     """Returns a function that builds a replica's update; its optimizers exist already."""
     dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
@@ -252,10 +215,27 @@ def _progress(config: Config, source: stream.Stream, replicas: Sequence[Replica]
     """Returns ops that count what a step is done with, and the counts; none without a watchdog."""
     if not config.stall_timeout_secs:
         return [], {}
-    losses = [loss for replica in replicas for loss in replica.tower_losses]
-    return progress.count_progress(
-        source.arrivals, losses, [grads for replica in replicas for grads in replica.tower_grads]
-    )
+    return count_progress(source.arrivals, *by_tower(replicas))
+
+
+def _report(
+    counters: Counters, replica: Replica, rate: tf.Tensor, asked: dict[str, tf.Tensor], finite: tf.Tensor,
+    scale: loss_scale.NoLossScale, counting: list[tf.Operation],
+) -> StepReport:  # fmt: skip
+    """Makes the small values of a step that running looks at."""
+    loss = replica.loss + replica.weight_decay
+    with tf.control_dependencies([finite, *counting]), v1.name_scope("report"):
+        return StepReport(
+            step=counters.global_step.read_value(),
+            examples=counters.examples_seen.read_value(),
+            loss=loss,
+            cross_entropy=replica.loss,
+            learning_rate=rate,
+            stopping=asked.get("stopping", tf.zeros([], loss.dtype)),
+            finite=finite,
+            loss_scale=scale.report(loss, finite),
+            saving=asked.get("saving", ()),
+        )
 
 
 def _summary(config: Config, replica: Replica, source: stream.Stream, update_op: tf.Operation) -> tf.Tensor | None:
@@ -265,15 +245,16 @@ def _summary(config: Config, replica: Replica, source: stream.Stream, update_op:
 
 
 def _random_numbers(
-    workload: Workload, source: stream.Stream, first_loss: tf.Tensor, built: list[Context], config: Config
+    workload: Workload, source: stream.Stream, replicas: Sequence[Replica], allow_stateful: bool
 ) -> RandomNumbers:
     """Names the random numbers in the towers; random_state.check and draws.check_same refuse some."""
-    last = [first_loss.op, *(statistic.value.op for statistic in built[0].statistics)]
+    first, loss = replicas[0].contexts[0], replicas[0].tower_losses[0]
+    last = [loss.op, *(statistic.value.op for statistic in first.statistics)]
     if not source.state:  # examples in an order of their own draw as they like: their iterator's state is saved
         last.append(source.initializer)
-    stateful = random_state.check(workload.name, last, config.allow_stateful_random)
-    by_example = check_same([tower.draws for tower in built])
-    return RandomNumbers(by_example, tuple(sorted(built[0].drawn_by_tower)), tuple(stateful))
+    stateful = random_state.check(workload.name, last, allow_stateful)
+    by_example = check_same([context.draws for replica in replicas for context in replica.contexts])
+    return RandomNumbers(by_example, tuple(sorted(first.drawn_by_tower)), tuple(stateful))
 
 
 def _saved(config: Config, layout: Layout, replicas: Sequence[Replica], all_reduce: AllReduce) -> SavedVariables:

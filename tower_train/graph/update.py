@@ -31,10 +31,13 @@ class Counters:
         """Returns the epochs seen before this step; float64 scalar."""
         return tf.cast(self.examples_seen, tf.float64) / num_examples
 
-    def count(self, others: Sequence[tuple[tf.Variable, tf.Tensor]] = ()) -> tf.Operation:
-        """Counts one step; others: further (counter, amount)."""
+    def count(
+        self, others: Sequence[tuple[tf.Variable, tf.Tensor]] = (), after: Sequence[tf.Operation] = ()
+    ) -> tf.Operation:
+        """Counts one step. others: further (counter, amount); after: what must be done before."""
         amounts = [(self.global_step, 1), (self.examples_seen, self._global_batch), *others]
-        return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
+        with tf.control_dependencies(after):
+            return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
 
 
 def make_optimizer(

@@ -10,6 +10,7 @@ from tower_train.config import DeviceOptions, RunOptions
 from tower_train.graph import context, devices, towers, update
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import TowerDraws
+from tower_train.graph.layout import Tower
 from tower_train.graph.replica import Replica
 from tower_train.inference import saved_run
 from tower_train.run_dir import checkpoint
@@ -52,7 +53,7 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
         serialized, files, features = _inputs(raw)
         prepared = workload.prepare(features) if workload.prepare else features
         by_row = context.Context(draws=TowerDraws("serving"))
-        with Replica().tower(0, HOST, towers.restored), context.entered(by_row):
+        with Replica().tower(Tower(0, HOST), towers.restored), context.entered(by_row):
             outputs, _ = towers.tower_loss(workload, prepared, None, tf.as_dtype(run.dtype), training=False)
         class_names = run.examples.class_names if towers.are_of_classes(outputs, run.examples) else ()
         return ServingGraph(
