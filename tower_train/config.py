@@ -228,13 +228,9 @@ class Config(DeviceOptions):
         1, "batches per tower and step, one after the other (gradient accumulation)", TRAINING, minimum=1, maximum=1024
     )
     moving_average_decay: float = option(
-        0.9999,
-        "decay per step of the moving averages of the weights; 0: none",
-        OPTIMIZER,
-        minimum=0,
-        below=1,
+        0.9999, "decay per step of the moving averages of the weights; 0: none", OPTIMIZER, minimum=0, below=1,
         resume="note",
-    )
+    )  # fmt: skip
     sync_batch_norm: bool = option(
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
     )
@@ -306,7 +302,7 @@ class Config(DeviceOptions):
     def check(self):
         super().check()
         check_folder(self.train_dir, f"--train_dir={self.train_dir}")
-        rules.check(self)
+        rules.check_config(self)
 
     @property
     def num_workers(self) -> int:
