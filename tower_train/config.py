@@ -110,7 +110,8 @@ class Config(DeviceOptions):
 
     distort_on: str = option(
         "auto", "place where training examples are distorted: host, device (their tower's), or auto: the device if it "
-        "is a GPU with all kernels for it", TOWERS, choices=("auto", "host", "device"), resume="note",
+        "is a GPU and the workload's distortion is made for that", TOWERS, choices=("auto", "host", "device"),
+        resume="note",
     )  # fmt: skip
 
     worker_hosts: str | None = option(

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.board import Board
-from tower_train.graph import iterator_state
-from tower_train.graph.iterator_state import IteratorState
+from tower_train.graph import elements
+from tower_train.graph.elements import IteratorState
 from tower_train.graph.record import TrainingGraph
 from tower_train.run.actions import Action
 from tower_train.workload import Examples
@@ -45,7 +45,7 @@ def begins_anew(graph: TrainingGraph, path: str, saved: Sequence[str], on_worker
     Raises:
       RunError: they are, and on_worker_change refuses that.
     """
-    saved_by = set(filter(None, map(iterator_state.saved_by, saved))) if graph.stream.state else set()
+    saved_by = set(filter(None, map(elements.saved_by, saved))) if graph.stream.state else set()
     if not saved_by or graph.layout.num_workers in saved_by:
         return False
     if on_worker_change == "refuse":
