@@ -174,7 +174,7 @@ def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch
     without_gpus = v1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.device("/cpu:0"), v1.Session(config=without_gpus) as session:
         first = stream.training_stream(
-            workload, examples, seed=0, start=tf.zeros([], tf.int64), split=on_host(batch_size, 1)
+            workload, examples, seed=0, start=tf.zeros([], tf.int64), layout=on_host(batch_size, 1)
         )
         session.run(first.initializer)
         return session.run(first.batches[0])
