@@ -36,7 +36,6 @@ def workload(options: Cifar10Options) -> Workload:
         examples=source.examples,
         distort=crops.distort,
         prepare=crops.prepare,
-        distorts_on_devices=True,
         datasets=source.DATASETS,
         options=options,
         configure=workload,

@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import sys
-import types
 
 import numpy as np
 
@@ -33,9 +32,9 @@ def main(plugin, folder, data_dir, gpus="2,0"):
             use(tf, folder, data_dir)
         found[name] = [options(config) for config in asked if config is None or config.device_count.get("GPU") != 0]
     config = tf.__internal__.eager_context.get_config()
-    from tower_train.bench import sides
+    from tower_train.bench import worker
 
-    print(json.dumps({"context": options(config), "sessions": found, "card_bytes": sides.card_bytes()}))
+    print(json.dumps({"context": options(config), "sessions": found, "card_bytes": worker.card_bytes()}))
     sys.stdout.flush()
     os._exit(0)  # some destructors would compute on a GPU
 
@@ -111,11 +110,10 @@ def use_estimator(tf, folder, data_dir):
 
 
 def multiply(tf, folder, data_dir):
-    from tower_train.bench import sides
+    from tower_train.bench import trainer
 
-    sides._MATRIX_SIZES = (8,)
-    pacer = types.SimpleNamespace(after_step=lambda loss=None: True)
-    sides.run({"kind": "matmul", "device": "auto", "dtype": "float32"}, pacer)
+    trainer._MATRIX_SIZES = (8,)
+    trainer.multiply(None, 1, lambda: True, "float32", "auto", 1e6)
 
 
 def train_port(tf, folder, data_dir):

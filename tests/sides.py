@@ -1,6 +1,8 @@
 """Processes of the benchmark's sides: forked, without importing TensorFlow again, or fake ones that only answer."""
 
 import contextlib
+import functools
+import importlib
 import os
 import subprocess
 import types
@@ -46,11 +48,10 @@ def forking(is_forked=lambda words: True):
 class FakeWorkers:
     """Stands for the processes; writes down what happens to them."""
 
-    def __init__(self, peak_bytes=1000, failing=None, steps_per_sec=lambda name, number: 20.0):
-        """`failing` is the name of the side that dies when measured; steps_per_sec(side's name, how often measured)."""
+    def __init__(self, peak_bytes=1000, failing=None):
+        """`failing` is the name of the side that dies when measured."""
         self.log, self.live, self.most_live = [], set(), 0
-        self.peak_bytes, self.failing, self.steps_per_sec = peak_bytes, failing, steps_per_sec
-        self.step_secs = None  # (number of the first, how many) -> seconds of each
+        self.peak_bytes, self.failing = peak_bytes, failing
 
     @contextlib.contextmanager
     def start(self, side):
@@ -58,32 +59,31 @@ class FakeWorkers:
         self.live.add(side.name)
         self.most_live = max(self.most_live, len(self.live))
         try:
-            yield FakeWorker(self, side)
+            yield FakeWorker(self, side.name)
         finally:
             self.live.remove(side.name)
 
 
 class FakeWorker:
-    def __init__(self, workers, side):
-        self._workers, self._name, self._batch_size, self._measured = workers, side.name, side.batch_size, 0
+    """Does 20 steps of 8 examples a second."""
 
-    def wait_for(self, event):
-        if event == "first_step":
-            return {"event": event, "secs": 3.0, "import_secs": 2.0}
-        content = {"work_per_step": self._batch_size, "peak_bytes": self._workers.peak_bytes,
-                   "card_bytes": []}  # fmt: skip
-        return {"event": event, "secs": 4.0} | content
+    def __init__(self, workers, name):
+        self._workers, self._name = workers, name
 
-    def measure(self, seconds, steps, each=False):
+    def answer(self):
+        return {"first_step_secs": 3.0, "examples_per_step": 8, "peak_bytes": self._workers.peak_bytes, "card_bytes": 0}
+
+    def measure(self, seconds):
         if self._name == self._workers.failing:
             raise RuntimeError("died")
         self._workers.log.append(("measure", self._name))
-        rate = self._workers.steps_per_sec(self._name, self._measured)
-        self._measured += 1
-        return {
-            "event": "measured", "secs": 9.0, "steps": 10, "seconds": 10 / rate, "idle_secs": 1.0, "idle_cpu_secs": 0.0,
-            "resident_bytes": 500 * 2**20,
-        } | ({"first": 7, "step_secs": self._workers.step_secs(7, steps)} if each else {})  # fmt: skip
+        return {"steps": 10, "seconds": 0.5, "idle_secs": 1.0, "idle_cpu_secs": 0.0}
 
     def stop(self):
-        return {"event": "stopped", "peak_bytes": self._workers.peak_bytes + 1, "card_bytes": []}
+        return {"peak_bytes": self._workers.peak_bytes + 1, "card_bytes": 0}
+
+
+def trained_by(side):
+    """Returns the function of a Side, with its arguments."""
+    module, _, function = side.train.partition(":")
+    return functools.partial(getattr(importlib.import_module(module), function), **side.arguments)

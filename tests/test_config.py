@@ -7,7 +7,7 @@ import pytest
 
 import cifar10
 from tower_train import config, plan
-from tower_train.bench import systems as benchmark
+from tower_train.bench import sides as benchmark
 from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions
 from tower_train.errors import ConfigError
 from tower_train.options import Options, declare

@@ -17,8 +17,7 @@ from PIL import Image
 
 from cifar10 import Cifar10Options
 from tower_train import Config, EvaluateOptions, Workload, __main__, config, evaluate_run, train
-from tower_train.bench import measure, overhead, processes
-from tower_train.bench.systems import BenchmarkOptions
+from tower_train.bench.sides import BenchmarkOptions
 from tower_train.options import command_line
 from tower_train.workloads import image_folder
 
@@ -141,7 +140,7 @@ def smaller(words, places):
         changed = {"max_steps": 2, "batch_size": 2, "epochs": None, "eval_at_end": False}
     elif words[0] == "tower_train.benchmark":
         changed = {"rounds": 1, "seconds": 0.05, "batch_size": 8, "out": "out"}
-        changed["towers"] = 2 if "--growing" in words else 1
+        changed["towers"] = 1
         changed["systems"] = given["systems"].partition(",")[0] if "systems" in given else None
     else:
         return words
@@ -174,25 +173,13 @@ def test_commands_succeed_one_after_the_other(page, place, command):
 
 @pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page) if is_benchmark(line)}))
 def test_benchmarks_succeed(line, place, command, monkeypatch):
-    """Those of many systems, which would take half a minute each, with processes that only give answers."""
     whole = shlex.split(line)[2:]
     command_line.parse(whole, BenchmarkOptions, "")
-    if {"--growing", "--overhead"} & {*whole}:
-        monkeypatch.setattr(measure, "Worker", answering_but_for_the_data)
-        monkeypatch.setattr(overhead, "import_secs", lambda: 2.0)
     name, *words = smaller(whole, place)
     monkeypatch.setenv("PYTHONPATH", str(jobs.ROOT))  # of processes that are not forked
     with sides.forking():
         status, _, stderr = command(importlib.import_module(name), *words)
     assert status == 0, stderr
-
-
-def answering_but_for_the_data(name, spec, *others):
-    if spec["kind"] == "describe":
-        return processes.Worker(name, spec, *others)
-    workers = sides.FakeWorkers()
-    workers.step_secs = lambda first, count: [0.01] * count
-    return workers.start(types.SimpleNamespace(name=name, batch_size=spec["batch_size"]))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,9 +1,7 @@
 """python -m tower_train.benchmark: this trainer beside its rivals and the machine's ceiling."""
 
-import pathlib
-
 from tower_train import console
-from tower_train.bench.systems import BenchmarkOptions
+from tower_train.bench.sides import BenchmarkOptions
 from tower_train.options import command_line
 
 USAGE = """
@@ -11,7 +9,7 @@ Measures tower_train, its rivals and this machine's rate of matrix products in t
 python -m tower_train.benchmark [--quick] [options]
 
 Prints a table and writes benchmark.json and, if matplotlib is installed, benchmark.svg and benchmark.png into --out;
-other forms write files of their own name. Standard error shows how long it takes and how much of that is left.
+other forms write files of their own name.
 
 Exit status: 0 done, 1 a side died or hangs, 2 an option or a file is wrong.
 """
@@ -19,22 +17,12 @@ Exit status: 0 done, 1 a side died or hangs, 2 an option or a file is wrong.
 
 def main(argv) -> int:
     options = command_line.parse(argv, BenchmarkOptions, USAGE)
-    if options.redraw:
-        from tower_train.bench import forms
-
-        lines = forms.show(pathlib.Path(options.redraw))
-    elif options.breakdown:
-        command_line.import_tensorflow()
-        from tower_train.bench import breakdown
-
-        lines = breakdown.run(options)
+    command_line.import_tensorflow()
+    if options.breakdown:
+        from tower_train.bench import breakdown as form
     else:
-        from tower_train.bench import forms, measure, overhead
-
-        form = forms.sweep if options.sweep else overhead.overhead if options.overhead else forms.compare
-        with measure.session(options) as session:
-            lines = form(session)
-    console.say(*lines)
+        from tower_train.bench import comparison as form
+    console.say(*form.run(options))
     return 0
 
 

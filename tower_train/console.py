@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 _bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
 
@@ -40,25 +40,32 @@ def one_line(text: str | os.PathLike) -> str:
 
 
 @contextlib.contextmanager
-def stderr_held_back() -> Iterator[None]:
-    """Keeps standard error, also of C libraries, to itself within this block, and shows it if the block raises."""
-    if not sys.stderr:  # the process began without one
-        yield
-        return
-    sys.stderr.flush()
+def stderr_in_file() -> Iterator[BinaryIO]:
+    """Yields a temporary file that takes standard error, also of C libraries, within this block; if the block raises,
+    its contents go to standard error after all."""
+    _flush_stderr()
     with tempfile.TemporaryFile(buffering=0) as file:
-        stderr = os.dup(2)
+        try:
+            stderr = os.dup(2)
+        except OSError:  # it is closed
+            yield file
+            return
         os.dup2(file.fileno(), 2)
         try:
-            yield
+            yield file
         except BaseException:
             file.seek(0)
             os.write(stderr, file.read())
             raise
         finally:
-            sys.stderr.flush()
+            _flush_stderr()
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+def _flush_stderr() -> None:
+    if sys.stderr:  # None if the process began without one
+        sys.stderr.flush()
 
 
 class ProgressBar:

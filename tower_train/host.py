@@ -9,8 +9,6 @@ import re
 import resource
 import socket
 import sys
-import time
-from collections.abc import Sequence
 
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"  # there while the driver is loaded
@@ -112,27 +110,7 @@ def busy_core_secs() -> float | None:
     return sum(int(value) for core in by_core for i, value in enumerate(core) if i not in (3, 4)) / _TICKS_PER_SEC
 
 
-def resident_bytes(name: str, others: Sequence[int] = ()) -> int:
-    """Returns the resident memory of this process and others together, now (VmRSS) or at its peak (VmHWM).
-
-    Without Linux's /proc it is always the peak, of this process alone. On Linux ru_maxrss would begin at the peak of
-    the parent process.
-
-    Args:
-      name: of a line of /proc/PID/status.
-      others: process numbers; ended processes count 0.
-    """
-    own = _bytes("/proc/self/status", name)
-    if own is None:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return own + sum(_bytes(f"/proc/{other}/status", name) or 0 for other in others)
-
-
-def processor_secs(others: Sequence[int] = ()) -> float:
-    """Returns the processor time of this process and, on Linux, of others together since they began."""
-    secs = time.process_time()
-    for other in others:
-        with contextlib.suppress(OSError), open(f"/proc/{other}/stat") as file:
-            user, system = file.read().rpartition(")")[2].split()[11:13]  # the name before may hold spaces
-            secs += (int(user) + int(system)) / _TICKS_PER_SEC
-    return secs
+def peak_bytes() -> int:
+    """Returns the peak of this process's resident memory."""
+    linux = _bytes("/proc/self/status", "VmHWM")  # there ru_maxrss would begin at the peak of the parent process
+    return linux or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

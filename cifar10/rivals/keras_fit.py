@@ -33,7 +33,7 @@ def train(
     num_towers: int = 0,
     dtype_policy: str = "float32",
 ) -> None:
-    """Fits as `Rival.train`; the loss is Keras', the mean of the losses so far.
+    """Fits as `Side.train`; the loss is Keras', the mean of the losses so far.
 
     Args:
       model: name of one of the workload's networks.

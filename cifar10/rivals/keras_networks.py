@@ -150,8 +150,3 @@ NETWORKS = {
     "resnet20": functools.partial(resnet, 20),
     "resnet56": functools.partial(resnet, 56),
 }
-
-
-def apply(model: str, images: tf.Tensor) -> tf.Tensor:
-    """Returns the logits of a new network of that name."""
-    return NETWORKS[model]()(images)

@@ -31,7 +31,7 @@ LOG_EVERY_STEPS = 10
 def train(
     request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], num_towers: int = 1
 ) -> None:
-    """Trains as `Rival.train`; tower i lives on GPU i, or without GPUs on logical CPU device i."""
+    """Trains as `Side.train`; tower i lives on GPU i, or without GPUs on logical CPU device i."""
     folder, _ = source.locate(request)
     files = [str(folder / name) for name in records.FILES["train"]]
     num_examples = sum(pathlib.Path(file).stat().st_size for file in files) // records.RECORD_BYTES

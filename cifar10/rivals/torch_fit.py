@@ -17,8 +17,10 @@ from cifar10 import cifar10_94, crops, records, shifts, source, whitening
 from tower_train import workload
 
 
-def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], dtype: str) -> None:
-    """Trains as `Rival.train`, on the GPU if TensorFlow sees one, in a `Rival.dtype`."""
+def train(
+    request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], autocast: bool = False,
+) -> None:  # fmt: skip
+    """Trains as `Side.train`, on the GPU if TensorFlow sees one. autocast: to bfloat16."""
     # PyTorch's compiler, which eager training imports and does not use, crashes in a process with TensorFlow.
     sys.modules.setdefault("triton", None)
     device = torch.device("cuda" if tf.config.list_physical_devices("GPU") else "cpu")
@@ -30,7 +32,7 @@ def train(request: workload.DataRequest, batch_size: int, after_step: Callable[[
     cross_entropy = nn.CrossEntropyLoss(label_smoothing=recipe["label_smoothing"])
     for images, labels in distorted_batches(data, batch_size, device):
         optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             logits = network(images)
         loss = cross_entropy(logits.float(), labels)
         loss.backward()

@@ -47,7 +47,7 @@ def our_network(request_for):
 
 @pytest.fixture
 def losses_of(request_for):
-    """(Rival.train, steps) -> the losses of steps of 16 of these images."""
+    """(Side.train, steps) -> the losses of steps of 16 of these images."""
 
     def run(train, steps):
         losses = []

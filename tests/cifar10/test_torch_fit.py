@@ -4,6 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+import sides
 
 import cifar10
 from cifar10 import crops, rivals, shifts
@@ -103,5 +104,5 @@ def test_it_learns(losses_of, name, dtype):
     torch.set_num_threads(1)  # where other tests share the cores, its threads wait for each other most of the time
     rival = torch_rivals()[name]
     assert rival.dtype == dtype
-    losses = losses_of(rival.train, steps=20)
+    losses = losses_of(sides.trained_by(rival), steps=20)
     assert len(losses) == 20 and np.mean(losses[-3:]) < losses[0] - 0.3

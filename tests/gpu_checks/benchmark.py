@@ -29,27 +29,29 @@ def check(findings, settings):
         "--rounds=2", "--seconds=1", f"--batch_size={_BATCH if count else _CPU_BATCH}", "--dataset=generated",
         f"--data_dir={settings.data_dir}", f"--out={out}", seconds=settings.left() - 2,
     )  # fmt: skip
-    rows = json.loads((out / "benchmark.json").read_text())["rows"]
+    rows = json.loads((out / "benchmark.json").read_text())["parts"]["Training"]
     for row in rows:
         findings.measured(
-            row["side"]["name"], examples_per_sec=row["per_sec"], spread=(row["high"] - row["low"]) / 2,
+            row["result"]["side"]["name"], examples_per_sec=row["rate"]["median"],
+            spread=(row["rate"]["high"] - row["rate"]["low"]) / 2,
             **({"share": row["share"]["median"]} if row["share"] else {}),
-            **({"first_step_secs": row["first_step_secs"]} if row["first_step_secs"] else {}),
-            **({"megabytes_of_a_gpu": row["card_bytes"] / 2**20} if row["card_bytes"] else {}),
+            first_step_secs=row["result"]["first_step_secs"],
+            **({"megabytes_of_a_gpu": row["result"]["card_bytes"] / 2**20} if row["result"]["card_bytes"] else {}),
         )  # fmt: skip
     findings.check(len(rows) == len(chosen), "the benchmark measured each side", sides=len(rows))
     if count:
-        ours = [row for row in rows if row["side"]["name"].startswith("tower_train/")]
-        findings.check(all(row["card_bytes"] for row in ours), "the memory of the GPUs is known for each side of ours")
+        ours = [row["result"] for row in rows if row["result"]["side"]["name"].startswith("tower_train/")]
+        findings.check(
+            all(result["card_bytes"] for result in ours), "the memory of the GPUs is known for each side of ours"
+        )
 
 
 def sides(most: int) -> list[str]:
     """The names of the sides, the most telling first; `most` towers are all cards."""
     towers = f"{most} tower{'s' * (most > 1)}"
     found = [
-        "ceiling/float32 matrix product", "tower_train/1 tower/float32/fixed", "tower_train/1 tower/float32/real",
-        f"tower_train/{towers}/float32/fixed", "keras/fit", "ceiling/bfloat16 matrix product",
-        "tower_train/1 tower/bfloat16/fixed", f"tower_train/{towers}/bfloat16/fixed", "port",
+        "ceiling/float32 matrix product", "tower_train/1 tower/float32", f"tower_train/{towers}/float32", "keras/fit",
+        "ceiling/bfloat16 matrix product", "tower_train/1 tower/bfloat16", f"tower_train/{towers}/bfloat16", "port",
         *(["keras/MirroredStrategy 2"] if most > 1 else []),
     ]  # fmt: skip
     return list(dict.fromkeys(found))

@@ -63,6 +63,5 @@ def dtypes(findings, settings):
                         workload, examples, seconds, tensor_float_32, num_gpus=1, batch_size=batch, dtype=dtype
                     )
                     findings.measured(
-                        f"{name}, one tower of {batch} examples", examples_per_sec=rate,
-                        **({"gigaflops": rate * flops / 1e9} if flops else {}),
-                    )  # fmt: skip
+                        f"{name}, one tower of {batch} examples", examples_per_sec=rate, gigaflops=rate * flops / 1e9
+                    )

@@ -12,10 +12,11 @@ import toy_workload
 import trainings
 
 import cifar10
+from cifar10 import rivals
 from gpu_checks import machine
-from tower_train.bench import sides
 from tower_train.config import Config
-from tower_train.graph import devices, kernels
+from tower_train.graph import devices, kernels, stream
+from tower_train.graph.layout import on_host
 from tower_train.workload import DataRequest, Workload
 
 TOLERANCE = 1e-9  # of float64, as everywhere
@@ -66,14 +67,25 @@ def workload_and_examples(model: str, data_dir: str):
 
 
 def fixed(model: str, batch: int, settings):
-    """(Workload, Examples, floating-point operations an example) of a network of cifar10 on one batch."""
+    """(Workload, Examples, floating-point operations an example) of a network of cifar10 on one batch, in the graph."""
     devices.let_memory_grow(gpus())  # the look at the data comes before any devices are placed
-    path = f"{settings.scratch}/{model}.npz"
-    about = dict(workload="cifar10", model=model, dataset="generated", data_dir=settings.data_dir, device="auto")
-    found = sides.describe(about | {"batch_size": batch, "fixed_path": path})
-    request = DataRequest("train", "generated", settings.data_dir)
-    workload = sides.fixed_workload(sides.workload_of("cifar10", model), path, request)
-    return workload, workload.examples(request), found["flops_per_example"]
+    workload, examples = workload_and_examples(model, settings.data_dir)
+    without_gpus = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.device(devices.HOST), tf.compat.v1.Session(config=without_gpus) as session:
+        start, split = tf.zeros([], tf.int64), on_host(batch, 1)
+        first = stream.training_stream(workload, examples, seed=0, start=start, split=split)
+        session.run(first.initializer)
+        arrays = session.run(first.batches[0])
+
+    def fetch(indices):
+        return tuple(tf.constant(np.resize(array, [indices.shape[0], *array.shape[1:]])) for array in arrays)
+
+    examples = dataclasses.replace(examples, open=lambda: fetch)
+    return (
+        dataclasses.replace(workload, distort=None, prepare=None),
+        examples,
+        rivals.flops_per_example(workload.options),
+    )
 
 
 def choices(option: str) -> tuple[str, ...]:

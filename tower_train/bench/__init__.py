@@ -1,1 +1,1 @@
-"""The benchmark: every side in a process of its own, measured in turns. Only these processes load TensorFlow."""
+"""The benchmark: every side in a process of its own, measured in turns."""

@@ -6,31 +6,15 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from tower_train.bench import report, systems
+from tower_train.bench import report, sides
 
-INPUT_WAIT = "input wait"
-ALL_TOWERS = "all towers"
-AVERAGING = "averaging"
-DECAY_AND_CHECK = "weight decay, finiteness check"
-UPDATE = "update"
-MOVING_AVERAGES = "moving averages"
-OTHER = "other operations"
-NOTHING = "no operation running"
-
-# An operation's category is the first pattern that its name begins with, a name scope of graph/. The update is in the
-# branches of the conditional `train`.
-_PATTERNS = [
-    (INPUT_WAIT, re.compile(r"(input/)?(next_batch/.*)?Iterator")),
-    (ALL_TOWERS, re.compile(r"joined/")),
-    (AVERAGING, re.compile(r"average_|all_reduce/")),
-    (DECAY_AND_CHECK, re.compile(r"weight_decay/|.*/Regularizer/|check_finite/")),
-    (MOVING_AVERAGES, re.compile(r"train/.*ExponentialMovingAverage")),
-    (UPDATE, re.compile(r"train/")),
-]
-_TOWER = re.compile(r"tower_(\d+)/")
+INPUT_WAIT, NOTHING, OTHERS = "input wait", "no operation running", "others"
+_INPUT = re.compile(r"(input/)?(next_batch/.*)?Iterator")
+_TOWER = re.compile(r"tower_\d+$")
 _BY_OPTIMIZERS = re.compile(r"^(ConstantFolding/|GroupCrossDeviceControlEdges_\d+/|Func/)+")
-_BUSY = 0.85  # of the cores: threads that sometimes wait for each other never all work
 _NOTICEABLE = 0.05  # of a step
+_SHOWN = 0.005  # of a step, from which a name scope has a line
+_BUSY = 0.85  # of the cores: threads that sometimes wait for each other never all work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,39 +27,35 @@ class Operation:
     end: float
 
     @property
-    def category(self) -> str:
-        """The part of the step that it belongs to: 'tower 0', ..., or one of the constants above."""
+    def part(self) -> str:
+        """The part of the step that it belongs to: its outermost name scope, such as 'tower_0', or INPUT_WAIT."""
         name = _BY_OPTIMIZERS.sub("", self.name)
-        if tower := _TOWER.match(name):
-            return f"tower {tower[1]}"
-        return next((category for category, pattern in _PATTERNS if pattern.match(name)), OTHER)
+        return INPUT_WAIT if _INPUT.match(name) else name.partition("/")[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Breakdown:
-    """The time of a step by category.
+    """The time of a step by part.
 
     Attributes:
       on_gpus: whether each tower has its own device; logical CPU devices share the cores.
       step_secs: a step's time, without tracing.
       busy: share of the cores in use meanwhile, 0 to 1.
-      own: share of the cores in use by this process, 0 to 1.
-      seconds: by category, of a traced step; together they are its duration.
-      late_tower: the last tower to finish.
-      late_secs: its delay behind the one before it; 0.0 with one tower.
-      in_place_secs: a step's time, without tracing, with its input in place; None if not measured.
+      busy_here: share of the cores in use by this process, 0 to 1.
+      in_place_secs: a step's time, without tracing, with its input in place.
+      seconds: by part, of a traced step; together they are its duration.
+      late_secs: the last tower's delay behind the one before it; 0.0 with one tower.
     """
 
     towers: int
     on_gpus: bool
-    step_secs: float
     cores: int
+    step_secs: float
     busy: float
-    own: float
+    busy_here: float
+    in_place_secs: float
     seconds: dict[str, float]
-    late_tower: int
     late_secs: float
-    in_place_secs: float | None = None
 
     @property
     def input_share(self) -> float:
@@ -84,25 +64,34 @@ class Breakdown:
 
         Tracing slows their steps down, which hides slow input. On CPUs towers and input share the cores.
         """
-        saved = 1 - self.in_place_secs / self.step_secs if self.on_gpus and self.in_place_secs else 0.0
+        saved = 1 - self.in_place_secs / self.step_secs if self.on_gpus else 0.0
         return max(self.share(INPUT_WAIT), saved)
 
-    def share(self, *categories: str) -> float:
-        """Returns the share of these categories in the traced step's duration."""
-        return sum(self.seconds.get(category, 0.0) for category in categories) / sum(self.seconds.values())
+    @property
+    def common_share(self) -> float:
+        """The share of the traced step outside of towers: averaging and updating, which more towers do not shorten."""
+        return self.share(*(part for part in self.seconds if part not in (INPUT_WAIT, NOTHING) and not is_tower(part)))
+
+    def share(self, *parts: str) -> float:
+        """Returns the share of these parts in the traced step's duration."""
+        return sum(self.seconds.get(part, 0.0) for part in parts) / sum(self.seconds.values())
 
 
-def seconds_by_category(operations: Sequence[Operation]) -> dict[str, float]:
-    """Divides the duration of a step among the categories.
+def is_tower(part: str) -> bool:
+    return bool(_TOWER.match(part))
 
-    Categories whose operations run at the same moment share it equally; waiting for input counts only while nothing
-    else runs. So the parts add up to the time from the first operation's start to the last's end.
+
+def seconds_by_part(operations: Sequence[Operation]) -> dict[str, float]:
+    """Divides the duration of a step among its parts.
+
+    Parts whose operations run at the same moment share it equally; waiting for input counts only while nothing else
+    runs. So the parts add up to the time from the first operation's start to the last's end.
     """
-    changes = sorted([(o.start, 1, o.category) for o in operations] + [(o.end, -1, o.category) for o in operations])
+    changes = sorted([(o.start, 1, o.part) for o in operations] + [(o.end, -1, o.part) for o in operations])
     seconds: dict[str, float] = {}
     running: collections.Counter[str] = collections.Counter()
-    for (moment, change, category), (until, _, _) in itertools.pairwise(changes):
-        running[category] += change
+    for (moment, change, changed), (until, _, _) in itertools.pairwise(changes):
+        running[changed] += change
         if until > moment:
             active = set(+running)
             working = active - {INPUT_WAIT} or active or {NOTHING}
@@ -111,38 +100,34 @@ def seconds_by_category(operations: Sequence[Operation]) -> dict[str, float]:
     return seconds
 
 
-def lateness(operations: Sequence[Operation]) -> tuple[int, float]:
-    """Returns the tower that finishes last, and its delay in seconds behind the one before it; 0.0 with one tower."""
-    named = [(o.end, o.category.partition("tower ")[2]) for o in operations]
-    ends = [(end, int(tower)) for end, tower in named if tower]
-    last, late_tower = max(ends, default=(0.0, 0))
-    return late_tower, last - max((end for end, tower in ends if tower != late_tower), default=last)
+def lateness(operations: Sequence[Operation]) -> float:
+    """Returns the delay in seconds of the last tower to finish behind the one before it; 0.0 with one tower."""
+    ends: dict[str, float] = {}
+    for operation in filter(lambda operation: is_tower(operation.part), operations):
+        ends[operation.part] = max(operation.end, ends.get(operation.part, operation.end))
+    *_, before, last = [0.0, 0.0, *sorted(ends.values())]
+    return last - before if len(ends) > 1 else 0.0
 
 
 def table(breakdowns: Sequence[Breakdown]) -> list[str]:
-    """Tabulates milliseconds and share of a step by category, a column per tower count."""
+    """Tabulates milliseconds and share of a step by name scope, a column per tower count."""
+    parts = sorted({part for one in breakdowns for part in one.seconds if one.share(part) >= _SHOWN})
+    parts.sort(key=lambda part: (part in (INPUT_WAIT, NOTHING), not is_tower(part)))
 
-    def part(one: Breakdown, category: str) -> str:
-        if category in towers and category not in one.seconds:
-            return ""
-        return f"{one.seconds.get(category, 0.0) * 1e3:.1f} ms {one.share(category):4.0%}"
+    def cell(one: Breakdown, secs: float, share: float) -> str:
+        return f"{secs * 1e3:.1f} ms {share:4.0%}" if secs else ""
 
-    towers = [f"tower {i}" for i in range(max(one.towers for one in breakdowns))] + [ALL_TOWERS]
-    towers = [category for category in towers if any(category in one.seconds for one in breakdowns)]
-    after = [AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES, OTHER, NOTHING]
-    body = [[category, *(part(one, category) for one in breakdowns)] for category in [INPUT_WAIT, *towers, *after]]
+    body = [[part, *(cell(one, one.seconds.get(part, 0.0), one.share(part)) for one in breakdowns)] for part in parts]
+    rest = [[part for part in one.seconds if part not in parts] for one in breakdowns]
+    body.append([OTHERS, *(cell(one, sum(map(one.seconds.get, few)), one.share(*few))
+                           for one, few in zip(breakdowns, rest, strict=True))])  # fmt: skip
     body.append(["a step, without tracing", *(f"{one.step_secs * 1e3:.1f} ms" for one in breakdowns)])
-    if any(one.in_place_secs is not None for one in breakdowns):
-        body.append(["a step with its input in place", *map(_in_place, breakdowns)])
+    body.append(["a step with its input in place", *(
+        cell(one, one.in_place_secs, min(1.0, one.in_place_secs / one.step_secs)) for one in breakdowns
+    )])  # fmt: skip
     body.append(["cores busy meanwhile", *(f"{one.busy:.0%} of {one.cores}" for one in breakdowns)])
-    body.append(["cores busy with this", *(f"{one.own:.0%} of {one.cores}" for one in breakdowns)])
-    return report.markdown(["", *(systems.count_of(one.towers, "tower") for one in breakdowns)], body)
-
-
-def _in_place(one: Breakdown) -> str:
-    if one.in_place_secs is None:
-        return ""
-    return f"{one.in_place_secs * 1e3:.1f} ms {min(1.0, one.in_place_secs / one.step_secs):4.0%}"
+    body.append(["cores busy with this", *(f"{one.busy_here:.0%} of {one.cores}" for one in breakdowns)])
+    return report.markdown(["name scope", *(sides.count_of(one.towers, "tower") for one in breakdowns)], body)
 
 
 def sentence(fewest: Breakdown, most: Breakdown) -> str:
@@ -150,28 +135,18 @@ def sentence(fewest: Breakdown, most: Breakdown) -> str:
     gain, perfect = fewest.step_secs / most.step_secs, most.towers / fewest.towers
     if perfect > 1 and gain >= _BUSY * perfect:
         return f"More towers help: {most.towers} are {gain:.2f} times as fast as {fewest.towers}."
+    share, reason = max(
+        (most.input_share, "the towers wait for input (input-bound); make the preprocessing cheaper"),
+        (most.late_secs / sum(most.seconds.values()), "all others wait for the last tower (one tower late)"),
+        (most.common_share, "gradients are averaged and variables updated, which more towers do not shorten"),
+    )
     if not most.on_gpus and most.busy >= _BUSY:
-        others = most.busy - most.own
+        others = most.busy - most.busy_here
         note = f", {others:.0%} by other processes" if others >= _NOTICEABLE else ""
-        share, reason = most.busy, f"the {most.cores} cores are {{:.0%}} busy{note} (cores exhausted)"
-    else:
-        waiting = "the towers wait for input for {:.0%} of the step (input-bound); make the preprocessing cheaper"
-        late = (
-            f"tower {most.late_tower} finishes {most.late_secs * 1e3:.1f} ms after the others, which wait for it for "
-            "{:.0%} of the step (one tower late)"
-        )
-        averaging = (
-            "averaging the gradients and updating the variables takes {:.0%} of the step, and more towers do not "
-            "shorten that (averaging)"
-        )
-        share, reason = max(
-            (most.input_share, waiting),
-            (most.late_secs / sum(most.seconds.values()), late),
-            (most.share(AVERAGING, DECAY_AND_CHECK, UPDATE, MOVING_AVERAGES), averaging),
-        )
+        return f"More towers do not help: the {most.cores} cores are {most.busy:.0%} busy{note} (cores exhausted)."
     if share < _NOTICEABLE:
         return (
             "Nothing in the step stands in the way of more towers: waiting for input, for the last tower and for "
             f"averaging each take less than {_NOTICEABLE:.0%} of it."
         )
-    return f"More towers do not help: {reason.format(share)}."
+    return f"More towers do not help: for {share:.0%} of the step {reason}."

@@ -1,230 +1,199 @@
-"""The sides as their workers run them: tower_train, a rival, or matrix products; and a first look at the data."""
+"""The options of the benchmark, and the sides that it measures under them. No TensorFlow here."""
 
 import dataclasses
-import importlib
-import json
-import sys
-import timeit
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-import tensorflow as tf
+from tower_train import errors
+from tower_train.options import Options, option
 
-import tower_train
-from tower_train import config as options
-from tower_train import workload as workloads
-from tower_train.bench import flops, systems
-from tower_train.graph import devices, gpus, gradients, stream
-from tower_train.graph.layout import on_host
-
-v1 = tf.compat.v1
-
-_NO_END = 10**12  # steps
-_PATIENCE_SECS = 3600.0  # the benchmark itself watches the processes of a side
-_MATRIX_SIZES = (512, 1024, 2048, 4096, 8192, 16384)
-_MATRIX_TRIALS, _LONGEST_TRIAL_SECS = 5, 0.05
+FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
+_DTYPES, _ON_REQUEST = ("float32", "bfloat16"), "float16"  # the last only if --systems names it
+_SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
+_SWEEP_STEPS, _LONG_RUN_BATCH = (100, 1_000, 10_000), 8  # small steps show best what grows with a run
 
 
-def describe(spec: dict) -> dict:
-    """Finds out what all sides share, and keeps one distorted batch for those with fixed inputs.
+@dataclasses.dataclass(frozen=True)
+class BenchmarkOptions(Options):
+    """The sides to compare, and how thoroughly."""
 
-    Args:
-      spec: workload, model, dataset, data_dir, device, batch_size, and fixed_path, the file for the batch.
-
-    Returns:
-      For JSON: gpus, data, dataset, notice, flops_per_example (None if shapes are not static), reference, rivals.
-    """
-    workload = workload_of(spec["workload"], spec["model"])
-    workload.check_dataset(spec["dataset"])
-    rivals = _rivals(spec["workload"], workload)
-    examples = workload.examples(_request(spec))
-    batch = _one_batch(workload, examples, spec["batch_size"])
-    _save(spec["fixed_path"], batch)
-    present = [] if spec["device"] == "cpu" else tf.config.list_physical_devices("GPU")
-    return {
-        "gpus": [gpus.about(gpu).name for gpu in present],
-        "data": examples.name,
-        "dataset": examples.dataset,
-        "notice": examples.notice,
-        "flops_per_example": _flops_per_example(workload.for_examples(examples), rivals, batch),
-        "reference": rivals[0].name if rivals else None,
-        "rivals": [
-            {name: getattr(rival, name) for name in ("name", "num_devices", "num_processes", "forms", "dtype", "label")}
-            for rival in rivals
-        ],
-    }
-
-
-def run(spec: dict, pacer) -> None:
-    """Runs one side until its pacer stops it.
-
-    Args:
-      spec: kind; workload, model, dataset, data_dir, device; batch_size; scratch, a directory of its own; and the
-        `settings` of its `systems.System`.
-      pacer: the `worker.Pacer` to which it reports its steps.
-    """
-    {"trainer": _run_trainer, "rival": _run_rival, "matmul": _run_matmul}[spec["kind"]](spec, pacer)
-
-
-def card_bytes() -> list[int]:
-    """Returns the peak of this process's memory on each visible GPU, in bytes, as its allocators count it."""
-    if torch := sys.modules.get("torch"):  # it has its own allocator, beside TensorFlow's idle one
-        return [torch.cuda.max_memory_reserved(i) for i in range(torch.cuda.device_count())]
-    return [
-        tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))["peak"]
-        for gpu in tf.config.list_logical_devices("GPU")
-    ]
-
-
-def workload_of(path: str, model: str | None) -> workloads.Workload:
-    """Returns the workload at an import path, with one of its models if one is named; ConfigError if there is none."""
-    return workloads.load(path).with_options({"model": model} if model else {})
-
-
-def _run_trainer(spec: dict, pacer) -> None:
-    """Does as `python -m tower_train`, its hooks included, with one more hook."""
-    workload = workload_of(spec["workload"], spec["model"])
-    if spec["is_fixed"]:
-        workload = fixed_workload(workload, spec["fixed_path"], _request(spec))
-    reports = {"summary_every_steps": 0, "save_every_steps": 0}
-    if spec["reports"] == systems.REPORTS:
-        reports = systems.REPORT_STEPS
-    if spec["reports"] in (systems.SILENCE, systems.UNGUARDED):
-        reports["log_every_steps"] = _NO_END
-    config = workload.config(
-        dataset=spec["dataset"], data_dir=spec["data_dir"], device=spec["device"], dtype=spec["dtype"],
-        num_gpus=spec["towers"], batch_size=spec["batch_size"] // spec["towers"] // spec["num_processes"],
-        variable_update=spec["variable_update"], all_reduce=spec["all_reduce"], worker_timeout_secs=_PATIENCE_SECS,
-        train_dir=f"{spec['scratch']}/run", max_steps=_NO_END, eval_at_end=False, **reports,
-    )  # fmt: skip
-    if spec["reports"] == systems.UNGUARDED:
-        gradients.update_if_finite = update_unguarded
-    tower_train.train(workload, config, [_AfterStep(pacer)])
-
-
-def update_unguarded(tower_grads, tower_losses, applied_grads, loss, apply, skip):
-    """Does as `gradients.update_if_finite` without the check that a step is finite, which no option turns off."""
-    with tf.control_dependencies([apply()]):
-        return tf.ones([len(tower_grads) + 1, len(applied_grads) + 1], tf.bool)
-
-
-class _AfterStep(v1.train.SessionRunHook):
-    def __init__(self, pacer):
-        self._pacer = pacer
-
-    def after_run(self, run_context, run_values):
-        if self._pacer.after_step():
-            run_context.request_stop()
-
-
-def fixed_workload(workload: workloads.Workload, path: str, request: workloads.DataRequest) -> workloads.Workload:
-    """Returns the workload with one batch, as part of the graph, instead of its examples and their preprocessing.
-
-    A network that begins with values made from examples gets those of the request, before any preprocessing.
-    """
-    batch = _load(path)
-
-    def fetch(indices):
-        # Repeated up to the number asked for, since the check of the data takes more examples than a step.
-        return tf.nest.map_structure(
-            lambda array: tf.constant(np.resize(array, [indices.shape[0], *array.shape[1:]])), batch
-        )
-
-    def examples(request):
-        return dataclasses.replace(workload.examples(request), open=lambda: fetch)
-
-    inference_for = workload.inference_for and (lambda _: workload.inference_for(workload.examples(request)))
-    return dataclasses.replace(workload, examples=examples, inference_for=inference_for, distort=None, prepare=None)
-
-
-def _run_rival(spec: dict, pacer) -> None:
-    rivals = _rivals(spec["workload"], workload_of(spec["workload"], spec["model"]))
-    (rival,) = (rival for rival in rivals if rival.name == spec["name"])
-    rival.train(_request(spec), spec["batch_size"], pacer.after_step)
-
-
-def _run_matmul(spec: dict, pacer) -> None:
-    """Multiplies square matrices of the size at which one device of this machine does most products per second."""
-    placed = devices.place(options.DeviceOptions(device=spec["device"]))
-    with tf.Graph().as_default(), tf.device(placed.towers[0]), v1.Session(config=placed.session_config) as session:
-        fastest = 0.0
-        for size in _MATRIX_SIZES:
-            trial = _product(session, size, tf.as_dtype(spec["dtype"]))
-            trial()  # the first one plans
-            seconds = min(timeit.repeat(trial, number=1, repeat=_MATRIX_TRIALS))
-            if size**3 / seconds > fastest:
-                fastest, product, pacer.work_per_step = size**3 / seconds, trial, 2 * size**3
-            if seconds > _LONGEST_TRIAL_SECS:
-                break
-        while not pacer.after_step():
-            product()
-
-
-def _product(session: v1.Session, size: int, dtype: tf.DType):
-    """Returns a function that multiplies two random matrices [size, size]."""
-    left, right = (
-        v1.get_variable(f"{side}{size}", [size, size], dtype, v1.random_uniform_initializer(-1, 1))
-        for side in ("left", "right")
+    quick: bool = option(False, "only the most important sides, three rounds of 1.5 seconds", FORMS)
+    sweep: bool = option(
+        False, "instead: examples/sec of tower_train alone over batch size, towers and length of the run", FORMS
     )
-    session.run([left.initializer, right.initializer])
-    return session.make_callable(tf.matmul(left, right)[0, 0])  # one element, to save copying the rest
+    breakdown: bool = option(
+        False, "instead: the parts of a step's time, with Chrome trace files, of tower_train alone, and Python's part",
+        FORMS,
+    )  # fmt: skip
+
+    systems: str | None = option(
+        None, "measure only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/float32 (all)", SIDES
+    )
+    towers: tuple[int, ...] | None = option(
+        None, "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16)", SIDES, minimum=1
+    )
+    batch_size: int = option(128, "examples per step over all towers or replicas of a side", SIDES, minimum=1)
+    device: str = option(
+        "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", SIDES, choices=("auto", "gpu", "cpu")
+    )
+    workload: str = option("cifar10", "network and data, as an import path; rivals are in MODULE.rivals", SIDES)
+    model: str | None = option(None, "name of one of the workload's models, if it has several (its default)", SIDES)
+    dataset: str = option("auto", "name of one of the workload's data sets", SIDES)
+    data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", SIDES)
+
+    rounds: int | None = option(None, "measurements of each side (5; with --quick 3)", MEASURING, minimum=1)
+    seconds: float | None = option(
+        None, "seconds that each measurement takes (5; with --quick 1.5)", MEASURING, above=0
+    )
+    timeout_secs: float = option(
+        300.0, "seconds after which a side that has not started, or not finished a measurement, is given up",
+        MEASURING, above=0,
+    )  # fmt: skip
+    out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
+
+    def check(self):
+        forms = [name for name in ("quick", "sweep", "breakdown", "systems") if getattr(self, name)]
+        if len(forms) > 1:
+            raise errors.ConfigError(f"--{forms[0]} and --{forms[1]} exclude each other. Give one of them.")
+        for towers in self.tower_counts:
+            if self.batch_size % towers:
+                raise errors.ConfigError(
+                    f"--batch_size={self.batch_size} cannot be shared out evenly among {towers} towers. Choose a "
+                    "multiple, or other --towers."
+                )
+
+    @property
+    def tower_counts(self) -> tuple[int, ...]:
+        if self.towers:
+            return self.towers
+        return (1, 2) if self.quick else (1, 2, 4, 8, 16) if self.sweep else (1, 2, 4, 8)
+
+    @property
+    def num_rounds(self) -> int:
+        return self.rounds or (3 if self.quick else 5)
+
+    @property
+    def seconds_each(self) -> float:
+        return self.seconds or (1.5 if self.quick else 5.0)
 
 
-def _one_batch(workload: workloads.Workload, examples: workloads.Examples, batch_size: int):
-    """Returns the first (features, labels) of training, as numpy arrays."""
-    without_gpus = v1.ConfigProto(device_count={"GPU": 0})
-    with tf.Graph().as_default(), tf.device("/cpu:0"), v1.Session(config=without_gpus) as session:
-        first = stream.training_stream(
-            workload, examples, seed=0, start=tf.zeros([], tf.int64), layout=on_host(batch_size, 1)
-        )
-        session.run(first.initializer)
-        return session.run(first.batches[0])
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One way to train, which a process of its own runs.
 
-
-def _save(path: str, batch) -> None:
-    """Writes a nest of arrays as .npz: the arrays, and as JSON the nest of their numbers."""
-    arrays = tf.nest.flatten(batch)
-    numbers = tf.nest.pack_sequence_as(batch, list(range(len(arrays))))
-    with open(path, "wb") as file:
-        np.savez(file, *arrays, nest=json.dumps(numbers))
-
-
-def _load(path: str):
-    """Returns the nest of arrays that `_save` wrote, with tuples for lists."""
-    with np.load(path, allow_pickle=False) as arrays:
-
-        def filled(numbers):
-            if isinstance(numbers, dict):
-                return {key: filled(value) for key, value in numbers.items()}
-            return tuple(map(filled, numbers)) if isinstance(numbers, list) else arrays[f"arr_{numbers}"]
-
-        return filled(json.loads(str(arrays["nest"])))
-
-
-def _flops_per_example(workload: workloads.Workload, rivals, batch) -> float | None:
-    """Returns the operations of training the network, in its plain formulation if the rivals have one.
-
-    The savings and the additions of a trick do not count.
+    Attributes:
+      name: its name for --systems.
+      train: 'module:function'. Only the side's process imports the module. The function gets (request, batch_size,
+        after_step) and the arguments; it trains on the examples of a `DataRequest`, batch_size per step over all
+        devices, until `after_step(loss)`, called after every step, returns True.
+      arguments: further arguments of `train`, for JSON.
+      num_devices: number of GPUs, or logical CPU devices, on which it trains.
+      dtype: of its convolutions and matrix products.
+      is_quick: whether --quick has it.
+      label: its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32.
+      batch_size: examples per step; None for --batch_size.
+      warm_up_steps: before it is measured.
     """
-    with tf.Graph().as_default():
-        features, labels = tf.nest.map_structure(lambda a: v1.placeholder(a.dtype, a.shape), batch)
-        plain = rivals[0].plain_inference if rivals else None
-        outputs = plain(features) if plain else workload.inference(features, True)
-        try:
-            return flops.training_flops(workload.loss(outputs, labels)) / len(tf.nest.flatten(batch)[0])
-        except ValueError:
-            return None
+
+    name: str
+    train: str
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    num_devices: int = 1
+    dtype: str = "float32"
+    is_quick: bool = False
+    label: str = ""
+    batch_size: int | None = None
+    warm_up_steps: int = 10
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+    @property
+    def is_ceiling(self) -> bool:
+        return self.train.endswith(":multiply")
 
 
-def _rivals(workload_path: str, workload: workloads.Workload) -> list:
-    """Returns the rivals of a workload under its options, from the module `rivals` beside it, if there is one."""
-    path = f"{workload_path.partition(':')[0]}.rivals"
-    try:
-        return importlib.import_module(path).of(workload.options)
-    except ModuleNotFoundError as error:
-        if error.name == path:
-            return []
-        raise
+def parts(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> dict[str, list[Side]]:
+    """Returns what to measure, {title: sides}; ratios are taken to the first side of a part.
+
+    Args:
+      options: all options.
+      about: `trainer.about`.
+      rivals: other ways to train the workload.
+
+    Raises:
+      ConfigError: --systems matches none.
+    """
+
+    def has_devices(side: Side) -> bool:  # any number of logical CPU devices
+        return not about["gpus"] or side.num_devices <= len(about["gpus"])
+
+    found = _sweep(options) if options.sweep else {"Training": _comparison(options, about, rivals)}
+    found = {title: list(filter(has_devices, sides)) for title, sides in found.items()}
+    found = {title: sides for title, sides in found.items() if sides}
+    if not found:
+        raise errors.ConfigError(
+            f"--systems={options.systems or '*'} matches no side that this machine has the devices for. Here are: "
+            f"{', '.join(side.name for side in _all(options, about, rivals) if has_devices(side))}."
+        )
+    return found
 
 
-def _request(spec: dict) -> workloads.DataRequest:
-    return workloads.DataRequest("train", spec["dataset"], spec["data_dir"])
+def _comparison(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> list[Side]:
+    sides = _all(options, about, rivals)
+    if options.quick:
+        return [side for side in sides if side.is_quick]
+    patterns = (options.systems or "*").split(",")
+    return [side for side in sides if any(fnmatch.fnmatchcase(side.name, pattern) for pattern in patterns)]
+
+
+def _all(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> list[Side]:
+    """Returns the rivals, then tower_train with every tower count and dtype, then the ceilings."""
+    sides = [rival for rival in rivals if options.batch_size % rival.num_devices == 0]
+    dtypes = (*_DTYPES, _ON_REQUEST) if _ON_REQUEST in (options.systems or "") else _DTYPES
+    for dtype in dtypes:
+        for towers in options.tower_counts:
+            name, fewest = f"{count_of(towers, 'tower')}/{dtype}", towers == options.tower_counts[0]
+            sides.append(_trainer(options, name, towers, dtype, is_quick=dtype == "float32" or fewest))
+    if flops := about["flops_per_example"]:
+        arguments = dict(device=options.device, flops_per_example=flops)
+        sides += [
+            Side(
+                f"ceiling/{dtype} matrix product",
+                "tower_train.bench.trainer:multiply",
+                arguments | {"dtype": dtype},
+                dtype=dtype,
+                is_quick=True,
+                label=f"ceiling: matrix products, {dtype}",
+            )
+            for dtype in dtypes
+        ]
+    return sides
+
+
+def _sweep(options: BenchmarkOptions) -> dict[str, list[Side]]:
+    return {
+        "Batch size, 1 tower": [
+            _trainer(options, f"batch {size}", batch_size=size) for size in _SWEEP_BATCH_SIZES
+        ],
+        f"Towers, {options.batch_size} examples a step": [
+            _trainer(options, count_of(towers, "tower"), towers) for towers in options.tower_counts
+        ],
+        f"Length of a run, {_LONG_RUN_BATCH} examples a step": [
+            _trainer(options, f"from step {step} on", batch_size=_LONG_RUN_BATCH, warm_up_steps=step)
+            for step in _SWEEP_STEPS
+        ],
+    }  # fmt: skip
+
+
+def _trainer(options: BenchmarkOptions, name: str, towers: int = 1, dtype: str = "float32", **more) -> Side:
+    """Makes a side of tower_train; `more` are attributes of Side."""
+    arguments = dict(workload=options.workload, model=options.model, device=options.device, towers=towers, dtype=dtype)
+    label = f"tower_train, {name.replace('/', ', ')}"
+    return Side(f"tower_train/{name}", "tower_train.bench.trainer:train", arguments, towers, dtype, label=label, **more)
+
+
+def count_of(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

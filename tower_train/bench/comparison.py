@@ -1,0 +1,62 @@
+"""The comparison and the sweep: benchmark.json or sweep.json with its figure, and the lines to print."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import tempfile
+import time
+
+from tower_train import console, errors, host
+from tower_train.bench import measure, plots, report, results, sides, trainer
+from tower_train.bench.processes import Worker
+from tower_train.bench.sides import BenchmarkOptions
+
+
+def run(options: BenchmarkOptions) -> list[str]:
+    """Compares the sides part by part, each in rounds of its own. Raises SideError if one dies or hangs."""
+    out, machine = directory(options.out), host.describe()
+    about, rivals = trainer.about(options)
+    options = dataclasses.replace(options, dataset=about["dataset"])  # all sides train on what `auto` chose
+    parts = {}
+    with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch:
+        places = (pathlib.Path(scratch, str(number)) for number in itertools.count())
+        for title, chosen in sides.parts(options, about, rivals).items():
+            console.notice(f"{title}: {sides.count_of(len(chosen), 'side')}")
+            measured = measure.in_rounds(
+                chosen, lambda side: Worker(side, options, next(places)), options.num_rounds, options.seconds_each
+            )
+            parts[title] = results.rows(measured, bool(about["gpus"]))
+    what = f"{options.batch_size} examples a step, {options.num_rounds} rounds of {options.seconds_each:g} s"
+    content = {
+        "options": dataclasses.asdict(options), "machine": machine, "about": about,
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "parts": {title: [dataclasses.asdict(row) for row in rows] for title, rows in parts.items()},
+    }  # fmt: skip
+    path = write(out / ("sweep.json" if options.sweep else "benchmark.json"), content)
+    tables = itertools.chain.from_iterable(["", *report.table(title, rows)] for title, rows in parts.items())
+    every_row = [row for rows in parts.values() for row in rows]
+    caption = (
+        f"{report.machine_in_words(machine, about)}; {about['data'].partition(' (')[0]}; {what}; {content['date']}."
+    )
+    drawn = plots.draw(parts, caption, path.with_suffix(""))
+    return [
+        *report.opening(machine, about, what), *tables, "",
+        *report.notes(every_row, about["flops_per_example"]), "", *report.written([path, *drawn]),
+    ]  # fmt: skip
+
+
+def directory(out: str | None) -> pathlib.Path:
+    """Makes the directory of the results, a new one in runs/ unless it is named; ConfigError if that fails."""
+    out = pathlib.Path(out or f"runs/benchmark-{time.strftime('%Y%m%d-%H%M%S')}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.ConfigError(f"--out={out} cannot be made ({error.strerror}). Give a directory that can.") from None
+    return out
+
+
+def write(path: pathlib.Path, content: dict) -> pathlib.Path:
+    """Writes results as JSON; returns the path."""
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
