@@ -78,26 +78,15 @@ def test_predict_says_what_it_takes_in_one_line(run, command, tmp_path, name, ar
     assert (status, stdout) == (2, "") and message in stderr and stderr.count("\n") == 1
 
 
-def example(**features):
-    """A serialized tf.Example of lists of floats."""
-    lists = {name: tf.train.Feature(float_list=tf.train.FloatList(value=values)) for name, values in features.items()}
-    return tf.train.Example(features=tf.train.Features(feature=lists)).SerializeToString()
-
-
 def test_it_is_exported_with_its_raw_outputs(run, command, tmp_path):
     status, stdout, stderr = command(export, f"--train_dir={run}", "--best", f"--export_dir={tmp_path / 'model'}")
     assert (status, stderr) == (0, "")
-    assert stdout == f"Exported: {tmp_path / 'model'} (signatures serving_default, predict, regress)\n"
+    assert stdout == f"Exported: {tmp_path / 'model'} (signatures serving_default, predict)\n"
     signatures = tf.saved_model.load(str(tmp_path / "model")).signatures
     for name in ("serving_default", "predict"):
         found = signatures[name](features=tf.constant(X))
         assert found.keys() == {"outputs"} and found["outputs"].shape == (300, 1)
         np.testing.assert_allclose(found["outputs"][:, 0], outputs(run, X), atol=1e-5)
-    served = signatures["regress"](inputs=tf.constant([example(features=row) for row in X]))
-    np.testing.assert_array_equal(served["outputs"], found["outputs"])
-    with tf.Graph().as_default(), v1.Session() as session:
-        methods = v1.saved_model.load(session, ["serve"], str(tmp_path / "model")).signature_def
-    assert methods["regress"].method_name == "tensorflow/serving/regress"
 
 
 def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path, command):

@@ -133,6 +133,7 @@ class Config(DeviceOptions):
         None, "number of workers MIN:MAX, e.g. 2:4: when one is lost, go on from the last checkpoint with the others, "
         "and with more when one returns; a step keeps the examples of MAX workers; only for python -m tower_train: "
         "programs that call train() must be started again", MACHINES, needs=("train_dir",),
+        instead_of=("wait_for_workers", "what to do about a missing worker"),
     )  # fmt: skip
     on_worker_change: str = option(
         "refuse", "resume a run on a tf.data data set with another number of workers: refuse, or next_epoch, which "

@@ -11,8 +11,7 @@ Writes a run's newest network as a SavedModel: python -m tower_train.export --tr
 
 The signature serving_default maps raw features to the network's outputs or, if there are class_names, to logits,
 probabilities, the names of the most probable classes and those of the columns; the signature files does so from the
-contents of image files. classify and regress are TensorFlow Serving's methods, on tf.Examples with the features by name
-or, for images, with their files as image/encoded. tf.saved_model.load and saved_model_cli run all of them.
+contents of image files. TensorFlow Serving, tf.saved_model.load and saved_model_cli run them.
 
 Exit status: 0 done, 2 an option or a file is wrong.
 """

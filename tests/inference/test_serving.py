@@ -59,7 +59,7 @@ def run(data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def exported(run):
     folder = run / "export"
-    names = ["serving_default", "predict", "files", "classify"]
+    names = ["serving_default", "predict", "files"]
     assert saved_model.export(ExportOptions(train_dir=str(run)), folder) == (folder, names)
     return tf.saved_model.load(str(folder)).signatures
 
@@ -85,29 +85,6 @@ def test_the_exported_network_predicts_what_evaluation_counts(run, exported, fil
     names = np.array([name.encode() for name in ("left", "right", "zentral ü")])
     np.testing.assert_array_equal(outputs["classes"].numpy(), names[outputs["logits"].numpy().argmax(axis=1)])
     np.testing.assert_array_equal(outputs["all_classes"].numpy(), [names] * 15)
-
-
-def test_classify_is_that_of_tensorflow_serving(run, exported, files):
-    """A tf.Example with an encoded image gives a score and the class's name for each column."""
-    contents = [path.read_bytes() for path in files[0]]
-    images = [tf.train.Feature(bytes_list=tf.train.BytesList(value=[content])) for content in contents]
-    serialized = [
-        tf.train.Example(features=tf.train.Features(feature={"image/encoded": image})).SerializeToString()
-        for image in images
-    ]
-    found, expected = (
-        exported["classify"](inputs=tf.constant(serialized)),
-        exported["files"](files=tf.constant(contents)),
-    )
-    assert found.keys() == {"classes", "scores"}
-    assert found["scores"].numpy().tobytes() == expected["probabilities"].numpy().tobytes()
-    np.testing.assert_array_equal(found["classes"].numpy(), expected["all_classes"].numpy())
-    with tf.Graph().as_default(), v1.Session() as session:
-        methods = v1.saved_model.load(session, ["serve"], str(run / "export")).signature_def
-    assert methods["classify"].method_name == "tensorflow/serving/classify"
-    assert {method.method_name for name, method in methods.items() if name != "classify"} == {
-        "tensorflow/serving/predict"
-    }
 
 
 def mirrored(images):
@@ -209,7 +186,7 @@ def test_export_writes_into_the_train_dir_and_never_over_a_folder(command, run, 
     assert "--overwrite" in stderr and "--versioned" in stderr and stderr.count("\n") == 1
     status, stdout, stderr = command(export, f"--train_dir={run}", f"--export_dir={tmp_path / 'new'}")
     assert (status, stderr) == (0, "")
-    assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, predict, files, classify)\n"
+    assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, predict, files)\n"
 
 
 @pytest.mark.parametrize("name", ["\udcff", "x" * 300], ids=["no text", "too long"])
@@ -337,15 +314,10 @@ def test_predict_names_a_file_that_is_cut_off(command, run, tmp_path):
 def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path, command):
     options = ExportOptions(train_dir=str(toy_run))
     _, names = saved_model.export(options, tmp_path / "model")
-    assert names == ["serving_default", "predict", "classify"]
+    assert names == ["serving_default", "predict"]
     signatures = tf.saved_model.load(str(tmp_path / "model")).signatures
     probabilities = signatures["serving_default"](features=tf.ones([2, 4]))["probabilities"]
     assert probabilities.shape == (2, 3)
-    ones = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0] * 4))
-    serialized = tf.train.Example(features=tf.train.Features(feature={"features": ones})).SerializeToString()
-    served = signatures["classify"](inputs=tf.constant([serialized] * 2))
-    np.testing.assert_allclose(served["scores"], probabilities, rtol=1e-6)
-    assert served["classes"].numpy().tolist() == [[b"one", b"two", b"three"]] * 2
     image = tmp_path / "image.png"
     content = io.BytesIO()
     Image.fromarray(np.zeros([2, 2], np.uint8)).save(content, "png")

@@ -57,14 +57,14 @@ def batches(path: str, content: Content, files, features: dict) -> Iterator[tupl
             raise errors.DataError(f"{path}: {error}.") from None
         yield [path], {images: image[np.newaxis]}
         return
-    arrays = _checked(path, content, features)
+    arrays = _by_feature(path, content, features)
     count = len(next(iter(arrays.values())))
     for first in range(0, count, _BATCH):
         names = [f"{path}[{i}]" for i in range(first, min(first + _BATCH, count))]
         yield names, {features[name]: array[first : first + _BATCH] for name, array in arrays.items()}
 
 
-def _checked(path: str, arrays: dict, features: dict) -> dict[str, np.ndarray]:
+def _by_feature(path: str, arrays: dict, features: dict) -> dict[str, np.ndarray]:
     """Returns the arrays by the features' names."""
     if list(arrays) == [None] and len(features) == 1:
         arrays = dict(zip(features, arrays.values(), strict=True))

@@ -13,7 +13,6 @@ from tower_train.inference import serving
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
-DEFAULT, PREDICT, FILES, CLASSIFY, REGRESS = "serving_default", "predict", "files", "classify", "regress"
 _FILE = "saved_model.pb"
 
 
@@ -58,29 +57,13 @@ def export(
 
 
 def signatures(built: serving.ServingGraph) -> dict:
-    """Returns {name: SignatureDef} of a network.
-
-    `serving_default`, which is `predict` too, maps features to all outputs; `files` does so from image files.
-    `classify` and `regress` are TensorFlow Serving's methods of these names, on tf.Examples.
-    """
+    """Returns {name: SignatureDef} of a network: `serving_default`, which is `predict` too, maps features to all
+    outputs; `files` does so from image files."""
     predict = v1.saved_model.predict_signature_def
-    outputs = built.outputs
-    methods = {DEFAULT: predict(built.features, outputs), PREDICT: predict(built.features, outputs)}
+    methods = {name: predict(built.features, built.outputs) for name in ("serving_default", "predict")}
     if built.files is not None:
-        methods[FILES] = predict({"files": built.files}, outputs)
-    if built.examples is None:
-        return methods
-    if built.class_names:
-        scores = tf.cast(outputs["probabilities"], tf.float32)
-        methods[CLASSIFY] = v1.saved_model.classification_signature_def(built.examples, outputs["all_classes"], scores)
-    elif len(outputs) == 1 and _is_number(output := next(iter(outputs.values()))):
-        methods[REGRESS] = v1.saved_model.regression_signature_def(built.examples, tf.cast(output, tf.float32))
+        methods["files"] = predict({"files": built.files}, built.outputs)
     return methods
-
-
-def _is_number(output: tf.Tensor) -> bool:
-    """Returns whether an output is one number per example."""
-    return output.dtype.is_floating and (output.shape.rank == 1 or output.shape.rank == 2 and output.shape[1] == 1)
 
 
 def _check_target(folder: pathlib.Path, options: ExportOptions) -> None:
@@ -103,5 +86,5 @@ def _check_target(folder: pathlib.Path, options: ExportOptions) -> None:
 
 def _new_version(folder: pathlib.Path) -> pathlib.Path:
     """Returns the folder of a version: the time in seconds, as of tf.estimator's exporters, but above all versions."""
-    there = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
-    return folder / str(max([int(time.time()), *(version + 1 for version in there)]))
+    versions = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
+    return folder / str(max([int(time.time()), *(version + 1 for version in versions)]))

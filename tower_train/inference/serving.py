@@ -1,6 +1,5 @@
-"""A trained network for use: from raw features, image files or tf.Examples to its outputs, or to classes and scores."""
+"""A trained network for use: from raw features or image files to its outputs, or to classes and scores."""
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 
@@ -17,7 +16,6 @@ from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Tensors, Workload
 
 v1 = tf.compat.v1
-_ENCODED = "image/encoded"  # the field in TensorFlow's own image data sets
 Named = dict[str, tf.Tensor]
 
 
@@ -27,7 +25,6 @@ class ServingGraph:
 
     Attributes:
       graph: the graph.
-      examples: string [batch] of serialized tf.Examples; None if features do not fit into one.
       files: string [batch] of the contents of image files; None if features are not uint8 images.
       features: {name: [batch, ...]}, raw, as the workload's examples have them.
       outputs: {name: [batch, ...]}: the network's own; or, if there are class_names, `logits` and `probabilities`
@@ -38,7 +35,6 @@ class ServingGraph:
     """
 
     graph: tf.Graph
-    examples: tf.Tensor | None
     files: tf.Tensor | None
     features: Named
     outputs: Named
@@ -50,7 +46,7 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
     """Builds a run's network on one device, as evaluation does."""
     workload, raw = run.workload.for_examples(run.examples), _raw_features(run.examples)
     with tf.Graph().as_default() as graph, tf.device(HOST):
-        serialized, files, features = _inputs(raw)
+        files, features = _inputs(raw)
         prepared = workload.prepare(features) if workload.prepare else features
         by_row = context.Context(draws=TowerDraws("serving"))
         with Replica().tower(Tower(0, HOST), towers.restored), context.entered(by_row):
@@ -58,7 +54,6 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
         class_names = run.examples.class_names if towers.are_of_classes(outputs, run.examples) else ()
         return ServingGraph(
             graph=graph,
-            examples=serialized,
             files=files,
             features=_named(features, "features"),
             outputs=_of_classes(outputs, class_names) if class_names else _named(outputs, "outputs"),
@@ -82,10 +77,7 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
     with built.graph.as_default():
         saver = v1.train.Saver(built.restored)
     session = v1.Session(graph=built.graph, config=placed.session_config)
-    with contextlib.ExitStack() as if_failed:
-        if_failed.callback(session.close)
-        run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
-        if_failed.pop_all()
+    run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
     return built, session
 
 
@@ -95,30 +87,14 @@ def _raw_features(examples: Examples) -> Tensors:
         return examples.symbolic_batch()[0]
 
 
-def _inputs(raw: Tensors) -> tuple[tf.Tensor | None, tf.Tensor | None, Tensors]:
-    """Returns (serialized, files, features) as of ServingGraph, the features unnamed.
-
-    Features come from files if they are not fed, and files from serialized tf.Examples.
-    """
+def _inputs(raw: Tensors) -> tuple[tf.Tensor | None, Tensors]:
+    """Returns (files, features) as of ServingGraph, the features unnamed and, if they are not fed, made from files."""
     if tf.is_tensor(raw) and raw.dtype == tf.uint8 and raw.shape.rank == 4 and raw.shape[-1] in (1, 3):
-        serialized = v1.placeholder(tf.string, [None], name="examples")
-        encoded = tf.io.parse_example(serialized, {_ENCODED: tf.io.FixedLenFeature([], tf.string)})[_ENCODED]
-        files = v1.placeholder_with_default(encoded, [None], name="files")
-        size = raw.shape[1:]
+        files, size = v1.placeholder(tf.string, [None], name="files"), raw.shape[1:]
         images = tf.map_fn(lambda contents: _decoded(contents, *size), files, fn_output_signature=tf.uint8)
-        return serialized, files, v1.placeholder_with_default(images, [None, *size], name="features")
-    named = _named(raw, "features")
-    fields = {name: _field(tensor) for name, tensor in named.items()}
-    if None in fields.values():
-        features = [v1.placeholder(tensor.dtype, [None, *tensor.shape[1:]]) for tensor in named.values()]
-        return None, None, tf.nest.pack_sequence_as(raw, features)
-    serialized = v1.placeholder(tf.string, [None], name="examples")
-    parsed = tf.io.parse_example(serialized, fields)
-    features = [
-        v1.placeholder_with_default(tf.cast(parsed[name], tensor.dtype), [None, *tensor.shape[1:]])
-        for name, tensor in named.items()
-    ]
-    return serialized, None, tf.nest.pack_sequence_as(raw, features)
+        return files, v1.placeholder_with_default(images, [None, *size], name="features")
+    features = [v1.placeholder(tensor.dtype, [None, *tensor.shape[1:]]) for tensor in tf.nest.flatten(raw)]
+    return None, tf.nest.pack_sequence_as(raw, features)
 
 
 def _decoded(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.Tensor:
@@ -134,14 +110,6 @@ def _decoded(contents: tf.Tensor, height: int, width: int, channels: int) -> tf.
     image = tf.ensure_shape(image, [None, None, 3])  # not decoded to grey at once: TensorFlow does not do so from CMYK
     image = image if channels == 3 else tf.image.rgb_to_grayscale(image)
     return tf.saturate_cast(tf.round(tf.image.resize(image, [height, width], antialias=True)), tf.uint8)
-
-
-def _field(tensor: tf.Tensor) -> tf.io.FixedLenFeature | None:
-    """Returns the field of a tf.Example for such values; None if there is none."""
-    dtype = tensor.dtype
-    if dtype != tf.string:
-        dtype = tf.float32 if dtype.is_floating else tf.int64 if dtype.is_integer or dtype.is_bool else None
-    return tf.io.FixedLenFeature(tensor.shape[1:], dtype) if dtype and tensor.shape[1:].is_fully_defined() else None
 
 
 def _named(tensors: Tensors, name: str) -> Named:

@@ -57,8 +57,6 @@ def _elastic_conflicts(config: Options, num_hosts: int) -> Iterator[str]:
     shown = f"--elastic={config.elastic}"
     if num_hosts and most > num_hosts:
         yield f"{shown}: there are {num_hosts} workers. Give a MAX of at most {num_hosts}, or name more hosts."
-    if config.wait_for_workers:
-        yield f"{shown} and --wait_for_workers both say what to do about a missing worker. Give one of them."
     if config.sync_batch_norm:
         yield (
             f"{shown} and --sync_batch_norm exclude each other: fewer workers take several batches one after the "

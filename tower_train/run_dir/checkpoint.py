@@ -27,13 +27,13 @@ def latest(train_dir: pathlib.Path) -> str | None:
     """Returns the path of the newest complete checkpoint; None if none was saved. Raises RunError if checkpoints were
     saved, but all are gone, or another kind of file is in the place of one."""
     check_files(train_dir)
-    there = existing(train_dir) or existing(train_dir)  # the trainer may replace the only one meanwhile
-    if not there and (train_dir / _STATE).exists():
+    paths = existing(train_dir) or existing(train_dir)  # the trainer may replace the only one meanwhile
+    if not paths and (train_dir / _STATE).exists():
         raise errors.RunError(
             f"{train_dir / _STATE} lists checkpoints of which none is there. Put them back, or remove that file to "
             "start at step 0."
         )
-    return there[-1] if there else None
+    return paths[-1] if paths else None
 
 
 def existing(train_dir: pathlib.Path) -> list[str]:
@@ -118,10 +118,10 @@ class Checkpoints:
         # Without Saver.save's own bookkeeping, which drops a checkpoint from its list before the new one is written.
         definition = self._saver.saver_def
         session.run(definition.save_tensor_name, {definition.filename_tensor_name: path})
-        there = existing(self._train_dir)
-        kept = there[-self._keep :]
-        _write_list(self._train_dir, kept)
-        for old in there[: -len(kept)]:
+        paths = existing(self._train_dir)
+        newest = paths[-self._keep :]
+        _write_list(self._train_dir, newest)
+        for old in paths[: -len(newest)]:
             remove(old)
         return path
 
@@ -143,9 +143,9 @@ class Checkpoints:
           RunError: the checkpoint cannot be read, or lacks variables, or has them in another shape or type; with
             override only if it holds nothing of this network.
         """
-        taken = {name: variable for name, variable in self._variables.items() if name not in begun_anew}
-        others = differences(path, taken)
-        matching = {name: variable for name, variable in taken.items() if name not in others}
+        restored = {name: variable for name, variable in self._variables.items() if name not in begun_anew}
+        others = differences(path, restored)
+        matching = {name: variable for name, variable in restored.items() if name not in others}
         nothing_trained = not any(variable.dtype.base_dtype.is_floating for variable in matching.values())
         if others and (nothing_trained or not override):
             shown = "; ".join(list(others.values())[:4])

@@ -152,9 +152,9 @@ class RunDirectory:
             except FileNotFoundError:
                 return
             steps = ((line, json_files.step_of(line)) for line in content.split(b"\n"))
-            kept = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
-            if kept != content:
-                self._replace(METRICS, kept)
+            remaining = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
+            if remaining != content:
+                self._replace(METRICS, remaining)
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self.path / f".{name}.{os.getpid()}"
