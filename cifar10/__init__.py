@@ -36,6 +36,7 @@ def workload(options: Cifar10Options) -> Workload:
         examples=source.examples,
         distort=crops.distort,
         prepare=crops.prepare,
+        distorts_on_devices=True,
         datasets=source.DATASETS,
         options=options,
         configure=workload,

@@ -13,7 +13,6 @@ import trainings
 
 import tower_train
 from tower_train import Config, Examples, Workload, initializers
-from tower_train.cluster.single_process import SingleProcess
 from tower_train.cluster.task import Task
 from tower_train.config import EvaluateOptions, ExportOptions
 from tower_train.inference import saved_model
@@ -143,7 +142,8 @@ def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected
         return features.sum()
 
     task = Task(("a:1", "b:1"), 0 if is_chief else 1)
-    member = SingleProcess(task, types.SimpleNamespace(session_config=None))
+    member = types.SimpleNamespace(task=task, target="", devices=types.SimpleNamespace(session_config=None),
+                                   session_opened=lambda session: None, note_step=lambda: None)  # fmt: skip
     with tf.Graph().as_default():
         variable = v1.get_variable("sum", [], tf.float64, initializers.FromExamples(examples, 4, total))
         received = tf.no_op() if is_chief else variable.assign(6.0, read_value=False)

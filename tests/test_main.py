@@ -195,8 +195,7 @@ def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
         received = signals.Received()
         if signalled:
             received.note(signal.SIGTERM)
-        error = errors.WorkerError("worker 1 is missing")
-        error.environment, error.is_final = {"REMEMBERED": "1"}, is_final
+        error = errors.WorkerError("worker 1 is missing", is_final=is_final, environment={"REMEMBERED": "1"})
         running._leave_at_once(received, if_stuck, error)
 
     monkeypatch.setattr(running, "train", stuck)

@@ -110,7 +110,8 @@ class Config(DeviceOptions):
 
     distort_on: str = option(
         "auto", "place where training examples are distorted: host, device (their tower's), or auto: the device if it "
-        "is a GPU with all kernels for it", TOWERS, choices=("auto", "host", "device"), resume="note",
+        "is a GPU and the workload's distortion is made for that", TOWERS, choices=("auto", "host", "device"),
+        resume="note",
     )  # fmt: skip
 
     worker_hosts: str | None = option(
@@ -229,13 +230,9 @@ class Config(DeviceOptions):
         1, "batches per tower and step, one after the other (gradient accumulation)", TRAINING, minimum=1, maximum=1024
     )
     moving_average_decay: float = option(
-        0.9999,
-        "decay per step of the moving averages of the weights; 0: none",
-        OPTIMIZER,
-        minimum=0,
-        below=1,
+        0.9999, "decay per step of the moving averages of the weights; 0: none", OPTIMIZER, minimum=0, below=1,
         resume="note",
-    )
+    )  # fmt: skip
     sync_batch_norm: bool = option(
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
     )
@@ -307,7 +304,7 @@ class Config(DeviceOptions):
     def check(self):
         super().check()
         check_folder(self.train_dir, f"--train_dir={self.train_dir}")
-        rules.check(self)
+        rules.check_config(self)
 
     @property
     def num_workers(self) -> int:

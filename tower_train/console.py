@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 _bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
 
@@ -40,32 +40,25 @@ def one_line(text: str | os.PathLike) -> str:
 
 
 @contextlib.contextmanager
-def stderr_in_file() -> Iterator[BinaryIO]:
-    """Yields a temporary file that takes standard error, also of C libraries, within this block; if the block raises,
-    its contents go to standard error after all."""
-    _flush_stderr()
+def stderr_held_back() -> Iterator[None]:
+    """Keeps standard error, also of C libraries, to itself within this block, and shows it if the block raises."""
+    if not sys.stderr:  # the process began without one
+        yield
+        return
+    sys.stderr.flush()
     with tempfile.TemporaryFile(buffering=0) as file:
-        try:
-            stderr = os.dup(2)
-        except OSError:  # it is closed
-            yield file
-            return
+        stderr = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
-            yield file
+            yield
         except BaseException:
             file.seek(0)
             os.write(stderr, file.read())
             raise
         finally:
-            _flush_stderr()
+            sys.stderr.flush()
             os.dup2(stderr, 2)
             os.close(stderr)
-
-
-def _flush_stderr() -> None:
-    if sys.stderr:  # None if the process began without one
-        sys.stderr.flush()
 
 
 class ProgressBar:

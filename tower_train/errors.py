@@ -50,17 +50,23 @@ class MirrorError(UserError):
 class WorkerError(UserError):
     """A missing or failed worker of the cluster; another start resumes from the last checkpoint.
 
-    Attributes:
+    Args:
+      text: names the worker, and says what to do.
+      exit_status: of this process.
       is_final: whether the process must not start itself again.
       environment: variables for the next start of this process.
     """
 
-    is_final = False
-    environment: Mapping[str, str] = {}
-
     # To be started again: with restartPolicy ExitCode Kubeflow's training operator does so from 128 on, its predecessor
     # at 138 too, which is the one left to users (IsRetryableExitCode in their pkg/util/train/train_util.go).
     exit_status = 138
+
+    def __init__(
+        self, text: str, exit_status: int = exit_status, is_final: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ):  # fmt: skip
+        super().__init__(text)
+        self.exit_status, self.is_final, self.environment = exit_status, is_final, dict(environment or {})
 
 
 class NonFiniteError(UserError):

@@ -42,7 +42,6 @@ class Examples:
         data/tf_data.py.
       of_worker: (worker, number of workers) -> the endless dataset of one of several workers; None if all of them go
         through `elements`.
-      worker_bytes: number of workers -> over workers, the bytes of the files that each reads first; None if unknown.
       labels: integers [num_examples], the classes of all examples, if they are at hand; only checked for mistakes.
     """
 
@@ -56,7 +55,6 @@ class Examples:
     parallel_steps: int | None = None
     elements: Callable[[], tf.data.Dataset] | None = None
     of_worker: Callable[[int, int], tf.data.Dataset] | None = None
-    worker_bytes: Callable[[int], list[int]] | None = None
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self):

@@ -54,6 +54,8 @@ class Workload:
       better: {name of a metric: 'higher' or 'lower'}, its better values; known of the trainer's own.
       distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
       prepare: features -> features, the preprocessing for evaluation, and for training if distort is None.
+      distorts_on_devices: whether `distort` and `prepare` are made for GPUs: of operations that have kernels there, on
+        whole batches, and of no fewer bytes after than before. --distort_on=auto then runs them there.
       views: prepared features -> (weight, features) of several views of each example, such as mirror images; evaluation
         and export take the weighted mean of the outputs over them. The weights sum to 1. None: one, as it is prepared.
       datasets: the allowed values of --dataset, and so of `DataRequest.dataset`.
@@ -71,6 +73,7 @@ class Workload:
     better: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False, kw_only=True)
     distort: Callable[[Tensors, Draws], Tensors] | None = None
     prepare: Callable[[Tensors], Tensors] | None = None
+    distorts_on_devices: bool = dataclasses.field(default=False, kw_only=True)
     views: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = None
     datasets: tuple[str, ...] = ("auto",)
     inference_for: Callable[[Examples], Callable[[Tensors, bool], Tensors]] | None = None

@@ -14,9 +14,8 @@ import pytest
 import soak_workload
 
 from tower_train import Config, errors
-from tower_train.cluster.elastic import join_elastic
-from tower_train.cluster.roster import Memory
-from tower_train.cluster.single_process import RunOver
+from tower_train.cluster.membership import RunOver, join_elastic
+from tower_train.cluster.rendezvous import Memory
 from tower_train.cluster.task import Task
 from tower_train.graph import devices
 
@@ -100,7 +99,7 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
     with pytest.raises(errors.ConfigError, match="worker 2 .* cannot train with the chief: --seed is 5, the chief's 0"):
         refused.result(jobs.WAIT_SECS)
     assert not chief.is_to_resize
-    chief.after_run(None, None)
+    chief.note_step()
     wait_for(lambda: chief.is_to_resize and not chief._detector.is_silent(1))
     resized = chief.resized()
     assert f"Saved at step 4, as {first.task.name(1)} waits for a place. --elastic: " in str(resized), str(resized)

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from tower_train.cluster.board import WorkerState, WorkerStatus
 from tower_train.cluster.failures import FailureDetector
-from tower_train.cluster.status_board import WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
 from tower_train.graph import progress
 

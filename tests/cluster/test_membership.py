@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from tower_train import Config, errors, train
-from tower_train.cluster import membership
-from tower_train.cluster.status_board import WorkerState, WorkerStatus
+from tower_train.cluster import heartbeat, membership
+from tower_train.cluster.board import WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
 from tower_train.graph import devices
 
@@ -139,7 +139,7 @@ def test_a_program_that_calls_train_is_told_that_it_must_be_started_again(tmp_pa
 
 def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(monkeypatch):
     """The second worker has agreed, and is heard of no more; nobody ends the chief's step."""
-    monkeypatch.setattr(membership, "_GRACE_SECS", 0.2)
+    monkeypatch.setattr(heartbeat, "_GRACE_SECS", 0.2)
     hosts, left = tuple(clusters.hosts(2)), queue.Queue()
     chief, other = (
         membership.join(Task(hosts, index), devices.place(Config()), 2.0, 60.0, True, left.put) for index in (0, 1)
@@ -169,7 +169,7 @@ def test_a_worker_that_fails_before_the_chief_has_started_is_named():
 
 
 def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(monkeypatch):
-    monkeypatch.setattr(membership, "_GRACE_SECS", 0.2)
+    monkeypatch.setattr(heartbeat, "_GRACE_SECS", 0.2)
     hosts, left = tuple(clusters.hosts(2)), queue.Queue()
     members = [membership.join(Task(hosts, i), devices.place(Config()), 30.0, 60.0, False, left.put) for i in (0, 1)]
     with concurrent.futures.ThreadPoolExecutor() as pool, members[0] as chief, members[1] as other:
@@ -200,11 +200,11 @@ def test_a_worker_that_waits_follows_the_chief_from_one_start_to_the_next():
     member = membership.join(Task(hosts, 1), devices.place(Config()), 30.0, 30.0, waits_for_start=True)
 
     def show(**chief):
-        member._detector.note([WorkerStatus(about={"--seed": 5}, **chief)], member._status)
+        member._detector.note([WorkerStatus(about={"--seed": 5}, **chief)], member._heartbeat.status)
 
     def wait_for(chief):
         deadline = time.monotonic() + jobs.WAIT_SECS
-        while (member._status.state, member._status.chief) != (WorkerState.READY, chief):
+        while (member._heartbeat.status.state, member._heartbeat.status.chief) != (WorkerState.READY, chief):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -217,7 +217,12 @@ def test_a_worker_that_waits_follows_the_chief_from_one_start_to_the_next():
         show(start_id="third", members=[], steps=[3, 9])
         wait_for("third")
         assert not agreed.done()
-        show(start_id="third", members=["third", member._status.start_id], steps=[3, 9], state=WorkerState.TRAINING)
+        show(
+            start_id="third",
+            members=["third", member._heartbeat.status.start_id],
+            steps=[3, 9],
+            state=WorkerState.TRAINING,
+        )
         assert list(agreed.result(jobs.WAIT_SECS)) == [3, 9]
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tower_train
 from tower_train import Config, errors, horovod
-from tower_train.cluster import program, step_errors
+from tower_train.cluster import failures, program
 from tower_train.cluster.task import Task
 from tower_train.fronts import distributed
 from tower_train.graph import collectives, devices
@@ -97,7 +97,7 @@ def test_sessions_that_are_not_of_the_cluster_are_refused():
         with v1.Session() as session:
             with pytest.raises(tf.errors.InvalidArgumentError) as refused:
                 session.run(reduced)
-            assert step_errors.is_of_another_session(refused.value, server.target)
+            assert failures.is_of_another_session(refused.value, server.target)
             with pytest.raises(
                 errors.ConfigError, match=f"master is ''.*master=cluster.target, which is '{server.target}'"
             ):

@@ -11,7 +11,8 @@ import trainings
 
 from tower_train import Workload, errors
 from tower_train.data import tf_data
-from tower_train.graph import order, stream
+from tower_train.graph import stream
+from tower_train.graph.draws import Draws
 from tower_train.graph.layout import on_host
 from tower_train.workload import DataRequest
 
@@ -70,7 +71,7 @@ def test_towers_share_the_elements_in_their_order_with_the_noise_of_their_positi
     taken = np.arange(8 * 15) % 96
     np.testing.assert_array_equal(np.concatenate([labels for step in steps for _, labels in step]), labels[taken])
     with tf.Graph().as_default(), v1.Session() as session:
-        draws = order.PositionDraws(tf.constant(0, tf.int64), 8 * 15, 96, 3)
+        draws = Draws(3, tf.constant(0, tf.int64), 8 * 15, num_examples=96)
         expected = session.run(toy_workload.add_noise(tf.constant(features[taken]), draws))
     np.testing.assert_array_equal(np.concatenate([features for step in steps for features, _ in step]), expected)
 

@@ -26,7 +26,6 @@ BELOW = {  # modules under the room that touch a private name, and where that is
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
     "graph/muon.py": "tests/graph/test_learning.py",
-    "graph/transfer.py": "tests/graph/test_transfer.py",
 }
 
 

@@ -11,9 +11,8 @@ import pytest
 # {module: why it may make a configuration that says nothing of GPUs}
 OWN_CONFIGURATION = {
     "tower_train.graph.devices": "the one place",
-    "tower_train.cluster.server": "a copy of that",
-    "tower_train.cluster.status_board": "a client of a server that runs already",
-    "tower_train.cluster.states": "a client of a server that runs already",
+    "tower_train.cluster.membership": "a copy of that",
+    "tower_train.cluster.board": "a client of a server that runs already",
     "tower_train.cluster.watchdog": "with that of the devices",
     "tower_train.cluster.program": "a copy of that of the devices",
     "tower_train.fronts.tf_estimator.run_config": "is merged into that of the devices, but for its GPUs",

@@ -13,7 +13,7 @@ import tower_train
 from tower_train import errors, layers
 from tower_train.data import tf_data
 from tower_train.graph import context, devices
-from tower_train.graph.draws import TowerDraws
+from tower_train.graph.draws import Draws
 from tower_train.graph.evaluation import evaluation_graph
 
 v1 = tf.compat.v1
@@ -41,9 +41,9 @@ def expected(text, positions, count):
 
 
 def numbers(build, first=0, batch=8, key="3 layer", step=0):
-    """Evaluates build(TowerDraws) at a place of the stream."""
+    """Evaluates build(Draws) at a place of the stream."""
     with tf.Graph().as_default(), v1.Session() as session:
-        draws = TowerDraws(key, tf.constant(first, tf.int64), batch, tf.constant(step, tf.int64))
+        draws = Draws(key, tf.constant(first, tf.int64), batch, tf.constant(step, tf.int64))
         with context.Context().of_tower(0, draws):
             return session.run(build(draws))
 
@@ -79,11 +79,11 @@ WORKLOAD = tower_train.Workload("drawing", lambda request: examples(), drawing_n
 class TestNumbers:
     @pytest.mark.parametrize("count", [1, 4, 10])
     def test_are_those_of_philox(self, count):
-        found = numbers(lambda draws: draws.uniform("dense/dropout", [8, count]), first=1000)
+        found = numbers(lambda draws: draws.layer_uniform("dense/dropout", [8, count]), first=1000)
         np.testing.assert_array_equal(found, expected("3 layer dense/dropout 0", range(1000, 1008), count))
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-    @pytest.mark.parametrize("kind", [TowerDraws.uniform, TowerDraws.normal])
+    @pytest.mark.parametrize("kind", [Draws.layer_uniform, Draws.layer_normal])
     @pytest.mark.parametrize("rows_each", [1, 3])
     def test_of_a_part_are_a_part_of_the_whole(self, kind, dtype, rows_each):
         def draw(first, batch):
@@ -94,7 +94,7 @@ class TestNumbers:
 
     def test_differ_by_layer_call_seed_and_position_and_are_the_same_otherwise(self):
         def both(draws):
-            return [draws.uniform(name, [8, 50]) for name in ("a", "a", "b", "b")]
+            return [draws.layer_uniform(name, [8, 50]) for name in ("a", "a", "b", "b")]
 
         drawn = np.stack([*numbers(both), *numbers(both, key="4 layer"), *numbers(both, first=8)]).reshape(12, -1)
         correlations = np.corrcoef(drawn)[np.triu_indices(12, k=1)]
@@ -110,7 +110,7 @@ class TestNumbers:
         assert abs(normal.mean() - 2) < limit * 0.5 and abs(normal.std() - 0.5) < limit * 0.5
 
     def test_of_the_step_are_the_same_in_all_towers(self):
-        one, other = (numbers(lambda draws: draws.uniform("a", [1, 7], rows_each=None), first, 4, step=96)
+        one, other = (numbers(lambda draws: draws.layer_uniform("a", [1, 7], rows_each=None), first, 4, step=96)
                       for first in (96, 100))  # fmt: skip
         np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(one, expected("3 layer a 0", [96], 7))
@@ -157,10 +157,9 @@ class TestDropout:
         [
             (lambda: layers.dropout(tf.ones([8, 2]), 1.0, True), r"dropout\(rate=1.0\): the rate must be"),
             (lambda: layers.dropout(tf.ones([8, 2]), -0.1, True), r"dropout\(rate=-0.1\): the rate must be"),
-            (lambda: layers.dropout(tf.ones([7, 2]), 0.5, True), "dropout draws .* 7 rows for the tower's 8 examples. "
-             "Draw where a row is an example"),
-            (lambda: layers.random_normal([24], name="noise"), "noise draws .* 24 rows for .* Give rows_per_example=3"),
-            (lambda: layers.random_uniform([24], rows_per_example=2), "24 rows for .* 8 examples with 2 rows each"),
+            (lambda: layers.dropout(tf.ones([7, 2]), 0.5, True), "dropout draws .* 7 rows for the tower's 8 examples"),
+            (lambda: layers.random_normal([24], name="noise"), "noise draws .* 24 rows for .* or give the number"),
+            (lambda: layers.random_uniform([24], rows_per_example=2), "24 rows .* with rows_per_example=2"),
             (lambda: layers.random_uniform([]), "its tensor has no rows for the tower's 8 examples"),
             (lambda: layers.dropout(v1.placeholder(tf.float32, [None, 2]), 0.5, True), "that is not known"),
             (lambda: layers.dropout(tf.ones([8, 2]), 0.5, True, [1, 2]), "1 rows for the tower's 8 examples"),

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tower_train.errors import GraphError
-from tower_train.graph import gradients, order, update
+from tower_train.graph import gradients, update
+from tower_train.graph.draws import shuffled_indices
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -262,7 +263,7 @@ def test_the_tower_that_meets_a_bad_example_is_named(open_training):
     workload = Workload("linear", None, inference)
     with open_training(workload, examples, num_gpus=3, batch_size=4, seed=seed) as (built, session):
         variables = {variable.op.name: variable for variable in built.saved.variables}
-        shuffled = session.run(order.shuffled_indices(tf.range(12, dtype=tf.int64), 12, seed))
+        shuffled = session.run(shuffled_indices(tf.range(12, dtype=tf.int64), 12, seed))
         before = session.run(variables)
         report = session.run(built.report)
         assert not changed(before, session.run(variables))

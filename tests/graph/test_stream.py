@@ -10,8 +10,8 @@ from tensorflow.core.framework import dataset_options_pb2
 import cifar10
 from tower_train import errors, host
 from tower_train.data import tf_data
-from tower_train.graph import order, stream
-from tower_train.graph.draws import split_mix
+from tower_train.graph import stream
+from tower_train.graph.draws import Draws, shuffled_indices, split_mix
 from tower_train.graph.layout import on_host
 from tower_train.graph.transfer import Transfer
 from tower_train.workload import DataRequest, Examples, Workload
@@ -21,7 +21,7 @@ v1 = tf.compat.v1
 
 def indices(positions, num_examples, seed=0):
     with tf.Graph().as_default(), v1.Session() as session:
-        found = order.shuffled_indices(tf.constant(positions, tf.int64), num_examples, seed)
+        found = shuffled_indices(tf.constant(positions, tf.int64), num_examples, seed)
         assert found.dtype == tf.int64
         return session.run(found)
 
@@ -29,14 +29,14 @@ def indices(positions, num_examples, seed=0):
 def draws(first, batch, name, count, seed=0, num_examples=100):
     with tf.Graph().as_default(), v1.Session() as session:
         return session.run(
-            order.PositionDraws(tf.constant(first, tf.int64), batch, num_examples, seed).uniform(name, count)
+            Draws(seed, tf.constant(first, tf.int64), batch, num_examples=num_examples).uniform(name, count)
         )
 
 
 def draws_of_examples(first, batch, name, count, seed=0, num_examples=100):
     """The numbers, and the examples that they belong to."""
     with tf.Graph().as_default(), v1.Session() as session:
-        here = order.PositionDraws(tf.constant(first, tf.int64), batch, num_examples, seed)
+        here = Draws(seed, tf.constant(first, tf.int64), batch, num_examples=num_examples)
         return session.run([here.of_example(name, count), here.indices])
 
 
@@ -121,7 +121,7 @@ class TestDraws:
 
     def test_they_know_their_positions_and_epochs(self):
         with tf.Graph().as_default(), v1.Session() as session:
-            here = order.PositionDraws(tf.constant(18, tf.int64), 5, 10, 0)
+            here = Draws(0, tf.constant(18, tf.int64), 5, num_examples=10)
             positions, epochs = session.run([here.positions, here.epochs])
         np.testing.assert_array_equal(positions, [18, 19, 20, 21, 22])
         np.testing.assert_array_equal(epochs, [1, 1, 2, 2, 2])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tower_train import errors
-from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster import membership
 from tower_train.inference import evaluator, report
 
 
@@ -112,7 +112,7 @@ def test_evaluators_are_closed_where_the_workers_do_not_agree(tmp_path, monkeypa
 
     closed, close = [], evaluator.Evaluator.close
     monkeypatch.setattr(evaluator.Evaluator, "close", lambda self: closed.append(self) or close(self))
-    monkeypatch.setattr(SingleProcess, "agree", agree)
+    monkeypatch.setattr(membership.Membership, "agree", agree)
     with pytest.raises(errors.WorkerError, match="^worker 1 is missing$"):
         jobs.train_toy(tmp_path / "run", max_steps=4, eval_every_steps=2)
     assert len(closed) == 2  # on the test examples and on training examples

@@ -8,10 +8,10 @@ import element_workloads
 import jobs
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tower_train import EvaluateOptions, errors, evaluate_run
 from tower_train.data import tf_data
-from tower_train.graph import transfer
 
 OPTIONS = dict(workload="element_workloads:PIPELINE", dtype="float64", seed=3, learning_rate=0.001)
 LAST_STEP = 60
@@ -142,45 +142,23 @@ def test_a_dataset_that_is_long_enough_may_end(tmp_path):
     assert jobs.train_toy(tmp_path, workload=workload, max_steps=6).stopped_by == "last step"
 
 
-class TestBatchesOnTheirWay:
-    """Those that wait on GPUs while a step is under way; forced here."""
+@pytest.mark.parametrize("batch_size", [8, 32])
+def test_an_input_that_fails_is_one_line(batch_size, tmp_path):
+    """During a step, or before the first one."""
+    workload = element_workloads.workload(element_workloads.failing)
+    with pytest.raises(errors.DataError, match="^failing train: the input failed: no such row"):
+        jobs.train_toy(tmp_path, workload=workload, max_steps=20, batch_size=batch_size)
 
-    @pytest.fixture(autouse=True)
-    def staged(self, monkeypatch):
-        monkeypatch.setattr(transfer, "stages", lambda devices: True)
 
-    def test_they_are_saved_and_trained_on(self, tmp_path, monkeypatch, capsys):
-        workload = element_workloads.IN_ORDER
-        whole, saved, ended, on_cpu = (tmp_path / name for name in ("whole", "saved", "ended", "on_cpu"))
-        with monkeypatch.context() as unstaged:
-            unstaged.setattr(transfer, "stages", lambda devices: False)
-            jobs.train_toy(whole, workload=workload, max_steps=5)
-        jobs.train_toy(saved, workload=workload, max_steps=4, save_every_steps=1, keep_checkpoints=0)
-        shutil.copytree(saved, ended)
-        for path in [*saved.glob("model.ckpt-[34].*"), saved / "checkpoint"]:
-            path.unlink()
-        shutil.copytree(saved, on_cpu)
-        for directory, step in ((saved, 2), (ended, 4)):  # after the last step none were on their way
-            capsys.readouterr()
-            jobs.train_toy(directory, workload=workload, max_steps=5)
-            assert f"(resumed at step {step})" in capsys.readouterr().out
-            jobs.assert_identical(weights(directory), weights(whole))
-        monkeypatch.setattr(transfer, "stages", lambda devices: False)
-        with pytest.raises(errors.RunError, match="batches on their way to GPUs, so go on on GPUs") as error:
-            jobs.train_toy(on_cpu, workload=workload, max_steps=5)
-        assert "\n" not in str(error.value)
-
-    def test_none_is_fetched_that_no_step_needs(self, tmp_path):
-        """The dataset fails in the fourth step."""
-        workload = element_workloads.workload(element_workloads.failing)
-        assert jobs.train_toy(tmp_path, workload=workload, max_steps=3).stopped_by == "last step"
-
-    @pytest.mark.parametrize("batch_size", [8, 32])
-    def test_an_input_that_fails_is_one_line(self, batch_size, tmp_path):
-        """During a step, or before the first one."""
-        workload = element_workloads.workload(element_workloads.failing)
-        with pytest.raises(errors.DataError, match="^failing train: the input failed: no such row"):
-            jobs.train_toy(tmp_path, workload=workload, max_steps=20, batch_size=batch_size)
+def test_a_checkpoint_with_batches_on_their_way_to_gpus_is_refused(tmp_path, monkeypatch):
+    """As earlier versions saved them: a tensor of strings, the state and the batches."""
+    serialize = tf.io.serialize_tensor
+    with monkeypatch.context() as patch:
+        patch.setattr(tf.io, "serialize_tensor", lambda state: serialize(tf.stack([serialize(state)] * 3)))
+        jobs.train_toy(tmp_path, workload=element_workloads.IN_ORDER, max_steps=2)
+    with pytest.raises(errors.RunError, match="it was saved with batches on their way to GPUs") as error:
+        jobs.train_toy(tmp_path, workload=element_workloads.IN_ORDER, max_steps=5)
+    assert "\n" not in str(error.value)
 
 
 def test_a_dataset_made_by_other_steps_is_refused(whole_run, tmp_path):

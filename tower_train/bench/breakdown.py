@@ -18,7 +18,7 @@ from tower_train import host
 from tower_train.bench import attribution, comparison, report, trainer
 from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.sides import BenchmarkOptions
-from tower_train.graph import devices, staging, training
+from tower_train.graph import devices, training, transfer
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -169,7 +169,7 @@ class _Tracer(v1.train.SessionRunHook):
 def inputs_of(graph: tf.Graph) -> list[tf.Tensor]:
     """Returns the tensors that bring a step its examples, or those of the next step; it waits for none that is fed."""
     operations = graph.get_operations()
-    ahead = [tensor for op in operations if op.name.endswith(staging.NEXT) for tensor in op.outputs]
+    ahead = [tensor for op in operations if op.name.endswith(transfer.NEXT) for tensor in op.outputs]
     if ahead:
         return [reader.outputs[0] for tensor in ahead for reader in tensor.consumers()]
     return [tensor for op in operations if op.type == "IteratorGetNext" for tensor in op.outputs]

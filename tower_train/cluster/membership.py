@@ -1,4 +1,4 @@
-"""Cluster membership: start-up, agreement, heartbeats, failures, shutdown.
+"""Membership of a cluster for one start of a group: agreement, failures, shutdown.
 
 Training needs no leader: its collective operations wait for each other. Beside it every worker writes its status on the
 chief's board, every second and more often while nothing is trained. The chief decides who is missing; the others read
@@ -9,145 +9,298 @@ import contextlib
 import dataclasses
 import json
 import os
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster import server, step_errors
+from tower_train.cluster import failures
+from tower_train.cluster.board import WorkerState, WorkerStatus
 from tower_train.cluster.failures import FailureDetector
-from tower_train.cluster.single_process import SingleProcess
-from tower_train.cluster.states import StateExchange
-from tower_train.cluster.status_board import StatusBoard, WorkerState, WorkerStatus
+from tower_train.cluster.heartbeat import WAITING_SECS, Heartbeat
+from tower_train.cluster.rendezvous import LEAVING, RESIZED, Memory, Rendezvous
 from tower_train.cluster.task import Task
-from tower_train.console import notice
+from tower_train.console import notice, say
 from tower_train.graph import progress
 from tower_train.graph.devices import Devices
 
-LeaveAtOnce = Callable[[errors.WorkerError], None]
+v1 = tf.compat.v1
+LeaveAtOnce = Callable[[errors.UserError], None]
 
-_GRACE_SECS = 5  # for the step under way to end once its session is closed
-_WAITING_SECS = 0.1  # between exchanges while nothing is trained
+_LINGER_SECS = 10  # for those that wait for a place to hear that the run is over
 _MOST_SHOWN = 5  # differences between workers
 _COMPARISON = "number of the comparison"
 
+_servers: dict[Task, tf.distribute.Server] = {}  # TensorFlow stops none before the process ends
 
-class Membership(SingleProcess):
-    """The membership of one worker among several. Use as a context manager around a start of a run, and as a hook.
+
+class RunOver(Exception):
+    """A run that has ended while this worker waited for a place in it.
+
+    Attributes:
+      stopped_by: what ended it.
+      step: its last.
+    """
+
+    def __init__(self, stopped_by: str, step: int):
+        super().__init__(stopped_by, step)
+        self.stopped_by, self.step = stopped_by, step
+
+
+class Membership:
+    """One worker's membership of the group that trains together; use as a context manager around a start of a run.
+
+    A process by itself is the chief of no others.
 
     Args:
-      task, devices: as for `join`.
+      task, devices, leave_at_once: as for `join`.
       detector: decides who is missing.
-      leave_at_once: as for `join`.
+      rendezvous: decides who trains.
+
+    Attributes:
+      task: this process's.
+      devices: of its towers; until workers agree, for the group that is expected.
+      target: the server to open sessions on; empty for a process by itself.
+      board: for the workers' parts of a checkpoint; None for a process by itself.
 
     Raises:
       RunError: the server cannot be started.
     """
 
-    def __init__(self, task: Task, devices: Devices, detector: FailureDetector, leave_at_once: LeaveAtOnce):
-        super().__init__(task, server.devices_among_workers(devices, task))
-        self._detector, self._interval = detector, min(1.0, detector.worker_timeout_secs / 10)
-        self.leave_at_once = leave_at_once
-        self._lock, self._status = threading.Lock(), WorkerStatus(start_id=uuid.uuid4().hex)
-        self._failure, self._session, self._comparisons = None, None, 0
-        self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
-        self._server = server.start(task, self.devices.session_config)
-        self.target = self._server.target
+    def __init__(
+        self, task: Task, devices: Devices, detector: FailureDetector, rendezvous: Rendezvous,
+        leave_at_once: LeaveAtOnce,
+    ):  # fmt: skip
+        self.task, self.devices, self.target = task, devices, ""
+        self._detector, self._rendezvous, self._leave_at_once = detector, rendezvous, leave_at_once
+        self._named_chief, self._comparisons = "", 0
+        if not task.is_alone:
+            self.devices = _as_worker(devices, task)
+            self._take_place(rendezvous.expected)
+            self.target = _start_server(task, self.devices.session_config).target
         chief = self.target if task.is_chief else f"grpc://{task.hosts[0]}"
-        self._board = StatusBoard(chief, len(task.hosts), task.index, max(1.0, 2 * self._interval))
-        self.states = StateExchange(chief, len(task.hosts), task.index, self._start_of, self._pause)
-        self._thread = threading.Thread(target=self._watch, name="cluster", daemon=True)
+        self._heartbeat = Heartbeat(task, chief, detector, rendezvous, leave_at_once)
+        self.board = self._heartbeat.board
 
     def __enter__(self):
-        if self.task.is_chief:
-            self._board.clear()
-        self._thread.start()
+        if self.board:
+            self._heartbeat.start()
         return self
 
     def __exit__(self, kind, error, _):
-        if error is not None and not self._failure:
+        if not self.board:
+            return
+        if error is not None and not self._heartbeat.failure:
             text = str(error) if isinstance(error, errors.UserError) else f"{kind.__name__}: {errors.reason(error)}"
-            self._tell(state=WorkerState.FAILED, failure=text, exit_status=getattr(error, "exit_status", 1),
-                       is_final=getattr(error, "is_final", False))  # fmt: skip
-            self._await_chiefs_start()
+            status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_status", 1)  # as of a shell
+            self._heartbeat.tell_failure(text, status, getattr(error, "is_final", False))
+            deadline = time.monotonic() + self._detector.worker_timeout_secs
+            while not self._heartbeat.status.chief and time.monotonic() < deadline:
+                time.sleep(WAITING_SECS)  # a chief that starts later learns of it too
         if error is not None:
-            time.sleep(3 * self._interval)  # for the others to read why
-        self._freed.set()
-        self._end_watch()
+            time.sleep(3 * self._heartbeat.interval)  # for the others to read why
+        self._heartbeat.end()
 
-    def _await_chiefs_start(self) -> None:
-        """Waits a while for a chief that has not started yet, so that it learns of this worker's failure."""
-        deadline = time.monotonic() + self._detector.worker_timeout_secs
-        while not self._status.chief and time.monotonic() < deadline:
-            time.sleep(_WAITING_SECS)
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The tasks that train together; empty before they have agreed."""
+        return self._heartbeat.status.group
 
-    def after_run(self, run_context, run_values):
-        self._note(step=self._status.step + 1)
+    @property
+    def is_to_resize(self) -> bool:
+        """Whether the steps are to end since more workers could train along."""
+        return self._heartbeat.is_to_resize
 
-    def session_opened(self, session):
-        self._session = session  # closed when a worker is lost, so that a step which waits for it ends
+    def agree(self, about: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
+        """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.
 
-    def note_means(self, count, waiting_secs):
-        self._note(step=count, waiting_secs=waiting_secs)
+        Args:
+          about: returns what must be the same in all workers, by name.
+          steps_done, last_step: number of earlier steps, and the last one; the chief's count.
 
-    def note_stall(self, what, seconds):
-        if what == progress.BETWEEN_STEPS and self.task.is_chief:
-            return  # it saves and evaluates there, for as long as that takes
-        self._note(stalled=what, stalled_secs=seconds)
-
-    def agree(self, about, steps_done, last_step):
+        Raises:
+          ConfigError: this worker, or another, differs from the chief.
+          WorkerError: a worker is missing.
+          RunOver: the run has ended without this worker.
+        """
+        if not self.board:
+            return steps_done, last_step
+        self._rendezvous.memory.check_idle_starts()
         if self.task.is_chief:
-            self._tell(about=about(), steps=(steps_done, last_step), step=steps_done)
-            self._tell(state=WorkerState.TRAINING, members=self._await_others())
+            self._heartbeat.tell(about=about(), steps=(steps_done, last_step), step=steps_done)
+            self._heartbeat.tell(state=WorkerState.TRAINING, members=self._await_others())
         else:
-            chief = self._await_chief(json.loads(json.dumps(about())))
+            chief = self._await_chief(_as_read(about()))
             steps_done, last_step = chief.steps
-            self._tell(state=WorkerState.TRAINING, step=steps_done, members=tuple(chief.members))
+            self._heartbeat.tell(state=WorkerState.TRAINING, step=steps_done, members=tuple(chief.members))
+        self._take_place(self.group)
         return steps_done, last_step
 
-    def compare(self, about):
-        about = json.loads(json.dumps(about))
+    def session_opened(self, session: v1.Session) -> None:
+        """Takes the session to close if a worker is lost, so that a step which waits for it ends."""
+        self._heartbeat.session = session
+
+    def note_step(self) -> None:
+        """Takes notice of the end of a step."""
+        self._heartbeat.first_step = self._heartbeat.first_step or time.monotonic()
+        self._heartbeat.note(step=self._heartbeat.status.step + 1)
+
+    def note_means(self, count: int, waiting_secs: float) -> None:
+        """Takes, in another thread, the number of means over workers and the time that the next one has taken."""
+        self._heartbeat.note(step=count, waiting_secs=waiting_secs)
+
+    def note_stall(self, what: str, seconds: float) -> None:
+        """Takes notice, in another thread, of a step that stands still.
+
+        A process by itself ends if all of its towers are done and it still waits after worker_timeout_secs more: the
+        all-reduce between its devices hangs, and nothing else can free it.
+
+        Args:
+          what: what it waits for; empty once it goes on.
+          seconds: since that was reported.
+        """
+        averages = what == progress.FOR_AVERAGING and len(self.devices.towers) > 1
+        if not self.board and averages and seconds > self._detector.worker_timeout_secs:
+            self._leave_at_once(errors.WorkerError(
+                f"The step under way waits for {what}, though all towers are done: {', '.join(self.devices.names)} "
+                f"have not averaged for {seconds:.0f} s. The same command goes on from the last checkpoint; if that "
+                "happens again, try --all_reduce=collective or --variable_update=cpu."
+            ))  # fmt: skip
+        if what != progress.BETWEEN_STEPS or not self.task.is_chief:  # which saves and evaluates there
+            self._heartbeat.note(stalled=what, stalled_secs=seconds)
+
+    def compare(self, about: Mapping) -> None:
+        """Makes sure that workers that have agreed mean the same; all must call it.
+
+        Args:
+          about: what must be the same, by name.
+
+        Raises:
+          ConfigError: this worker differs from the chief, which ends all.
+          WorkerError: a worker is missing.
+        """
         self._comparisons += 1
+        about = _as_read(about) | {_COMPARISON: self._comparisons}
+        self._heartbeat.tell(about=about)
         if self.task.is_chief:
-            self._tell(about=about | {_COMPARISON: self._comparisons})
             return
         while (self._chief.about or {}).get(_COMPARISON) != self._comparisons:
-            self._changed.set()  # to look now
-            self._pause()
+            self._heartbeat.tell()  # to look now
+            self._heartbeat.pause()
         try:
-            self._compare(about | {_COMPARISON: self._comparisons}, self._chief.about)
+            self._compare(about, self._chief.about)
         except errors.ConfigError as error:
-            self.fail(error)
+            self._heartbeat.fail(error)
             raise
 
+    @contextlib.contextmanager
+    def failures_named(self) -> Iterator[None]:
+        """Converts TensorFlow's error into a WorkerError that names the missing worker."""
+        try:
+            yield
+        except (RuntimeError, *failures.LOST_WORKER) as error:  # RuntimeError: the session was closed for a failure
+            if (failure := self.failure_behind(error)) is not error:
+                raise failure from error
+            raise
+
+    def failure_behind(self, error: BaseException) -> BaseException:
+        """Returns the WorkerError behind a step's error, after waiting for a worker to be named, or the error
+        itself."""
+        if not self.board:
+            return error
+        if failures.is_of_sizes(error) and not self._heartbeat.failure:
+            self._heartbeat.fail(errors.ConfigError(
+                f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
+                f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
+            ))  # fmt: skip
+        if isinstance(error, failures.LOST_WORKER):
+            self._explain(error)
+        return self._heartbeat.note_failure() or error
+
+    def leave(self, stopped_by: str | None) -> str | None:
+        """Waits until all have ended, so that nobody misses what another still has to send.
+
+        Args:
+          stopped_by: what ended this worker's steps; None if another worker knows.
+
+        Returns:
+          What ended the run, the same in all workers; in one that was told to leave an elastic cluster, that.
+
+        Raises:
+          WorkerError: the chief is missing, which had yet to save.
+        """
+        self._heartbeat.tell(state=WorkerState.DONE, stopped_by=stopped_by)
+        if self.task.is_chief:
+            self._wait_for_others(WorkerState.DONE, WorkerState.GONE)
+            others = {i: self._detector.statuses[i].stopped_by for i in self.group if i}
+            of_all = self._rendezvous.reason_of_all(stopped_by, others)
+            next_group = self._heartbeat.next_start().group
+            self._heartbeat.tell(state=WorkerState.OVER, stopped_by=of_all, next_group=next_group)
+            self._wait_for_others(WorkerState.GONE)
+            deadline = time.monotonic() + _LINGER_SECS
+            while of_all != RESIZED and self._ready() and time.monotonic() < deadline:
+                self._heartbeat.pause()  # for workers without a place to learn that the run is over
+            return of_all
+        while self._chief.state is not WorkerState.OVER:
+            self._heartbeat.pause()
+        self._heartbeat.end(WorkerState.GONE)
+        of_all = self._chief.stopped_by
+        return stopped_by if of_all == RESIZED and stopped_by in LEAVING else of_all
+
+    def resized(self) -> errors.WorkerError:
+        """Returns the error with which a cluster restarts itself once it has left because of RESIZED."""
+        leaving, waiting = sorted(self._rendezvous.leaving), self._ready() if self.task.is_chief else []
+        names = ", ".join(map(self.task.name, leaving or waiting))
+        what = "was told to end" if leaving else "waits for a place"
+        why = f"{names} {what}" if names else "the chief goes on with other workers"
+        text = f"Saved at step {self._heartbeat.status.step}, as {why}. {failures.RESIZES}"
+        return errors.WorkerError(text, environment=self._heartbeat.next_start().environment())
+
+    @property
+    def _chief(self) -> WorkerStatus:
+        return self._detector.statuses[0]
+
+    def _ready(self) -> list[int]:
+        return self._detector.ready(self._heartbeat.status)
+
+    def _take_place(self, group) -> None:
+        """Makes `devices` those of this task's place in a group of tasks."""
+        place = {"num_workers": len(group), "worker": group.index(self.task.index)}
+        if any(getattr(self.devices, name) != value for name, value in place.items()):
+            self.devices = dataclasses.replace(self.devices, **place)
+
     def _await_others(self) -> tuple[str, ...]:
-        """Waits, in the chief, until all others are ready; returns the start_ids of all workers."""
-        others = range(1, len(self.task.hosts))
-        while True:
-            statuses = self._detector.statuses
-            if all(statuses[i].state is WorkerState.READY and not self._detector.is_silent(i) for i in others):
-                return self._status.start_id, *(statuses[i].start_id for i in others)
-            self._pause()
+        """Waits, in the chief, until the rendezvous has chosen a group; returns its start_ids over all workers."""
+        while (group := self._rendezvous.choose(self._ready())) is None:
+            self._heartbeat.pause()
+        start_ids = [self._heartbeat.status.start_id, *(status.start_id for status in self._detector.statuses[1:])]
+        return tuple(start_id if i in group else "" for i, start_id in enumerate(start_ids))
 
     def _await_chief(self, about: dict) -> WorkerStatus:
         """Waits for a start of the chief that trains with this start of this worker; returns its status."""
         compared = None
-        while self._status.start_id not in (chief := self._chief).members:
-            self._note_chief(chief)
+        while self._heartbeat.status.start_id not in (chief := self._chief).members:
+            if self._rendezvous.is_elastic:
+                self._wait_for_place(chief)
             is_of_now = chief.about is not None and chief.state is not WorkerState.OVER
             if is_of_now and chief.start_id != compared:
                 compared = chief.start_id
-                self._note(state=WorkerState.STARTING, chief=compared)
+                self._heartbeat.note(state=WorkerState.STARTING, chief=compared)
                 self._compare(about, chief.about)
-                self._tell(state=WorkerState.READY)
-            self._pause()
+                self._heartbeat.tell(state=WorkerState.READY)
+            self._heartbeat.pause()
         return chief
 
-    def _note_chief(self, chief: WorkerStatus) -> None:
-        """Takes notice of the chief, repeatedly, while this worker waits for it to begin with it."""
+    def _wait_for_place(self, chief: WorkerStatus) -> None:
+        """Says what the others do while this worker waits for a place among them; RunOver if they have ended."""
+        if chief.state is WorkerState.OVER and chief.stopped_by != RESIZED:
+            self._heartbeat.end(WorkerState.GONE)
+            say(f"*** The run has ended at step {chief.step} ({chief.stopped_by}), without this worker.")
+            raise RunOver(chief.stopped_by, chief.step)
+        if chief.state is WorkerState.TRAINING and self._named_chief != chief.start_id:
+            self._named_chief, training, most = chief.start_id, sum(map(bool, chief.members)), self._rendezvous.most
+            say(f"*** {training} of at most {most} train, at step {chief.step}: waiting for a place among them.")
 
     def _compare(self, about: dict, chiefs: dict) -> None:
         differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
@@ -160,158 +313,40 @@ class Membership(SingleProcess):
                 "workers with the same code, options and data."
             )
 
-    @contextlib.contextmanager
-    def failures_named(self) -> Iterator[None]:
-        try:
-            yield
-        except (
-            RuntimeError,
-            *step_errors.LOST_WORKER,
-        ) as error:  # RuntimeError: the session was closed because of a failure
-            if (failure := self.failure_behind(error)) is not error:
-                raise failure from error
-            raise
-
-    def failure_behind(self, error):
-        if step_errors.is_of_sizes(error) and not self._failure:
-            self.fail(errors.ConfigError(
-                f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
-                f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
-            ))  # fmt: skip
-        if isinstance(error, step_errors.LOST_WORKER):
-            self._explain(error)
-        self._freed.set()
-        return self._failure or error
-
     def _explain(self, error: tf.errors.OpError) -> None:
         """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
-        is_stale = step_errors.is_of_earlier_start(error)
-        pause_secs = self._interval / 5
+        is_stale, heartbeat = failures.is_of_earlier_start(error), self._heartbeat
+        pause_secs = heartbeat.interval / 5
         # Counts pauses, not seconds: a process that was stopped must look once more before it gives up.
         for _ in range(0 if is_stale else round(self._detector.worker_timeout_secs / pause_secs) + 25):
-            if self._failure:
+            if heartbeat.failure:
                 return
             time.sleep(pause_secs)
-        if is_stale or isinstance(error, step_errors.LOST_CONNECTION):
-            self.fail(errors.WorkerError(
-                f"The connection to another worker was lost at step {self._status.step} "
+        if is_stale or isinstance(error, failures.LOST_CONNECTION):
+            heartbeat.fail(errors.WorkerError(
+                f"The connection to another worker was lost at step {heartbeat.status.step} "
                 f"({errors.reason(error)}). {self._detector.next_step}"
             ))  # fmt: skip
-
-    def leave(self, stopped_by):
-        self._tell(state=WorkerState.DONE, stopped_by=stopped_by)
-        if self.task.is_chief:
-            self._wait_for_others(WorkerState.DONE, WorkerState.GONE)
-            stopped_by = self._reason_of_all(stopped_by)
-            self._tell(state=WorkerState.OVER, stopped_by=stopped_by)
-            self._wait_for_others(WorkerState.GONE)
-            return stopped_by
-        while self._chief.state is not WorkerState.OVER:
-            self._pause()
-        self._end_watch()
-        self._tell(state=WorkerState.GONE)
-        self._exchange()
-        return self._chief.stopped_by
-
-    def _reason_of_all(self, stopped_by: str | None) -> str | None:
-        """Returns what ended the run, in the chief, given what ended its own steps."""
-        reasons = [stopped_by, *(status.stopped_by for status in self._detector.statuses[1:])]
-        return next((reason for reason in reasons if reason), None)
 
     def _wait_for_others(self, *states: WorkerState) -> None:
         """Returns, in the chief, when all others are in one of these states, have failed, or are missing."""
         while any(
-            status.state not in states and not self._detector.is_gone(i, self._status)
-            for i, status in enumerate(self._detector.statuses)
-            if i and self._status.members[i]
-        ):
-            time.sleep(_WAITING_SECS)
-
-    @property
-    def _chief(self) -> WorkerStatus:
-        return self._detector.statuses[0]
-
-    def _start_of(self, worker: int) -> str:
-        return self._status.members[worker] if self.task.is_chief else self._status.start_id
-
-    def _note(self, **changes) -> None:
-        with self._lock:
-            self._status = dataclasses.replace(self._status, **changes)
-
-    def _tell(self, **changes) -> None:
-        """Changes this worker's status and tells the others at once."""
-        self._note(**changes)
-        self._changed.set()
-
-    def _pause(self, seconds: float = _WAITING_SECS) -> None:
-        time.sleep(seconds)
-        if self._failure:
-            self._freed.set()
-            raise self._failure
-
-    def _end_watch(self) -> None:
-        self._ended.set()
-        self._changed.set()
-        self._thread.join(_GRACE_SECS)
-
-    def _watch(self) -> None:
-        while not self._ended.is_set():
-            self._changed.wait(self._interval if self._status.state is WorkerState.TRAINING else _WAITING_SECS)
-            self._changed.clear()
-            try:
-                self._exchange()
-                self._look()
-                failure = None if self._failure else self._detector.find(self._status)
-            except Exception as error:  # nobody may be left waiting for a thread that has died
-                failure = errors.WorkerError(
-                    f"The watch over the workers has failed: {error!r}. {self._detector.next_step}"
-                )
-            if failure and not self._failure:
-                self.fail(failure)
-                self._release()
-
-    def _look(self) -> None:
-        """Called, by the watch, after each exchange."""
-
-    def fail(self, failure: errors.UserError) -> None:
-        """Tells the other workers of this one's failure, which ends it."""
-        is_final = getattr(failure, "is_final", False)
-        self._tell(
-            state=WorkerState.FAILED, failure=str(failure), exit_status=failure.exit_status, is_final=is_final
-        )  # fmt: skip
-        self._failure = failure
-
-    def _exchange(self) -> None:
-        with self._lock:
-            chief = self._status.chief
-            if self._status.state is WorkerState.STARTING or not chief:  # none is known to one that fails at once
-                chief = self._status.start_id if self.task.is_chief else self._chief.start_id
-            status = dataclasses.replace(self._status, heartbeat=self._status.heartbeat + 1, chief=chief)
-            self._status = status
-        with contextlib.suppress(tf.errors.OpError):
-            self._detector.note(self._board.exchange(status), status)
-
-    def _release(self) -> None:
-        """Frees a step that waits for a missing worker; ends the process if that does not help."""
-        for _ in range(3):  # the others read from the chief who is missing, and would else miss the chief
-            self._exchange()
-            time.sleep(self._interval / 2)
-        if self._session:
-            threading.Thread(target=self._session.close, daemon=True).start()
-        if not self._freed.wait(_GRACE_SECS):
-            self.leave_at_once(self._failure)
+            self._detector.statuses[i].state not in states and not self._detector.is_gone(i, self._heartbeat.status)
+            for i in self.group if i
+        ):  # fmt: skip
+            time.sleep(WAITING_SECS)
 
 
-def exit_at_once(error: errors.WorkerError) -> None:
+def exit_at_once(error: errors.UserError) -> None:
     """Ends the process."""
     notice(f"error: {error}")
     os._exit(error.exit_status)
 
 
 def join(
-    task: Task, devices: Devices, worker_timeout_secs: float, start_timeout_secs: float, waits_for_start: bool,
+    task: Task, devices: Devices, worker_timeout_secs: float, start_timeout_secs: float, waits_for_start: bool = False,
     leave_at_once: LeaveAtOnce = exit_at_once, next_step: str | None = None,
-) -> SingleProcess:  # fmt: skip
+) -> Membership:  # fmt: skip
     """Makes this process a member of its cluster; for several workers, starts its server.
 
     Args:
@@ -323,7 +358,54 @@ def join(
     Raises:
       RunError: the server cannot be started.
     """
-    if task.is_alone:
-        return SingleProcess(task, devices, worker_timeout_secs, leave_at_once)
     detector = FailureDetector(task, worker_timeout_secs, start_timeout_secs, waits_for_start, next_step=next_step)
-    return Membership(task, devices, detector, leave_at_once)
+    rendezvous = Rendezvous(task, None, Memory(), worker_timeout_secs, start_timeout_secs)
+    return Membership(task, devices, detector, rendezvous, leave_at_once)
+
+
+def join_elastic(
+    task: Task, devices: Devices, worker_timeout_secs: float, start_timeout_secs: float, sizes: tuple[int, int],
+    leave_at_once: LeaveAtOnce = exit_at_once,
+) -> Membership:  # fmt: skip
+    """Makes this process a member of an elastic cluster, which goes on without lost workers and takes in later ones.
+
+    Args:
+      sizes: least and most workers.
+      task, devices, worker_timeout_secs, start_timeout_secs, leave_at_once: as for `join`.
+
+    Raises:
+      RunError: the server cannot be started.
+    """
+    timeouts = worker_timeout_secs, start_timeout_secs
+    detector = FailureDetector(task, *timeouts, False, next_step=failures.ELASTIC, is_elastic=True)
+    return Membership(
+        task, devices, detector, Rendezvous(task, sizes, Memory.of_environment(), *timeouts), leave_at_once
+    )
+
+
+def _start_server(task: Task, config: v1.ConfigProto) -> tf.distribute.Server:
+    """Starts the server of a task, or returns an earlier training's in this process; RunError if it cannot."""
+    try:
+        if task not in _servers:
+            _servers[task] = tf.distribute.Server({"worker": list(task.hosts)}, "worker", task.index, config=config)
+        return _servers[task]
+    except tf.errors.OpError as error:
+        raise errors.RunError(
+            f"{task.name(task.index)} cannot be started: its port is in use, or cannot be had ({error.message}). "
+            "Stop what uses it, or give another port (--worker_hosts, TF_CONFIG)."
+        ) from None
+
+
+def _as_worker(devices: Devices, task: Task) -> Devices:
+    """Returns the devices of a process by itself as those of one worker among several."""
+    config = v1.ConfigProto()
+    config.CopyFrom(devices.session_config)
+    config.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
+    # A session sees this worker's devices only, so that it need not wait for the others.
+    config.device_filters.append(f"/job:worker/task:{task.index}")
+    return dataclasses.replace(devices, session_config=config)
+
+
+def _as_read(about: Mapping) -> dict:
+    """Returns values as they are once the board has carried them."""
+    return json.loads(json.dumps(about))

@@ -1,18 +1,23 @@
 """A program with its own session, as one worker of a cluster: its rank, its devices, its end."""
 
+import atexit
+import os
+import sys
+
 import tensorflow as tf
 
 from tower_train import __version__, errors
-from tower_train.cluster import membership
-from tower_train.cluster.ending import Ending
+from tower_train.cluster import failures, membership
 from tower_train.cluster.task import Task, find_task
 from tower_train.cluster.watchdog import MeansWatchdog
 from tower_train.config import DeviceOptions
+from tower_train.console import notice
 from tower_train.graph import devices
 from tower_train.graph.collectives import Workers
 
 v1 = tf.compat.v1
 
+IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError)
 _NEXT_STEP = (
     "The step under way is lost. Start the program again on every machine: it goes on from its last checkpoint, if it "
     "keeps one."
@@ -49,9 +54,7 @@ class Cluster:
         self.start_timeout_secs, self.stall_timeout_secs = start_timeout_secs, stall_timeout_secs
         self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
         self.local_rank, self.local_size = _local(task)
-        self.membership = membership.join(
-            task, placed, worker_timeout_secs, start_timeout_secs, waits_for_start=False, next_step=_NEXT_STEP
-        )
+        self.membership = membership.join(task, placed, worker_timeout_secs, start_timeout_secs, next_step=_NEXT_STEP)
         self.target, self.devices = self.membership.target, placed.towers
         self.workers = Workers(self.membership.devices, self.membership.compare)
         self._is_open, self._watch = True, MeansWatchdog(self.membership, stall_timeout_secs)
@@ -123,12 +126,54 @@ def init(
     """
     global _current
     if _current is None:
-        ending = Ending()
+        _End()
         task = find_task(None, None)
         placed = devices.place(_device_options(task, num_gpus, gpus))
         _current = Cluster(task, placed, worker_timeout_secs, start_timeout_secs, stall_timeout_secs)
-        ending.of(_current.membership, _current.shutdown)
     return _current
+
+
+class _End:
+    """Takes part in Python's end of a program.
+
+    The cluster is told of an uncaught exception and explains it; one that names a worker or an option becomes one line,
+    and its status the process's. Otherwise the process leaves when all others do.
+    """
+
+    def __init__(self):
+        self._status, self._excepthook, sys.excepthook = 0, sys.excepthook, self._explain
+        atexit.register(self._leave)
+
+    def _explain(self, kind, error, trace) -> None:
+        """Python's excepthook."""
+        if _current and failures.is_of_another_session(error, _current.target):
+            error = errors.ConfigError(
+                "A session was opened in which there are no other workers. Open it with master=cluster.target, which "
+                f"is {_current.target!r}."
+            )
+        elif _current and failures.may_be_anothers(error):
+            error = _current.membership.failure_behind(error)
+        if _current:
+            _current.shutdown(error)
+        if isinstance(error, IN_ONE_LINE):
+            self._note(error)
+        else:
+            self._excepthook(kind, error, trace)
+
+    def _leave(self) -> None:
+        try:
+            if _current:
+                _current.shutdown()
+        except errors.UserError as error:
+            self._note(error)
+        if self._status:
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+            os._exit(self._status)
+
+    def _note(self, error: errors.UserError) -> None:
+        notice(f"error: {error}")
+        self._status = error.exit_status
 
 
 def is_initialized() -> bool:

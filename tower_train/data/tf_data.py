@@ -54,10 +54,6 @@ def examples(
         around = [path for i in range(num_workers) for path in files[(worker + i) % num_workers :: num_workers]]
         return make(tf.data.Dataset.from_tensor_slices(around).repeat())
 
-    def worker_bytes(num_workers: int) -> list[int]:
-        sizes = [tf.io.gfile.stat(path).length if tf.io.gfile.exists(path) else 0 for path in files]
-        return [sum(sizes[worker::num_workers]) for worker in range(num_workers)]
-
     elements = make if files is None else whole
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         dataset = elements()
@@ -76,7 +72,7 @@ def examples(
     digest = hashlib.sha256(f"{spec} {num_examples} {fingerprint}".encode()).hexdigest()[:16]
     return Examples(
         name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=elements,
-        of_worker=None if files is None else of_worker, worker_bytes=None if files is None else worker_bytes,
+        of_worker=None if files is None else of_worker,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tower_train import errors, layers
 from tower_train.fronts import compat, keras_variables
 from tower_train.graph import context, towers
-from tower_train.graph.draws import TowerDraws
+from tower_train.graph.draws import Draws
 
 v1 = tf.compat.v1
 _NEAR = 5  # layers that a message suggests
@@ -256,17 +256,17 @@ class _Network:
 
 @dataclasses.dataclass(frozen=True)
 class _Draws:
-    """The numbers that a seed generator of Keras gets in a tower, see TowerDraws."""
+    """The numbers that a seed generator of Keras gets in a tower, see Draws."""
 
-    tower: TowerDraws
+    tower: Draws
     name: str
     rows_each: int | None
 
     def uniform(self, shape, dtype) -> tf.Tensor:
-        return self.tower.uniform(self.name, shape, dtype, self.rows_each)
+        return self.tower.layer_uniform(self.name, shape, dtype, self.rows_each)
 
     def normal(self, shape, dtype) -> tf.Tensor:
-        return self.tower.normal(self.name, shape, dtype, self.rows_each)
+        return self.tower.layer_normal(self.name, shape, dtype, self.rows_each)
 
     def dropout(self, inputs: tf.Tensor, rate: float, noise_shape) -> tf.Tensor:
         return self.tower.dropout(self.name, inputs, rate, noise_shape, self.rows_each)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tower_train.graph.draws import TowerDraws
+from tower_train.graph.draws import Draws
 
 
 class Statistic(NamedTuple):
@@ -76,11 +76,11 @@ class Context:
     frozen: bool = False
     statistics: list[Statistic] | None = None
     learning: dict[str, Learning] = dataclasses.field(default_factory=dict)
-    draws: TowerDraws | None = None
+    draws: Draws | None = None
     drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
     builds_keras: bool = False
 
-    def of_tower(self, index: int, draws: TowerDraws | None = None):
+    def of_tower(self, index: int, draws: Draws | None = None):
         """Enters the context of the trained tower that comes `index` after this one."""
         return entered(dataclasses.replace(self, tower=self.tower + index, statistics=[], draws=draws))
 

@@ -1,16 +1,19 @@
 """Random numbers as functions of a key and a position, which no division of the batch and no restart changes."""
 
 import collections
+import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph.devices import HOST
 
 _PHILOX = 1  # the algorithm's number in tf.random.Algorithm
+_ROUNDS = 8  # of the shuffling cipher; the default of 4 leaves many neighbours of 50,000 examples together
 OUTPUTS = 4  # 32-bit numbers that one step of Philox's counter gives (Salmon et al. 2011, "Philox4x32")
 
 
@@ -31,6 +34,32 @@ def philox(name: str, counter: tf.Tensor) -> dict:
         "counter": tf.cast(tf.stack([counter, 0]), tf.uint64),
         "alg": _PHILOX,
     }
+
+
+def shuffled_indices(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
+    """Returns the examples at the given positions of the endless stream.
+
+    Args:
+      positions: int64 [batch].
+      num_examples: the size of an epoch.
+      seed: 0 <= seed < 2**63.
+
+    Returns:
+      int64 [batch], each 0 <= index < num_examples. Every epoch holds every example once, in an order of its own.
+    """
+    # The cipher uses only the low 8 bits of each of its three seeds (9 above 65,536 examples), so counted epochs would
+    # soon repeat: it gets random ones.
+    epochs = positions // num_examples
+    first = tf.reduce_min(epochs)
+    seeds = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=tf.stack([tf.reduce_max(epochs) - first + 1, OUTPUTS]), dtype=tf.uint32, **philox(f"{seed}", first)
+    )
+    return tf.raw_ops.RandomIndexShuffle(
+        index=positions % num_examples,
+        seed=tf.gather(seeds[:, :3], epochs - first),
+        max_index=tf.fill(tf.shape(positions), np.int64(num_examples - 1)),
+        rounds=_ROUNDS,
+    )
 
 
 def split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
@@ -55,35 +84,71 @@ def split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.cast(highest, tf.int32), tf.float32) * 2.0**-24
 
 
-class TowerDraws:
-    """The random numbers of one tower's layers: functions of (key, the layer's name, the example's position).
+class Draws:
+    """The random numbers of consecutive examples: functions of the seed, a name and the example's position.
 
-    The examples of a tower are consecutive positions. Each takes as many steps of Philox's counter as its numbers need,
-    so a tower's numbers are one section of the numbers of all positions.
+    Implements workload.Draws for a workload's distortion, and draws for its layers. Each example takes as many steps of
+    Philox's counter as its numbers need, so a tower's numbers are one section of the numbers of all positions. The
+    counter advances with each number, so the indices of examples, which are not consecutive, use SplitMix64.
 
     Attributes:
+      positions, epochs: as in workload.Draws; None without `num_examples`.
+      indices: int64 [batch], the examples at these positions; None for examples in their own order.
       names: {layer: its number of draws}; each draw of a layer has numbers of its own.
     """
 
-    def __init__(self, key: str, first: tf.Tensor | int = 0, batch: int | None = None, step: tf.Tensor | int = 0):
+    def __init__(
+        self,
+        seed: int | str,
+        first: tf.Tensor | int = 0,
+        batch: int | None = None,
+        step: tf.Tensor | int = 0,
+        num_examples: int | None = None,
+        by_index: bool = True,
+        device: str | None = HOST,
+    ):
         """Draws nothing yet.
 
         Args:
-          key: separates these numbers from others; for training the seed.
-          first: int64 scalar, the position of the tower's first example.
-          batch: the tower's examples; None for as many as the layers' tensors have rows.
+          seed: of the training; or a text that separates these numbers from those of training.
+          first: int64 scalar, the position of the first example.
+          batch: number of examples; None for as many as the layers' tensors have rows.
           step: int64 scalar, the position of the first example of the step, over all towers.
+          num_examples: the size of an epoch; None: the numbers are for layers only.
+          by_index: whether examples are fetched by index.
+          device: the place of positions and counters; None in input functions, which a device slows down.
         """
-        self._key, self._first, self._batch, self._step = key, first, batch, step
-        self._is_closed = False
+        self._seed, self._first, self._batch, self._step = seed, first, batch, step
+        self._device, self._is_closed = device, False
+        self.positions = self.epochs = self.indices = None
         self.names: collections.Counter[str] = collections.Counter()
+        if num_examples:
+            with self._aside():
+                self.positions = first + tf.range(batch, dtype=tf.int64)
+                self.epochs = self.positions // num_examples
+                self.indices = shuffled_indices(self.positions, num_examples, seed) if by_index else None
+
+    def uniform(self, name: str, count: int) -> tf.Tensor:
+        """As workload.Draws."""
+        return self._numbers(tf.raw_ops.StatelessRandomUniformV2, name, self._first, (self._batch, count), tf.float32)
+
+    def of_example(self, name: str, count: int) -> tf.Tensor:
+        """As workload.Draws."""
+        if self.indices is None:
+            raise errors.GraphError(
+                f"draws.of_example({name!r}): these examples come in an order of their own, so that none has an index "
+                "to draw its numbers by. Use draws.uniform, or examples that are fetched by index."
+            )
+        with self._aside():
+            counters = self.indices[:, tf.newaxis] * count + tf.range(count, dtype=tf.int64)
+            return split_mix(key_of(f"{self._seed} example {name}"), counters)
 
     def close(self) -> None:
-        """Ends the forward pass: further draws are errors."""
+        """Ends the forward pass: further draws of layers are errors."""
         self._is_closed = True
 
     def rows_each(self, shape) -> int | None:
-        """Returns the rows_each of `uniform` for a tensor of this shape.
+        """Returns the rows_each of `layer_uniform` for a tensor of this shape.
 
         1 for a row per example, None for a scalar or one row in all, which belong to the step; 0 if rows and examples
         do not fit.
@@ -93,7 +158,7 @@ class TowerDraws:
             return 1
         return None if sizes[:1] in ([], [1]) else 0
 
-    def uniform(self, layer: str, shape, dtype: tf.DType = tf.float32, rows_each: int | None = 1) -> tf.Tensor:
+    def layer_uniform(self, layer: str, shape, dtype: tf.DType = tf.float32, rows_each: int | None = 1) -> tf.Tensor:
         """Draws numbers uniform in [0, 1).
 
         Args:
@@ -106,11 +171,11 @@ class TowerDraws:
         Raises:
           GraphError: the rows are not those of the tower's examples.
         """
-        return self._numbers(tf.raw_ops.StatelessRandomUniformV2, layer, shape, dtype, rows_each)
+        return self._of_layer(tf.raw_ops.StatelessRandomUniformV2, layer, shape, dtype, rows_each)
 
-    def normal(self, layer: str, shape, dtype: tf.DType = tf.float32, rows_each: int | None = 1) -> tf.Tensor:
-        """Draws numbers of the normal distribution with mean 0 and standard deviation 1; otherwise as `uniform`."""
-        return self._numbers(tf.raw_ops.StatelessRandomNormalV2, layer, shape, dtype, rows_each)
+    def layer_normal(self, layer: str, shape, dtype: tf.DType = tf.float32, rows_each: int | None = 1) -> tf.Tensor:
+        """Draws from the normal distribution with mean 0 and standard deviation 1; otherwise as `layer_uniform`."""
+        return self._of_layer(tf.raw_ops.StatelessRandomNormalV2, layer, shape, dtype, rows_each)
 
     def dropout(
         self, layer: str, inputs: tf.Tensor, rate: float, noise_shape: Sequence | None = None, rows_each: int | None = 1
@@ -118,7 +183,7 @@ class TowerDraws:
         """Sets a share `rate` of the inputs to 0 and divides the others by 1 - rate.
 
         Args:
-          layer, rows_each: as for `uniform`.
+          layer, rows_each: as for `layer_uniform`.
           inputs: floating point [batch * rows_each, ...].
           rate: 0 < rate < 1.
           noise_shape: of the draws, which are broadcast to the inputs; None is the inputs' size.
@@ -130,28 +195,35 @@ class TowerDraws:
                     f"layers.dropout: noise_shape has {len(noise_shape)} sizes for inputs of {len(sizes)}. Give one "
                     "for each dimension, None for the inputs' size."
                 )
-            sizes = [size if given is None else given for size, given in zip(sizes, noise_shape, strict=True)]
+            sizes = [size if wanted is None else wanted for size, wanted in zip(sizes, noise_shape, strict=True)]
         # In float32 for all inputs, so that each dtype drops the same.
-        kept = self.uniform(layer, sizes, rows_each=rows_each) >= rate
+        kept = self.layer_uniform(layer, sizes, rows_each=rows_each) >= rate
         return tf.where(kept, inputs * (1 / (1 - rate)), tf.zeros([], inputs.dtype))
 
-    def _numbers(self, op: Callable, layer: str, shape, dtype: tf.DType, rows_each: int | None) -> tf.Tensor:
-        sizes, dtype = _sizes(shape), tf.as_dtype(dtype)
-        self._check(layer, sizes, rows_each)
-        place, examples, each = self._first, 1, math.prod(sizes)
+    def _of_layer(self, op: Callable, layer: str, shape, dtype: tf.DType, rows_each: int | None) -> tf.Tensor:
+        sizes = _sizes(shape)
+        self._check_layer(layer, sizes, rows_each)
         if rows_each is None:
-            place = self._step
+            first, rows = self._step, (1, math.prod(sizes))
         else:
-            examples, each = sizes[0] // rows_each, rows_each * math.prod(sizes[1:])
+            first, rows = self._first, (sizes[0] // rows_each, rows_each * math.prod(sizes[1:]))
+        name = f"layer {layer} {self.names[layer]}" if isinstance(self._seed, int) else f"{layer} {self.names[layer]}"
+        self.names[layer] += 1
+        return tf.reshape(self._numbers(op, name, first, rows, tf.as_dtype(dtype)), sizes)
+
+    def _numbers(self, op: Callable, name: str, first, shape: tuple, dtype: tf.DType) -> tf.Tensor:
+        """Draws [examples, numbers of each] from the position `first` on."""
+        examples, each = shape
         outputs = OUTPUTS // 2 if dtype == tf.float64 else OUTPUTS
         counters = -(-each // outputs)
-        call, self.names[layer] = self.names[layer], self.names[layer] + 1
-        with tf.device(HOST):
-            where = philox(f"{self._key} {layer} {call}", tf.cast(place, tf.int64) * tf.cast(counters, tf.int64))
-        numbers = op(shape=[examples, counters * outputs], dtype=dtype, **where)
-        return tf.reshape(numbers[:, :each], sizes)
+        with self._aside():
+            where = philox(f"{self._seed} {name}", tf.cast(first, tf.int64) * tf.cast(counters, tf.int64))
+        return op(shape=[examples, counters * outputs], dtype=dtype, **where)[:, :each]
 
-    def _check(self, layer: str, sizes: list, rows_each: int | None) -> None:
+    def _aside(self):
+        return tf.device(self._device) if self._device else contextlib.nullcontext()
+
+    def _check_layer(self, layer: str, sizes: list, rows_each: int | None) -> None:
         if self._is_closed:
             raise errors.GraphError(
                 f"{layer} draws again in the backward pass, as tf.recompute_grad does, where its numbers would be "
@@ -161,21 +233,17 @@ class TowerDraws:
             return
         rows = sizes[0] if sizes else "no"
         if not isinstance(rows, int) or rows != self._batch * rows_each:
-            found = (
+            counted = (
                 f"{rows} rows" if isinstance(rows, int | str) else "a number of rows that is not known before it runs"
             )
-            by_rows = isinstance(rows, int) and rows_each == 1 and rows > self._batch and not rows % self._batch
-            k = rows // self._batch if by_rows else 0
             raise errors.GraphError(
-                f"{layer} draws numbers for each example, and its tensor has {found} for the tower's {self._batch} "
-                f"examples{f' with {rows_each} rows each' if rows_each > 1 else ''}. "
-                + (f"Give rows_per_example={k} if the {k} rows of an example lie one after the other, else draw"
-                   if by_rows else "Draw")
-                + " where a row is an example."
-            )  # fmt: skip
+                f"{layer} draws numbers for each example, and its tensor has {counted} for the tower's {self._batch} "
+                f"examples with rows_per_example={rows_each}. Draw where a row is an example, or give the number of an "
+                "example's rows if they lie one after the other."
+            )
 
 
-def check_same(by_tower: Sequence[TowerDraws]) -> tuple[str, ...]:
+def check_same(by_tower: Sequence[Draws]) -> tuple[str, ...]:
     """Returns the names of the layers that draw; GraphError if towers' layers differ in this."""
     for i, draws in enumerate(by_tower):
         if draws.names != by_tower[0].names:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.graph import context, stream, towers, transfer, update
 from tower_train.graph.devices import HOST, Devices
-from tower_train.graph.draws import TowerDraws
+from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
 from tower_train.graph.replica import Replica
 from tower_train.workload import Examples, Tensors, Workload
@@ -59,7 +59,7 @@ def evaluation_graph(
         source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers), way)
         replica, outputs = Replica(), []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, source.batches, strict=True)):
-            draws = TowerDraws("evaluation", source.firsts[i], tower_batch)
+            draws = Draws("evaluation", source.firsts[i], tower_batch)
             with replica.tower(Tower(i, device), towers.restored), context.entered(context.Context(draws=draws)):
                 output, _ = towers.tower_loss(workload, features, labels, tf.as_dtype(dtype), training=False)
             outputs.append(output)

@@ -87,15 +87,10 @@ def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
     One that calls functions is yielded for each such type in them. Initial values of variables are not included: what
     is computed from a variable depends on its handle only.
     """
-    needed, left = set(), list(last)
-    while left:
-        op = left.pop()
-        if op.name not in needed:
-            needed.add(op.name)
-            left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    needed = ancestors(last)
     graph, calls, bodies = last[0].graph, {}, {}
     for op in graph.get_operations():
-        if op.name not in needed:
+        if op not in needed:
             continue
         if op.type not in calls:
             calls[op.type] = any("func" in attr.type for attr in op.op_def.attr)
@@ -105,6 +100,17 @@ def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
             types += sorted(set(_types_within(op.node_def, bodies, set())))
         for each in types:
             yield Found(op.name.partition("/")[2] or op.name, each, _line_of(op))
+
+
+def ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations and all that they depend on."""
+    reached, left = set(), list(operations)
+    while left:
+        op = left.pop()
+        if op not in reached:
+            reached.add(op)
+            left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return reached
 
 
 def _types_within(node, bodies: dict[str, Sequence], seen: set[str]) -> Iterator[str]:

@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from tower_train import host
 from tower_train.examples import Examples, Tensors, in_fixed_order
-from tower_train.graph import iterator_state, shards, staging
+from tower_train.graph import elements, transfer
 from tower_train.graph.devices import HOST
+from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Layout
-from tower_train.graph.order import PositionDraws
-from tower_train.graph.transfer import Transfer, preprocess
+from tower_train.graph.transfer import Batches, Transfer
 from tower_train.workload import Workload
 
 _PREFETCHED_STEPS = 2
@@ -43,10 +43,10 @@ class Stream:
       order: digest of the order that workers have in common; empty if they need none.
     """
 
-    batches: list[tuple[Tensors, Tensors]]
+    batches: Batches
     initializer: tf.Operation
     firsts: list[tf.Tensor]
-    state: iterator_state.IteratorState | None = None
+    state: elements.IteratorState | None = None
     renewal: Sequence[tf.Operation] = ()
     notes: tuple[str, ...] = ()
     order: str = ""
@@ -79,78 +79,62 @@ def training_stream(
     """
     way = way or Transfer()
     step_size = layout.tower_batch * layout.all_towers
-    first = start + layout.first_tower * layout.tower_batch
-    steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - step_size, step_size)
+    start_here = start + layout.first_tower * layout.tower_batch
+    steps = tf.data.Dataset.range(start_here, np.iinfo(np.int64).max - step_size, step_size)
     on_host = dataclasses.replace(workload, distort=None, prepare=None) if way.distorts_there else workload
-    if examples.elements:
-        source = _elements_in_their_order(on_host, examples, seed, steps, layout)
-    else:
-        source = _examples_by_index(on_host, examples, seed, steps, layout, way.stages or way.distorts_there)
-    staged = None
-    if way.stages:
-        staged = staging.stage(source, way.devices, start, step_size, way.end)
-    batches, initializer = (staged.batches, staged.fill) if staged else (source.take(), source.iterator.initializer)
-    state = None
-    if examples.elements:
-        names = iterator_state.names(layout.worker_batch, not way.distorts_there, layout.num_workers)
-        state = iterator_state.of(source, names, layout.worker, staged)
-    firsts = _firsts(first, layout.tower_batch, layout.num_towers)
-    if way.distorts_there:
-        batches = list(batches)  # those of the stage stay as they are
-        for i, (features, labels) in enumerate(batches):
-            with way.there(i, features) as features:
-                draws = _draws(examples, firsts[i], layout.tower_batch, seed, on_device=True)
-                batches[i] = _with_batch_size((preprocess(workload, features, draws), labels), layout.tower_batch)
-    renewal = staged.renewal if staged else ()
-    notes = tuple(filter(None, (way.note, shards.note(examples, layout.num_workers))))
-    return Stream(batches, initializer, firsts, state, renewal, notes, source.order)
-
-
-def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, on_device: bool = False) -> PositionDraws:
-    return PositionDraws(first, batch, examples.num_examples, seed, not examples.elements, on_device)
-
-
-def _examples_by_index(
-    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, layout: Layout, by_tower: bool
-) -> staging.Source:
-    """Fetches examples by index from the positions in `steps`: whole steps, or towers' batches several at a time."""
-    fetch = examples.open()
+    # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend on
+    # their number; examples by index come as whole steps, or as towers' batches several at a time.
+    by_tower = (way.stages or way.distorts_there) and not examples.elements
     parts = layout.num_towers if by_tower else 1
     size = layout.worker_batch // parts
+    order, fetch = "", examples.open() if examples.open else None
+    if examples.elements:
+        dataset, length, order = elements.batches(examples, size, layout.num_workers, layout.worker)
+        steps = tf.data.Dataset.zip(steps, dataset)
 
-    def part(first: tf.Tensor):
-        draws = _draws(examples, first, size, seed)
-        features, labels = fetch(draws.indices)
-        return _with_batch_size((preprocess(workload, features, draws), labels), size)
+    def part(first: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
+        draws = _draws(examples, first, size, seed, device=None)
+        features, labels = fetch(draws.indices) if batch is None else batch
+        return _with_batch_size((_preprocess(on_host, features, draws), labels), size)
 
-    def step(first: tf.Tensor):
-        return tuple(part(first + i * size) for i in range(parts))
+    iterator = _iterator(
+        steps, lambda first, *batch: tuple(part(first + i * size, *batch) for i in range(parts)), examples, parts
+    )
 
-    iterator = _iterator(steps, step, examples, parts)
-    return staging.Source(iterator, list if parts == layout.num_towers else lambda whole: _divided(whole[0], layout))
+    def take() -> Batches:
+        batches = iterator.get_next()
+        return list(batches) if parts == layout.num_towers else _divided(batches[0], layout)
+
+    firsts = _firsts(start_here, layout.tower_batch, layout.num_towers)
+    state, renewal = None, ()
+    if way.stages:
+        staged = transfer.stage(take, iterator.initializer, way, start, step_size)
+        batches, initializer, renewal = list(staged.batches), staged.fill, staged.renewal
+    else:
+        batches, initializer = take(), iterator.initializer
+    if examples.elements:
+        names = elements.state_names(layout.worker_batch, not way.distorts_there, layout.num_workers)
+        state = elements.state_of(iterator, names, layout.worker, length)
+    for i, (features, labels) in enumerate(batches if way.distorts_there else ()):
+        with way.there(i, features) as features:
+            draws = _draws(examples, firsts[i], layout.tower_batch, seed)
+            batches[i] = _with_batch_size((_preprocess(workload, features, draws), labels), layout.tower_batch)
+    notes = tuple(filter(None, (way.note, elements.note(examples, layout.num_workers))))
+    return Stream(batches, initializer, firsts, state, renewal, notes, order)
 
 
-def _elements_in_their_order(
-    workload: Workload, examples: Examples, seed: int, steps: tf.data.Dataset, layout: Layout
-) -> staging.Source:
-    """Takes the elements of a data set's own dataset, a whole step at a time; otherwise as `_examples_by_index`.
-
-    Towers divide what has left the iterator, so that its state does not depend on their number.
-    """
-    step_size = layout.worker_batch
-    batches, length, order = shards.batches(examples, step_size, layout.num_workers, layout.worker)
-
-    def step(first: tf.Tensor, batch: tuple[Tensors, Tensors]):
-        features, labels = batch
-        draws = _draws(examples, first, step_size, seed)
-        return _with_batch_size((preprocess(workload, features, draws), labels), step_size)
-
-    iterator = _iterator(tf.data.Dataset.zip(steps, batches), step, examples)
-    return staging.Source(iterator, lambda whole: _divided(whole, layout), length, order)
+def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, device: str | None = HOST) -> Draws:
+    return Draws(seed, first, batch, num_examples=examples.num_examples, by_index=not examples.elements, device=device)
 
 
-def _divided(whole: tuple[Tensors, Tensors], layout: Layout) -> staging.Batches:
-    """Divides what has left the iterator among the towers."""
+def _preprocess(workload: Workload, features: Tensors, draws: Draws) -> Tensors:
+    """Returns features of training examples as the network takes them."""
+    if workload.distort:
+        return workload.distort(features, draws)
+    return workload.prepare(features) if workload.prepare else features
+
+
+def _divided(whole: tuple[Tensors, Tensors], layout: Layout) -> Batches:
     size = layout.tower_batch
     return [tf.nest.map_structure(lambda t, i=i: t[i * size : (i + 1) * size], whole) for i in range(layout.num_towers)]
 
@@ -169,47 +153,36 @@ def evaluation_stream(
     way, step_size = way or Transfer(), tower_batch * num_towers
     prepare = None if way.distorts_there else workload.prepare
     if examples.elements:
-        batches = in_fixed_order(examples.elements()).batch(step_size).map(lambda *batch: (batch, _size(batch)))
-        steps = tf.data.Dataset.zip(tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size), batches)
+        steps = tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size)
+        steps = tf.data.Dataset.zip(steps, in_fixed_order(examples.elements()).batch(step_size))
     else:
-        steps = tf.data.Dataset.range(0, examples.num_examples, step_size)
-        fetch = examples.open()
+        steps, fetch = tf.data.Dataset.range(0, examples.num_examples, step_size), examples.open()
 
-    def tower_examples(places: tf.Tensor, end, take):
-        """Takes a batch from int64 [tower_batch] positions; those from `end` on do not count."""
-        features, labels = take(tf.minimum(places, end - 1))
+    def part(tower: int, first: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None):
+        places = tower * tower_batch + tf.range(tower_batch, dtype=tf.int64)
+        if batch is None:
+            places, end = places + first, examples.num_examples
+            features, labels = fetch(tf.minimum(places, end - 1))
+        else:
+            end = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+            features, labels = tf.nest.map_structure(lambda t: tf.gather(t, tf.minimum(places, end - 1)), batch)
         features = prepare(features) if prepare else features
         return _with_batch_size((features, labels, places < end), tower_batch)
 
-    def by_index(first: tf.Tensor):
-        return first, tuple(tower_examples(places + first, examples.num_examples, fetch) for places in _places())
-
-    def of_batch(first: tf.Tensor, batch_and_size: tuple[tuple[Tensors, Tensors], tf.Tensor]):
-        batch, size = batch_and_size
-
-        def take(places: tf.Tensor):
-            return tf.nest.map_structure(lambda t: tf.gather(t, places), batch)
-
-        return first, tuple(tower_examples(places, size, take) for places in _places())
-
-    def _places():
-        return [i * tower_batch + tf.range(tower_batch, dtype=tf.int64) for i in range(num_towers)]
-
-    iterator = _iterator(steps, of_batch if examples.elements else by_index, examples, num_towers)
+    iterator = _iterator(
+        steps, lambda *step: (step[0], tuple(part(i, *step) for i in range(num_towers))), examples, num_towers
+    )
     first, towers = iterator.get_next()
-    batches, firsts = [tower[:2] for tower in towers], _firsts(first, tower_batch, num_towers)
+    batches = [tower[:2] for tower in towers]
     for i, (features, labels) in enumerate(batches if way.distorts_there else ()):
         with way.there(i, features) as features:
             batches[i] = _with_batch_size((workload.prepare(features), labels), tower_batch)
+    firsts = _firsts(first, tower_batch, num_towers)
     return Stream(batches, iterator.initializer, firsts), [counted for *_, counted in towers]
 
 
 def _firsts(first: tf.Tensor, tower_batch: int, num_towers: int) -> list[tf.Tensor]:
     return [first + i * tower_batch for i in range(num_towers)]
-
-
-def _size(batch: tuple[Tensors, Tensors]) -> tf.Tensor:
-    return tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
 
 
 def _iterator(steps: tf.data.Dataset, step: Callable, examples: Examples, branches: int = 1):

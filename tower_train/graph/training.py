@@ -21,7 +21,7 @@ from tower_train.graph import (
 from tower_train.graph.all_reduce import AllReduce
 from tower_train.graph.context import Context, Learning
 from tower_train.graph.devices import HOST, Devices
-from tower_train.graph.draws import TowerDraws, check_same
+from tower_train.graph.draws import Draws, check_same
 from tower_train.graph.layout import Layout, lay_out
 from tower_train.graph.progress import count_progress
 from tower_train.graph.record import RandomNumbers, Request, SavedVariables, StepReport, TrainingGraph
@@ -56,7 +56,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             replica = replicas[tower.replica]
             if tower.waits:  # so that the activations of one batch at a time are in a device's memory
                 batch, first = replica.after_last_tower((batch, first))
-            draws = TowerDraws(f"{config.seed} layer", first, layout.tower_batch, counters.examples_seen)
+            draws = Draws(config.seed, first, layout.tower_batch, counters.examples_seen)
             with replica.tower(tower, towers.seeded(config.seed)), context.of_tower(tower.index, draws) as noted:
                 outputs, loss = tower_loss(workload, *batch, tf.as_dtype(config.dtype), training=True)
                 draws.close()  # the backward pass may not draw

@@ -1,20 +1,26 @@
-"""The way of a batch from the host to the network: the place of its distortion, and the time of its crossing."""
+"""The way of a batch from the host to its tower's device: the place of its distortion, and the time of its crossing.
+
+Batches for GPUs are staged: a step trains on those that the previous step left there, and leaves the next ones, which
+cross while it computes. The first ones come when the stream begins, at the run's position, so batches that lay there
+untrained are read again.
+"""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels
 
-from tower_train import errors
 from tower_train.examples import Examples, Tensors
 from tower_train.graph.devices import HOST
-from tower_train.graph.order import PositionDraws
 from tower_train.workload import Workload
 
-_LOOPS = ("While", "StatelessWhile", "Enter")
-_OF_GPUS = ("GPU", "DEFAULT")  # device types of kernels
+v1 = tf.compat.v1
+
+Batches = list[tuple[Tensors, Tensors]]  # over towers, (features, labels)
+NEXT = "next_batch"  # the operation that fetches the next step's batches
+_NONE = -1  # the position of no batch
+_ON_HOST = (tf.string, tf.variant, tf.resource)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +32,7 @@ class Transfer:
       distorts_there: whether they cross as the examples are, and are preprocessed there; else on the host.
       stages: whether the next step's batches cross during a step.
       end: the position after the run's last example.
-      note: a line on the place of preprocessing and its reason, if that is not always so; else None.
+      note: a line on the place of preprocessing, of GPUs; else None.
     """
 
     devices: Sequence[str] = ()
@@ -38,8 +44,27 @@ class Transfer:
     @contextlib.contextmanager
     def there(self, tower: int, features: Tensors) -> Iterator[Tensors]:
         """Preprocesses a tower's features on its device within this block."""
-        with tf.device(self.devices[tower]), tf.compat.v1.name_scope(f"tower_{tower}/preprocess/"):
+        with tf.device(self.devices[tower]), v1.name_scope(f"tower_{tower}/preprocess/"):
             yield tf.nest.map_structure(tf.identity, features)
+
+
+def choose(distort_on: str, workload: Workload, examples: Examples, devices: Sequence[str], end: int = 0) -> Transfer:
+    """Chooses the way of the batches.
+
+    Args:
+      distort_on: --distort_on; auto is the device if it is a GPU and the workload's preprocessing is made for that.
+      workload, examples: what is trained. Examples in their own order cross distorted unless `device` is asked for,
+        since checkpoints hold some of them as they cross; and not ahead of their step, since those would be lost.
+      devices, end: as in Transfer.
+    """
+    is_staged = stages(devices) and not examples.elements
+    if not (workload.distort or workload.prepare):
+        return Transfer(devices, False, is_staged, end)
+    on_gpus = all(map(_is_gpu, devices))
+    suits = on_gpus and workload.distorts_on_devices and not examples.elements
+    there = distort_on == "device" or (distort_on == "auto" and suits)
+    note = f"distorts: on the {'GPUs' if there else 'host'} (--distort_on={distort_on})" if on_gpus else None
+    return Transfer(devices, there, is_staged, end, note)
 
 
 def stages(devices: Sequence[str]) -> bool:
@@ -47,107 +72,83 @@ def stages(devices: Sequence[str]) -> bool:
     return all(map(_is_gpu, devices))
 
 
-def choose(wanted: str, workload: Workload, examples: Examples, devices: Sequence[str], end: int = 0) -> Transfer:
-    """Chooses the way of the batches.
-
-    Args:
-      wanted: --distort_on; auto is the device of GPUs that have all kernels for it, unless examples have more bytes
-        before it than after, or come in their own order, with checkpoints that hold examples as they cross.
-      workload, examples: what is trained.
-      devices, end: as in Transfer.
-
-    Raises:
-      ConfigError: --distort_on=device, without kernels on GPUs.
-    """
-    is_staged, is_done = stages(devices), bool(workload.distort or workload.prepare)
-    if not all(map(_is_gpu, devices)) or not is_done or wanted == "host":
-        return Transfer(devices, is_done and wanted == "device", is_staged, end)
-    if examples.elements and wanted == "auto":
-        note = "distorts: on the host, as this data set has an order of its own; on the GPUs with --distort_on=device"
-        return Transfer(devices, False, is_staged, end, note)
-    against, crossing = _against(workload, examples)
-    if against and wanted == "device":
-        raise errors.ConfigError(
-            f"--distort_on=device: {against}. Use --distort_on=host, or other operations in workload {workload.name}."
-        )
-    note = f"distorts: on the host, as {against}" if against else f"distorts: on the GPUs; examples cross as {crossing}"
-    return Transfer(devices, not against, is_staged, end, note)
-
-
-def preprocess(workload: Workload, features: Tensors, draws: PositionDraws) -> Tensors:
-    """Returns features of training examples as the network takes them."""
-    if workload.distort:
-        return workload.distort(features, draws)
-    return workload.prepare(features) if workload.prepare else features
-
-
-def _against(workload: Workload, examples: Examples) -> tuple[str | None, str]:
-    """Returns the reason to preprocess examples on the host, or None; and their form before that."""
-    with tf.Graph().as_default() as graph, tf.device(HOST):
-        before, _ = examples.symbolic_batch()
-        first = tf.constant(0, tf.int64)
-        draws = PositionDraws(first, 1, examples.num_examples, 0, bool(examples.open), on_device=True)
-        with tf.device("/gpu:0"):
-            after = preprocess(workload, tf.nest.map_structure(tf.identity, before), draws)
-        lacking = _hindrance(graph.as_graph_def())
-    crossing = ", ".join(dict.fromkeys(tensor.dtype.name for tensor in tf.nest.flatten(before)))
-    if lacking:
-        return lacking, crossing
-    sizes = _bytes(before), _bytes(after)
-    if None in sizes or sizes[0] > sizes[1]:
-        return "it makes examples smaller, or their size is not known", crossing
-    return None, crossing
-
-
-def _hindrance(definition: tf.compat.v1.GraphDef) -> str | None:
-    """Returns the first obstacle on GPUs among the operations that are on one, and of the functions that these call."""
-    functions = {function.signature.name for function in definition.library.function}
-    nodes = [node for node in definition.node if _is_gpu(node.device)]
-    reached, left = set(), list(nodes)
-    while left:
-        node = left.pop()
-        called = {name for attr in node.attr.values() for name in _functions_of(attr)} - reached
-        reached |= called
-        for function in definition.library.function:
-            if function.signature.name in called:
-                nodes += function.node_def
-                left += function.node_def
-    for node in nodes:
-        if node.op in _LOOPS:
-            return "loops, such as tf.map_fn's, are slow on GPUs"
-        if node.op not in functions and not any(_allows(kernel, node) for kernel in _kernels(node.op)):
-            dtype = node.attr["T"].type or node.attr["Tparams"].type
-            of_what = f"{node.op} of {tf.as_dtype(dtype).name}" if dtype else node.op
-            return f"GPUs have no kernel for {of_what}"
-    return None
-
-
 def _is_gpu(device: str) -> bool:
     return "gpu" in device.lower()
 
 
-def _functions_of(attr) -> list[str]:
-    return [function.name for function in [attr.func, *attr.list.func] if function.name]
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """Batches that wait on their devices.
+
+    Attributes:
+      batches: those of the current step.
+      fill: op that starts the iterator and puts the first ones there; run it after variables hold their values.
+      renewal: ops that put the next step's there, which each step has to run.
+    """
+
+    batches: Batches
+    fill: tf.Operation
+    renewal: Sequence[tf.Operation]
 
 
-def _kernels(op: str) -> list:
-    found = kernels.get_registered_kernels_for_op(op).kernel
-    return [kernel for kernel in found if kernel.device_type in _OF_GPUS]
+def stage(take: Callable[[], Batches], begin: tf.Operation, way: Transfer, start: tf.Tensor, step_size: int) -> Staged:
+    """Stages an iterator's batches.
+
+    Args:
+      take: makes the ops that take a step's batches out of the iterator; none for positions from way.end on, so that no
+        example fails that no step needs.
+      begin: op that starts the iterator.
+      way: of the batches.
+      start: int64 scalar, the position of a step's first example.
+      step_size: examples per step.
+    """
+    with tf.control_dependencies([begin, v1.tables_initializer()]):
+        first = take()
+    flat_first = tf.nest.flatten(first)
+    devices = [device for device, batch in zip(way.devices, first, strict=True) for _ in tf.nest.flatten(batch)]
+    position = _Place("staged/position", start, HOST)
+    places = [_Place(f"staged/part_{i}", *of) for i, of in enumerate(zip(flat_first, devices, strict=True))]
+    fill = [position.put(start), *(place.put(tensor) for place, tensor in zip(places, flat_first, strict=True))]
+
+    batches = [place.get() for place in places]
+    in_step = tf.debugging.assert_equal(position.get(), start, "the batches on the devices are not those of this step")
+    with tf.control_dependencies([in_step]):
+        following = start + step_size
+    is_wanted = following < way.end
+    coming = tf.cond(is_wanted, take, lambda: tf.nest.map_structure(_like, first), name=NEXT)
+    renewal = [position.put(tf.where(is_wanted, following, tf.constant(_NONE, tf.int64)))]
+    for place, tensor, now in zip(places, tf.nest.flatten(coming), batches, strict=True):
+        renewal.append(place.put(tensor, [now.op]))
+    return Staged(tf.nest.pack_sequence_as(first, batches), tf.group(*fill), renewal)
 
 
-def _allows(kernel, node) -> bool:
-    """Returns whether a kernel is for the types of a node."""
-    for constraint in kernel.constraint:
-        value = node.attr[constraint.name]
-        types = {value.type} if value.WhichOneof("value") == "type" else set(value.list.type)
-        if not types <= set(constraint.allowed_values.list.type):
-            return False
-    return True
+class _Place:
+    """A tensor's place on a device between two steps: a variable outside of the run's state."""
+
+    def __init__(self, name: str, like: tf.Tensor, device: str):
+        self._dtype, self._shape = like.dtype, like.shape
+        self._device = HOST if like.dtype in _ON_HOST else device
+        # GPUs have no int32 variables, but can bitcast them to float32.
+        self._kept_dtype = tf.float32 if like.dtype == tf.int32 else like.dtype
+        with tf.device(self._device):
+            self._handle = tf.raw_ops.VarHandleOp(dtype=self._kept_dtype, shape=like.shape, shared_name=name, name=name)
+
+    def put(self, tensor: tf.Tensor, after: Sequence[tf.Operation] = ()) -> tf.Operation:
+        """Puts a tensor there, after some ops on this device."""
+        if self._kept_dtype != self._dtype:
+            tensor = tf.bitcast(tensor, self._kept_dtype)
+        with tf.device(self._device), tf.control_dependencies(after):
+            return tf.raw_ops.AssignVariableOp(resource=self._handle, value=tensor)
+
+    def get(self) -> tf.Tensor:
+        with tf.device(self._device):
+            value = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._kept_dtype)
+            if self._kept_dtype != self._dtype:
+                value = tf.bitcast(value, self._dtype)
+        value.set_shape(self._shape)
+        return value
 
 
-def _bytes(tensors: Tensors) -> int | None:
-    """Returns the bytes of tensors; None if not static."""
-    sizes = [(tensor.shape.num_elements(), tensor.dtype) for tensor in tf.nest.flatten(tensors)]
-    if any(count is None or dtype == tf.string for count, dtype in sizes):
-        return None
-    return sum(count * dtype.size for count, dtype in sizes)
+def _like(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a placeholder value of this shape and type."""
+    return tf.zeros([size or 0 for size in tensor.shape], tensor.dtype)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tower_train.config import DeviceOptions, RunOptions
 from tower_train.graph import context, devices, towers, update
 from tower_train.graph.devices import HOST
-from tower_train.graph.draws import TowerDraws
+from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
 from tower_train.graph.replica import Replica
 from tower_train.inference import saved_run
@@ -48,7 +48,7 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
     with tf.Graph().as_default() as graph, tf.device(HOST):
         files, features = _inputs(raw)
         prepared = workload.prepare(features) if workload.prepare else features
-        by_row = context.Context(draws=TowerDraws("serving"))
+        by_row = context.Context(draws=Draws("serving"))
         with Replica().tower(Tower(0, HOST), towers.restored), context.entered(by_row):
             outputs, _ = towers.tower_loss(workload, prepared, None, tf.as_dtype(run.dtype), training=False)
         class_names = run.examples.class_names if towers.are_of_classes(outputs, run.examples) else ()

@@ -181,7 +181,7 @@ def import_tensorflow(talkative: bool = False) -> None:
 
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
-    with console.stderr_in_file():
+    with console.stderr_held_back():
         import tensorflow
 
         tensorflow.config.list_physical_devices("GPU")  # remarks come with its first use

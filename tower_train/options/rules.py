@@ -8,7 +8,7 @@ from tower_train import errors
 from tower_train.options import Options, as_text
 
 
-def check(config: Options) -> None:
+def check_config(config: Options) -> None:
     """Raises ConfigError for options of a Config that exclude or need each other."""
     for conflict in _conflicts(config):
         raise errors.ConfigError(conflict)
@@ -94,19 +94,19 @@ def parse_points(text: str) -> tuple[tuple[float, float], ...]:
 
 def parse_elastic(text: str) -> tuple[int, int]:
     """Reads --elastic=MIN:MAX; or a ConfigError."""
-    found = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", text, re.ASCII)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    bounds = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", text, re.ASCII)
+    if not bounds or not 1 <= int(bounds[1]) <= int(bounds[2]):
         raise errors.ConfigError(
             f"--elastic={text[:100]}: it must be MIN:MAX, whole numbers of workers with 1 <= MIN <= MAX, as in 2:4."
         )
-    return int(found[1]), int(found[2])
+    return int(bounds[1]), int(bounds[2])
 
 
 def check_hosts(hosts: Sequence[str], shown: str) -> None:
     """Raises ConfigError if one is no host:port, or stands there twice; `shown` is what names them all."""
     for host in hosts:
-        found = re.fullmatch(r"[\w.:\[\]-]+:([0-9]{1,5})", host, re.ASCII)
-        if not found or not 0 < int(found[1]) < 2**16:
+        port = re.fullmatch(r"[\w.:\[\]-]+:([0-9]{1,5})", host, re.ASCII)
+        if not port or not 0 < int(port[1]) < 2**16:
             raise errors.ConfigError(f"{shown}: each must be host:port, which {host[:100]!a} is not.")
     if len(set(hosts)) != len(hosts):
         raise errors.ConfigError(f"{shown} names a worker twice. Name each once.")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.membership import Membership
 from tower_train.console import ProgressBar, say
 from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run import report as reporting
@@ -194,7 +194,7 @@ class Stop(Action):
       is_now: whether the run ends after this step.
     """
 
-    def __init__(self, received: Received, membership: SingleProcess, user_hooks: UserHooks, best: Best | None):
+    def __init__(self, received: Received, membership: Membership, user_hooks: UserHooks, best: Best | None):
         self._received, self._membership, self._hooks, self._best = received, membership, user_hooks, best
         self._has_asked = self.is_now = False
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import order, stream
+from tower_train.graph import draws, stream
 from tower_train.graph.layout import Layout
 from tower_train.workload import Examples, Workload
 
@@ -41,7 +41,7 @@ def _arrays(workload: Workload, examples: Examples, seed: int, split: Layout, fi
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         again = stream.training_stream(workload, examples, seed, tf.constant(first, tf.int64), split)
         positions = first + tf.range(split.worker_batch, dtype=tf.int64)
-        fetches = positions, order.shuffled_indices(positions, examples.num_examples, seed), again.batches
+        fetches = positions, draws.shuffled_indices(positions, examples.num_examples, seed), again.batches
         with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
             session.run([v1.tables_initializer(), again.initializer])
             positions, indices, batches = session.run(fetches)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.states import StateExchange
-from tower_train.graph import iterator_state
-from tower_train.graph.iterator_state import IteratorState
+from tower_train.cluster.board import Board
+from tower_train.graph import elements
+from tower_train.graph.elements import IteratorState
 from tower_train.graph.record import TrainingGraph
 from tower_train.run.actions import Action
 from tower_train.workload import Examples
@@ -45,7 +45,7 @@ def begins_anew(graph: TrainingGraph, path: str, saved: Sequence[str], on_worker
     Raises:
       RunError: they are, and on_worker_change refuses that.
     """
-    saved_by = set(filter(None, map(iterator_state.saved_by, saved))) if graph.stream.state else set()
+    saved_by = set(filter(None, map(elements.saved_by, saved))) if graph.stream.state else set()
     if not saved_by or graph.layout.num_workers in saved_by:
         return False
     if on_worker_change == "refuse":
@@ -57,22 +57,22 @@ def begins_anew(graph: TrainingGraph, path: str, saved: Sequence[str], on_worker
     return True
 
 
-def save(session: v1.Session, state: IteratorState, states: StateExchange | None, step: int) -> None:
+def save(session: v1.Session, state: IteratorState, board: Board | None, step: int) -> None:
     """Writes all workers' positions after a step into their variables, in the chief."""
     session.run(state.note)
-    if states:
-        _put(session, state.variables[1:], states.collect(step))
+    if board:
+        _put(session, state.variables[1:], board.collect(step))
 
 
-def hand_out(session: v1.Session, state: IteratorState, states: StateExchange) -> None:
+def hand_out(session: v1.Session, state: IteratorState, board: Board) -> None:
     """Sends the other workers the positions in their variables, from the chief."""
-    states.hand_out(session.run(state.variables))
+    board.hand_out(session.run(state.variables))
 
 
-def fetch(session: v1.Session, state: IteratorState, states: StateExchange) -> None:
+def fetch(session: v1.Session, state: IteratorState, board: Board) -> None:
     """Puts the position from the chief into this worker's variable."""
     session.run([variable.initializer for variable in state.variables])
-    _put(session, [state.variables[state.worker]], [states.fetch()])
+    _put(session, [state.variables[state.worker]], [board.fetch()])
 
 
 def _put(session: v1.Session, variables: Sequence[tf.Variable], values: Sequence[bytes]) -> None:
@@ -117,16 +117,16 @@ class SendPosition(Action):
     Args:
       session: with a graph that has a stream_state.
       graph: this one.
-      states: takes them.
+      board: takes them.
       is_saved: step -> whether the chief saves after it unasked.
       steps_done: number of earlier steps, which the chief has saved.
     """
 
     def __init__(
-        self, session: v1.Session, graph: TrainingGraph, states: StateExchange, is_saved: Callable[[int], bool],
+        self, session: v1.Session, graph: TrainingGraph, board: Board, is_saved: Callable[[int], bool],
         steps_done: int,
     ):  # fmt: skip
-        self._session, self._state, self._states = session, graph.stream.state, states
+        self._session, self._state, self._board = session, graph.stream.state, board
         self._is_saved, self._sent_step = is_saved, steps_done or None
 
     def __call__(self, step, report):
@@ -139,5 +139,5 @@ class SendPosition(Action):
 
     def _send(self, step: int) -> None:
         self._session.run(self._state.note)
-        self._states.send(step, self._session.run(self._state.variables[self._state.worker]))
+        self._board.send(step, self._session.run(self._state.variables[self._state.worker]))
         self._sent_step = step

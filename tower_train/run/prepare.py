@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.membership import Membership
 from tower_train.config import Config
 from tower_train.graph import devices, summaries
 from tower_train.graph.record import TrainingGraph
@@ -61,7 +61,7 @@ class Start:
 
 
 def prepare(
-    path: str | None, workload: Workload, config: Config, run_dir: directory.RunDirectory, membership: SingleProcess,
+    path: str | None, workload: Workload, config: Config, run_dir: directory.RunDirectory, membership: Membership,
     stack: contextlib.ExitStack,
 ) -> Start:  # fmt: skip
     """Loads the examples, builds the graph and, in the chief, finds the checkpoint to begin at.
@@ -99,7 +99,7 @@ def prepare(
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
 
 
-def rebuilt(start: Start, membership: SingleProcess) -> Start:
+def rebuilt(start: Start, membership: Membership) -> Start:
     """Returns the start with a graph for the membership's devices, which are others than when it was prepared."""
     graph = training_graph(start.workload, start.examples, start.config, membership.devices)
     if not start.is_chief:

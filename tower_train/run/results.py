@@ -5,7 +5,8 @@ import enum
 import signal
 
 from tower_train import errors
-from tower_train.cluster import single_process
+from tower_train.cluster.membership import RunOver
+from tower_train.cluster.rendezvous import RESIZED as ANOTHER_SIZE
 from tower_train.run_dir import directory
 
 
@@ -17,7 +18,7 @@ class StopReason(str, enum.Enum):
     SIGTERM = "SIGTERM"
     NO_GAIN = "no gain"
     SESSION_HOOK = "a session hook"
-    RESIZED = single_process.RESIZED
+    RESIZED = ANOTHER_SIZE
     ANOTHER_WORKER = "another worker"
     ERROR = "an error"
 
@@ -85,7 +86,7 @@ def write(
     return failure
 
 
-def without_part(over: single_process.RunOver, no_gain_epochs: float) -> Result:
+def without_part(over: RunOver, no_gain_epochs: float) -> Result:
     """Returns the result of a worker that waited for a place until the run was over."""
     reason = StopReason(over.stopped_by)
     return Result("", over.step, None, None, 0.0, reason, reason.text(no_gain_epochs), None)

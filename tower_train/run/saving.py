@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.states import StateExchange
+from tower_train.cluster.board import Board
 from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.console import say
 from tower_train.graph.record import StepReport, TrainingGraph
@@ -20,11 +20,11 @@ v1 = tf.compat.v1
 
 def checkpoint_writer(
     graph: TrainingGraph, run_dir: directory.RunDirectory, checkpoints: checkpoint.Checkpoints, logs: list,
-    states: StateExchange | None = None,
+    board: Board | None = None,
 ) -> Callable[[v1.Session, int], str]:  # fmt: skip
     """Returns a function (session, step) that writes a checkpoint and returns its path.
 
-    It flushes the records of `logs` first, so that they reach up to the step at which a killed run resumes. `states`
+    It flushes the records of `logs` first, so that they reach up to the step at which a killed run resumes. `board`
     sends other workers' positions.
     """
 
@@ -34,7 +34,7 @@ def checkpoint_writer(
         for log in logs:
             log.flush()
         if graph.stream.state:
-            input_stream.save(session, graph.stream.state, states, step)
+            input_stream.save(session, graph.stream.state, board, step)
         return checkpoints.save(session, step)
 
     return write

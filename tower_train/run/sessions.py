@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.membership import Membership
 from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run import input_stream
 from tower_train.run.hooks import UserHooks
@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 
 @contextlib.contextmanager
 def open_session(
-    graph: TrainingGraph, membership: SingleProcess, last_step: int, restore: Callable[[v1.Session], None] | None
+    graph: TrainingGraph, membership: Membership, last_step: int, restore: Callable[[v1.Session], None] | None
 ) -> Iterator[v1.Session]:
     """Opens a session in which the variables have the chief's values and the stream is at its position.
 
@@ -43,10 +43,10 @@ def open_session(
             session.run([variable.initializer for variable in graph.saved.variables])
         if graph.saved.broadcast is not None:
             if graph.stream.state and membership.task.is_chief:
-                input_stream.hand_out(session, graph.stream.state, membership.states)
+                input_stream.hand_out(session, graph.stream.state, membership.board)
             session.run(graph.saved.broadcast)
             if graph.stream.state and not membership.task.is_chief:
-                input_stream.fetch(session, graph.stream.state, membership.states)
+                input_stream.fetch(session, graph.stream.state, membership.board)
         # After that, so that the stream starts at the restored position and copies have the restored values.
         session.run(local_initializer)
         if graph.stream.state:

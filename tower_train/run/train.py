@@ -10,9 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.elastic import join_elastic
-from tower_train.cluster.membership import exit_at_once, join
-from tower_train.cluster.single_process import RunOver, SingleProcess
+from tower_train.cluster.membership import Membership, RunOver, exit_at_once, join, join_elastic
 from tower_train.cluster.task import Task, find_task
 from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.config import Config
@@ -92,16 +90,13 @@ def train(
             try:
                 result = conclude(start, *run(start, session_hooks, received, membership), membership)
             except errors.WorkerError as error:
-                error.exit_status = _status(error, received)
-                if not error.environment:
-                    membership.remember(error)
-                raise
+                raise _for_this_worker(error, received) from error.__cause__
     if result.reason is StopReason.RESIZED:
         raise membership.resized()
     return result
 
 
-def _join(task: Task, config: Config, leave_at_once: Callable[[errors.WorkerError], None]) -> SingleProcess:
+def _join(task: Task, config: Config, leave_at_once: Callable[[errors.WorkerError], None]) -> Membership:
     placed, timeouts = devices.place(config), (config.worker_timeout_secs, config.start_timeout_secs)
     if not config.elastic:
         return join(task, placed, *timeouts, config.wait_for_workers, leave_at_once)
@@ -115,18 +110,19 @@ def _join(task: Task, config: Config, leave_at_once: Callable[[errors.WorkerErro
 def _leave_at_once(
     received: signals.Received, if_stuck: Callable[[errors.WorkerError], None], error: errors.WorkerError
 ) -> None:
-    error.exit_status = _status(error, received)
+    error = _for_this_worker(error, received)
     if_stuck(error)
     exit_at_once(error)
 
 
-def _status(error: errors.WorkerError, received: signals.Received) -> int:
-    """Returns the exit status for a missing worker; a worker that was told to end is not to be restarted."""
-    is_to_start_again = error.exit_status == errors.WorkerError.exit_status
-    return 128 + received.stopping if is_to_start_again and received.stopping else error.exit_status
+def _for_this_worker(error: errors.WorkerError, received: signals.Received) -> errors.WorkerError:
+    """Returns an error after which a worker that was told to end is not restarted."""
+    if not received.stopping or error.exit_status != errors.WorkerError.exit_status:
+        return error
+    return errors.WorkerError(str(error), 128 + received.stopping, error.is_final, error.environment)
 
 
-def announce(start: Start, membership: SingleProcess) -> Start:
+def announce(start: Start, membership: Membership) -> Start:
     """Agrees on the steps with the other workers and prints the first lines."""
     is_over, built_for = start.is_chief and start.evaluations.best.is_over, membership.devices
     steps_done, end = membership.agree(
@@ -152,7 +148,7 @@ def run(
     start: Start,
     session_hooks: Sequence[v1.train.SessionRunHook],
     received: signals.Received,
-    membership: SingleProcess,
+    membership: Membership,
 ) -> tuple[Result, errors.UserError | None]:
     """Opens the session, does the steps and saves; returns the result, and the error that ended the steps, if any."""
     began, graph, failure = time.perf_counter(), start.graph, None
@@ -178,7 +174,7 @@ def run(
     return result, failure
 
 
-def conclude(start: Start, result: Result, failure: errors.UserError | None, membership: SingleProcess) -> Result:
+def conclude(start: Start, result: Result, failure: errors.UserError | None, membership: Membership) -> Result:
     """Writes the result, prints the last lines and leaves together with the other workers."""
     if start.is_chief and result.reason is StopReason.RESIZED:
         failure = None  # a save that failed costs the steps since the one before
@@ -204,7 +200,7 @@ class Steps:
 
     def __init__(
         self, start: Start, session_hooks: Sequence[v1.train.SessionRunHook], received: signals.Received,
-        membership: SingleProcess, stack: contextlib.ExitStack,
+        membership: Membership, stack: contextlib.ExitStack,
     ):  # fmt: skip
         config, graph = start.config, start.graph
         self._start, self._membership, self._stack = start, membership, stack
@@ -226,7 +222,7 @@ class Steps:
             self._metrics = logs.MetricsFile(start.run_dir.path / directory.METRICS)
             self._writer = stack.enter_context(contextlib.closing(_event_writer(start)))
             write = saving.checkpoint_writer(
-                graph, start.run_dir, start.resumed.checkpoints, [self._metrics, self._writer], membership.states
+                graph, start.run_dir, start.resumed.checkpoints, [self._metrics, self._writer], membership.board
             )
             self.saver = saving.Saver(
                 config.save_every_steps, write, start.evaluations, received, self._watchdog, self._clock,
@@ -246,7 +242,7 @@ class Steps:
             self.saver.begin(start.graph, session)
         elif start.graph.stream.state:
             due.append(input_stream.SendPosition(
-                session, start.graph, self._membership.states, start.config.is_saved, start.steps_done
+                session, start.graph, self._membership.board, start.config.is_saved, start.steps_done
             ))  # fmt: skip
         if self._user_hooks:
             due.append(actions.CallUserHooks(self._user_hooks, session))
@@ -259,7 +255,7 @@ class Steps:
         for step in range(start.steps_done + 1, start.last_step + 1) if start.has_steps and not stop.is_now else ():
             with self._watchdog.step(), marked(step):
                 report = one_step(step)
-            self._membership.after_run(None, None)
+            self._membership.note_step()
             for action in due:
                 if action.is_due(step):
                     action(step, report)

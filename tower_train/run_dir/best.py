@@ -19,15 +19,14 @@ _FOLDER = "best"
 
 def path(run_dir: directory.RunDirectory) -> str:
     """Returns the path of the best checkpoint; RunError if none was kept."""
-    step = run_dir.read(directory.BEST).get("best", {}).get("step")
-    checkpoint.check_files(run_dir.path / _FOLDER)
-    kept = run_dir.path / _FOLDER / f"{checkpoint.PREFIX}-{step}"
-    if not os.path.exists(f"{kept}.index"):
+    folder = run_dir.path / _FOLDER
+    checkpoint.check_files(folder)
+    best = folder / f"{checkpoint.PREFIX}-{run_dir.read(directory.BEST).get('best', {}).get('step')}"
+    if str(best) not in checkpoint.existing(folder):
         raise errors.RunError(
-            f"--best: {run_dir.path / _FOLDER} holds no checkpoint. Train with --keep_best, or leave --best out for "
-            "the newest one."
+            f"--best: {folder} holds no checkpoint. Train with --keep_best, or leave --best out for the newest one."
         )
-    return str(kept)
+    return str(best)
 
 
 class Best:
@@ -57,9 +56,7 @@ class Best:
         Raises:
           ConfigError: evaluations are compared, and it is unknown which values are better.
         """
-        if not self.is_used:
-            return []
-        if better is None:
+        if self.is_used and better is None:
             option = "keep_best" if self._keep else "stop_after_no_gain_epochs"
             raise errors.ConfigError(
                 f"--{option}: it is not known whether a higher or a lower {name!r} is better. Say so in the workload, "

@@ -87,30 +87,25 @@ class RunDirectory:
 
     def _take_lock(self) -> None:
         """Raises OSError if the lock's file cannot be opened, RunError if the lock is taken."""
-        while True:
+        path = self.path / LOCK
+        for _ in range(_LOCK_TRIES):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / LOCK, "a+b", buffering=0)
-            try:
-                _lock_exclusively(lock)
-            except BlockingIOError:
-                lock.seek(0)
-                number = lock.read(20).strip()
-                holder = number.decode() if number.isdigit() else "unknown"
-                lock.close()
-                raise errors.RunError(
-                    f"--train_dir={one_line(self.path)} is in use by another trainer (process {holder}). "
-                    "Wait for it, stop it, or give another directory."
-                ) from None
-            except OSError:
-                lock.close()
-                raise
-            if locks.is_at(lock, self.path / LOCK):
-                break
-            lock.close()  # removed by a start that failed
-        with contextlib.suppress(OSError):  # a full disk: the lock holds, without the holder's name
-            lock.truncate(0)
-            lock.write(str(os.getpid()).encode())
-        self._lock = lock
+            lock = open(path, "a+b", buffering=0)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if locks.is_at(lock, path):  # and was not removed by a start that failed
+                    with contextlib.suppress(OSError):  # a full disk: the lock holds, without the holder's name
+                        lock.truncate(0)
+                        lock.write(str(os.getpid()).encode())
+                    self._lock = lock
+                    return
+            lock.close()
+            time.sleep(_LOCK_PAUSE_SECS)  # `is_locked` holds it for a moment
+        number = path.read_bytes()[:20].strip()
+        raise errors.RunError(
+            f"--train_dir={one_line(self.path)} is in use by another trainer (process "
+            f"{number.decode() if number.isdigit() else 'unknown'}). Wait for it, stop it, or give another directory."
+        )
 
     def is_locked(self) -> bool:
         """Returns whether a trainer is running in the directory."""
@@ -190,12 +185,3 @@ def _check_path(path: pathlib.Path) -> None:
         why = "TensorFlow takes paths in UTF-8 only. Give a directory of such a name."
     if why:
         raise errors.RunError(f"--train_dir={one_line(path)}: {why}")
-
-
-def _lock_exclusively(file) -> None:
-    """Locks a file; BlockingIOError if another process keeps its lock (`is_locked` holds one only for a moment)."""
-    for _ in range(_LOCK_TRIES - 1):
-        with contextlib.suppress(BlockingIOError):
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(_LOCK_PAUSE_SECS)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

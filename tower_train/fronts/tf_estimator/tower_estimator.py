@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import console, errors
-from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.membership import Membership
 from tower_train.fronts import placement
 from tower_train.fronts.tf_estimator import (
     arguments,
@@ -131,7 +131,7 @@ class Estimator:
                 self._train(member, input_fn, newest, (first, last), hooks, listeners)
         return self
 
-    def _train(self, member: SingleProcess, input_fn, newest: str | None, steps: tuple, hooks, listeners) -> None:
+    def _train(self, member: Membership, input_fn, newest: str | None, steps: tuple, hooks, listeners) -> None:
         """Trains in the default graph, from the first of the steps to the last, which may be None."""
         built = self._model.build(ModeKeys.TRAIN, input_fn, member.devices)
         step = model_towers.train_step(built.specs, built.captures, built.all_reduce)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Iterator
 
@@ -9,8 +10,8 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.cluster import membership
-from tower_train.cluster.ending import IN_ONE_LINE
-from tower_train.cluster.single_process import SingleProcess
+from tower_train.cluster.membership import Membership
+from tower_train.cluster.program import IN_ONE_LINE
 from tower_train.cluster.task import Task
 from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.fronts.tf_estimator import task
@@ -51,7 +52,7 @@ def task_of(config: RunConfig) -> Task:
     return Task(hosts, sum(len(cluster.get(kind, ())) for kind in before) + config.task_id)
 
 
-def join(config: RunConfig, placed: Devices) -> SingleProcess:
+def join(config: RunConfig, placed: Devices) -> Membership:
     """Makes this process a member of the cluster in the config; a context manager, and a hook.
 
     Args:
@@ -63,7 +64,7 @@ def join(config: RunConfig, placed: Devices) -> SingleProcess:
       RunError: its server cannot be started.
     """
     if (found := task_of(config)).is_alone:
-        return SingleProcess(found, placed)
+        return membership.join(found, placed, math.inf, math.inf)
     resolver = getattr(config.train_distribute, "cluster_resolver", None)
     if resolver and resolver.cluster_spec():
         raise errors.ConfigError(
@@ -72,7 +73,7 @@ def join(config: RunConfig, placed: Devices) -> SingleProcess:
         )
     _leave_by_status()
     timeouts = config.worker_timeout_secs, config.session_creation_timeout_secs
-    member = membership.join(found, placed, *timeouts, waits_for_start=False, next_step=_NEXT_STEP)
+    member = membership.join(found, placed, *timeouts, next_step=_NEXT_STEP)
     member.devices.session_config.isolate_session_state = True  # variables of an earlier training stay on the server
     return member
 
@@ -102,7 +103,7 @@ class Together:
       counting: ops to run with each step.
     """
 
-    def __init__(self, member: SingleProcess, config: RunConfig, built: Built, step: TrainStep):
+    def __init__(self, member: Membership, config: RunConfig, built: Built, step: TrainStep):
         """Adds to the default graph.
 
         Args:
@@ -156,12 +157,22 @@ class Together:
         """Returns hooks by which the given ones end all workers together: the next step ends as an input does."""
         begin = [_Begin(self._begin)] if self.is_chief else []
         wrapped = [UserHook(hook) for hook in hooks]
-        return [self._member, *begin, self._watchdog, *wrapped, _AskToStop(wrapped, self._ask_to_stop)]
+        return [_CountSteps(self._member), *begin, self._watchdog, *wrapped, _AskToStop(wrapped, self._ask_to_stop)]
 
     def _begin(self, session: v1.Session) -> None:
         """Gives all workers the chief's values; waits for the others."""
         self._member.session_opened(session)
         session.run(self._broadcast)
+
+
+class _CountSteps(v1.train.SessionRunHook):
+    """Counts steps for the other workers."""
+
+    def __init__(self, member: Membership):
+        self._member = member
+
+    def after_run(self, run_context, run_values):
+        self._member.note_step()
 
 
 class _Begin(v1.train.SessionRunHook):

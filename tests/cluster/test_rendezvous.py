@@ -3,7 +3,7 @@
 import pytest
 
 from tower_train import errors
-from tower_train.cluster.roster import Memory, Roster
+from tower_train.cluster.rendezvous import Memory, Rendezvous
 from tower_train.cluster.task import Task
 
 HOSTS = ("a:1", "b:2", "c:3", "d:4", "e:5")
@@ -11,16 +11,16 @@ SETTLE_SECS, START_TIMEOUT_SECS = 30.0, 1800.0
 
 
 class Chief:
-    """A roster whose time passes when told to."""
+    """A rendezvous whose time passes when told to."""
 
     def __init__(self, sizes=(2, 4), **memory):
         self.seconds = 1000.0
-        self.roster = Roster(Task(HOSTS, 0), sizes, Memory(**memory), SETTLE_SECS, START_TIMEOUT_SECS,
+        self.rendezvous = Rendezvous(Task(HOSTS, 0), sizes, Memory(**memory), SETTLE_SECS, START_TIMEOUT_SECS,
                              clock=lambda: self.seconds)  # fmt: skip
 
     def choose(self, *ready, after=0.0):
         self.seconds += after
-        return self.roster.choose(ready)
+        return self.rendezvous.choose(ready)
 
 
 def test_all_that_may_take_part_begin_at_once_and_the_others_are_spare():
@@ -69,12 +69,12 @@ def test_too_few_wait_and_then_leave_for_good(capsys):
 
 
 def test_who_waits_is_taken_in_once_the_others_have_trained_for_a_while():
-    roster = Chief().roster
+    rendezvous = Chief().rendezvous
     for group, ready, trained_secs, grows in (
         ((0, 1), [2], 31, True), ((0, 1), [2], 29, False), ((0, 1), [2], None, False), ((0, 1), [], 31, False),
         ((0, 1, 2, 3), [4], 31, False),
     ):  # fmt: skip
-        assert roster.is_to_grow(group, ready, trained_secs) == grows
+        assert rendezvous.is_to_grow(group, ready, trained_secs) == grows
 
 
 def test_who_is_lost_before_a_first_step_again_and_again_is_taken_in_no_more(capsys):
@@ -89,7 +89,7 @@ def test_who_is_lost_before_a_first_step_again_and_again_is_taken_in_no_more(cap
         memory = memory.after(has_stepped, group, lost, set(group) - lost)
         assert memory.strikes == strikes
     chief = Chief(strikes=memory.strikes)
-    assert not chief.roster.is_to_grow((0, 1), [2], 31) and chief.roster.is_to_grow((0, 1), [2, 3], 31)
+    assert not chief.rendezvous.is_to_grow((0, 1), [2], 31) and chief.rendezvous.is_to_grow((0, 1), [2, 3], 31)
     chief.choose(1, 2)
     assert chief.choose(1, 2, after=31) == (0, 1)
     [line] = capsys.readouterr().out.splitlines()
@@ -99,12 +99,12 @@ def test_who_is_lost_before_a_first_step_again_and_again_is_taken_in_no_more(cap
 def test_starts_that_come_to_no_step_have_an_end():
     memory = Memory()
     for _ in range(10):
-        memory.check()
+        memory.check_idle_starts()
         memory = memory.after(False, (0, 1), (), (0, 1))
     with pytest.raises(errors.WorkerError, match="^10 starts in a row ended before their first step") as left:
-        memory.check()
+        memory.check_idle_starts()
     assert left.value.is_final
-    memory.after(True, (0, 1), (), (0, 1)).check()
+    memory.after(True, (0, 1), (), (0, 1)).check_idle_starts()
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", "3", '{"group": 3}', '{"strikes": {"x": 1}}', '{"idle_starts": []}'])

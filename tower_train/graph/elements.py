@@ -1,0 +1,163 @@
+"""Examples in an order of their own: their division among workers, and the iterator's state in the checkpoint.
+
+Workers need not communicate. Either all go through the same elements and each keeps its part of every step, which is
+the order of one worker; or each reads files of its own, then those of the next worker, and so on around. So workers of
+equal batches stay together however unequal their files are: N workers have seen each element N times when each has gone
+around once.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.console import notice
+from tower_train.examples import Examples, in_fixed_order
+from tower_train.graph.random_state import ancestors
+
+v1 = tf.compat.v1
+
+_FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL: refuse state that would not be saved
+_MOST_NUMBERS = 2**17  # of a constant that is digested; larger ones are the examples themselves
+_NAME = re.compile(r"iterator/(?:worker_\d+_of_(\d+)/)?batches_of_\w+")
+_OF_STRINGS = b"\x08\x07"  # begins a serialized tensor of strings: field 1 of TensorProto, dtype, is DT_STRING
+
+
+@dataclasses.dataclass(frozen=True)
+class IteratorState:
+    """The saved state of an iterator.
+
+    tf.data itself writes the state: the position of every source, the next draws of shuffles, and every element on its
+    way (in shuffle buffers, parallel maps, prefetched), so that none is lost or repeated. It is kept as text in a
+    variable, and not by tf.data.experimental.make_saveable_from_iterator, since workers send theirs to the chief.
+
+    Attributes:
+      variables: over workers, string scalars, the states when `note` was last run; empty before.
+      worker: index of this process.
+      note: op that writes the state into this worker's variable.
+      resume: op that moves the iterator to the saved state, after its initializer; nothing if it is empty.
+      length: int64 scalar, the elements of the whole dataset; negative if endless or unknown.
+    """
+
+    variables: Sequence[tf.Variable]
+    worker: int
+    note: tf.Operation
+    resume: tf.Operation
+    length: tf.Tensor
+
+
+def state_names(batch: int, is_preprocessed: bool, num_workers: int) -> list[str]:
+    """Returns the variables' names, over workers.
+
+    They contain the size of a worker's batches, and whether these are preprocessed, since the state holds some of them.
+    """
+    name = f"batches_of_{batch}{'' if is_preprocessed else '_not_distorted'}"
+    if num_workers == 1:
+        return [f"iterator/{name}"]
+    return [f"iterator/worker_{worker}_of_{num_workers}/{name}" for worker in range(num_workers)]
+
+
+def saved_by(variable: str) -> int | None:
+    """Returns the number of workers that saved a state under a variable's name; None if it is no iterator's."""
+    found = _NAME.fullmatch(variable)
+    return found and int(found[1] or 1)
+
+
+def state_of(iterator, names: Sequence[str], worker: int, length: tf.Tensor) -> IteratorState:
+    """Returns the state of a worker's iterator. names: over workers; length: as in IteratorState."""
+    variables = [v1.get_variable(name, [], tf.string, v1.constant_initializer(b""), trainable=False) for name in names]
+    variable, parts = variables[worker], tf.nest.flatten(iterator.element_spec)
+    resource = tf.raw_ops.IteratorFromStringHandleV2(
+        string_handle=iterator.string_handle(), output_types=[part.dtype for part in parts],
+        output_shapes=[part.shape for part in parts],
+    )  # fmt: skip
+    # As a string, since Python's checkpoint readers cannot read TensorFlow's variants.
+    state = tf.io.serialize_tensor(tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_FAIL))
+
+    def put_back() -> tf.Operation:
+        has_batches = tf.equal(tf.strings.substr(variable, 0, len(_OF_STRINGS)), _OF_STRINGS)
+        about = ["it was saved with batches on their way to GPUs, as earlier versions did"]
+        with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(has_batches), about)]):
+            saved = tf.ensure_shape(tf.io.parse_tensor(variable, tf.variant), [None])
+        return tf.group(tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=saved))
+
+    resume = tf.cond(tf.equal(variable, b""), tf.no_op, put_back)
+    return IteratorState(variables, worker, variable.assign(state).op, resume, length)
+
+
+def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tuple[tf.data.Dataset, tf.Tensor, str]:
+    """Makes the dataset of one worker's batches.
+
+    Args:
+      examples: with `elements`.
+      size: examples of a batch.
+      num_workers, worker: number of workers, and index of this one.
+
+    Returns:
+      The dataset; int64 scalar, the number of elements for all workers, negative if endless or unknown; a digest that
+        is the same in workers with the same order, or empty.
+
+    Raises:
+      DataError: workers could not go through the same elements.
+    """
+    if examples.of_worker:
+        elements, order = examples.of_worker(worker, num_workers), ""
+    else:
+        graph = v1.get_default_graph()
+        before = len(graph.get_operations())
+        elements = examples.elements()
+        operations = graph.get_operations()[before:]
+        if _forgets_shuffles(operations):
+            notice(
+                f"{examples.name}: TensorFlow does not save the places of shuffles that a repeated concatenate adds. "
+                "A resumed run has other orders than one that was not stopped. Shuffle after concatenate()."
+            )
+        order = _order(examples.name, operations) if num_workers > 1 else ""
+    steps = in_fixed_order(elements).batch(size, drop_remainder=True)
+    if num_workers > 1 and not examples.of_worker:
+        steps = steps.shard(num_workers, worker)
+    return steps, tf.data.experimental.cardinality(elements), order
+
+
+def note(examples: Examples, num_workers: int) -> str | None:
+    """Returns a line on how several workers divide the elements, or None."""
+    if num_workers == 1 or not examples.elements:
+        return None
+    if examples.of_worker:
+        return (
+            f"shards:   each of {num_workers} workers reads files of its own, then the next worker's, and so on, "
+            "which gives each example once an epoch if these hold equally many"
+        )
+    return (
+        f"shards:   none: each of {num_workers} workers goes through all elements and keeps its part of each step; "
+        "with files= it would read less"
+    )
+
+
+def _forgets_shuffles(operations: Sequence[tf.Operation]) -> bool:
+    """Returns whether a dataset repeats one to which a shuffled one is concatenated: until it is read again, TensorFlow
+    saves nothing of its shuffle."""
+    repeated = ancestors([op for op in operations if "Repeat" in op.type])
+    added = ancestors([op.inputs[1].op for op in repeated if op.type == "ConcatenateDataset"])
+    return any(op.type.startswith("Shuffle") and op.get_attr("reshuffle_each_iteration") for op in added)
+
+
+def _order(name: str, operations: Sequence[tf.Operation]) -> str:
+    """Digests the operations of a dataset and its constants, such as seeds and lists of files, without folders, which
+    may differ between machines. Raises DataError for operations that may give the elements in any order."""
+    digest = hashlib.sha256()
+    for op in operations:
+        if "Parallel" in op.type and op.node_def.attr["deterministic"].s == b"false":
+            raise errors.DataError(
+                f"{name}: a transformation of its dataset has deterministic=False ({op.type}), so that workers would "
+                "not agree on the order of its elements. Leave that out, or name its files with files=."
+            )
+        digest.update(f"{op.type} {[output.shape for output in op.outputs]}".encode())
+        if op.type == "Const" and op.outputs[0].shape.num_elements() <= _MOST_NUMBERS:
+            values = np.ravel(tf.make_ndarray(op.get_attr("value")))
+            digest.update(str([v.rpartition(b"/")[2] if isinstance(v, bytes) else v for v in values.tolist()]).encode())
+    return digest.hexdigest()[:16]
