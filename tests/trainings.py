@@ -28,7 +28,7 @@ def opened(workload, examples, **options):
     built = training.training_graph(workload, examples, config, placed)
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         session.run(v1.global_variables_initializer())
-        session.run(v1.local_variables_initializer())
+        session.run([v1.local_variables_initializer(), v1.tables_initializer()])
         session.run(built.stream.initializer)
         yield built, session
 

@@ -42,6 +42,12 @@ def test_tf_configs_chief_comes_before_its_workers(task, index, place, monkeypat
     assert found() == (WORKERS, place)
 
 
+def test_empty_jobs_and_an_evaluator_beside_the_workers_are_left_out(monkeypatch):
+    jobs = {"worker": WORKERS[1:], "chief": WORKERS[:1], "ps": [], "evaluator": ["z:9"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "worker", "index": "0"}}))
+    assert found() == (WORKERS, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -65,7 +71,7 @@ def test_tf_configs_chief_comes_before_its_workers(task, index, place, monkeypat
         (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 3}}), "'worker' 3, which"),
         (
             json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "evaluator", "index": 0}}),
-            "'evaluator' 0, which",
+            "this is evaluator 0, which trains nothing",
         ),
     ],
 )

@@ -119,6 +119,33 @@ def all_of(examples):
         return session.run(examples.open()(tf.range(examples.num_examples, dtype=tf.int64)))
 
 
+def with_tables():
+    words = keras.Input([1], dtype="string")
+    known = keras.layers.StringLookup(vocabulary=["cat", "dog", "bird"])(words)
+    hashed = keras.layers.Hashing(5, salt=7)(words)
+    vectors = keras.layers.TextVectorization(vocabulary=["the", "cat", "dog"], output_sequence_length=2)(words)
+    found = [keras.layers.Flatten()(keras.layers.Embedding(6, 2)(ids)) for ids in (known, hashed, vectors)]
+    return keras.Model(words, keras.layers.Dense(CLASSES)(keras.layers.concatenate(found)))
+
+
+def test_layers_with_tables_look_up_in_each_graph_what_keras_does():
+    rng = np.random.default_rng(0)
+    words = np.array([b"cat", b"dog", b"bird", b"cow"])[rng.integers(4, size=[24, 1])]
+    texts = tower_train.Examples.from_arrays("words", words, rng.integers(0, CLASSES, 24), ["a", "b", "c"])
+    one = train(texts, with_tables, 6)
+    trainings.assert_same(train(texts, with_tables, 6, num_gpus=2, batch_size=4), one)
+
+    model = with_tables()
+    model.set_weights([np.full(v.shape, 0.1) * np.arange(v.shape[0]).reshape([-1] + [1] * (len(v.shape) - 1))
+                       for v in model.variables])  # fmt: skip
+    network = tower_train.keras_network(lambda: model)
+    with tf.Graph().as_default(), v1.Session() as session:
+        outputs = network(tf.constant(words), training=False)
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+        found = session.run(outputs)
+    np.testing.assert_allclose(found, model(tf.constant(words)), rtol=1e-6)
+
+
 def test_initial_values_follow_the_seed_and_the_names_only(examples):
     first = train(examples, small(), 0)[1]
     keras.layers.Dense(1), keras.layers.Conv2D(1, 1)  # so that Keras would number the next ones differently

@@ -11,6 +11,7 @@ from tower_train.options import rules
 _SLURM_PORT = 8888  # of a node's first task, as of TensorFlow's SlurmClusterResolver
 _MOST_NODES, _MOST_SHOWN = 10_000, 200
 _RANGE, _RANGE_ENDS = r"[0-9]{1,9}(?:-[0-9]{1,9})?", r"([0-9]+)(?:-([0-9]+))?"
+_EVALUATOR = "evaluator"
 _JOBS = ("chief", "master", "worker")  # of TF_CONFIG, in the order in which their tasks are counted
 
 
@@ -67,6 +68,12 @@ def _from_tf_config() -> Task | None:
         ) from None
     if not jobs:
         return None
+    if task == _EVALUATOR:  # Kubeflow's has its cluster without itself
+        raise errors.ConfigError(
+            f"TF_CONFIG says that this is {_EVALUATOR} {index}, which trains nothing; only train_and_evaluate of "
+            "tower_train.estimator uses one. Start the program on chief and workers only."
+        )
+    jobs = {job: hosts for job, hosts in jobs.items() if hosts and job != _EVALUATOR}
     if others := sorted(set(jobs) - set(_JOBS)):
         raise errors.ConfigError(
             f"TF_CONFIG has the job {_shown(others[0])}, for which there is no use here. Use chief and worker only."

@@ -5,6 +5,7 @@ changes its meaning; setup.py bounds the versions with which it passes.
 """
 
 import contextlib
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -98,6 +99,27 @@ def sublayers(model: keras.Model) -> list[keras.Layer]:
 def renormalizes(layer: keras.layers.BatchNormalization) -> bool:
     """Returns whether a layer is batch renormalisation, which Keras has had since 3.14."""
     return getattr(layer, "renorm", False)
+
+
+def eager_attributes(layer: keras.Layer) -> dict[str, Callable]:
+    """Returns {attribute: function that makes it in a graph} of a layer's tables and eager tensors, which no graph can
+    use; to be called eagerly."""
+
+    made = {}
+    for name, value in vars(layer).items():
+        if isinstance(value, tf.lookup.StaticHashTable):
+            keys, values = (part.numpy() for part in value.export())
+            made[name] = functools.partial(
+                _table, keys, values, value.key_dtype, value.value_dtype, layer._default_value
+            )
+        elif isinstance(value, tf.__internal__.EagerTensor):
+            made[name] = functools.partial(tf.constant, value.numpy(), value.dtype)
+    return made
+
+
+def _table(keys, values, key_dtype, value_dtype, default):
+    initializer = tf.lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)
+    return tf.lookup.StaticHashTable(initializer, default)
 
 
 def build_losses_and_metrics(model: keras.Model, x, y) -> None:

@@ -11,11 +11,11 @@ import dataclasses
 import difflib
 import functools
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, layers
@@ -151,7 +151,9 @@ class _Network:
         self._initializers = [keras_variables.initializer_of(v, assigned.get_current_value(v)) for v in self._variables]
         self._moving: set[int] = set()  # ids of variables that follow the batch statistics
         self._in_graph: dict[int, tf.Variable] = {}  # by id of the model's: of the tower being built
+        self._made = weakref.WeakKeyDictionary()  # {graph: {function: what it made there}}
         self._normalizing: list[keras.layers.BatchNormalization] = []  # by the towers' rules
+        self._eager: list[tuple[keras.Layer, str, Any]] = []  # (layer, attribute, what makes it in a graph)
         self._normalizing_alone: list[keras.Layer] = []  # by rules of their own
         for layer in compat.sublayers(model):
             self._adapt(layer)
@@ -222,9 +224,7 @@ class _Network:
 
     def _adapt(self, layer: keras.Layer) -> None:
         """Makes a layer fit for towers."""
-        if isinstance(layer, keras.layers.Normalization) and tf.is_tensor(getattr(layer, "mean", None)):
-            # Eager tensors, which cannot be used in a graph.
-            layer.mean, layer.variance = np.asarray(layer.mean), np.asarray(layer.variance)
+        self._eager += [(layer, name, make) for name, make in compat.eager_attributes(layer).items()]
         if not isinstance(layer, keras.layers.BatchNormalization):
             return
         last = layer.axis in (-1, layer.input_spec.ndim - 1)
@@ -237,11 +237,22 @@ class _Network:
 
     @contextlib.contextmanager
     def _layers_in_towers(self) -> Iterator[None]:
-        """Gives the model, which may be the user's, the towers' batch normalisation within this block."""
+        """Gives the model, which may be the user's, the towers' batch normalisation, and tables and constants of the
+        graph, within this block."""
         with contextlib.ExitStack() as stack:
+            for layer, name, make in self._eager:
+                stack.enter_context(compat.replaced(layer, name, self._of_graph(make)))
             for layer in self._normalizing:
                 stack.enter_context(compat.replaced(layer, "call", functools.partial(self._normalize, layer)))
             yield
+
+    def _of_graph(self, make: Callable):
+        """Returns what a function makes in a graph, the same for all towers."""
+        with tf.init_scope(), tf.device("/cpu:0"):  # of the graph around a loop's or a branch's
+            made = self._made.setdefault(v1.get_default_graph(), {})
+            if make not in made:
+                made[make] = make()
+        return made[make]
 
     def _normalize(self, layer: keras.layers.BatchNormalization, inputs, training=None, mask=None):
         """Replaces the layer's `call`, by the towers' rules."""

@@ -43,7 +43,9 @@ def export(
                 temporary = target.with_name(f".{target.name}.{os.getpid()}")
                 try:
                     builder, saver = v1.saved_model.Builder(str(temporary)), v1.train.Saver(v1.global_variables())
-                    builder.add_meta_graph_and_variables(session, [tf.saved_model.SERVING], signature_defs, saver=saver)
+                    builder.add_meta_graph_and_variables(
+                        session, [tf.saved_model.SERVING], signature_defs, saver=saver, main_op=v1.tables_initializer()
+                    )
                     builder.save()
                     if target.exists():
                         shutil.rmtree(target)
