@@ -51,7 +51,8 @@ def optimizers(cluster):
     loss += tf.cast(tf.reduce_sum(tf.gather(rows, [0, hvd.rank() + 1])), tf.float16)
     _, (of_rows, _), (of_unused, _) = optimizer.compute_gradients(loss, [half, rows, unused])
     assert of_unused is None and not isinstance(of_rows, tf.IndexedSlices)
-    plain = hvd.DistributedOptimizer(sgd)
+    plain = hvd.DistributedOptimizer(sgd, backward_passes_per_step=1, gradient_predivide_factor=1.0)
+    adding = hvd.DistributedOptimizer(sgd, op=hvd.Sum)
     towers = []
     for i, device in enumerate(cluster.devices):
         with tf.device(device):
@@ -60,7 +61,8 @@ def optimizers(cluster):
     [(of_half, _)] = plain.compute_gradients(tf.reduce_sum(half * tf.constant([60000.0, 1.0], tf.float16)), [half])
     scaled = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(plain, 128.0)
     [(of_scaled, _)] = scaled.compute_gradients(tf.reduce_sum(rows) * hvd.rank(), [rows])
-    return {"dense": of_rows, "towers": of_towers, "half": of_half, "scaled": of_scaled}
+    [(of_sum, _)] = adding.compute_gradients(tf.reduce_sum(rows) * (1.0 + hvd.rank()), [rows])
+    return {"sum": of_sum, "dense": of_rows, "towers": of_towers, "half": of_half, "scaled": of_scaled}
 
 
 def seeded(rank):

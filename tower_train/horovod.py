@@ -14,14 +14,14 @@ from tower_train.graph import collectives
 from tower_train.graph.collectives import Keys, described
 
 __all__ = [
-    "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedOptimizer", "Max", "Min", "Product", "Sum",
-    "allgather", "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "init",
+    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedOptimizer", "Max", "Min", "Product",
+    "Sum", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "init",
     "is_initialized", "local_rank", "local_size", "rank", "session_config", "shutdown", "size", "target",
 ]  # fmt: skip
 
 v1 = tf.compat.v1
 
-Average, Sum, Min, Max, Product = "average", "sum", "min", "max", "product"
+Average, Sum, Min, Max, Product, Adasum = "average", "sum", "min", "max", "product", "Adasum"
 _MERGES = {Average: "Add", Sum: "Add", Min: "Min", Max: "Max", Product: "Mul"}
 
 
@@ -72,12 +72,51 @@ def shutdown() -> None:
 def DistributedOptimizer(  # noqa: N802
     optimizer: v1.train.Optimizer, name: str | None = None, use_locking: bool = False, device_dense: str = "",
     device_sparse: str = "", compression: tf.DType | None = Compression.none, sparse_as_dense: bool = False,
-    op: str = Average,
+    backward_passes_per_step: int = 1, op: str = Average, gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False, num_groups: int = 0, groups=None, process_set=None,
+    scale_local_gradients: bool = True,
 ) -> distributed.DistributedOptimizer:  # fmt: skip
-    """Makes a tower_train.DistributedOptimizer from Horovod's arguments; use_locking and the devices have no effect."""
-    if op != Average:
-        raise errors.GraphError(f"DistributedOptimizer(op={op!r}): gradients are averaged here. Leave it out.")
-    return distributed.DistributedOptimizer(optimizer, name, compression, sparse_as_dense)
+    """Makes a tower_train.DistributedOptimizer from the arguments of Horovod 0.28.
+
+    Args:
+      optimizer, name, compression, sparse_as_dense: as there.
+      op: Average or Sum.
+      backward_passes_per_step: 1.
+      process_set: None, for all workers.
+      gradient_predivide_factor: with Average only; the mean is the same with any, and so it has no effect.
+      use_locking, device_dense, device_sparse, average_aggregated_gradients, num_groups, groups, scale_local_gradients:
+        no effect.
+
+    Raises:
+      GraphError: another value.
+    """
+    if op not in (Average, Sum):
+        raise errors.GraphError(
+            f"DistributedOptimizer(op={op!r}): gradients are averaged or added. Take Average or Sum."
+        )
+    if op == Sum and gradient_predivide_factor != 1.0:
+        raise errors.GraphError(
+            f"DistributedOptimizer(gradient_predivide_factor={gradient_predivide_factor}): it is for op=Average only."
+        )
+    if backward_passes_per_step != 1:
+        raise errors.GraphError(
+            f"DistributedOptimizer(backward_passes_per_step={backward_passes_per_step}): each pass is a step here. "
+            "Leave it out; a batch as large, or accumulated gradients given to optimizer.average(), do the same."
+        )
+    if process_set is not None:
+        raise errors.GraphError("DistributedOptimizer(process_set=): gradients are those of all workers. Leave it out.")
+    kind = _SummingOptimizer if op == Sum else distributed.DistributedOptimizer
+    return kind(optimizer, name, compression, sparse_as_dense)
+
+
+class _SummingOptimizer(distributed.DistributedOptimizer):
+    """Gives the sums over workers."""
+
+    def average(self, grads_and_vars):
+        return [
+            (grad if grad is None else tf.math.scalar_mul(float(size()), grad), variable)
+            for grad, variable in super().average(grads_and_vars)
+        ]
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:

@@ -79,8 +79,14 @@ def test_mistakes_are_said_in_one_line(alone):
         optimizer.average([])
     with pytest.raises(errors.GraphError, match="root_rank=1: there are workers 0 to 0"):
         distributed.broadcast_variables([], 1, alone)
-    with pytest.raises(errors.GraphError, match="op='sum'.*gradients are averaged"):
-        horovod.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), op=horovod.Sum)
+    for arguments, message in (
+        ({"op": horovod.Adasum}, "op='Adasum'.*they are averaged or added. Take Average or Sum"),
+        ({"backward_passes_per_step": 2}, "backward_passes_per_step=2.: each pass is a step here"),
+        ({"op": horovod.Sum, "gradient_predivide_factor": 2.0}, "factor=2.0.: it is for op=Average only"),
+        ({"process_set": object()}, "process_set=.: gradients are those of all workers"),
+    ):
+        with pytest.raises(errors.GraphError, match=message):
+            horovod.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), **arguments)
     with pytest.raises(errors.GraphError, match="choose Average, Sum"):
         horovod.allreduce(tf.constant(1.0), op="adasum")
 

@@ -81,7 +81,7 @@ EXPECTED = (
     | {"rows bool": [[False, True], [True, True], [True, True]], "sent bool": BASE + 1 > 0}
     | {"gradient of a sum": [[30.0]], "gradient of a mean": [[15.0]]}
     | {"slices": [[1.5], [1.0], [0.0]], "compressed": [1.0, 0.333984375]}  # bfloat16's 1/3
-    | {"dense": [1.0, 0.5, 0.5], "towers": [5.5] * 3, "half": [60000.0, 1.0], "scaled": [0.5] * 3}
+    | {"sum": [3.0] * 3, "dense": [1.0, 0.5, 0.5], "towers": [5.5] * 3, "half": [60000.0, 1.0], "scaled": [0.5] * 3}
 )
 
 

@@ -133,7 +133,7 @@ def test_layers_with_tables_look_up_in_each_graph_what_keras_does():
     words = np.array([b"cat", b"dog", b"bird", b"cow"])[rng.integers(4, size=[24, 1])]
     texts = tower_train.Examples.from_arrays("words", words, rng.integers(0, CLASSES, 24), ["a", "b", "c"])
     one = train(texts, with_tables, 6)
-    trainings.assert_same(train(texts, with_tables, 6, num_gpus=2, batch_size=4), one)
+    trainings.assert_same(train(texts, with_tables, 6, num_gpus=2, batch_size=4), one, 1e-6)  # words have no float64
 
     model = with_tables()
     model.set_weights([np.full(v.shape, 0.1) * np.arange(v.shape[0]).reshape([-1] + [1] * (len(v.shape) - 1))
