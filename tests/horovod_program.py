@@ -14,7 +14,7 @@ import tower_train.horovod as hvd
 
 v1 = tf.compat.v1
 REDUCED = (tf.uint8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
-SENT = (*REDUCED, tf.bool, tf.uint32, tf.complex64)
+SENT = (*REDUCED, tf.bool, tf.uint32)
 
 
 def of_rank(dtype, rank, shape=(2, 3)):

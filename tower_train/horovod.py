@@ -155,7 +155,7 @@ def allreduce(
         final = "Div" if op == Average else "Id"
         found = _between_workers(
             "allreduce", name, sent, f"{op} of {described(own.dtype, own.shape)}",
-            lambda value, workers, key: collectives.reduce(value, workers, key, _MERGES[op], final),
+            lambda value, size, name: collectives.reduce(value, size, name, _MERGES[op], final),
         )  # fmt: skip
         return tf.cast(found, own.dtype), lambda grad: allreduce(grad, op=_linear(op), name=name and f"{name}/gradient")
 
@@ -189,7 +189,7 @@ def _gather(tensor: tf.Tensor, name: str | None) -> tf.Tensor:
         raise errors.GraphError(f"allgather got {tensor.name}, a scalar. It needs rows: give it tensor[tf.newaxis].")
     return _between_workers(
         "allgather", name, tensor, f"rows of {described(tensor.dtype, tensor.shape[1:])}",
-        lambda value, workers, key: collectives.gather([value], workers, key)[0], keys=2,
+        lambda value, size, name: collectives.gather([value], size, name)[0][0],
     )  # fmt: skip
 
 
@@ -212,8 +212,8 @@ def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.
 
         found = _between_workers(
             "broadcast", name, own, f"{described(own.dtype, own.shape)} of worker {root_rank}",
-            lambda value, workers, key: collectives.broadcast(
-                value, own.dtype, own.shape, workers, key, root_rank
+            lambda value, size, name: collectives.broadcast(
+                value if rank() == root_rank else None, own.dtype, own.shape, size, name
             ),
         )  # fmt: skip
         return found, gradient
@@ -221,16 +221,16 @@ def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.
     return sent(tf.convert_to_tensor(tensor))
 
 
-def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: str, make, keys: int = 1) -> tf.Tensor:
-    """Returns make(tensor, workers, first key) once the workers agree on `meaning`; the tensor for one worker."""
+def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: str, make) -> tf.Tensor:
+    """Returns make(tensor, size, name) once the workers agree on `meaning`; the tensor for one worker."""
     workers = program.current().workers
     if workers.size == 1:
         return tf.identity(tensor)
     known, name = Keys.of(v1.get_default_graph()), f"{kind} {name or 'number'}"
-    key = known.take(name, keys)
-    known.meaning[f"{name} {known.use(name)}"] = meaning
+    name = f"{name} {known.count(name)}"
+    known.meaning[name] = meaning
     with v1.name_scope(kind), tf.device(workers.device), tf.control_dependencies([known.compared(workers)]):
-        return make(tf.identity(tensor), workers, key)
+        return make(tf.identity(tensor), workers.size, name)
 
 
 def _linear(op: str) -> str:

@@ -9,20 +9,18 @@ here too. The moving statistics for evaluation are updated once per step, with t
 
 import contextlib
 import dataclasses
-import hashlib
+import functools
 import math
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import context
+from tower_train.graph import collectives, context
 from tower_train.graph.context import Learning, Statistic
 from tower_train.random_layers import dropout, random_normal, random_uniform  # noqa: F401
 
 v1 = tf.compat.v1
-
-_GROUP_KEY = 1  # of the devices of all towers, of all workers
 
 
 def on_gpu() -> bool:
@@ -258,22 +256,10 @@ def _mean_over_towers(value: tf.Tensor, num_towers: int) -> tf.Tensor:
 
     @tf.custom_gradient
     def mean(own):
-        return _all_reduce(own, num_towers, place), lambda grad: _all_reduce(grad, num_towers, f"gradient of {place}")
+        mean_grad = functools.partial(collectives.mean_over_towers, num_towers=num_towers, place=f"gradient of {place}")
+        return collectives.mean_over_towers(own, num_towers, place), mean_grad
 
     return mean(value)
-
-
-def _all_reduce(value: tf.Tensor, num_towers: int, key: str) -> tf.Tensor:
-    """Averages over towers: operations with the same key, one per tower, meet when the step runs."""
-    return tf.raw_ops.CollectiveReduce(
-        input=value,
-        group_size=num_towers,
-        group_key=_GROUP_KEY,
-        instance_key=int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little") & 0x7FFFFFFF,
-        merge_op="Add",
-        final_op="Div",
-        subdiv_offsets=[0],
-    )
 
 
 def weights(

@@ -12,7 +12,7 @@ import toy_workload
 from tower_train import Config
 from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.graph import devices
-from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.collectives import AllReduce
 from tower_train.graph.training import training_graph
 from tower_train.run import choices, train
 from tower_train.run_dir import checkpoint

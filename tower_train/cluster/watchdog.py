@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import say
-from tower_train.graph import progress, worker_means
+from tower_train.graph import collectives, progress
 
 v1 = tf.compat.v1
 _LOOK_SECS = 1.0
@@ -175,7 +175,7 @@ class MeansWatchdog(Watchdog):
         config = v1.ConfigProto(operation_timeout_in_ms=_ASK_SECS * 1000)
         config.MergeFrom(self._membership.devices.session_config)
         with tf.Graph().as_default() as graph:
-            counts = worker_means.counts()
+            counts = collectives.counts()
         with v1.Session(self._membership.target, graph, config) as session:
             is_over = False
             while not is_over:

@@ -7,9 +7,8 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster.program import Cluster, current
 from tower_train.graph import collectives
-from tower_train.graph.collectives import Keys
+from tower_train.graph.collectives import Keys, average_over_workers
 from tower_train.graph.gradients import GradientsAndVariables, name_of
-from tower_train.graph.worker_means import average_over_workers
 
 v1 = tf.compat.v1
 
@@ -157,16 +156,10 @@ def broadcast_variables(
     check_rank(root_rank, cluster)
     if cluster.size == 1:
         return tf.no_op("broadcast")
-    workers, keys, done = cluster.workers, Keys.of(v1.get_default_graph()), []
+    workers, keys = cluster.workers, Keys.of(v1.get_default_graph())
     keys.meaning |= {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
-    with v1.name_scope("broadcast"), tf.device(workers.device):
-        with tf.control_dependencies([keys.compared(workers)]):
-            for variable in variables:
-                dtype, key = variable.dtype.base_dtype, keys.take(f"broadcast of {name_of(variable)}")
-                value = variable.read_value() if cluster.rank == root_rank else None
-                found = collectives.broadcast(value, dtype, variable.shape, workers, key, root_rank)
-                done.append(found.op if cluster.rank == root_rank else variable.assign(found, read_value=False))
-        return tf.group(*done)
+    with tf.device(workers.device), tf.control_dependencies([keys.compared(workers)]):
+        return collectives.broadcast_variables(variables, workers.size, cluster.rank == root_rank)
 
 
 def check_rank(root_rank: int, cluster: Cluster) -> None:

@@ -1,7 +1,8 @@
-"""Collective operations between workers in a program's own graph, under keys made of names.
+"""Collective operations: means, rows and copies of values over towers, devices and workers.
 
-Each process builds its own graph, and collective operations of two graphs meet by an integer, their instance key. It
-must be the same in all workers, whatever else is in a graph and in whatever order it was made.
+Each process builds its own graph, and collective operations of two graphs meet by integers: the key of their group of
+devices, and their own. Both are hashes of names here, and so the same in all workers, whatever else is in a graph and
+in whatever order it was made.
 """
 
 import dataclasses
@@ -14,21 +15,26 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.gradients import Gradient, GradientsAndVariables, name_of
 
 v1 = tf.compat.v1
 
+MESSAGE_BYTES = 4 * 2**20  # of small tensors that travel together; more would make the first of them wait for the last
+ARRIVED, AVERAGED = 0, 1  # columns of the table of counts
+_TOWERS, _DEVICES, _HOSTS = "towers", "devices", "hosts"  # groups: of all workers, of this one, and one of each worker
+_LARGEST_KEY = 2**31 - 1
 _ATTRIBUTE = "tower_train_keys"  # of a graph
-_GROUP = 3  # of the workers' hosts, as in all_reduce.py
-_FIRST_KEY, _END_OF_KEYS = 2**24, 2**31 - 2**16  # above the keys of all other collective operations
-# Types that TensorFlow neither gathers nor broadcasts, and their substitutes; narrower ones as int32.
-_SAME_BITS = {tf.bfloat16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64, tf.complex64: tf.int64}
-_NARROW = (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16)
+_COUNTS = "tower_train_counts"  # a table on each worker's host, which needs no initializer
+# Types that TensorFlow sends, and those that hold all values of others.
 _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_SENT_AS = {tf.bfloat16: tf.float32, tf.uint32: tf.int64, tf.uint64: tf.int64,
+            **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32)}  # fmt: skip
+_SUMMED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32}  # and rounded once
 
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """The workers between which a graph's operations average, gather and broadcast.
+    """The workers between which a program's operations average, gather and broadcast.
 
     Attributes:
       placed: the devices of this one, with the number of workers and its own index.
@@ -51,8 +57,13 @@ class Workers:
         return f"/job:worker/replica:0/task:{self.placed.worker}"
 
 
+def key_of(name: str) -> int:
+    """Returns the key of a group, or of an operation."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") & _LARGEST_KEY
+
+
 class Keys:
-    """The instance keys of one graph, and what this worker means by them.
+    """The keys of one graph's operations, and what this worker means by them.
 
     Attributes:
       meaning: {name of what is averaged or broadcast: its dtype and shape}, for comparison with other workers.
@@ -60,7 +71,6 @@ class Keys:
 
     def __init__(self):
         self.meaning: dict[str, str] = {}
-        self._taken: set[int] = set()
         self._uses: dict[str, int] = {}
         self._compared, self._lock = 0, threading.Lock()
 
@@ -73,19 +83,14 @@ class Keys:
             setattr(graph, _ATTRIBUTE, cls())
         return getattr(graph, _ATTRIBUTE)
 
-    def take(self, name: str, count: int = 1) -> int:
-        """Returns the first of `count` consecutive keys, which depend on the name and its number of earlier uses."""
-        use = self._uses[name] = self._uses.get(name, 0) + 1
-        digest = hashlib.sha256(f"{name} {use}".encode()).digest()
-        first = _FIRST_KEY + int.from_bytes(digest[:8], "big") % (_END_OF_KEYS - _FIRST_KEY)
-        while not self._taken.isdisjoint(range(first, first + count)):
-            first += count
-        self._taken.update(range(first, first + count))
-        return first
+    def count(self, name: str) -> int:
+        """Counts the uses of a name; returns their number."""
+        self._uses[name] = self._uses.get(name, 0) + 1
+        return self._uses[name]
 
-    def use(self, name: str) -> int:
-        """Returns how often a name was used for keys."""
-        return self._uses.get(name, 0)
+    def take(self, name: str) -> int:
+        """Returns the key of an operation, which depends on its name and the number of earlier ones of that name."""
+        return (key_of(name) + self.count(name)) & _LARGEST_KEY
 
     def compared(self, workers: Workers) -> tf.Tensor:
         """Returns a tensor that is computed once the workers have compared what they mean, when it is first needed."""
@@ -105,92 +110,344 @@ def described(dtype: tf.DType, shape: tf.TensorShape) -> str:
     return f"{dtype.name}{'[?]' if shape.rank is None else shape.as_list()}"
 
 
-def reduce(tensor: tf.Tensor, workers: Workers, key: int, merge: str = "Add", final: str = "Id") -> tf.Tensor:
-    """Returns the sum (merge='Add'), 'Min', 'Max' or product ('Mul') of equal shapes over workers; final='Div': by
-    size.
+def mean_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor:
+    """Returns the mean over the towers of all workers of the values at one place of the network; each calls it once."""
+    return _reduce(value, _TOWERS, num_towers, key_of(place), hint="auto")
 
-    float16 and bfloat16 are computed in float32 and rounded once.
-    """
-    dtype = tensor.dtype
-    is_half, is_narrow = dtype in (tf.float16, tf.bfloat16), dtype in _NARROW
-    if dtype not in _SENT and not is_half and (not is_narrow or dtype == tf.bool):
-        raise errors.GraphError(
-            f"{tensor.name} is {dtype.name}, which cannot be reduced between workers. Cast it to float32 or int64."
-        )
-    sent = tf.cast(tensor, tf.float32 if is_half else tf.int32 if is_narrow else dtype)
+
+def reduce(tensor: tf.Tensor, size: int, name: str, merge: str = "Add", final: str = "Id") -> tf.Tensor:
+    """Returns the sum (merge='Add'), 'Min', 'Max' or product ('Mul') of equal shapes over `size` workers; final='Div':
+    by size."""
+    sent = _SUMMED_AS.get(tensor.dtype) or _sent(tensor.dtype)
     with tf.device(HOST):
-        reduced = tf.raw_ops.CollectiveReduce(
-            input=sent, group_size=workers.size, group_key=_GROUP, instance_key=key, merge_op=merge,
-            final_op=final, subdiv_offsets=[0], communication_hint="ring",
-        )  # fmt: skip
-    return tf.cast(reduced, dtype)
+        reduced = _reduce(tf.cast(tensor, sent), _HOSTS, size, _take(name), merge, final)
+        return tf.cast(reduced, tensor.dtype)
 
 
-def gather(rows: Sequence[tf.Tensor], workers: Workers, key: int) -> list[tf.Tensor]:
+def gather(rows: Sequence[tf.Tensor], size: int, name: str) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Returns the rows of all workers, in their order, of several tensors with equally many.
 
     Args:
       rows: tensors [n, ...], with any n in each worker; the rest of the shape is the same.
-      workers: between which.
-      key: the first of 1 + len(rows).
+      size: number of workers.
+      name: of these rows, in all workers.
 
     Returns:
-      The tensors [sum of n over workers, ...].
+      The tensors [sum of n over workers, ...], and n over workers, int32.
     """
+
+    def gathered(values):
+        return tf.raw_ops.CollectiveGather(
+            input=values, group_size=size, group_key=key_of(_HOSTS), instance_key=_take(name),
+            shape=[None, *values.shape[1:]],
+        )  # fmt: skip
+
     with tf.device(HOST), v1.name_scope("gather"):
         count = tf.shape(rows[0])[0]
-        counts = _gather(count[tf.newaxis], workers, key)
+        counts = gathered(count[tf.newaxis])
         most = tf.reduce_max(counts)
-        is_there = tf.reshape(tf.sequence_mask(counts, most), [-1])
-        gathered = []
-        for number, own in enumerate(rows, start=1):
-            sent = _encoded(own)
+        is_row = tf.reshape(tf.sequence_mask(counts, most), [-1])
+        found = []
+        for values in rows:
+            sent = tf.cast(values, _sent(values.dtype))
             padding = tf.zeros(tf.concat([[most - count], tf.shape(sent)[1:]], axis=0), sent.dtype)
-            everything = _gather(tf.concat([sent, padding], axis=0), workers, key + number)
-            found = _decoded(tf.boolean_mask(everything, is_there), own.dtype)
-            gathered.append(tf.ensure_shape(found, [None, *own.shape[1:]]))
-        return gathered
+            rows_of_all = tf.boolean_mask(gathered(tf.concat([sent, padding], axis=0)), is_row)
+            found.append(tf.ensure_shape(tf.cast(rows_of_all, values.dtype), [None, *values.shape[1:]]))
+        return found, counts
 
 
-def _gather(rows: tf.Tensor, workers: Workers, key: int) -> tf.Tensor:
-    return tf.raw_ops.CollectiveGather(
-        input=rows, group_size=workers.size, group_key=_GROUP, instance_key=key, shape=[None, *rows.shape[1:]]
-    )
-
-
-def broadcast(
-    value: tf.Tensor | None, dtype: tf.DType, shape: tf.TensorShape, workers: Workers, key: int, root: int
-) -> tf.Tensor:  # fmt: skip
-    """Returns worker `root`'s value in all workers.
-
-    Args:
-      value: in that worker; the others give None.
-      dtype, shape: of it, the shape known.
-      workers, key: as for reduce.
-      root: index of the worker.
-    """
+def broadcast(value: tf.Tensor | None, dtype: tf.DType, shape: tf.TensorShape, size: int, name: str) -> tf.Tensor:
+    """Returns one worker's value, of this dtype and shape, in all `size` workers; the others give None."""
     sent = _sent(dtype)
     if not shape.is_fully_defined():
         raise errors.GraphError(f"Only what has a known shape can be broadcast; this one is {shape}.")
-    about = dict(group_size=workers.size, group_key=_GROUP, instance_key=key, shape=shape)
+    about = dict(group_size=size, group_key=key_of(_HOSTS), instance_key=_take(name), shape=shape)
     with tf.device(HOST):
-        if workers.placed.worker == root:
-            return _decoded(tf.raw_ops.CollectiveBcastSend(input=_encoded(value), **about), dtype)
-        return _decoded(tf.raw_ops.CollectiveBcastRecv(T=sent, **about), dtype)
+        if value is not None:
+            return tf.cast(tf.raw_ops.CollectiveBcastSend(input=tf.cast(value, sent), **about), dtype)
+        return tf.cast(tf.raw_ops.CollectiveBcastRecv(T=sent, **about), dtype)
+
+
+def broadcast_variables(variables: Sequence[tf.Variable], size: int, is_root: bool, series: str = "") -> tf.Operation:
+    """Makes the operation that copies the root's values of variables to all `size` workers, which all must run it."""
+    done = []
+    with v1.name_scope("broadcast"), tf.device(HOST):
+        for variable in variables:
+            about = variable.dtype.base_dtype, variable.shape, size, f"{series} broadcast of {name_of(variable)}"
+            if is_root:
+                done.append(broadcast(variable.read_value(), *about).op)
+            else:
+                done.append(variable.assign(broadcast(None, *about), read_value=False))
+        return tf.group(*done)
+
+
+class AllReduce:
+    """Averages values of several devices, so that all of them get the same mean, to the bit, in few large messages.
+
+    Several workers average on one of their own devices first, and then between those devices of all workers, so that a
+    worker's bytes on the network do not grow with its devices.
+
+    Attributes:
+      num_workers: as given.
+      operations: must run in each step on all devices, even where the mean is not used: they wait for each other.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], kind: str, dtype: tf.DType | None = None, num_workers: int = 1,
+        weight: float | None = None, name: str = "all-reduce",
+    ):  # fmt: skip
+        """Chooses the kind of all-reduce.
+
+        Args:
+          devices: those of the values.
+          kind: 'collective' (TensorFlow's ring), 'nccl' (NVIDIA's), or 'add_n' (on one device; between workers the
+            ring).
+          dtype: in which gradients are sent; None for their own, or float32 for those of half of its size.
+          num_workers: each with as many devices.
+          weight: of this worker in the means, 1 on average over workers; None if all weigh the same.
+          name: separates its messages from those of another AllReduce of the same server.
+
+        Raises:
+          ConfigError: nccl without GPUs, or in bfloat16.
+        """
+        if kind == "nccl" and not all("gpu" in device for device in devices):
+            raise errors.ConfigError(
+                f"--all_reduce=nccl is for GPUs, but the variables live on {', '.join(devices)}. "
+                "Use --all_reduce=collective."
+            )
+        if kind == "nccl" and dtype == tf.bfloat16:
+            raise errors.ConfigError(
+                "--all_reduce_dtype=bfloat16: TensorFlow's NCCL does not send it. Leave the option out, or use "
+                "--all_reduce=collective."
+            )
+        self._devices, self._kind, self._dtype, self.num_workers = devices, kind, dtype, num_workers
+        self._weight, self._name = weight, name
+        self.operations: list[tf.Operation] = []
+        self._last_of_nccl: list[tf.Operation] = []
+
+    def mean(self, values: Sequence[Sequence[Gradient]], exactly: bool = False) -> list[list[Gradient]]:
+        """Averages values over all devices.
+
+        Args:
+          values: over devices, the same number of tensors of static shapes, or of IndexedSlices.
+          exactly: send them in their own dtype.
+
+        Returns:
+          Over devices, the means in the same order. IndexedSlices stay sparse.
+        """
+        if len(self._devices) * self.num_workers == 1:
+            return [list(local) for local in values]
+        means = [[None] * len(local) for local in values]
+        with v1.name_scope("all_reduce"):
+            for members in _messages(values[0]):
+                message = [[local[i] for i in members] for local in values]
+                is_sparse = isinstance(message[0][0], tf.IndexedSlices)
+                results = self._sparse(message) if is_sparse else self._dense(message, exactly)
+                for local, result in zip(means, results, strict=True):
+                    for i, mean in zip(members, result, strict=True):
+                        local[i] = mean
+        return means
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of all workers, in their order; on the host."""
+        return gather([rows], self.num_workers, f"{self._name} rows")[0][0] if self.num_workers > 1 else rows
+
+    def broadcast(self, variables: Sequence[tf.Variable], worker: int) -> tf.Operation:
+        """Copies worker 0's values of variables to all workers, all of which must run it. worker: this one's index."""
+        return broadcast_variables(variables, self.num_workers, worker == 0, self._name)
+
+    def _dense(self, message: list[list[tf.Tensor]], exactly: bool) -> list[list[tf.Tensor]]:
+        shapes, dtype = [value.shape for value in message[0]], message[0][0].dtype
+        sent = _SUMMED_AS.get(dtype, dtype) if exactly or not self._dtype else self._dtype
+
+        def pack(local):
+            return tf.cast(self._weighted(tf.concat([tf.reshape(value, [-1]) for value in local], axis=0)), sent)
+
+        def unpack(mean):
+            parts = tf.split(tf.cast(mean, dtype), [shape.num_elements() for shape in shapes])
+            return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+        return self._on_each(unpack, self._mean(self._on_each(pack, message)))
+
+    def _mean(self, buffers: list[tf.Tensor]) -> list[tf.Tensor]:
+        count = len(buffers)
+        if self._kind == "add_n" or self.num_workers > 1:
+            turn = len(self.operations) % count  # the devices take turns
+            with tf.device(self._devices[turn]):
+                mean = tf.add_n(buffers) / count if count > 1 else buffers[0]
+            if self.num_workers > 1:
+                [mean] = self._between([mean], [self._devices[turn]], f"{_DEVICES} {turn}", self.num_workers)
+            self.operations.append(mean.op)
+            return self._on_each(tf.identity, [mean] * count)
+        means = self._between(buffers, self._devices, _DEVICES, count)
+        self.operations += [mean.op for mean in means]
+        return means
+
+    def _between(self, buffers: list[tf.Tensor], devices: Sequence[str], group: str, size: int) -> list[tf.Tensor]:
+        """Returns the means of one message on these devices.
+
+        NCCL's operations wait for those of the message before: in another order on another device they would wait for
+        ever. They are requested one by one, since the session's `collective_nccl` also covers those of layers, which
+        have no such order.
+        """
+        is_nccl, key, means = self._kind == "nccl", _take(self._name), []
+        for device, buffer in zip(devices, buffers, strict=True):
+            with tf.device(device), tf.control_dependencies(self._last_of_nccl):
+                means.append(_reduce(buffer, group, size, key, hint="nccl" if is_nccl else "ring"))
+        self._last_of_nccl = [mean.op for mean in means] if is_nccl else []
+        return means
+
+    def _sparse(self, message: list[list[tf.IndexedSlices]]) -> list[list[tf.IndexedSlices]]:
+        """Joins all rows of all devices, in the order of the workers and of their devices."""
+        slices = [local[0] for local in message]
+        parts = [[self._weighted(part.values) for part in slices], [part.indices for part in slices]]
+        if self.num_workers > 1:
+            with tf.device(HOST):
+                joined = [tf.concat(part, axis=0) for part in parts]
+                found, _ = gather(joined, self.num_workers, f"{self._name} rows")
+            self.operations += [part.op for part in found]
+            parts = [[part] for part in found]
+        count = len(slices) * self.num_workers
+
+        def mean(_):
+            values, indices = (tf.concat(part, axis=0) for part in parts)
+            return [tf.IndexedSlices(values / count, indices, slices[0].dense_shape)]
+
+        return self._on_each(mean, slices)
+
+    def _weighted(self, values: tf.Tensor) -> tf.Tensor:
+        return values if self._weight is None else values * tf.constant(self._weight, values.dtype)
+
+    def _on_each(self, function: Callable, values: Sequence) -> list:
+        results = []
+        for device, value in zip(self._devices, values, strict=True):
+            with tf.device(device):
+                results.append(function(value))
+        return results
+
+
+def _messages(values: Sequence[Gradient]) -> list[list[int]]:
+    """Groups values that travel together, in the order of the backward pass: the last variable's first.
+
+    Large and sparse values travel alone, which saves a copy of large ones.
+    """
+    messages, bytes_together = [], {}
+    for i, value in reversed(list(enumerate(values))):
+        size = MESSAGE_BYTES if isinstance(value, tf.IndexedSlices) else value.shape.num_elements() * value.dtype.size
+        if size >= MESSAGE_BYTES // 4:
+            messages.append([i])
+            continue
+        open_message, size_before = bytes_together.get(value.dtype, (None, 0))
+        if open_message is None or size_before + size > MESSAGE_BYTES:
+            open_message, size_before = [], 0
+            messages.append(open_message)
+        open_message.append(i)
+        bytes_together[value.dtype] = open_message, size_before + size
+    return messages
+
+
+def average_over_workers(
+    grads_and_vars: GradientsAndVariables, workers: Workers, dtype: tf.DType | None = None, densify: bool = False
+) -> GradientsAndVariables:
+    """Returns the mean over workers of each variable's gradient, in a program's own graph, and counts such means.
+
+    Workers match gradients by the variables' names, whatever the order here. All are averaged in any step that uses
+    one.
+
+    Args:
+      grads_and_vars: of this worker; gradients of their variables' shapes, IndexedSlices or None.
+      workers: between which; the first device of each averages.
+      dtype: in which dense gradients are sent; None for their own.
+      densify: make IndexedSlices dense, which are gathered otherwise.
+
+    Returns:
+      The same list with means. IndexedSlices stay sparse, with the rows of all workers; None stays None.
+
+    Raises:
+      GraphError: outside of a graph; two variables of one name, or a gradient whose dtype cannot be averaged.
+    """
+    if tf.executing_eagerly():
+        raise errors.GraphError(
+            "Gradients are averaged over workers in a graph only. Build one: tf.Graph().as_default()"
+        )
+    names = [name_of(variable) for _, variable in grads_and_vars]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise errors.GraphError(f"{twice[0]} is the name of two variables, which workers tell apart by their names.")
+    order = [i for i in sorted(range(len(names)), key=names.__getitem__) if grads_and_vars[i][0] is not None]
+    if workers.size == 1 or not order:
+        return list(grads_and_vars)
+    keys, device = Keys.of(v1.get_default_graph()), workers.placed.towers[0]
+    for name, (grad, variable) in zip(names, grads_and_vars, strict=True):
+        keys.meaning[f"the gradient of {name}"] = _meaning(grad, variable, densify)
+    name = f"averaging {[names[i] for i in order]}"
+    with v1.name_scope("average_over_workers"), tf.device(workers.device):
+        with tf.control_dependencies([keys.compared(workers)]):
+            grads = [_of_shape(*grads_and_vars[i], densify) for i in order]
+        place = 2 * keys.take(name)  # in the table of counts
+        arrived = _counted(place + ARRIVED, grads)
+        [means] = AllReduce([device], "collective", dtype, workers.size, name=name).mean([grads])
+        averaged = _counted(place + AVERAGED, [arrived, *means])
+        with tf.control_dependencies([averaged]), tf.device(device):
+            means = [tf.nest.map_structure(tf.identity, mean, expand_composites=True) for mean in means]
+    result = list(grads_and_vars)
+    for i, mean in zip(order, means, strict=True):
+        result[i] = mean, grads_and_vars[i][1]
+    return result
+
+
+def counts() -> tf.Tensor:
+    """Returns int64 [2], for another session: how often, on this worker's server, gradients and their means of
+    `average_over_workers` were computed so far."""
+    with tf.device(HOST):
+        places, values = tf.raw_ops.LookupTableExportV2(table_handle=_table(), Tkeys=tf.int64, Tvalues=tf.int64)
+        return tf.math.unsorted_segment_sum(values, places % 2, 2)
+
+
+def _counted(place: int, done: Sequence) -> tf.Operation:
+    """Counts at a place of the table once these are computed."""
+    with tf.control_dependencies([getattr(each, "op", each) for each in done]), tf.device(HOST):
+        table, place = _table(), tf.constant(place, tf.int64)
+        count = tf.raw_ops.LookupTableFindV2(table_handle=table, keys=place, default_value=tf.constant(0, tf.int64))
+        return tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=place, values=count + 1)
+
+
+def _table() -> tf.Tensor:
+    return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=_COUNTS)
+
+
+def _of_shape(grad: Gradient, variable, densify: bool) -> Gradient:
+    """Returns a gradient; dense ones have a static shape."""
+    if isinstance(grad, tf.IndexedSlices) and not densify:
+        return tf.IndexedSlices(tf.identity(grad.values), grad.indices, grad.dense_shape)
+    grad = tf.convert_to_tensor(grad)
+    if not grad.dtype.is_floating:
+        raise errors.GraphError(f"The gradient of {name_of(variable)} is {grad.dtype.name}, which has no mean.")
+    return tf.ensure_shape(grad, variable.shape)
+
+
+def _meaning(grad: Gradient | None, variable, densify: bool) -> str:
+    rows = "rows of " if isinstance(grad, tf.IndexedSlices) and not densify else ""
+    return "none" if grad is None else rows + described(grad.dtype, variable.shape)
+
+
+def _take(name: str) -> int:
+    return Keys.of(v1.get_default_graph()).take(name)
+
+
+def _reduce(
+    value: tf.Tensor, group: str, size: int, key: int, merge: str = "Add", final: str = "Div", hint: str = "ring"
+) -> tf.Tensor:
+    # Without `timeout_seconds`, which would keep a thread for as long, step after step (BaseCollectiveExecutor). The
+    # watchdog and the membership handle a step that hangs.
+    return tf.raw_ops.CollectiveReduce(
+        input=value, group_size=size, group_key=key_of(group), instance_key=key, merge_op=merge, final_op=final,
+        subdiv_offsets=[0], communication_hint=hint,
+    )  # fmt: skip
 
 
 def _sent(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype in which TensorFlow sends values of another."""
-    sent = tf.int32 if dtype in _NARROW else _SAME_BITS.get(dtype, dtype)
+    """Returns the dtype in which values of another are sent."""
+    sent = _SENT_AS.get(dtype, dtype)
     if sent not in _SENT:
-        raise errors.GraphError(f"{dtype.name} cannot be sent between workers. Send float32 or int64 in its place.")
+        raise errors.GraphError(f"{dtype.name} cannot be sent between workers. Send float32 or int64 instead.")
     return sent
-
-
-def _encoded(value: tf.Tensor) -> tf.Tensor:
-    sent = _sent(value.dtype)
-    return tf.bitcast(value, sent) if value.dtype in _SAME_BITS else tf.cast(value, sent)
-
-
-def _decoded(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.bitcast(value, dtype) if dtype in _SAME_BITS else tf.cast(value, dtype)

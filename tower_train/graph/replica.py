@@ -15,7 +15,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.examples import Tensors
 from tower_train.graph import gradients, towers
-from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, Statistic
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import Gradient, GradientsAndVariables

@@ -18,7 +18,7 @@ from tower_train.graph import (
     transfer,
     update,
 )
-from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, Learning
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws, check_same

@@ -18,7 +18,6 @@ from tower_train.cluster import program
 from tower_train.cluster.task import find_task
 from tower_train.cluster.watchdog import MeansWatchdog
 from tower_train.graph import collectives
-from tower_train.graph.collectives import Keys
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
@@ -45,7 +44,7 @@ class Workers:
     def __init__(self, cluster: program.Cluster):
         self.rank, self.size, self.is_chief = cluster.rank, cluster.size, cluster.is_chief
         self.failure: errors.UserError | None = None
-        self._workers, self._membership, self._lock = cluster.workers, cluster.membership, threading.Lock()
+        self._membership, self._lock = cluster.membership, threading.Lock()
         self._graph = tf.Graph()
         self._session = v1.Session(cluster.target, self._graph, cluster.session_config)
         self._membership.session_opened(self._session)
@@ -73,7 +72,7 @@ class Workers:
           WorkerError: a worker is missing.
         """
         message = _packed({"point": point, "facts": facts}, arrays)
-        [lengths, words] = self._run("gather", self._gathered, [np.array([message.size]), message])
+        words, lengths = self._run("gather", self._gathered, message)
         ends = np.cumsum(lengths)
         by_worker = [_unpacked(words[end - n : end], arrays) for end, n in zip(ends, lengths, strict=True)]
         for i, (about, _) in enumerate(by_worker):
@@ -83,10 +82,10 @@ class Workers:
     def sum(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the sums over workers, to the bit the same in all, of arrays of equal shapes."""
         sums = list(arrays)
-        for dtype in {array.dtype for array in arrays}:
+        for dtype in dict.fromkeys(array.dtype for array in arrays):  # in one order in all workers
             members = [i for i, array in enumerate(arrays) if array.dtype == dtype]
             flat = np.concatenate([np.ravel(arrays[i]) for i in members])
-            [total] = self._run(f"sum of {flat.size} {dtype}", self._summed, [flat])
+            total = self._run(f"sum of {flat.size} {dtype}", self._summed, flat)
             ends = np.cumsum([arrays[i].size for i in members])
             for i, part in zip(members, np.split(total, ends[:-1]), strict=True):
                 sums[i] = part.reshape(np.shape(arrays[i]))
@@ -120,31 +119,29 @@ class Workers:
             )
             raise self.failure
 
-    def _gathered(self, key: int, length: tf.Tensor, message: tf.Tensor) -> list[tf.Tensor]:
-        return [
-            *collectives.gather([length], self._workers, key),
-            *collectives.gather([message], self._workers, key + 2),
-        ]
+    def _gathered(self, message: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        [words], lengths = collectives.gather([message], self.size, name)
+        return words, lengths
 
-    def _summed(self, key: int, values: tf.Tensor) -> list[tf.Tensor]:
-        return [collectives.reduce(values, self._workers, key)]
+    def _summed(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        return collectives.reduce(values, self.size, name)
 
     @functools.cache  # noqa: B019 - lives as long as the process
-    def _made(self, name: str, make: Callable, dtypes: tuple) -> tuple[list, list]:
-        """Returns the placeholders and the results of operations that workers find by a name."""
+    def _made(self, name: str, make: Callable, dtype: np.dtype) -> tuple:
+        """Returns the placeholder and the results of operations that workers find by a name."""
         with self._graph.as_default(), tf.device(HOST):
-            fed = [v1.placeholder(dtype, [None]) for dtype in dtypes]
-            return fed, make(Keys.of(self._graph).take(f"keras {name}", 4), *fed)
+            fed = v1.placeholder(dtype, [None])
+            return fed, make(fed, f"keras {name}")
 
-    def _run(self, name: str, make: Callable, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _run(self, name: str, make: Callable, array: np.ndarray):
         with self._lock:
             if isinstance(self.failure, errors.WorkerError):
                 raise self.failure
-            fed, results = self._made(name, make, tuple(array.dtype for array in arrays))
+            fed, results = self._made(name, make, array.dtype)
             self._is_waiting = True
             try:
                 with self._membership.failures_named():
-                    return self._session.run(results, dict(zip(fed, arrays, strict=True)))
+                    return self._session.run(results, {fed: array})
             except errors.UserError as error:
                 self.failure = error
                 raise

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.collectives import AllReduce
 
 v1 = tf.compat.v1
 _current = contextvars.ContextVar("captured", default=None)

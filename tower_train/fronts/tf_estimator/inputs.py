@@ -12,7 +12,7 @@ from tower_train.fronts import compat
 from tower_train.fronts.keras_variables import outside_graph
 from tower_train.fronts.tf_estimator.arguments import check_input_fn
 from tower_train.fronts.tf_estimator.model_fn import call_with_taken, check_parameters
-from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.collectives import AllReduce
 
 v1 = tf.compat.v1
 _LARGE_BYTES = 2**16

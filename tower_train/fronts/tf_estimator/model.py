@@ -15,13 +15,12 @@ from tower_train.fronts.tf_estimator.inputs import Inputs
 from tower_train.fronts.tf_estimator.model_fn import call_model_fn
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
-from tower_train.graph.all_reduce import INSTANCES, AllReduce
+from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST, Devices
 
 v1 = tf.compat.v1
 # Of this process with others, which keep what a key was used for. All have as many.
 _trainings = itertools.count()
-_MOST_TRAININGS = (2**31 - 1) // INSTANCES
 _SEED_STEP = 1_000_003  # between the graph seeds of workers
 
 
@@ -72,8 +71,7 @@ class Model(NamedTuple):
             )
         context = tf.distribute.InputContext(workers, placed.worker, workers * towers)
         taken = {"mode": mode, "params": copy.deepcopy(self.params), "config": self.config, "input_context": context}
-        first_instance = next(_trainings) % _MOST_TRAININGS * INSTANCES if workers > 1 else 0
-        all_reduce = AllReduce((HOST,), "collective", num_workers=workers, first_instance=first_instance)
+        all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=f"training {next(_trainings)}")
         inputs = Inputs(input_fn, taken, mode != ModeKeys.PREDICT, towers, all_reduce)
         if seed is not None and placed.worker:  # their input may be shuffled alike; their towers draw differently
             v1.set_random_seed(seed + placed.worker * _SEED_STEP)

@@ -13,7 +13,7 @@ from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator.captured import Captured, assign_merged, capturing
 from tower_train.fronts.tf_estimator.spec import EstimatorSpec
 from tower_train.graph import context, gradients
-from tower_train.graph.all_reduce import AllReduce
+from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST
 from tower_train.graph.record import StepReport
 
