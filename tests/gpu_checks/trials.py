@@ -15,7 +15,7 @@ import cifar10
 from cifar10 import rivals
 from gpu_checks import machine
 from tower_train.config import Config
-from tower_train.graph import devices, kernels, stream
+from tower_train.graph import devices, stream
 from tower_train.graph.layout import on_host
 from tower_train.workload import DataRequest, Workload
 
@@ -111,7 +111,7 @@ def greatest_difference(values: dict, expected: dict) -> float:
 
 def examples_per_sec(workload: Workload, examples, seconds: float, tensor_float_32=True, **options) -> float:
     """Examples a second that a training takes after some steps."""
-    kernels.choose(False, tensor_float_32)
+    devices.choose_kernels(False, tensor_float_32)
     with trainings.opened(workload, examples, **({"device": "auto"} | options)) as (built, session):
         step = session.make_callable(built.report)
         for _ in range(WARM_UP_STEPS):

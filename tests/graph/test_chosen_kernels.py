@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import EvaluateOptions
-from tower_train.graph import kernels
+from tower_train.graph import step_failures
 from tower_train.inference import saved_run
 
 v1 = tf.compat.v1
@@ -65,5 +65,5 @@ def test_an_operation_without_such_a_kernel_is_named(text, error, message):
 
     with tf.Graph().as_default(), v1.Session() as session:
         counts = v1.py_func(fail, [], tf.float32, name="tower_0/counts")
-        with pytest.raises(error, match=message), kernels.missing_named():
+        with pytest.raises(error, match=message), step_failures.named("mine", "workload"):
             session.run(counts)

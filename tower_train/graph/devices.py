@@ -176,3 +176,17 @@ def _check_driver() -> None:
         "this machine has an NVIDIA driver, but TensorFlow finds no GPU that it can use. "
         f"{lacking}. For towers on the CPU say --device=cpu."
     )
+
+
+def choose_kernels(deterministic: bool, tensor_float_32: bool | None) -> None:
+    """Chooses kernels for all that this process builds and runs from now on.
+
+    Args:
+      deterministic: whether GPUs are to repeat to the bit, until the process ends.
+      tensor_float_32: whether GPUs may round the factors of float32 products to 10 bits, which is several times as fast
+        (Ampere and later); None leaves TensorFlow's setting, by default True.
+    """
+    if tensor_float_32 is not None:
+        tf.config.experimental.enable_tensor_float_32_execution(tensor_float_32)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()

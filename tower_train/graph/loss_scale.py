@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.gradients import Gradient, GradientsAndVariables
 from tower_train.graph.record import ScaleReport
 
 v1 = tf.compat.v1
@@ -20,23 +20,38 @@ FIRST, LEAST, MOST = 2.0**15, 1.0, 2.0**127
 STEPS_TO_DOUBLE = 2000
 
 
-def of_dtype(dtype: tf.DType) -> "NoLossScale":
-    """Creates the loss scale for arithmetic in this dtype."""
-    return LossScale() if dtype == tf.float16 else NoLossScale()
+class LossScale:
+    """The scale and the number of finite steps since its last change, both in the checkpoint; other dtypes have none.
 
+    A step with a finite loss and gradients that are not has overflowed as long as the scale can fall: it is skipped and
+    counted. Loss and gradients are the means over all towers, so all workers decide alike.
+    """
 
-class NoLossScale:
-    """No loss scale: other dtypes reach as far down as float32."""
+    def __init__(self, dtype: tf.DType):
+        self._now = None
+        if dtype == tf.float16:
+            with v1.variable_scope("loss_scale"):
+                self._scale = v1.get_variable("scale", [], tf.float32, v1.constant_initializer(FIRST), trainable=False)
+                self._steps = v1.get_variable("finite_steps", [], tf.int64, v1.zeros_initializer(), trainable=False)
+            self._now = self._scale.read_value()  # read before the gradients, changed after them
 
     def gradients(
         self, gradients: Callable[[tf.Tensor], GradientsAndVariables], loss: tf.Tensor
     ) -> GradientsAndVariables:
         """Returns the gradients of a loss, by a function that takes it."""
-        return gradients(loss)
+        if self._now is None:
+            return gradients(loss)
+        scaled = gradients(loss * tf.cast(self._now, loss.dtype))
+        return [(_divided(gradient, self._now), variable) for gradient, variable in scaled]
 
     def after_update(self) -> list[tuple[tf.Variable, tf.Tensor]]:
         """Returns (counter, amount to add) over its variables, for a step with an update."""
-        return []
+        if self._now is None:
+            return []
+        steps = self._steps.read_value()
+        is_due = tf.equal(steps + 1, STEPS_TO_DOUBLE)
+        more = tf.where(is_due, tf.minimum(self._now, MOST - self._now), 0.0)
+        return [(self._scale, more), (self._steps, tf.where(is_due, -steps, 1))]
 
     def without_update(self, loss: tf.Tensor, count: Callable[[], tf.Operation], skips: bool) -> tf.Operation:
         """Makes the op of a step that is not finite.
@@ -46,42 +61,8 @@ class NoLossScale:
           count: makes the op that counts the step.
           skips: whether every such step is skipped and counted; else it ends the run and changes nothing.
         """
-        return count() if skips else tf.no_op()
-
-    def report(self, loss: tf.Tensor, finite: tf.Tensor) -> ScaleReport | tuple[()]:
-        """Returns its record after a step, for the log and the guard; empty for no scale.
-
-        Args:
-          loss: of the step.
-          finite: bool [...], of the parts of the step.
-        """
-        return ()
-
-
-class LossScale(NoLossScale):
-    """The scale and the number of finite steps since its last change, both in the checkpoint.
-
-    A step with a finite loss and gradients that are not has overflowed as long as the scale can fall: it is skipped and
-    counted. Loss and gradients are the means over all towers, so all workers decide alike.
-    """
-
-    def __init__(self):
-        with v1.variable_scope("loss_scale"):
-            self._scale = v1.get_variable("scale", [], tf.float32, v1.constant_initializer(FIRST), trainable=False)
-            self._steps = v1.get_variable("finite_steps", [], tf.int64, v1.zeros_initializer(), trainable=False)
-        self._now = self._scale.read_value()  # read before the gradients, changed after them
-
-    def gradients(self, gradients, loss):
-        scaled = gradients(loss * tf.cast(self._now, loss.dtype))
-        return [(_divided(gradient, self._now), variable) for gradient, variable in scaled]
-
-    def after_update(self):
-        steps = self._steps.read_value()
-        is_due = tf.equal(steps + 1, STEPS_TO_DOUBLE)
-        more = tf.where(is_due, tf.minimum(self._now, MOST - self._now), 0.0)
-        return [(self._scale, more), (self._steps, tf.where(is_due, -steps, 1))]
-
-    def without_update(self, loss, count, skips):
+        if self._now is None:
+            return count() if skips else tf.no_op()
         overflowed = self._can_overflow(loss)
 
         def skip():
@@ -92,7 +73,15 @@ class LossScale(NoLossScale):
 
         return skip().op if skips else tf.cond(overflowed, skip, lambda: tf.constant(False)).op
 
-    def report(self, loss, finite):
+    def report(self, loss: tf.Tensor, finite: tf.Tensor) -> ScaleReport | tuple[()]:
+        """Returns its record after a step, for the log and the guard; empty for no scale.
+
+        Args:
+          loss: of the step.
+          finite: bool [...], of the parts of the step.
+        """
+        if self._now is None:
+            return ()
         failed = tf.logical_not(tf.reduce_all(finite))
         return ScaleReport(self._scale.read_value(), tf.logical_and(self._can_overflow(loss), failed))
 
@@ -100,8 +89,7 @@ class LossScale(NoLossScale):
         return tf.logical_and(self._now > LEAST, tf.math.is_finite(loss))
 
 
-def _divided(gradient, scale: tf.Tensor):
-    """Divides a gradient, which may be sparse or None, by the scale."""
+def _divided(gradient: Gradient, scale: tf.Tensor) -> Gradient:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

@@ -256,7 +256,7 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, requests: dict[s
     Raises:
       GraphError: towers have different variables, gradients or statistics.
     """
-    grads_of_all = gradients.with_gradients([grads for replica in replicas for grads in replica.tower_grads])
+    grads_of_all = gradients.with_gradients(by_tower(replicas)[0])
     remaining = iter(grads_of_all)
     for replica in replicas:
         replica.tower_grads = list(itertools.islice(remaining, len(replica.tower_grads)))
@@ -271,18 +271,10 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, requests: dict[s
     return dict(zip(requests, values[0][1:], strict=False))
 
 
-def by_tower(replicas: Sequence[Replica]) -> tuple[list[tf.Tensor], list[GradientsAndVariables]]:
-    """Returns the losses and the gradients, over the towers of all replicas."""
-    losses = [loss for replica in replicas for loss in replica.tower_losses]
-    return losses, [grads for replica in replicas for grads in replica.tower_grads]
-
-
-def update_if_finite(
-    replicas: Sequence[Replica], loss: tf.Tensor, apply: Callable[[], tf.Operation], skip: Callable[[], tf.Operation]
-) -> tf.Tensor:
-    """Updates all replicas if the loss and what replica 0 would apply is finite, see gradients.update_if_finite."""
-    losses, tower_grads = by_tower(replicas)
-    return gradients.update_if_finite(tower_grads, losses, replicas[0].mean_grads, loss, apply, skip)
+def by_tower(replicas: Sequence[Replica]) -> tuple[list[GradientsAndVariables], list[tf.Tensor]]:
+    """Returns the gradients and the losses, over the towers of all replicas."""
+    tower_grads = [grads for replica in replicas for grads in replica.tower_grads]
+    return tower_grads, [loss for replica in replicas for loss in replica.tower_losses]
 
 
 def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tensor:

@@ -9,8 +9,6 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.graph import (
-    gradients,
-    loss_scale,
     random_state,
     stream,
     summaries,
@@ -22,10 +20,12 @@ from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, Learning
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws, check_same
+from tower_train.graph.gradients import is_finite, update_if_finite
 from tower_train.graph.layout import Layout, lay_out
+from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.progress import count_progress
 from tower_train.graph.record import RandomNumbers, Request, SavedVariables, StepReport, TrainingGraph
-from tower_train.graph.replica import Replica, average, by_tower, fingerprints, make_replicas, update_if_finite
+from tower_train.graph.replica import Replica, average, by_tower, fingerprints, make_replicas
 from tower_train.graph.schedule import Schedule, group_rate, scaling
 from tower_train.graph.towers import tower_loss
 from tower_train.graph.update import Counters
@@ -48,7 +48,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         counters = Counters(layout.global_batch)  # steps and examples seen: the run's place in the stream
         source = _input(workload, examples, config, layout, counters.examples_seen)
         rate = _learning_rate(config, examples.num_examples, counters.examples_seen)
-        scale = loss_scale.of_dtype(tf.as_dtype(config.dtype))  # of float16; other dtypes need none
+        scale = LossScale(tf.as_dtype(config.dtype))  # none but for float16
         replicas = make_replicas(layout.replicas)  # one on the host, or one on each tower's device
         context = _context(config, layout, counters.epochs_seen(examples.num_examples))
 
@@ -71,7 +71,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         updates = [_prepare_update(config, replica, counters, context, rate) for replica in replicas]
         with tf.control_dependencies(all_reduce.operations):  # all of them, or other devices would wait for ever
             finite = update_if_finite(
-                replicas, source.renewed(loss),
+                *by_tower(replicas), replicas[0].mean_grads, source.renewed(loss),
                 apply=lambda: counters.count(scale.after_update(), after=[build() for build in updates]),
                 skip=lambda: scale.without_update(loss, counters.count, skips=config.on_nonfinite == "skip"),
             )  # fmt: skip
@@ -215,12 +215,13 @@ def _progress(config: Config, source: stream.Stream, replicas: Sequence[Replica]
     """Returns ops that count what a step is done with, and the counts; none without a watchdog."""
     if not config.stall_timeout_secs:
         return [], {}
-    return count_progress(source.arrivals, *by_tower(replicas))
+    tower_grads, tower_losses = by_tower(replicas)
+    return count_progress(source.arrivals, tower_losses, tower_grads)
 
 
 def _report(
     counters: Counters, replica: Replica, rate: tf.Tensor, asked: dict[str, tf.Tensor], finite: tf.Tensor,
-    scale: loss_scale.NoLossScale, counting: list[tf.Operation],
+    scale: LossScale, counting: list[tf.Operation],
 ) -> StepReport:  # fmt: skip
     """Makes the small values of a step that running looks at."""
     loss = replica.loss + replica.weight_decay
@@ -261,7 +262,7 @@ def _saved(config: Config, layout: Layout, replicas: Sequence[Replica], all_redu
     """Returns what a checkpoint holds, and the operations that look at it or spread it."""
     saved = v1.global_variables()
     with v1.name_scope("checks"):
-        finite = {v.op.name: gradients.is_finite(v) for v in saved if v.dtype.is_floating}
+        finite = {v.op.name: is_finite(v) for v in saved if v.dtype.is_floating}
     in_common = [v for v in saved if v.dtype.base_dtype != tf.string]  # texts are the positions of workers' iterators
     return SavedVariables(
         variables=saved,

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import devices, input_failures
+from tower_train.graph import devices, step_failures
 from tower_train.graph.evaluation import evaluation_graph
 from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Workload
@@ -197,7 +197,7 @@ class Evaluator:
         session.run(self._prepare)
         for _ in range(most_steps):
             try:
-                with input_failures.named(self.examples.name, self._workload.name, may_end=True):
+                with step_failures.named(self.examples.name, self._workload.name, may_end=True):
                     values = session.run(fetches)
             except tf.errors.OutOfRangeError:
                 break

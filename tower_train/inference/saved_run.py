@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tower_train import console, errors
 from tower_train.config import EvaluateOptions, RunOptions
-from tower_train.graph import devices, kernels
+from tower_train.graph import devices
 from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.run_dir import best, checkpoint, directory, logs
 from tower_train.workload import DataRequest, Examples, Workload, load
@@ -92,7 +92,7 @@ def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
     workload.check_dataset(dataset)
     examples = workload.examples(DataRequest("test", dataset, data_dir, config["seed"]))
-    kernels.choose(config.get("deterministic", False), config.get("tensor_float_32"))
+    devices.choose_kernels(config.get("deterministic", False), config.get("tensor_float_32"))
     decay = 0.0 if options.raw else config["moving_average_decay"]
     return SavedRun(run_dir, workload, examples, config["dtype"], decay, options.best)
 

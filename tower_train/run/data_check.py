@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import input_failures, stream
+from tower_train.graph import step_failures, stream
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -53,7 +53,7 @@ def _look_at(workload: Workload, examples: Examples) -> tuple:
         batches, [counted] = stream.evaluation_stream(workload, sample, _BATCH, 1)
         with v1.Session(config=config) as session:
             session.run([v1.tables_initializer(), batches.initializer])
-            named = input_failures.named(examples.name, workload.name, may_end=True)
+            named = step_failures.named(examples.name, workload.name, may_end=True)
             with contextlib.suppress(tf.errors.OutOfRangeError), named:
                 while True:
                     parts.append(session.run((batches.batches[0], counted)))

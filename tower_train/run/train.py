@@ -15,7 +15,7 @@ from tower_train.cluster.task import Task, find_task
 from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.config import Config
 from tower_train.console import say
-from tower_train.graph import devices, input_failures, kernels
+from tower_train.graph import devices, step_failures
 from tower_train.graph.layout import on_host
 from tower_train.options import rules
 from tower_train.run import (
@@ -73,7 +73,7 @@ def train(
     hosts, index = (None, None) if task.is_alone else (",".join(task.hosts), task.index)
     config = dataclasses.replace(config, worker_hosts=hosts, task_index=index)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    kernels.choose(config.deterministic, config.tensor_float_32)
+    devices.choose_kernels(config.deterministic, config.tensor_float_32)
     received = signals.Received()
     leave = functools.partial(_leave_at_once, received, if_stuck)
     with (
@@ -158,8 +158,7 @@ def run(
         try:
             with (
                 membership.failures_named(),
-                input_failures.named(graph.examples.name, start.workload.name),
-                kernels.missing_named(),
+                step_failures.named(graph.examples.name, start.workload.name),
                 sessions.open_session(graph, membership, start.last_step, start.restore) as session,
             ):
                 steps.do(session)

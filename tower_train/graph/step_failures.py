@@ -1,4 +1,4 @@
-"""One line about a step that fails on its examples, instead of TensorFlow's pages."""
+"""One line about a step that fails, instead of TensorFlow's pages."""
 
 import contextlib
 import re
@@ -14,7 +14,7 @@ _LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
 
 @contextlib.contextmanager
 def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
-    """Converts the failure of a graph's input, or of a tower on it, into one line.
+    """Converts the failure of a graph's input, of a tower on it, or of the choice of kernels, into one line.
 
     Args:
       name: of the examples.
@@ -23,7 +23,7 @@ def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
 
     Raises:
       DataError: the input failed within this block.
-      GraphError: a tower's operation does not fit its input.
+      GraphError: a tower's operation does not fit its input, or has no kernel that --deterministic may use.
     """
     try:
         yield
@@ -33,6 +33,14 @@ def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
         raise errors.DataError(
             f"{name}: its dataset ended before the last step. Make it endless with .repeat()."
         ) from None
+    except tf.errors.UnimplementedError as error:
+        if "determinis" not in error.message.lower():
+            raise
+        which = f"{error.op.name} ({error.op.type})" if error.op is not None else "an operation"
+        raise errors.GraphError(
+            f"--deterministic: {which} has no kernel on its device that repeats to the bit ({errors.reason(error)}). "
+            "Leave the option out, or use another operation."
+        ) from error
     except tf.errors.OpError as error:
         is_of_tower = error.op is not None and error.op.name.startswith("tower_")
         if is_of_tower and isinstance(error, tf.errors.InvalidArgumentError):
