@@ -72,8 +72,8 @@ def fixed(model: str, batch: int, settings):
     workload, examples = workload_and_examples(model, settings.data_dir)
     without_gpus = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.device(devices.HOST), tf.compat.v1.Session(config=without_gpus) as session:
-        start, split = tf.zeros([], tf.int64), on_host(batch, 1)
-        first = stream.training_stream(workload, examples, seed=0, start=start, split=split)
+        start, layout = tf.zeros([], tf.int64), on_host(batch, 1)
+        first = stream.training_stream(workload, examples, seed=0, start=start, layout=layout)
         session.run(first.initializer)
         arrays = session.run(first.batches[0])
 
