@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 _bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
@@ -32,6 +32,11 @@ def _print(stream: TextIO, lines) -> None:
             _bars[-1].print_above(text)
         else:
             print(text, file=stream, flush=True)
+
+
+def enumeration(names: Sequence[str], most: int) -> str:
+    """Returns names in one line, at most so many, with the number of the others."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def one_line(text: str | os.PathLike) -> str:

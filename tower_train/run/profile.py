@@ -1,66 +1,41 @@
 """--profile_steps: a profile of some steps, for TensorBoard's profile plugin."""
 
 import contextlib
-import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.console import say
-from tower_train.run.actions import Action, TrainingClock
+from tower_train.run.actions import Action, Running
 
-
-def check(steps: tuple[int, ...] | None, steps_done: int, last_step: int) -> list[str]:
-    """Returns lines about steps that this start will not do.
-
-    Args:
-      steps: the first and the last to profile, or None.
-      steps_done: number of earlier steps.
-      last_step: of the run.
-
-    Raises:
-      ConfigError: the run ends before them.
-    """
-    if steps and steps[0] > last_step:
-        raise errors.ConfigError(
-            f"--profile_steps={steps[0]},{steps[1]}: the run ends at step {last_step}. Choose earlier steps, or train "
-            "longer."
-        )
-    if steps and steps[1] <= steps_done:
-        return [f"*** --profile_steps={steps[0]},{steps[1]}: those steps were done before. Nothing is profiled."]
-    return []
+_profiler = tf.profiler.experimental
 
 
 class Profiler(Action):
     """Profiles some steps, as far as this start does them, and marks their beginnings and ends.
 
     A profile that fails costs the run only a line on standard output.
-
-    Args:
-      steps: the first and the last.
-      train_dir: place of the profile for TensorBoard's plugin.
-      clock: stopped while the profiler starts and while the profile is written.
-      watchdog: informed of both.
     """
 
-    def __init__(self, steps: tuple[int, ...], train_dir: pathlib.Path, clock: TrainingClock, watchdog: StepWatchdog):
-        self._first, self._last = steps
-        self._train_dir, self._clock, self._watchdog = train_dir, clock, watchdog
-        self._begun_at = self._done = None
+    def __init__(self, running: Running):
+        self._running, self._train_dir = running, str(running.start.run_dir.path)
+        self._first, self._last = running.start.config.profile_steps or (0, 0)
+        self._profiled: list[int] = []
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Marks a step, done within this block, in the profile; begins the profile with the first of them."""
-        if self._begun_at is None and self._first <= step <= self._last:
-            self._begin(step)
-        if self._begun_at is None:
+        if not self._first <= step <= self._last:
             yield
             return
-        with tf.profiler.experimental.Trace("train", step_num=step, _r=1):
+        if not self._profiled and not self._managed("the profiler to start", _profiler.start, self._train_dir):
+            self._last = 0  # it is not tried again
             yield
-        self._done = step
+            return
+        self._profiled.append(step)
+        with _profiler.Trace("train", step_num=step, _r=1):
+            yield
 
     def is_due(self, step):
         return step == self._last
@@ -70,27 +45,18 @@ class Profiler(Action):
 
     def close(self) -> None:
         """Writes the profile that has begun, if any."""
-        begun_at, self._begun_at = self._begun_at, None
-        if begun_at is None:
-            return
-        try:
-            with self._clock.stopped(), self._watchdog.doing("a profile to be written"):
-                tf.profiler.experimental.stop()
-        except (tf.errors.OpError, OSError) as error:
-            self._say_failed(error)
-            return
-        say(f"Profiled: steps {begun_at} to {self._done}, for `tensorboard --logdir={self._train_dir}` with "
-            "tensorboard-plugin-profile installed.")  # fmt: skip
+        profiled, self._profiled = self._profiled, []
+        if profiled and self._managed("a profile to be written", _profiler.stop):
+            say(f"Profiled: steps {profiled[0]} to {profiled[-1]}, for `tensorboard --logdir={self._train_dir}` with "
+                "tensorboard-plugin-profile installed.")  # fmt: skip
 
-    def _begin(self, step: int) -> None:
+    def _managed(self, what: str, function: Callable, *args) -> bool:
+        """Calls a function of the profiler, which the watchdog may have to wait for; returns whether that succeeded."""
         try:
-            with self._clock.stopped(), self._watchdog.doing("the profiler to start"):
-                tf.profiler.experimental.start(str(self._train_dir))
+            with self._running.clock.stopped(), self._running.watchdog.doing(what):
+                function(*args)
         except (tf.errors.OpError, OSError) as error:
-            self._say_failed(error)
-            self._last = 0  # it is not tried again
-        else:
-            self._begun_at = step
-
-    def _say_failed(self, error: Exception) -> None:
-        say(f"*** --profile_steps={self._first},{self._last}: no profile ({errors.reason(error)}). The run goes on.")
+            steps = ",".join(map(str, self._running.start.config.profile_steps))
+            say(f"*** --profile_steps={steps}: no profile ({errors.reason(error)}). The run goes on.")
+            return False
+        return True

@@ -2,13 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.graph.record import StepReport, TrainingGraph
-from tower_train.run import input_stream
 from tower_train.run.hooks import UserHooks
 
 v1 = tf.compat.v1
@@ -30,8 +30,10 @@ def open_session(
       restore: sets all variables from a checkpoint; None for initial values.
 
     Raises:
-      DataError, RunError: as input_stream.begin.
+      DataError: the stream is too short for the steps, or its state cannot be saved.
+      RunError: it cannot be moved to its position.
     """
+    is_chief, state = membership.task.is_chief, graph.stream.state
     local_initializer = tf.group(v1.local_variables_initializer(), v1.tables_initializer(), graph.stream.initializer)
     v1.get_default_graph().finalize()
     session = v1.Session(membership.target, config=membership.devices.session_config)
@@ -39,22 +41,55 @@ def open_session(
         membership.session_opened(session)
         if restore:
             restore(session)
-        elif membership.task.is_chief:
+        elif is_chief:
             session.run([variable.initializer for variable in graph.saved.variables])
         if graph.saved.broadcast is not None:
-            if graph.stream.state and membership.task.is_chief:
-                input_stream.hand_out(session, graph.stream.state, membership.board)
+            if state and is_chief:
+                membership.board.hand_out(session.run(state.variables))
             session.run(graph.saved.broadcast)
-            if graph.stream.state and not membership.task.is_chief:
-                input_stream.fetch(session, graph.stream.state, membership.board)
+            if state and not is_chief:
+                session.run([variable.initializer for variable in state.variables])
+                assign(session, [state.variables[state.worker]], [membership.board.fetch()])
         # After that, so that the stream starts at the restored position and copies have the restored values.
         session.run(local_initializer)
-        if graph.stream.state:
-            input_stream.begin(session, graph, last_step)
+        if state:
+            _begin_stream(session, graph, last_step)
         yield session
     finally:
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.UnavailableError):  # of a lost worker
             session.close()
+
+
+def assign(session: v1.Session, variables: Sequence[tf.Variable], values: Sequence[bytes]) -> None:
+    """Gives variables values; the graph may be final."""
+    for variable, value in zip(variables, values, strict=True):
+        session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+
+
+def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> None:
+    """Moves a graph's iterator to the checkpoint's position, and makes sure that its state can be saved."""
+    state, name = graph.stream.state, graph.examples.name
+    length, needed = int(session.run(state.length)), last_step * graph.layout.global_batch
+    if 0 <= length < needed:
+        raise errors.DataError(
+            f"{name}: its dataset ends after {length} examples, and this run takes {needed}. Make it endless with "
+            ".repeat()."
+        )
+    try:
+        session.run(state.resume)
+    except tf.errors.OpError as error:
+        raise errors.RunError(
+            f"{name}: its dataset cannot be put where the checkpoint says ({errors.reason(error)}). Make it by the "
+            "same steps as when the run began, or give another --train_dir."
+        ) from None
+    try:
+        session.run(state.note)
+    except tf.errors.OpError as error:
+        raise errors.DataError(
+            f"{name}: its dataset cannot be saved in a checkpoint ({errors.reason(error)}), so no run on it could be "
+            "resumed. tf.data saves neither Python generators and functions nor stateful operations: use "
+            "tf.random.stateless_* and the like, or data that is fetched by index."
+        ) from None
 
 
 def one_step(
@@ -62,7 +97,7 @@ def one_step(
 ) -> Callable[[int], StepReport]:
     """Returns a function that does a step, of a number, and returns its report in numpy values.
 
-    Without users' hooks TensorFlow is called directly, which takes a fifth of the time of Session.run.
+    Without users' hooks TensorFlow is called directly: Session.run would look each time at what to fetch.
     """
     report, with_summary = graph.report, graph.report._replace(summary=graph.summary)
     if user_hooks:

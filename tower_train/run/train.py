@@ -16,23 +16,11 @@ from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.config import Config
 from tower_train.console import say
 from tower_train.graph import devices, step_failures
-from tower_train.graph.layout import on_host
 from tower_train.options import rules
-from tower_train.run import (
-    actions,
-    bad_batch,
-    hooks,
-    input_stream,
-    nonfinite,
-    profile,
-    program,
-    report,
-    results,
-    saving,
-    sessions,
-    signals,
-)
+from tower_train.run import actions, nonfinite, profile, program, report, results, saving, sessions, signals
+from tower_train.run.actions import Running
 from tower_train.run.evaluations import TEST
+from tower_train.run.hooks import UserHooks
 from tower_train.run.prepare import Start, prepare, rebuilt
 from tower_train.run.results import Result, StopReason
 from tower_train.run_dir import checkpoint, directory, logs, manifest
@@ -141,7 +129,7 @@ def announce(start: Start, membership: Membership) -> Start:
     else:
         lines = [report.joining_line(membership.task, steps_done, end, membership.devices.names)]
     say(*lines, *start.notes)
-    return dataclasses.replace(start, steps_done=steps_done, has_steps=steps_done < end)
+    return dataclasses.replace(start, steps_done=steps_done, end=end)
 
 
 def run(
@@ -151,19 +139,27 @@ def run(
     membership: Membership,
 ) -> tuple[Result, errors.UserError | None]:
     """Opens the session, does the steps and saves; returns the result, and the error that ended the steps, if any."""
-    began, graph, failure = time.perf_counter(), start.graph, None
+    began, graph, user_hooks, failure = time.perf_counter(), start.graph, UserHooks(session_hooks), None
     with contextlib.ExitStack() as stack:
         stack.enter_context(graph.graph.as_default())
-        steps = Steps(start, session_hooks, received, membership, stack)
-        try:
-            with (
-                membership.failures_named(),
-                step_failures.named(graph.examples.name, start.workload.name),
-                sessions.open_session(graph, membership, start.last_step, start.restore) as session,
-            ):
-                steps.do(session)
-        except (errors.NonFiniteError, errors.MirrorError) as error:
-            failure = error
+        stack.callback(user_hooks.close)
+        user_hooks.begin()
+        # A step with an all-reduce may have to be ended.
+        is_averaged = graph.layout.num_workers > 1 or start.config.variable_update == "mirrored"
+        noted = {"note_stall": membership.note_stall} if is_averaged else {}
+        watchdog = stack.enter_context(StepWatchdog(start.config.stall_timeout_secs, graph.progress, **noted))
+        with (
+            membership.failures_named(),
+            step_failures.named(graph.examples.name, start.workload.name),
+            sessions.open_session(graph, membership, start.last_step, start.restore) as session,
+        ):
+            watchdog.after_create_session(session)
+            running = Running(start, session, membership, received, user_hooks, watchdog, actions.TrainingClock())
+            steps = Steps(running, stack)
+            try:
+                steps.do()
+            except (errors.NonFiniteError, errors.MirrorError) as error:
+                failure = error
     result = steps.result(time.perf_counter() - began, failure)
     if (saver := steps.saver) and not failure:
         if saver.error:
@@ -191,98 +187,67 @@ def conclude(start: Start, result: Result, failure: errors.UserError | None, mem
 
 
 class Steps:
-    """The steps of a start, and what is due after each.
+    """The steps of a start, and the actions that may be due after each, in their order.
 
     Attributes:
       saver: saves checkpoints; None in workers that are not the chief.
     """
 
-    def __init__(
-        self, start: Start, session_hooks: Sequence[v1.train.SessionRunHook], received: signals.Received,
-        membership: Membership, stack: contextlib.ExitStack,
-    ):  # fmt: skip
-        config, graph = start.config, start.graph
-        self._start, self._membership, self._stack = start, membership, stack
-        self._clock = actions.TrainingClock()
-        # A step with an all-reduce may have to be ended.
-        is_averaged = graph.layout.num_workers > 1 or config.variable_update == "mirrored"
-        noted = {"note_stall": membership.note_stall} if is_averaged else {}
-        self._watchdog = stack.enter_context(StepWatchdog(config.stall_timeout_secs, graph.progress, **noted))
-        self._user_hooks = hooks.UserHooks(session_hooks)
-        self._user_hooks.begin()
-        stack.callback(self._user_hooks.close)
-        self._tally = actions.Tally(self._clock, start.steps_done)
-        most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
-        self._guard = nonfinite.Guard(graph, most_in_a_row, _dump(start))
-        best = start.evaluations.best if start.is_chief else None
-        self._stop = actions.Stop(received, membership, self._user_hooks, best)
-        self.saver = None
-        if start.is_chief:
-            self._metrics = logs.MetricsFile(start.run_dir.path / directory.METRICS)
-            self._writer = stack.enter_context(contextlib.closing(_event_writer(start)))
-            write = saving.checkpoint_writer(
-                graph, start.run_dir, start.resumed.checkpoints, [self._metrics, self._writer], membership.board
-            )
-            self.saver = saving.Saver(
-                config.save_every_steps, write, start.evaluations, received, self._watchdog, self._clock,
-                start.steps_done or None,
-            )  # fmt: skip
+    def __init__(self, running: Running, stack: contextlib.ExitStack):
+        self._running, self._profiler, self.saver = running, None, None
+        self._tally, self._guard, self._stop = actions.Tally(running), nonfinite.Guard(running), actions.Stop(running)
+        self._actions = [
+            self._tally,
+            self._guard,  # so early, as a step that ends the run is neither logged nor saved
+            actions.MirrorCheck(running),
+            *(self._chiefs_actions(stack) if running.start.is_chief else [saving.SendPosition(running)]),
+            actions.CallUserHooks(running),
+            self._stop,
+        ]
 
-    def do(self, session: v1.Session) -> None:
+    def _chiefs_actions(self, stack: contextlib.ExitStack) -> list[actions.Action]:
+        """Makes the actions that write files; they are closed with the stack."""
+        start, running = self._running.start, self._running
+        bar = stack.enter_context(report.progress_bar(start.steps_done, start.last_step))
+        metrics = logs.MetricsFile(start.run_dir.path / directory.METRICS)
+        writer = stack.enter_context(contextlib.closing(_event_writer(start)))
+        log, self._summary = actions.Log(running, bar, metrics, writer), actions.Summary(running, writer)
+        self._profiler = stack.enter_context(contextlib.closing(profile.Profiler(running)))
+        self.saver = saving.Saver(running, metrics, writer)
+        return [log, self._summary, self._profiler, self.saver]
+
+    def do(self) -> None:
         """Does the steps, each of them followed by what is due."""
-        start, stop, marked, summarizes = self._start, self._stop, contextlib.nullcontext, lambda step: False
-        due = [self._tally, self._guard]  # the guards come first: a step that ends the run is neither logged nor saved
-        due.append(actions.MirrorCheck(start.config.check_mirrors_every_steps, start.graph, session))
-        self._watchdog.after_create_session(session)
+        running, start, stop = self._running, self._running.start, self._stop
+        is_summary_due, marked = lambda step: False, contextlib.nullcontext
         if start.is_chief:
-            log, summary, profiler = self._reports()
-            due += [log, summary, profiler, self.saver]
-            marked, summarizes = profiler.step, summary.is_due
-            self.saver.begin(start.graph, session)
-        elif start.graph.stream.state:
-            due.append(input_stream.SendPosition(
-                session, start.graph, self._membership.board, start.config.is_saved, start.steps_done
-            ))  # fmt: skip
-        if self._user_hooks:
-            due.append(actions.CallUserHooks(self._user_hooks, session))
-            self._user_hooks.session_created(session)
-        due.append(stop)
-        stop.begin(start.graph, session)
-        one_step = sessions.one_step(session, start.graph, self._user_hooks, summarizes)
-
+            is_summary_due, marked = self._summary.is_due, self._profiler.step
+            self.saver.begin()
+        running.user_hooks.session_created(running.session)
+        one_step = sessions.one_step(running.session, start.graph, running.user_hooks, is_summary_due)
+        stop.begin()
         self._tally.begin()
-        for step in range(start.steps_done + 1, start.last_step + 1) if start.has_steps and not stop.is_now else ():
-            with self._watchdog.step(), marked(step):
+        for step in start.steps if not stop.is_now else ():
+            with running.watchdog.step(), marked(step):
                 report = one_step(step)
-            self._membership.note_step()
-            for action in due:
+            running.membership.note_step()
+            for action in self._actions:
                 if action.is_due(step):
                     action(step, report)
             if stop.is_now:
                 break
-        for action in due:
+        for action in self._actions:
             action.end(self._tally.step)
-
-    def _reports(self) -> tuple[actions.Log, actions.Summary, profile.Profiler]:
-        """Makes the chief's actions that tell of steps."""
-        start, config = self._start, self._start.config
-        bar = self._stack.enter_context(report.progress_bar(start.steps_done, start.last_step))
-        log = actions.Log(
-            config.log_every_steps, start.graph, start.steps_done, self._clock, bar, self._metrics, self._writer
-        )
-        profiler = profile.Profiler(config.profile_steps or (0, 0), start.run_dir.path, self._clock, self._watchdog)
-        self._stack.callback(profiler.close)
-        return log, actions.Summary(config.summary_every_steps, self._writer), profiler
 
     def result(self, seconds: float, failure: errors.UserError | None) -> Result:
         """Returns the result, given the seconds that it took and the error that ended the steps, if any."""
-        start, tally, loss, step = self._start, self._tally, self._guard.loss, self._tally.step
+        start, tally, loss, step = self._running.start, self._tally, self._guard.loss, self._tally.step
+        alone = start.graph.layout.num_workers == 1
         if failure:
             reason = StopReason.ERROR
         elif step >= start.last_step:
             reason = StopReason.LAST_STEP
         else:
-            alone = start.graph.layout.num_workers == 1
             reason = self._stop.reason() or (StopReason.SESSION_HOOK if alone else StopReason.ANOTHER_WORKER)
         return Result(
             train_dir=str(start.run_dir.path) if start.is_chief else "",
@@ -290,7 +255,7 @@ class Steps:
             loss=None if loss is None else float(loss),
             examples_per_sec=tally.steps_per_sec and tally.steps_per_sec * start.graph.layout.global_batch,
             seconds=seconds,
-            training_secs=tally.training_secs,
+            training_secs=tally.training_secs if step > start.steps_done else None,
             reason=reason,
             stopped_by=str(failure) if failure else reason.text(start.config.stop_after_no_gain_epochs),
             checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.is_chief else None,
@@ -310,14 +275,3 @@ def _event_writer(start: Start) -> logs.EventWriter:
         writer.add(start.steps_done, graph_def=start.drawing)
     logs.add_options(writer, manifest.hyperparameters(start.run_json), start.steps_done)
     return writer
-
-
-def _dump(start: Start) -> Callable[[int, int], str] | None:
-    """Returns a function that writes the batch of (step, first position) to a file; None to write none."""
-    config = start.config
-    if not (start.is_chief and config.dump_bad_batch):
-        return None
-    whole_step = on_host(config.tower_batch, config.batches_per_step)
-    return functools.partial(
-        bad_batch.write, start.run_dir.path, start.workload, start.examples, config.seed, whole_step
-    )
