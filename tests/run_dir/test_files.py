@@ -100,7 +100,7 @@ WRONG = [  # (file, field, its value, words of what is allowed)
     ("run.json", "config.data_dir", 5, "text"),
     ("run.json", "config.moving_average_decay", "0.9", "a number"),
     ("run.json", "config.moving_average_decay", 2, "below 1"),
-    ("run.json", "config.learning_rate", {"a": 1}, "a number"),
+    ("run.json", "config.deterministic", "yes", "true or false"),
     ("run.json", "global_batch", "16", "a whole number"),
     ("run.json", "workload_options", [1], "an object"),
     ("run.json", "versions", "2.21", "an object"),

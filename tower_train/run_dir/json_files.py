@@ -13,16 +13,23 @@ from tower_train.options import declare
 
 RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
 _SCORE = {"step": int, "examples": int, "value": float}
-_FIELDS = {  # the types of all fields that are read; one with a ? may be missing, as in older runs
+_OPTIONS = Config.__dataclass_fields__
+# The types of all fields that are read, an option's by its declaration; one with a ? may be missing, as in older runs.
+_FIELDS = {
     RUN: {
-        "workload": str, "dataset": str, "data": {"name": str, "fingerprint?": str}, "config": Config,
-        "workload_options?": dict, "global_batch?": int, "random_numbers?": dict, "versions?": dict, "drawing?": str,
+        "workload": str, "dataset": str, "data": {"name": str, "fingerprint?": str},
+        "config": {
+            "workload": _OPTIONS["data_dir"],  # also text or null: a run may have no import path
+            **{name: _OPTIONS[name] for name in ("data_dir", "seed", "dtype", "moving_average_decay")},
+            **{f"{name}?": _OPTIONS[name] for name in ("deterministic", "tensor_float_32")},
+        },
+        "workload_options?": dict, "global_batch?": int, "random_numbers?": {"by_example?": list}, "versions?": dict,
+        "drawing?": str,
     },
     RESULT: {"step?": int, "evaluation?": {"step": int}},
     BEST: {"metric": str, "better?": str, "best": _SCORE, "last": _SCORE},
 }  # fmt: skip
-_NOUNS = {dict: "an object", str: "text", int: "a whole number", float: "a number"}
-_NEEDED_OPTIONS = ("workload", "data_dir", "seed", "dtype", "moving_average_decay")  # by evaluation
+_NOUNS = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number"}
 
 
 def refuse_others(path: pathlib.Path) -> None:
@@ -69,35 +76,22 @@ def step_of(line: bytes) -> int | None:
 
 def _check_type(value: Any, kind: Any, name: str = "") -> None:
     """Raises ValueError, with the field's name, if a JSON value is not of a type of _FIELDS."""
-    plain = kind if kind in (str, int, float) else dict
+    if isinstance(kind, dataclasses.Field):
+        try:
+            if not (value is None and kind.default is None):
+                declare.checked(kind, value)
+        except errors.ConfigError:
+            raise ValueError(f"{name} is {_shown(value)}, and must be {declare.allowed(kind)}") from None
+        return
+    plain = kind if kind in (str, int, float, list) else dict
     if not isinstance(value, (int, float) if plain is float else plain) or isinstance(value, bool):
         raise ValueError(f"{name or 'its content'} is {_shown(value)}, and must be {_NOUNS[plain]}")
-    if kind is Config:
-        _check_options(value)
-    elif isinstance(kind, dict):
-        for key, field_type in kind.items():
-            field = key.rstrip("?")
-            if field in value:
-                _check_type(value[field], field_type, f"{name}.{field}".lstrip("."))
-            elif field == key:
-                raise ValueError(f"{name}.{field} is missing".lstrip("."))
-
-
-def _check_options(values: dict[str, Any]) -> None:
-    """Raises ValueError for an impossible value of an option that a later start compares or needs."""
-    for field in dataclasses.fields(Config):
-        name, is_needed = field.name, field.name in _NEEDED_OPTIONS
-        if name not in values and is_needed:
-            raise ValueError(f"config.{name} is missing")
-        may_be_null = field.default is None or name == "workload"  # of a run without an import path
-        if name not in values or (values[name] is None and may_be_null):
-            continue
-        if is_needed or field.metadata["resume"] != "free":
-            try:
-                declare.checked(field, values[name])
-            except errors.ConfigError:
-                allowed = declare.allowed(field)
-                raise ValueError(f"config.{name} is {_shown(values[name])}, and must be {allowed}") from None
+    for key, field_type in kind.items() if isinstance(kind, dict) else ():
+        field = key.rstrip("?")
+        if field in value:
+            _check_type(value[field], field_type, f"{name}.{field}".lstrip("."))
+        elif field == key:
+            raise ValueError(f"{name}.{field} is missing".lstrip("."))
 
 
 def _shown(value: Any) -> str:

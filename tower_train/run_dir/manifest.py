@@ -140,7 +140,7 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
             yield "same", f"data {name}", before["data"][name], now["data"][name]
     if before:  # versions without them drew other numbers in layers that now draw by example
         drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
-        yield "same", "what draws by example", *(", ".join(names or ["nothing"]) for names in drawn)
+        yield "same", "what draws by example", *(", ".join(map(str, names or ["nothing"])) for names in drawn)
     for part, options in (("config", Config), ("workload_options", workload_options)):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})
