@@ -43,6 +43,7 @@ SECTIONS = (
     Section("machine", "gpu_checks.machine:check", "GPUs, driver, libraries, first kernels", 60),
     Section("towers", "gpu_checks.towers:on_one_card", "several towers on one card against one tower, in float64", 45),
     Section("cards", "gpu_checks.towers:on_several_cards", "several cards against one, in float64", 45),
+    Section("means", "gpu_checks.towers:known_means", "each all-reduce on numbers whose means are known", 15),
     Section("variables", "gpu_checks.modes:variables_and_reduces", "places of the variables and all-reduces", 50),
     Section("dtypes", "gpu_checks.modes:dtypes", "speed of each dtype", 50),
     Section("repeats", "gpu_checks.repeats:check", "two runs with the same seed", 50),

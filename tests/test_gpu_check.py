@@ -10,8 +10,11 @@ import forked
 import gpu_check
 import jobs
 import pytest
-from gpu_checks import findings, machine, profile, trials
+import tensorflow as tf
+from gpu_checks import findings, machine, profile, towers, trials
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from tower_train.graph import collectives
 
 
 class Forked(forked.Process):
@@ -42,7 +45,7 @@ def test_without_a_gpu_it_checks_what_is_cheap_and_names_the_rest(check, monkeyp
     by_name = {section["name"]: section for section in report["sections"]}
     assert list(by_name) == [section.name for section in gpu_check.SECTIONS]
     done = {name for name, section in by_name.items() if section["verdict"] == "ok"}
-    assert done == {"machine", "towers", "dtypes", "profile"}
+    assert done == {"machine", "towers", "means", "dtypes", "profile"}
     for name, section in by_name.items():
         unchecked = [each for each in section["findings"] if each["verdict"] == "not checked"]
         assert unchecked and all(each["numbers"]["why"] for each in unchecked), name
@@ -200,6 +203,14 @@ def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
 def test_the_choices_are_those_of_the_options():
     assert {"float32", "float64", "bfloat16"} <= set(trials.dtypes())
     assert trials.choices("all_reduce") == ("collective", "nccl", "add_n")
+
+
+def test_a_part_of_an_all_reduce_that_is_lost_is_found(monkeypatch):
+    assert towers.wrong_means(2, "collective") == 0
+    mean = collectives.AllReduce._mean
+    lose = lambda self, buffers: mean(self, [buffers[0], tf.zeros_like(buffers[1])])  # noqa: E731
+    monkeypatch.setattr(collectives.AllReduce, "_mean", lose)
+    assert towers.wrong_means(2, "collective") == 2**20 + 2 * 1000  # half of the places, on two devices
 
 
 def test_towers_are_a_power_of_two():

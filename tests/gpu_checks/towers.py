@@ -53,3 +53,54 @@ def _compare(findings, settings, where, counts, reduces):
                         )
                     difference = trials.greatest_difference(many, one)
                     findings.check(difference <= trials.TOLERANCE, what, greatest_relative_difference=difference)
+
+
+def known_means(findings, settings):
+    """NCCL in TensorFlow was reported to give wrong means without any error (tensorflow#41539, #62493)."""
+    from gpu_checks import trials
+
+    count, where = trials.places(_PART_MEGABYTES)
+    for kind in trials.choices("all_reduce"):
+        what = f"the means of {where} by {kind} are the known ones"
+        if kind == "nccl" and len(trials.gpus()) < 2:
+            findings.unchecked(what, "it needs several GPUs")
+            continue
+        with findings.attempt(what):
+            wrong = wrong_means(count, kind)
+            findings.check(not wrong, what, wrong_places=wrong)
+
+
+def wrong_means(count: int, kind: str) -> int:
+    """Returns how many means of a large message and small ones are wrong on any of the devices.
+
+    Only device j % count has a number at place j, the others 0, so that any part that is lost, repeated or misplaced
+    shows.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    from tower_train.config import Config
+    from tower_train.graph import collectives, devices
+
+    placed = devices.place(Config(num_gpus=count))
+    sizes = (collectives.MESSAGE_BYTES // 4, 1000, 1000)
+    numbers = [1 + np.arange(size, dtype=np.float32) // count % 8 for size in sizes]
+    with tf.Graph().as_default() as graph:
+        fed = [tf.compat.v1.placeholder(tf.float32, [size]) for size in sizes]  # no constants to be averaged beforehand
+        values = []
+        for i, device in enumerate(placed.towers):
+            with tf.device(device):
+                values.append(
+                    [
+                        tf.where(tf.equal(tf.range(len(n)) % count, i), each, 0)
+                        for n, each in zip(numbers, fed, strict=True)
+                    ]
+                )
+        means = collectives.AllReduce(placed.towers, kind).mean(values)
+        with tf.compat.v1.Session(graph=graph, config=placed.session_config) as session:
+            found = session.run(means, dict(zip(fed, numbers, strict=True)))
+    return sum(
+        int(np.sum(~np.isclose(mean * count, n, rtol=1e-6)))
+        for on_device in found
+        for mean, n in zip(on_device, numbers, strict=True)
+    )
