@@ -32,10 +32,11 @@ setup(
     long_description_content_type="text/markdown",
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
     python_requires=">=3.10,<3.14",
-    # The versions that were tested: tower_train/fronts/compat.py holds private names of both. On Python 3.10 Keras is
+    # The versions that were tested: tower_train/fronts/compat.py holds private names of them. On Python 3.10 Keras is
     # 3.12, its last version there. requests comes with TensorFlow and rich (the progress bar) with Keras anyway.
     install_requires=[
         "tensorflow>=2.21,<2.22",
+        "tensorflow-estimator==2.15.0",  # its last version; fronts/tf_estimator/library.py has what it misses today
         "keras>=3.12,<3.16",
         "numpy",
         "absl-py",

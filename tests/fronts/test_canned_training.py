@@ -1,7 +1,5 @@
 """Canned estimators train what numpy trains on the joined batches of all towers."""
 
-import json
-
 import jobs
 import keras
 import numpy as np
@@ -249,18 +247,8 @@ def test_dropout_follows_the_seed_differs_between_towers_and_is_for_training_onl
     assert predicted[0] == predicted[1]
 
 
-@pytest.mark.parametrize(("reduction", "workers", "expected"), [(SUM, 1, 10), (SUM, 2, 20), (MEAN, 2, 5)])
-def test_the_mean_over_workers_is_the_sum_over_their_batches_if_the_loss_is_a_sum(
-    tmp_path, monkeypatch, reduction, workers, expected
-):
-    task = {"cluster": {"worker": ["a:1", "b:1"][:workers]}, "task": {"type": "worker", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-    estimator = tf_estimator.LinearRegressor(
-        [tf.feature_column.numeric_column("x")], tmp_path, loss_reduction=reduction
-    )
-    with tf.Graph().as_default(), v1.Session() as session:
-        v1.train.create_global_step()
-        features, labels = {"x": tf.constant([[5.0], [7.0]])}, tf.constant([[1.0], [3.0]])
-        spec = estimator.model_fn(features, labels, tf_estimator.ModeKeys.TRAIN, estimator.config)
-        session.run(v1.global_variables_initializer())
-        assert session.run(spec.loss) == expected
+def test_a_hook_finds_the_librarys_own_names_of_ops_on_two_towers(tmp_path):
+    estimator = tf_estimator.LinearRegressor([number], tmp_path, optimizer=SGD, config=config(2))
+    logged = tf_estimator.LoggingTensorHook({"loss": "linear/head/weighted_loss/Sum"}, every_n_iter=1)
+    estimator.train(input_fn(TARGET), hooks=[logged], steps=2)
+    assert estimator.get_variable_value("global_step") == 2

@@ -1,19 +1,21 @@
 """The private names of Keras and TensorFlow exist and mean what fronts/compat.py takes them for."""
 
 import inspect
-import os
 import pathlib
 import re
 import threading
-import time
+import types
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_estimator
 
 import tower_train
+from tower_train import estimator as tf_estimator
 from tower_train.fronts import compat
+from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
 PRIVATE = re.compile(
@@ -22,6 +24,9 @@ PRIVATE = re.compile(
 )
 
 
+OF_LIBRARY = {
+    f"fronts/tf_estimator/{name}.py" for name in ("from_keras", "library", "run_config", "tower_estimator", "workers")
+}
 BELOW = {  # modules under the room that touch a private name, and where that is tested
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
@@ -32,7 +37,7 @@ BELOW = {  # modules under the room that touch a private name, and where that is
 def test_no_other_module_touches_a_private_name():
     package = pathlib.Path(tower_train.__file__).parent
     touched = {str(path.relative_to(package)) for path in package.rglob("*.py") if PRIVATE.search(path.read_text())}
-    assert touched == {"fronts/compat.py", *BELOW}
+    assert touched == {"fronts/compat.py", *OF_LIBRARY, *BELOW}
 
 
 class TestReplaced:
@@ -340,65 +345,81 @@ def test_an_op_waits_for_a_later_one():
         assert session.run(counter) == 1
 
 
-class TestExports:
-    def test_signatures_of_the_three_kinds_of_outputs(self):
-        with tf.Graph().as_default():
-            serialized = v1.placeholder(tf.string, [None])
-            x = tf.io.parse_example(serialized, {"x": tf.io.FixedLenFeature([2], tf.float32)})["x"]
-            scores = 2 * x
-            outputs = {
-                "predict": compat.PredictOutput({"scores": scores}),
-                "classify": compat.ClassificationOutput(scores),
-                "serving_default": compat.RegressionOutput(scores[:, 0]),
-            }
-            outputs = compat.export_outputs_for_mode("infer", outputs, scores)
-            found = compat.build_all_signature_defs(serialized, outputs, {"raw": {"x": x}})
-        methods = {key: signature.method_name.rpartition("/")[2] for key, signature in found.items()}
-        assert methods == {
-            "predict": "predict", "classify": "classify", "serving_default": "regress", "raw:predict": "predict",
-        }  # fmt: skip
-        assert list(found["predict"].outputs) == ["scores"] and list(found["raw:predict"].inputs) == ["x"]
+def test_an_op_gets_another_input():
+    with tf.Graph().as_default(), v1.Session() as session:
+        total = tf.constant(1.0) + tf.constant(2.0)
+        compat.set_input(total.op, 1, tf.constant(5.0))
+        assert session.run(total) == 6
 
-    def test_predictions_alone_are_the_default_signature(self):
-        with tf.Graph().as_default():
-            y = v1.placeholder(tf.float32, [None])
-            [(name, output)] = compat.export_outputs_for_mode("infer", None, {"y": y}).items()
-        assert name == "serving_default" and output.outputs["y"] is y
 
-    def test_outputs_of_the_wrong_kind_are_refused(self):
-        with tf.Graph().as_default():
-            y = v1.placeholder(tf.float32, [None])
-            assert isinstance(compat.get_export_outputs(None, y)["serving_default"], compat.ExportOutput)
-            for outputs in (y, {"y": y}):
-                with pytest.raises(TypeError):
-                    compat.get_export_outputs(outputs, y)
+class TestEstimatorLibrary:
+    """What tower_train overrides, replaces and reads of the library is there, with the arguments that it counts on."""
 
-    def test_graphs_of_modes_have_tags_and_losses_and_keep_their_step(self, tmp_path):
-        assert [list(compat.EXPORT_TAG_MAP[mode]) for mode in ("train", "eval", "infer")] == [
-            ["train"], ["eval"], ["serve"],
-        ]  # fmt: skip
-        with tf.Graph().as_default(), v1.Session() as session:
-            loss = tf.identity(v1.get_variable("v", []), name="loss")
-            [output] = compat.export_outputs_for_mode("eval", None, None, loss, {}).values()
-            assert isinstance(output, compat.EvalOutput)
-            v1.add_to_collection(compat.TRAIN_OP_KEY, tf.no_op("step"))
-            session.run(v1.global_variables_initializer())
-            builder = v1.saved_model.Builder(str(tmp_path / "saved"))
-            builder.add_meta_graph_and_variables(session, ["train"])
-            builder.save()
-        with tf.Graph().as_default(), v1.Session() as session:
-            v1.saved_model.load(session, ["train"], str(tmp_path / "saved"))
-            assert [op.name for op in v1.get_collection(compat.TRAIN_OP_KEY)] == ["step"]
+    def test_what_tensorflow_dropped_is_put_in_place(self):
+        from tensorflow.python.distribute import estimator_training
+        from tensorflow.python.util import tf_export
 
-    def test_directories_are_named_by_the_second_and_watchers_overlook_unfinished_ones(self, tmp_path):
-        before = int(time.time())
-        directory = os.fsdecode(compat.get_timestamped_export_dir(str(tmp_path)))
-        assert os.path.dirname(directory) == str(tmp_path)
-        assert before <= int(os.path.basename(directory)) <= time.time()
-        temporary = os.fsdecode(compat.get_temp_export_dir(os.fsencode(directory)))
-        assert os.path.dirname(temporary) == str(tmp_path) and not os.path.basename(temporary).isdigit()
-        os.mkdir(directory)
-        assert os.fsdecode(compat.get_timestamped_export_dir(str(tmp_path))) != directory
+        assert not estimator_training.should_run_distribute_coordinator(tf_estimator.RunConfig())
+        assert tf_export.ESTIMATOR_API_NAME in tf_export.API_ATTRS.keys() & tf_export.API_ATTRS_V1.keys()
+        assert tensorflow_estimator.python.estimator.tpu.tpu_estimator.TPUEstimator
+
+    @pytest.mark.parametrize(
+        ("method", "arguments"),
+        [
+            ("_call_input_fn", "input_fn mode input_context"),
+            ("_call_model_fn", "features labels mode config"),
+            ("_get_features_and_labels_from_input_fn", "input_fn mode"),
+            ("_create_and_assert_global_step", "graph"),
+            ("_train_model", "input_fn hooks saving_listeners"),
+            ("_train_model_default", "input_fn hooks saving_listeners"),
+            (
+                "_train_with_estimator_spec",
+                "estimator_spec worker_hooks hooks global_step_tensor saving_listeners",
+            ),
+            ("_export_all_saved_models", "export_dir_base input_receiver_fn_map assets_extra as_text checkpoint_path "
+             "strip_default_attrs"),
+        ],
+    )  # fmt: skip
+    def test_methods_of_an_estimator(self, method, arguments):
+        [_, theirs] = [vars(cls)[method] for cls in tf_estimator.Estimator.__mro__ if method in vars(cls)] + [None] * (
+            method == "_train_model_default"
+        )
+        theirs = theirs or getattr(tf_estimator.Estimator, method)
+        assert list(inspect.signature(theirs).parameters) == ["self", *arguments.split()]
+
+    def test_attributes_of_an_estimator_and_its_config(self, tmp_path):
+        made = tf_estimator.Estimator(lambda features: None, str(tmp_path))
+        names = {"_config", "_session_config", "_model_fn", "_model_dir", "_params", "_warm_start_settings"}
+        assert names <= vars(made).keys() and {"_cluster_spec", "_task_type", "_task_id"} <= vars(made.config).keys()
+        assert library.estimator._load_global_step_from_checkpoint_dir(str(tmp_path)) == 0
+        assert made._train_distribution is None and made._eval_distribution is None
+
+    def test_an_executor_of_train_and_evaluate(self):
+        executor = library.training._TrainingExecutor
+        for name in ("run_chief", "run_evaluator", "run_local", "_start_std_server", "_execute_evaluator_once"):
+            assert callable(getattr(executor, name))
+        assert library.training._MAX_DELAY_SECS > 0
+        assert "_TrainingExecutor" in library.training.train_and_evaluate.__code__.co_names
+
+    def test_a_session_is_opened_by_another_function(self):
+        with library.opened_by(lambda **kwargs: kwargs):
+            assert library.estimator.training.MonitoredTrainingSession(master="a") == {"master": "a"}
+
+    def test_a_stop_is_withdrawn(self):
+        context = v1.train.SessionRunContext(None, None)
+        context.request_stop()
+        library.withdraw_stop(context)
+        assert not context.stop_requested
+
+    def test_losses_tell_that_they_are_sums(self):
+        def of_the_user(features):
+            pass
+
+        canned = types.FunctionType(of_the_user.__code__, {"__name__": library.linear.__name__})
+        for reduction, expected in (("weighted_sum", True), ("weighted_sum_over_batch_size", False)):
+            with tf.Graph().as_default():
+                v1.losses.compute_weighted_loss(tf.ones([2]), reduction=reduction)
+                assert library.is_summed(canned) is expected and not library.is_summed(of_the_user)
 
 
 def test_the_first_epoch_of_fit_is_the_one_that_was_set(tmp_path):

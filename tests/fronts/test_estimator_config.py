@@ -71,7 +71,6 @@ def test_a_cluster_of_one_trains(tmp_path, monkeypatch, kind):
             "2 parameter servers, .* Take 'ps' out of the cluster, and start none",
         ),
         ({"chief": ["a:1"], "ps": ["b:1"]}, "ps", "1 parameter servers"),
-        ({"chief": ["a:1"]}, "evaluator", "type 'evaluator', which does not train. Call train_and_evaluate"),
     ],
 )
 def test_tasks_that_do_not_train(tmp_path, monkeypatch, cluster, kind, said):
@@ -121,62 +120,35 @@ def test_an_evaluator_ends_once_it_has_evaluated_the_last_step(tmp_path, monkeyp
             exported.append((checkpoint_path, eval_result["global_step"], is_the_final_export))
 
     make(tmp_path).train(input_fn, max_steps=3)
-    spec = tf_estimator.EvalSpec(input_fn, name="test", start_delay_secs=0, throttle_secs=99, exporters=Exported())
+    spec = tf_estimator.EvalSpec(input_fn, name="test", start_delay_secs=0, throttle_secs=1, exporters=Exported())
     set_task(monkeypatch, CLUSTER, "evaluator")
     result, _ = tf_estimator.train_and_evaluate(make(tmp_path), tf_estimator.TrainSpec(input_fn, 3), spec)
     assert result["global_step"] == 3 and exported == [(f"{tmp_path}/model.ckpt-3", 3, True)]
     assert jobs.events(tmp_path / "eval_test").Scalars("loss")[0].step == 3
-    with pytest.raises(errors.ConfigError, match="An evaluator watches the model_dir that the chief writes"):
-        make(None)
-    set_task(monkeypatch, CLUSTER, "evaluator", 1)
-    with pytest.raises(errors.ConfigError, match="this is evaluator 1; there can only be one"):
-        tf_estimator.train_and_evaluate(make(tmp_path), tf_estimator.TrainSpec(input_fn, 3), spec)
 
 
-def test_a_worker_evaluates_by_itself_what_the_chief_saved_where_it_finds_that_and_writes_nothing(
-    tmp_path, monkeypatch
-):
-    trained = make(tmp_path / "shared").train(input_fn, max_steps=3)
-    expected, before = trained.evaluate(input_fn), jobs.contents(tmp_path)
+def test_a_worker_evaluates_by_itself_what_the_chief_saved(tmp_path, monkeypatch):
+    expected = make(tmp_path).train(input_fn, max_steps=3).evaluate(input_fn)
     set_task(monkeypatch, {"worker": ["a:1", "b:1"]}, "worker", 1)
-    assert make(tmp_path / "shared").evaluate(input_fn) == expected and jobs.contents(tmp_path) == before
-    elsewhere = make(tmp_path / "elsewhere")
-    for act in (lambda: elsewhere.evaluate(input_fn), lambda: next(elsewhere.predict(input_fn))):
-        with pytest.raises(errors.RunError, match="holds no checkpoint, which the chief writes. Do this in the chief"):
-            act()
-    stop = tf_estimator.experimental.stop_if_lower_hook(elsewhere, "no such metric", 1)
-    assert type(stop) is tf_estimator.SessionRunHook  # the chief decides
+    assert make(tmp_path).evaluate(input_fn) == expected
 
 
-def test_tf_config_may_name_the_model_dir_and_must_make_sense(monkeypatch):
+def test_jobs_without_tasks_and_an_evaluator_may_be_in_the_cluster(monkeypatch):
+    cluster = {"chief": ["c:0"], "worker": ["w:3"], "ps": [], "evaluator": ["e:1"]}  # as Kubeflow writes it
+    for kind, expected in (("chief", (True, 2, 0)), ("worker", (False, 2, 0)), ("evaluator", (False, 0, 0))):
+        set_task(monkeypatch, cluster, kind)
+        config = RunConfig()
+        assert (config.is_chief, config.num_worker_replicas, config.num_ps_replicas) == expected
+
+
+def test_tf_config_may_name_the_model_dir(monkeypatch):
     set_task(monkeypatch, {"worker": ["a:1"]}, model_dir="there")
     assert RunConfig().model_dir == RunConfig(model_dir="there").model_dir == "there"
-    with pytest.raises(errors.ConfigError, match="model_dir=here and TF_CONFIG's there differ"):
-        RunConfig(model_dir="here")
-    set_task(monkeypatch, {"worker": ["a:1"]}, "worker", 1)
-    with pytest.raises(errors.ConfigError, match="this task is worker 1, but its cluster has 1 worker"):
-        RunConfig()
-    for cluster, task, match in (
-        ({"chief": ["a:1", "b:1"]}, {"type": "chief", "index": 0}, "2 tasks of the types chief and master"),
-        ({"chief": ["a:1"], "master": ["b:1"]}, {"type": "chief", "index": 0}, "there must be one"),
-        ({"worker": ["a:1", "b:1"]}, {"type": "worker"}, "must have a type and an index"),
-        ({"chief": ["a:1"]}, {"type": "evaluator", "index": -1}, "tasks are counted from 0"),
-    ):
-        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-        with pytest.raises(errors.ConfigError, match=match):
-            RunConfig()
-    for text in ("{", "[]", '{"task": 3}'):
-        monkeypatch.setenv("TF_CONFIG", text)
-        with pytest.raises(errors.ConfigError, match="it must be JSON such as"):
-            RunConfig()
 
 
 def test_none_for_both_intervals_saves_never(tmp_path):
     make(tmp_path, save_checkpoints_steps=None, save_checkpoints_secs=None).train(input_fn)
     assert jobs.saved_steps(tmp_path) == []
-    estimator = make(tmp_path, save_checkpoints_steps=None, save_checkpoints_secs=None)
-    with pytest.raises(errors.ConfigError, match="no checkpoints are saved. Give RunConfig save_checkpoints_steps"):
-        estimator.train(input_fn, saving_listeners=[tf_estimator.CheckpointSaverListener()])
 
 
 def test_device_fn_places_the_ops_of_one_tower(tmp_path):
@@ -207,12 +179,6 @@ def test_what_1_15_had_for_clusters_is_accepted():
 
 def test_settings_that_cannot_be():
     for kwargs, match in [
-        ({"save_summary_steps": -1}, "save_summary_steps=-1; it must be a number from 0 on"),
-        ({"log_step_count_steps": 0}, "log_step_count_steps=0; it must be a number from 1 on"),
-        ({"save_checkpoints_steps": "5"}, "save_checkpoints_steps='5'; it must be a number"),
-        ({"tf_random_seed": 1.5}, "tf_random_seed=1.5; it must be an int"),
-        ({"session_config": {}}, "it must be a tf.compat.v1.ConfigProto"),
-        ({"device_fn": "/cpu:0"}, "it must be a function of an op"),
         ({"worker_timeout_secs": 0}, "worker_timeout_secs=0; it must be a number of seconds, above 0"),
         ({"stall_timeout_secs": -1}, "stall_timeout_secs=-1; it must be a number of seconds, 0 or more"),
     ]:

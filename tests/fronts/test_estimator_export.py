@@ -10,7 +10,6 @@ import tensorflow as tf
 from regression import EVAL, MOMENTUM, PREDICT, RATE, TRAIN, X, Y, expected_weights, input_fn, make, model_fn
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tower_train import errors
 from tower_train import estimator as tf_estimator
 
 v1 = tf.compat.v1
@@ -36,9 +35,9 @@ def test_train_and_evaluate_evaluates_and_exports_what_it_trains(tmp_path):
     receiver = tf_estimator.export.build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 3], tf.float64)})
     better = []
 
-    def is_better(best, now):
-        better.append((best["loss"], now["loss"]))
-        return now["loss"] < best["loss"]
+    def is_better(best_eval_result, current_eval_result):
+        better.append((best_eval_result["loss"], current_eval_result["loss"]))
+        return current_eval_result["loss"] < best_eval_result["loss"]
 
     exporters = [
         tf_estimator.LatestExporter("latest", receiver, exports_to_keep=1),
@@ -59,24 +58,7 @@ def test_train_and_evaluate_evaluates_and_exports_what_it_trains(tmp_path):
     nothing = tf_estimator.train_and_evaluate(
         estimator, tf_estimator.TrainSpec(input_fn, max_steps=8), tf_estimator.EvalSpec(input_fn)
     )
-    assert nothing == (None, [])
-
-
-def test_what_was_saved_is_told_where_an_export_fails(tmp_path, capsys):
-    class Failing(tf_estimator.Exporter):
-        name = "failing"
-
-        def export(self, *_):
-            raise OSError("no room")
-
-    estimator = make(tmp_path, 1)
-    with pytest.raises(OSError, match="no room"):
-        tf_estimator.train_and_evaluate(
-            estimator, tf_estimator.TrainSpec(lambda: input_fn(epochs=None), max_steps=2),
-            tf_estimator.EvalSpec(input_fn, exporters=Failing()),
-        )  # fmt: skip
-    line = f"The evaluation or an export of {tmp_path}/model.ckpt-2 failed.\n"
-    assert line in capsys.readouterr().err and estimator.latest_checkpoint() == f"{tmp_path}/model.ckpt-2"
+    assert nothing == (None, None)
 
 
 def supervised():
@@ -110,7 +92,7 @@ def test_graphs_for_training_evaluation_and_serving_share_their_variables(tmp_pa
     np.testing.assert_allclose(serve(x=tf.constant(X))["y"], X @ values[:3] + values[3], atol=1e-9)
     one = trained.export_saved_model(tmp_path, supervised(), experimental_mode=EVAL)
     assert [graph.meta_info_def.tags for graph in saved(one).meta_graphs] == [["eval"]]
-    with pytest.raises(errors.ConfigError, match="modes='serve'; each must be one of ModeKeys"):
+    with pytest.raises(ValueError, match="No valid modes for exporting found"):
         trained.experimental_export_all_saved_models(tmp_path, {"serve": serving})
 
 
@@ -169,8 +151,3 @@ def test_a_model_fn_of_a_single_tensor_is_exported_with_a_tensor_receiver(tmp_pa
     with tf.Graph().as_default():
         fed = v1.placeholder(tf.float64, [None, 3])
         assert export.ServingInputReceiver(fed, fed).features == {"feature": fed}
-        for bad in ({"x": 3.0}, None):
-            with pytest.raises(errors.ConfigError, match="features: .* must be a tensor"):
-                export.ServingInputReceiver(bad, fed)
-        with pytest.raises(errors.ConfigError, match="features and labels are both called x"):
-            export.build_raw_supervised_input_receiver_fn({"x": fed}, {"x": fed})

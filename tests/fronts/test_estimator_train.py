@@ -1,5 +1,7 @@
 """Estimator.train keeps what TensorFlow 1.15 documented, on one tower and on several."""
 
+import types
+
 import jobs
 import numpy as np
 import pytest
@@ -121,46 +123,37 @@ def test_what_is_not_finite_stops_the_run_before_it_changes_the_weights(tmp_path
     np.testing.assert_allclose(weights_of(make(tmp_path)), expected_weights(2, 2), atol=1e-12)
 
 
-def test_what_the_user_should_know_is_said_on_standard_error(tmp_path, capsys):
-    model_dir = make(None, 2).model_dir
-    assert f"No model_dir was given; using the temporary {model_dir}." in capsys.readouterr().err
-    estimator = make(tmp_path, 2).train(input_fn, max_steps=1)
-    assert "tower_train: There is no GPU: 2 towers on the CPU.\n" in capsys.readouterr().err
-    estimator.train(input_fn, max_steps=1)
-    assert f"Nothing to train: {estimator.latest_checkpoint()} is at or after max_steps=1." in capsys.readouterr().err
-    next(make(tmp_path / "empty").predict(input_fn))
-    assert f"There is no checkpoint in {tmp_path / 'empty'}; using initial values." in capsys.readouterr().err
-
-
-def test_wrong_steps_input_and_hooks(tmp_path):
+def test_input_that_does_not_suffice_for_towers(tmp_path):
     estimator = make(tmp_path, 2)
-    with pytest.raises(errors.ConfigError, match="steps=1 and max_steps=1 exclude each other"):
-        estimator.train(input_fn, steps=1, max_steps=1)
-    with pytest.raises(errors.ConfigError, match="steps=0; it must be above 0"):
-        estimator.train(input_fn, steps=0)
     with pytest.raises(errors.DataError, match="a step takes 2 batches, one a tower"):
         estimator.train(lambda: input_fn(count=BATCH))
-    with pytest.raises(errors.DataError, match="input_fn returned None"):
-        estimator.train(lambda: None)
-    elsewhere = input_fn()
-    with pytest.raises(errors.DataError, match="made outside of it"):
-        estimator.train(lambda: elsewhere)
-    with pytest.raises(errors.DataError, match="elements of 3 parts"):
-        estimator.train(lambda: tf.data.Dataset.from_tensors((X, Y, Y)))
-    with pytest.raises(errors.DataError, match="each tower would get the same"):
+    with pytest.raises(errors.DataError, match="input_fn returned a tuple, of which each tower and worker would get"):
         estimator.train(lambda: ({"x": tf.constant(X)}, tf.constant(Y)))
 
 
-def test_configurations_and_directories_that_cannot_be(tmp_path):
+def test_towers_that_cannot_be(tmp_path):
     with pytest.raises(errors.ConfigError, match="num_gpus=0: it must be a count of at least 1"):
         make(tmp_path, 0).train(input_fn)
     with pytest.raises(errors.ConfigError, match="num_gpus and gpus both say what trains"):
         tf_estimator.RunConfig(num_gpus=2, gpus=[0, 1])
-    with pytest.raises(errors.ConfigError, match="both say when to save"):
-        tf_estimator.RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)
-    with pytest.raises(errors.ConfigError, match="differ. Give one of them"):
-        tf_estimator.Estimator(model_fn, tmp_path, tf_estimator.RunConfig(model_dir="elsewhere"))
-    with pytest.raises(errors.RunError, match="holds no checkpoint. Train first"):
-        make(tmp_path).get_variable_names()
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
-    assert tf_estimator.RunConfig(train_distribute=strategy).towers == 1
+
+
+class Strategy:
+    """A tf.distribute.MirroredStrategy, as far as towers know one, on devices that need not be there."""
+
+    def __init__(self, *devices):
+        self.extended = types.SimpleNamespace(
+            worker_devices=[f"/job:localhost/task:0/device:{name}" for name in devices]
+        )
+
+
+@pytest.mark.parametrize("strategy", [tf.distribute.MirroredStrategy(["/cpu:0"]), Strategy("CPU:0", "CPU:1")])
+def test_a_strategy_trains_on_towers_one_per_device(tmp_path, strategy):
+    towers = len(strategy.extended.worker_devices)
+    estimator = make(tmp_path, None, train_distribute=strategy, eval_distribute=strategy).train(input_fn)
+    np.testing.assert_allclose(weights_of(estimator), expected_weights(12 // towers, towers), atol=1e-12)
+    assert estimator.evaluate(input_fn)["global_step"] == 12 // towers
+
+
+def test_a_strategys_gpus_carry_the_towers():
+    assert tf_estimator.RunConfig(train_distribute=Strategy("GPU:1", "GPU:3")).towers == [1, 3]

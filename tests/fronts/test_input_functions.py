@@ -111,9 +111,8 @@ class TestNumpyInputFn:
             numpy_input_fn(x, y, shuffle=False)
 
     def test_shuffle_has_to_be_given(self):
-        for make in (numpy_input_fn, pandas_input_fn):
-            with pytest.raises(errors.ConfigError, match="shuffle=None; give True"):
-                make(np.arange(4), np.arange(4))
+        with pytest.raises(errors.ConfigError, match="shuffle=None; give True"):
+            numpy_input_fn(np.arange(4), np.arange(4))
 
     def test_towers_train_on_its_batches(self, tmp_path):
         input_fn = numpy_input_fn(
@@ -159,7 +158,6 @@ class TestPandasInputFn:
         [
             ({"y": Column([1, 2, 3, 4])}, "x and y must have the same index"),
             ({"y": [1, 2, 3, 4]}, "x and y must have the same index"),
-            ({"target_column": ["one", "two"]}, r"target_column=\['one', 'two'\]"),
             ({"target_column": "a", "y": Y}, "x has a column 'a'"),
             ({"x": np.arange(4)}, "x must be a pandas.DataFrame; got a ndarray"),
         ],

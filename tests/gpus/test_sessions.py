@@ -15,7 +15,6 @@ OWN_CONFIGURATION = {
     "tower_train.cluster.board": "a client of a server that runs already",
     "tower_train.cluster.watchdog": "with that of the devices",
     "tower_train.cluster.program": "a copy of that of the devices",
-    "tower_train.fronts.tf_estimator.run_config": "is merged into that of the devices, but for its GPUs",
 }
 OPENERS = {"Session", "MonitoredTrainingSession", "SingularMonitoredSession", "ChiefSessionCreator"}
 

@@ -16,23 +16,8 @@ import tensorflow as tf
 from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
 from tensorflow.python.eager import context
-from tensorflow.python.saved_model import constants, model_utils
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
-
-# The names in tf.estimator's own exports.
-TRAIN_OP_KEY = constants.TRAIN_OP_KEY  # the collection with the step of an exported training graph
-EXPORT_TAG_MAP = model_utils.EXPORT_TAG_MAP  # {mode: tags of its graph}
-ExportOutput = model_utils.ExportOutput
-EvalOutput = model_utils.EvalOutput
-PredictOutput = model_utils.PredictOutput
-ClassificationOutput = model_utils.ClassificationOutput
-RegressionOutput = model_utils.RegressionOutput
-get_export_outputs = model_utils.get_export_outputs
-export_outputs_for_mode = model_utils.export_outputs_for_mode
-build_all_signature_defs = model_utils.build_all_signature_defs
-get_timestamped_export_dir = model_utils.get_timestamped_export_dir
-get_temp_export_dir = model_utils.get_temp_export_dir
 
 eager_mode = tf.__internal__.eager_context.eager_mode  # context manager: eager execution, even with a default graph
 
@@ -315,3 +300,8 @@ def is_overridden(model: keras.Model, name: str) -> bool:
 def add_control_input(op: tf.Operation, before: tf.Operation) -> None:
     """Makes an existing op of a graph wait for another one."""
     op._add_control_input(before)
+
+
+def set_input(op: tf.Operation, index: int, value: tf.Tensor) -> None:
+    """Gives an existing op of a graph another input."""
+    op._update_input(index, value)

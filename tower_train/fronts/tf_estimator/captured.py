@@ -37,21 +37,37 @@ class Captured:
     """The changes that one call of a model_fn makes to variables, in their order.
 
     Attributes:
-      tower: the tower's index.
+      tower: the tower's index in this worker.
+      num_towers: of all workers.
       updates: its calls of apply_gradients.
       assigned: the variables that Keras layers and metrics assign to (moving averages, seeds, sums), each with its new
         value. In a graph Keras does not do so itself.
     """
 
     tower: int = 0
+    num_towers: int = 1
     updates: list[Update] = dataclasses.field(default_factory=list)
     assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
 
+    def multiply_gradients(self) -> None:
+        """Multiplies gradients with num_towers, so that their mean over towers is a sum."""
+        self.updates = [
+            dataclasses.replace(update, grads_and_vars=[(_times(g, self.num_towers), v) for g, v in grads_and_vars])
+            for update in self.updates
+            for grads_and_vars in [update.grads_and_vars]
+        ]
+
+
+def _times(grad: tf.Tensor | tf.IndexedSlices | None, factor: int) -> tf.Tensor | tf.IndexedSlices | None:
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(grad.values * factor, grad.indices, grad.dense_shape)
+    return None if grad is None else grad * factor
+
 
 @contextlib.contextmanager
-def capturing(tower: int) -> Iterator[Captured]:
+def capturing(tower: int, num_towers: int) -> Iterator[Captured]:
     """Keeps optimizers of this thread from applying gradients within this block, in which a model_fn is called."""
-    captured = Captured(tower)
+    captured = Captured(tower, num_towers)
     token = _current.set(captured)
     apply_gradients = v1.train.Optimizer.apply_gradients
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat, keras_variables
-from tower_train.fronts.tf_estimator import captured, eval_metrics
+from tower_train.fronts.tf_estimator import captured, eval_metrics, library
 from tower_train.fronts.tf_estimator.keras_optimizers import KerasOptimizer, copies_of
 from tower_train.fronts.tf_estimator.keras_structures import (
     arranged_features,
@@ -16,9 +16,8 @@ from tower_train.fronts.tf_estimator.keras_structures import (
     by_name,
     without_weights,
 )
-from tower_train.fronts.tf_estimator.receivers import SERVING, PredictOutput
+from tower_train.fronts.tf_estimator.library import EstimatorSpec, ModeKeys
 from tower_train.fronts.tf_estimator.run_config import RunConfig
-from tower_train.fronts.tf_estimator.spec import EstimatorSpec, ModeKeys
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
@@ -62,7 +61,7 @@ def model_to_estimator(
         )
     if not model.compiled:
         raise errors.ConfigError("model_to_estimator: the model is not compiled. Call its compile() first.")
-    return Estimator(_KerasModelFn(model, metric_names_map or {}, export_outputs or {}), model_dir, config)
+    return _KerasEstimator(_KerasModelFn(model, metric_names_map or {}, export_outputs or {}), model_dir, config)
 
 
 def _loaded(path: str, custom_objects: dict | None) -> keras.Model:
@@ -75,10 +74,30 @@ def _loaded(path: str, custom_objects: dict | None) -> keras.Model:
         ) from None
 
 
+class _KerasEstimator(Estimator):
+    """Exports the model's initial weights before it is trained."""
+
+    def _export_all_saved_models(
+        self, export_dir_base, input_receiver_fn_map, assets_extra=None, as_text=False, checkpoint_path=None, **kwargs
+    ):
+        path = checkpoint_path or self.latest_checkpoint() or self._save_initial_values()
+        return super()._export_all_saved_models(
+            export_dir_base, input_receiver_fn_map, assets_extra, as_text, path, **kwargs
+        )
+
+    def _save_initial_values(self) -> str:
+        """Writes a checkpoint of them, in a folder of model_dir as the library does; returns its path."""
+        proto = self._placed and self._session_config
+        os.makedirs(folder := os.path.join(self.model_dir, "keras"), exist_ok=True)
+        with tf.Graph().as_default(), v1.Session(config=proto) as session:
+            v1.train.create_global_step()
+            self._model_fn.make_variables()
+            session.run(v1.global_variables_initializer())
+            return v1.train.Saver().save(session, os.path.join(folder, "keras_model.ckpt"))
+
+
 class _KerasModelFn:
     """A Keras model as a model_fn: Keras computes with the values of variables of the Estimator's graph."""
-
-    has_values = True  # before training
 
     def __init__(self, model: keras.Model, metric_names: dict[str, str], signatures: dict[str, type]):
         self._model, self._metric_names, self._signatures = model, metric_names, signatures
@@ -91,7 +110,7 @@ class _KerasModelFn:
         x = arranged_features(model, features)
         if self._initial is None:
             self._initial = _built(model, x)
-        mine = _in_graph(model.variables, self._initial)
+        mine = self.make_variables()
         values = [tf.identity(mine[id(v)]) for v in model.variables]
         seeds = keras_variables.tower_seeds(model.variables, values, captured.tower())
         before = [(v, seeds.get(id(v), value)) for v, value in zip(model.variables, values, strict=True)]
@@ -120,13 +139,19 @@ class _KerasModelFn:
             )
         return EstimatorSpec(mode, predictions, loss, train_op)
 
+    def make_variables(self) -> dict:
+        """Makes the graph's variables; returns {id of the Keras variable: the graph's}."""
+        if self._initial is None:
+            raise errors.ConfigError("The model has no weights before its first batch. Build it, or train first.")
+        return _in_graph(self._model.variables, self._initial)
+
     def _export_outputs(self, predictions: dict) -> dict:
         unknown = ", ".join(map(str, self._signatures.keys() - predictions.keys()))
         if unknown:
             raise errors.ConfigError(
                 f"export_outputs names {unknown}; the model's outputs are {', '.join(predictions)}."
             )
-        return {SERVING: PredictOutput(predictions)} | {
+        return {library.SERVING: library.export_lib.PredictOutput(predictions)} | {
             name: make(predictions[name]) for name, make in self._signatures.items()
         }
 

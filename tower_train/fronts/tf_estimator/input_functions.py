@@ -1,4 +1,7 @@
-"""Input functions of arrays and of pandas data frames, with the names of TensorFlow 1.15's tf.estimator.inputs."""
+"""Input functions of arrays and of pandas data frames: the library's tf.estimator.inputs, with data sets for queues.
+
+Each tower takes the next batch of a data set; of a queue's tensors all would get the same one.
+"""
 
 from collections.abc import Callable
 
@@ -24,7 +27,7 @@ def numpy_input_fn(
       batch_size: rows per batch.
       num_epochs: how often each row is drawn; None for endlessly.
       shuffle: True or False; required.
-      queue_capacity, num_threads: accepted as in 1.15; there is no queue.
+      queue_capacity, num_threads: accepted; there is no queue.
 
     Returns:
       A function that gives an Estimator a tf.data.Dataset of features or of (features, labels). Called by itself in a
@@ -34,12 +37,11 @@ def numpy_input_fn(
       DataError: no arrays, no rows, or another number of them.
       ConfigError: shuffle is not given.
     """
-    _check_shuffle(shuffle)
     if not isinstance(x, (dict, np.ndarray)):
         raise errors.DataError(f"x must be an array or a dict of arrays; got a {type(x).__name__}.")
     if isinstance(x, dict) and isinstance(y, dict) and x.keys() & y.keys():
         raise errors.DataError(f"x and y have the same names: {sorted(x.keys() & y.keys())}. Rename those of y.")
-    return _input_fn(_arrays("x", x), None if y is None else _arrays("y", y), batch_size, num_epochs, shuffle)
+    return _input_fn(x, y, batch_size, num_epochs, shuffle)
 
 
 def pandas_input_fn(
@@ -53,39 +55,21 @@ def pandas_input_fn(
       target_column: a name for the labels, which no column of x may have.
       others: as for numpy_input_fn, whose result and errors are the same.
     """
-    _check_shuffle(shuffle)
-    if not isinstance(target_column, str):
-        raise errors.ConfigError(f"target_column={target_column!r}; it must be a string.")
     if not hasattr(x, "columns"):
         raise errors.DataError(
             f"x must be a pandas.DataFrame; got a {type(x).__name__}. Use numpy_input_fn for arrays."
         )
-    features = {column: np.array(x[column]) for column in x.columns}
-    if y is None:
-        return _input_fn(_arrays("x", features), None, batch_size, num_epochs, shuffle)
-    if target_column in features:
+    if y is not None and target_column in x.columns:
         raise errors.DataError(f"x has a column {target_column!r}. Give the labels another name, by target_column=.")
-    if not hasattr(y, "index") or not np.array_equal(x.index, y.index):
+    if y is not None and not (hasattr(y, "index") and np.array_equal(x.index, y.index)):
         raise errors.DataError("x and y must have the same index; they are matched row by row. Look at y.index.")
-    labels = {column: np.array(y[column]) for column in y.columns} if hasattr(y, "columns") else np.array(y)
-    return _input_fn(_arrays("x", features), _arrays("y", labels), batch_size, num_epochs, shuffle)
-
-
-def _check_shuffle(shuffle) -> None:
-    if not isinstance(shuffle, bool):
-        raise errors.ConfigError(f"shuffle={shuffle!r}; give True, which is better for training, or False.")
-
-
-def _arrays(name: str, values):
-    """Returns an array or a dict of arrays that TensorFlow accepts; else DataError."""
-    if not isinstance(values, dict):
-        return _array(name, values)
-    if not values:
-        raise errors.DataError(f"{name} is an empty dict; it must hold at least one array.")
-    return {key: _array(f"{name}[{key!r}]", values[key]) for key in values}
+    features = {column: np.array(x[column]) for column in x.columns}
+    labels = {column: np.array(y[column]) for column in y.columns} if hasattr(y, "columns") else y
+    return _input_fn(features, labels, batch_size, num_epochs, shuffle)
 
 
 def _array(name: str, values) -> np.ndarray:
+    """Returns an array that TensorFlow accepts; else DataError."""
     array = np.asarray(values)
     if not array.ndim or not array.size:
         raise errors.DataError(f"{name} has the shape {list(array.shape)}; it must have rows.")
@@ -98,8 +82,18 @@ def _array(name: str, values) -> np.ndarray:
     return array
 
 
-def _input_fn(features, labels, batch_size: int, num_epochs: int | None, shuffle: bool) -> Callable:
-    rows = features if labels is None else (features, labels)
+def _input_fn(x, y, batch_size: int, num_epochs: int | None, shuffle: bool) -> Callable:
+    if not isinstance(shuffle, bool):
+        raise errors.ConfigError(f"shuffle={shuffle!r}; give True, which is better for training, or False.")
+    rows = []
+    for name, values in (("x", x), ("y", y)):
+        if isinstance(values, dict):
+            if not values:
+                raise errors.DataError(f"{name} is an empty dict; it must hold at least one array.")
+            rows.append({key: _array(f"{name}[{key!r}]", values[key]) for key in values})
+        elif values is not None:
+            rows.append(_array(name, values))
+    rows = tuple(rows) if len(rows) > 1 else rows[0]
     lengths = {len(array) for array in tf.nest.flatten(rows)}
     if len(lengths) > 1:
         raise errors.DataError(f"All arrays of x and y must have the same length; got lengths {sorted(lengths)}.")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import keras
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.tf_estimator import captured
+from tower_train.fronts.tf_estimator import captured, library
 
 v1 = tf.compat.v1
 
@@ -109,3 +110,23 @@ def _standing_in(weights: list[tf.Variable], variables: list[keras.Variable]) ->
     finally:
         for v, value in zip(variables, before, strict=True):
             compat.set_storage(v, value)
+
+
+def for_canned(optimizer) -> KerasOptimizer | None:
+    """Returns the KerasOptimizer of a canned Estimator's optimizer, or None if that is not one of Keras.
+
+    Raises:
+      ConfigError: it scales the loss.
+    """
+    made = optimizer() if callable(optimizer) else optimizer
+    if isinstance(made, keras.optimizers.LossScaleOptimizer):
+        raise errors.ConfigError(
+            f"optimizer={made!r}: canned Estimators compute in float32, which needs no loss scale. Give its inner "
+            "optimizer."
+        )
+    if not isinstance(made, keras.optimizers.Optimizer):
+        return None
+    return KerasOptimizer((lambda: made) if callable(optimizer) else copies_of(made))
+
+
+library.convert_optimizers(for_canned)

@@ -5,6 +5,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import tensorflow as tf
 
@@ -14,42 +15,43 @@ from tower_train.cluster.membership import Membership
 from tower_train.cluster.program import IN_ONE_LINE
 from tower_train.cluster.task import Task
 from tower_train.cluster.watchdog import StepWatchdog
-from tower_train.fronts.tf_estimator import task
-from tower_train.fronts.tf_estimator.model import Built
-from tower_train.fronts.tf_estimator.model_towers import TrainStep
+from tower_train.fronts import compat
+from tower_train.fronts.tf_estimator import library
+from tower_train.fronts.tf_estimator.inputs import Batches
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.graph import progress
+from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import Devices
 from tower_train.options import rules
-from tower_train.run.hooks import UserHook
 
 v1 = tf.compat.v1
+_TRAINERS = ("chief", "master", "worker")  # in the order in which workers are counted
 _NEXT_STEP = (
     "The step under way is not saved. Start the same program on all machines again: it goes on from the chief's last "
     "checkpoint."
 )
 
 
-def task_of(config: RunConfig) -> Task:
+def _task_of(config: RunConfig) -> Task:
     """Returns this process's place among those that train, the chief first; ConfigError if it does not train, or the
     cluster has parameter servers."""
-    if config.num_ps_replicas or config.task_type == "ps":
+    if config.num_ps_replicas:
         raise errors.ConfigError(
             f"TF_CONFIG describes {config.num_ps_replicas} parameter servers, which there are none of here: each "
             "worker has all variables, and gradients are averaged. Take 'ps' out of the cluster, and start none."
         )
-    if config.task_type not in task.TRAINERS:
-        raise errors.ConfigError(
-            f"TF_CONFIG makes this process a task of type {config.task_type!r}, which does not train. Call "
-            "train_and_evaluate, in which an evaluator evaluates; chief, master and worker train."
-        )
     cluster = config.cluster_spec.as_dict()
-    hosts = tuple(host for kind in task.TRAINERS for host in cluster.get(kind, ()))
+    hosts = tuple(host for kind in _TRAINERS for host in cluster.get(kind, ()))
     if len(hosts) <= 1:
         return Task(("localhost",), 0)
     rules.check_hosts(hosts, f"TF_CONFIG={cluster}")
-    before = task.TRAINERS[: task.TRAINERS.index(config.task_type)]
+    before = _TRAINERS[: _TRAINERS.index(config.task_type)]
     return Task(hosts, sum(len(cluster.get(kind, ())) for kind in before) + config.task_id)
+
+
+def alone(placed: Devices) -> Membership:
+    """Returns the membership of a process by itself."""
+    return membership.join(Task(("localhost",), 0), placed, math.inf, math.inf)
 
 
 def join(config: RunConfig, placed: Devices) -> Membership:
@@ -60,11 +62,11 @@ def join(config: RunConfig, placed: Devices) -> Membership:
       placed: the devices of this process's towers.
 
     Raises:
-      ConfigError: as for task_of, or a strategy of TensorFlow's has taken this worker's place.
+      ConfigError: as for _task_of, or a strategy of TensorFlow's has taken this worker's place.
       RunError: its server cannot be started.
     """
-    if (found := task_of(config)).is_alone:
-        return membership.join(found, placed, math.inf, math.inf)
+    if (task := _task_of(config)).is_alone:
+        return alone(placed)
     resolver = getattr(config.train_distribute, "cluster_resolver", None)
     if resolver and resolver.cluster_spec():
         raise errors.ConfigError(
@@ -73,7 +75,7 @@ def join(config: RunConfig, placed: Devices) -> Membership:
         )
     _leave_by_status()
     timeouts = config.worker_timeout_secs, config.session_creation_timeout_secs
-    member = membership.join(found, placed, *timeouts, next_step=_NEXT_STEP)
+    member = membership.join(task, placed, *timeouts, next_step=_NEXT_STEP)
     member.devices.session_config.isolate_session_state = True  # variables of an earlier training stay on the server
     return member
 
@@ -94,75 +96,84 @@ def _leave_by_status() -> None:
     sys.excepthook = leave
 
 
-class Together:
-    """The relations of one worker's training to the others'.
+class Sessions:
+    """Opens the session of a training of several workers, in place of v1.train.MonitoredTrainingSession.
 
-    Attributes:
-      is_chief: whether this worker is the one that saves.
-      target: the server to open sessions on.
-      counting: ops to run with each step.
+    Args:
+      member: from `join`.
+      config: of the Estimator.
+      batches: this worker's.
+      all_reduce: between the workers.
+      steps: the chief's number of steps done, and the last one or None.
     """
 
-    def __init__(self, member: Membership, config: RunConfig, built: Built, step: TrainStep):
-        """Adds to the default graph.
-
-        Args:
-          member: from `join`.
-          config: of the Estimator.
-          built: the towers.
-          step: of all towers.
-        """
-        self._member, self._ask_to_stop = member, built.inputs.ask_to_stop
-        self.is_chief, self.target, worker = member.task.is_chief, member.target, member.devices.worker
-        self._broadcast = built.all_reduce.broadcast(v1.global_variables(), worker)
+    def __init__(
+        self, member: Membership, config: RunConfig, batches: Batches, all_reduce: AllReduce, steps: tuple
+    ):  # fmt: skip
+        self._member, self._config, self._batches, self._steps = member, config, batches, steps
+        self._all_reduce = all_reduce
         with v1.variable_scope("tower_train"):  # of the input only: towers wait until all workers have theirs
-            self.counting, counts = progress.count_progress(built.inputs.arrivals, [], [])
+            self.counting, counts = progress.count_progress(batches.arrivals, [], [])
         self._watchdog = StepWatchdog(config.stall_timeout_secs, counts, note_stall=member.note_stall)
 
-    def agree(self, steps_done: int, last_step: float | None) -> tuple[int, float | None]:
-        """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.
+    @contextlib.contextmanager
+    def open(self, *, scaffold, hooks, chief_only_hooks, checkpoint_dir, config, **kwargs) -> Iterator:
+        """Yields the session, once all workers are ready to train the same.
+
+        Args:
+          config: of the session.
+          scaffold, hooks, chief_only_hooks, checkpoint_dir, kwargs: as of v1.train.MonitoredTrainingSession.
 
         Raises:
           ConfigError: another worker has another model.
-          WorkerError: a worker is missing.
+          WorkerError: a worker is missing, or stands still.
         """
-        towers = len(self._member.devices.towers)
+        member, is_chief = self._member, self._member.task.is_chief
+        broadcast = self._all_reduce.broadcast(v1.global_variables(), member.devices.worker)
+        first, last = self._agree()
+        if last is not None and first >= last:
+            console.notice(f"Nothing to train: step {first} is at or after the last one, {last}.")
+            yield SimpleNamespace(should_stop=lambda: True)
+            return
+
+        def begin(session):
+            member.session_opened(session)
+            session.run(broadcast)  # gives all workers the chief's values; waits for the others
+
+        if is_chief:
+            hooks = [_Begin(begin), *chief_only_hooks, *_reporters(scaffold, checkpoint_dir, **kwargs), *hooks]
+        else:
+            hooks = [hook for hook in hooks if not isinstance(hook, v1.train.CheckpointSaverHook)]
+            scaffold = v1.train.Scaffold(init_fn=lambda _, session: begin(session), copy_from_scaffold=scaffold)
+        hooks = [_CountSteps(member), *hooks, self._watchdog, _AskToStop(self._batches.ask_to_stop)]
+        with self._watchdog, member.failures_named():
+            # Not one that reopens itself after an error: the other workers would not.
+            with v1.train.SingularMonitoredSession(
+                hooks, scaffold, member.target, config, checkpoint_dir if is_chief else None
+            ) as session:
+                yield session
+
+    def _agree(self) -> tuple[int, int | None]:
+        """Waits until all workers are ready; returns the chief's number of steps done, and the last one."""
+        towers, num_workers = len(self._member.devices.towers), self._member.devices.num_workers
         about = {f"the variable {v.op.name}": f"{v.dtype.base_dtype.name}{v.shape}" for v in v1.global_variables()}
-        agreed = self._member.agree(lambda: {"num_gpus": towers} | about, steps_done, last_step)
-        if self.is_chief:
-            workers = self._member.devices.num_workers
+        agreed = self._member.agree(lambda: {"num_gpus": towers} | about, *self._steps)
+        if self._member.task.is_chief:
             console.notice(
-                f"{workers} workers train. A step takes {workers * towers} batches, {towers} of each input_fn. "
+                f"{num_workers} workers train. A step takes {num_workers * towers} batches, {towers} of each input_fn. "
                 "Its argument input_context tells the worker's part of the data."
             )
         return agreed
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Names a missing worker, or a step that stands still, in a WorkerError around the session."""
-        with self._watchdog, self._member.failures_named():
-            yield
 
-    def scaffold(self, given: v1.train.Scaffold) -> v1.train.Scaffold:
-        """Returns the scaffold of this worker's session, in which variables begin with the chief's values."""
-        if self.is_chief:
-            return given
-
-        def receive(_, session):
-            self._begin(session)
-
-        return v1.train.Scaffold(init_op=tf.no_op(), init_fn=receive, copy_from_scaffold=given)
-
-    def hooks(self, hooks: list[v1.train.SessionRunHook]) -> list[v1.train.SessionRunHook]:
-        """Returns hooks by which the given ones end all workers together: the next step ends as an input does."""
-        begin = [_Begin(self._begin)] if self.is_chief else []
-        wrapped = [UserHook(hook) for hook in hooks]
-        return [_CountSteps(self._member), *begin, self._watchdog, *wrapped, _AskToStop(wrapped, self._ask_to_stop)]
-
-    def _begin(self, session: v1.Session) -> None:
-        """Gives all workers the chief's values; waits for the others."""
-        self._member.session_opened(session)
-        session.run(self._broadcast)
+def _reporters(scaffold, model_dir: str, *, save_summaries_steps, log_step_count_steps, **_) -> list:
+    """Returns the hooks that write steps/sec and summaries, as of v1.train.MonitoredTrainingSession."""
+    found = []
+    if log_step_count_steps:
+        found.append(v1.train.StepCounterHook(log_step_count_steps, output_dir=model_dir))
+    if save_summaries_steps:
+        found.append(v1.train.SummarySaverHook(save_summaries_steps, output_dir=model_dir, scaffold=scaffold))
+    return found
 
 
 class _CountSteps(v1.train.SessionRunHook):
@@ -186,11 +197,61 @@ class _Begin(v1.train.SessionRunHook):
 
 
 class _AskToStop(v1.train.SessionRunHook):
-    """Runs an op once one of the hooks has asked for the end."""
+    """Ends all workers, after the next step, if a hook before it has asked for the end."""
 
-    def __init__(self, hooks: list[UserHook], ask_to_stop: tf.Operation):
-        self._hooks, self._ask_to_stop = hooks, ask_to_stop
+    def __init__(self, ask_to_stop: tf.Operation):
+        self._ask_to_stop = ask_to_stop
 
     def after_run(self, run_context, run_values):
-        if any(hook.has_asked for hook in self._hooks):
+        if run_context.stop_requested:
+            library.withdraw_stop(run_context)
             run_context.session.run(self._ask_to_stop)
+
+
+_librarys = library.training.train_and_evaluate
+
+
+class _Executor(library.training._TrainingExecutor):
+    """Trains and evaluates as this process's task, without the library's servers and delays."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._evaluated = None
+
+    def run(self) -> tuple:
+        config = self.estimator.config
+        if config.task_type == "evaluator":
+            self.run_evaluator()
+            return self._evaluated, []
+        if config.task_type == "worker" and config.num_worker_replicas == 1:
+            return self.run_local()
+        (self.run_chief if config.is_chief and config.task_type == "worker" else super().run)()
+        return None, []
+
+    def _start_std_server(self, config) -> None:
+        """Leaves the server to `join`."""
+
+    def _execute_evaluator_once(self, *args):
+        result, stops = super()._execute_evaluator_once(*args)
+        self._evaluated = result.metrics or self._evaluated
+        return result, stops
+
+
+def train_and_evaluate(estimator, train_spec, eval_spec) -> tuple:
+    """Trains, evaluates checkpoints during training and the last one, and exports: the library's train_and_evaluate.
+
+    A process by itself does all of that, as does a TF_CONFIG's master with its workers. A chief and its workers only
+    train; the task of type evaluator evaluates each new checkpoint, until it has evaluated one of max_steps.
+
+    Returns:
+      The last evaluation's result and the list of its exporters' results; (None, []) if this process did not evaluate.
+
+    Raises:
+      ValueError, TypeError: as of the library.
+      UserError: as Estimator.train.
+    """
+    with (
+        compat.replaced(library.training, "_TrainingExecutor", _Executor),
+        compat.replaced(library.training, "_MAX_DELAY_SECS", 0),
+    ):
+        return _librarys(estimator, train_spec, eval_spec)

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -11,40 +11,37 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator.captured import Captured, assign_merged, capturing
-from tower_train.fronts.tf_estimator.spec import EstimatorSpec
+from tower_train.fronts.tf_estimator.library import EstimatorSpec
 from tower_train.graph import context, gradients
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST
-from tower_train.graph.record import StepReport
 
 v1 = tf.compat.v1
+_MOST_NAMES = 3  # in a message
 
 # Each tower has its own: its total loss must not contain another's losses.
 _OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
 
 
 class TrainStep(NamedTuple):
-    """One step of all towers; run/nonfinite.py watches it like a TrainingGraph.
+    """One step of all towers.
 
     Attributes:
       op: does the step.
       loss: scalar, the mean of all towers' losses.
-      report: None, as is `checked`, if a single tower updates its variables without an optimizer of TensorFlow's.
-      checked: names of the columns of report.finite.
-      num_towers: rows of report.finite, less one.
-      num_workers: processes that train together.
+      finite: bool [towers + 1, 1 + gradients], of gradients.update_if_finite; None if a single tower updates its
+        variables without an optimizer of TensorFlow's.
+      checked: names of its columns.
     """
 
     op: tf.Operation
     loss: tf.Tensor
-    report: StepReport | None
-    checked: tuple[str, ...] | None
-    num_towers: int
-    num_workers: int = 1
+    finite: tf.Tensor | None = None
+    checked: tuple[str, ...] = ()
 
 
 def build_towers(
-    call: Callable, next_batch: Callable, devices: tuple[str, ...], seed: int | None
+    call: Callable, batches: Iterable[tuple], devices: Sequence[str], num_workers: int, seed: int | None
 ) -> tuple[list[EstimatorSpec], list[Captured]]:
     """Builds one tower per device: the first creates the variables, on the CPU, later ones get the same.
 
@@ -52,8 +49,9 @@ def build_towers(
 
     Args:
       call: (features, labels) -> EstimatorSpec.
-      next_batch: () -> (features, labels), those of the next tower.
+      batches: over towers, (features, labels).
       devices: over towers, a device string.
+      num_workers: each with as many towers.
       seed: of the initial values that Keras layers draw; None for another one each time.
 
     Returns:
@@ -64,8 +62,7 @@ def build_towers(
     """
     graph, shared = v1.get_default_graph(), _SharedVariables()
     specs, captures, of_first = [], [], {}
-    for i, device in enumerate(devices):
-        features, labels = next_batch()
+    for i, (device, (features, labels)) in enumerate(zip(devices, batches, strict=True)):
         with (
             tf.device(device),
             v1.name_scope(f"tower_{i}/") if i else contextlib.nullcontext(),
@@ -74,7 +71,7 @@ def build_towers(
             shared.unassigned() if i else contextlib.nullcontext(),
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             _python_seed(seed),
-            capturing(i) as captured,
+            capturing(i, len(devices) * num_workers) as captured,
             context.entered(context.Context()) as tower,
         ):
             specs.append(call(features, labels))
@@ -92,44 +89,85 @@ def build_towers(
     return specs, captures
 
 
-def train_step(specs: list[EstimatorSpec], captures: list[Captured], all_reduce: AllReduce | None = None) -> TrainStep:
+def train_step(specs: list[EstimatorSpec], captures: list[Captured], all_reduce: AllReduce) -> TrainStep:
     """Makes one update for all towers.
 
     Args:
       specs: from build_towers in mode TRAIN.
       captures: from there too.
-      all_reduce: averages between workers; None for a process by itself.
+      all_reduce: averages between workers.
 
     Raises:
       GraphError: towers that cannot be averaged.
     """
-    all_reduce = all_reduce or AllReduce((HOST,), "add_n")
-    [[loss]] = all_reduce.mean([[tf.add_n([spec.loss for spec in specs]) / len(specs)]], exactly=True)
-    workers = all_reduce.num_workers
+    is_alone = captures[0].num_towers == 1
+    losses = [tf.reshape(spec.loss, []) for spec in specs]
+    loss = specs[0].loss
+    if not is_alone:
+        [[loss]] = all_reduce.mean([[tf.add_n(losses) / len(specs)]], exactly=True)
+        for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
+            if summary.op.type == "ScalarSummary" and summary.op.name == "loss":  # of the first tower
+                compat.set_input(summary.op, 1, tf.cast(loss, summary.op.inputs[1].dtype))
     assigned = assign_merged(captures, all_reduce)
     counts = {len(captured.updates) for captured in captures}
-    if counts == {0} and len(specs) * workers == 1:
-        return TrainStep(tf.group(specs[0].train_op, assigned), loss, None, None, 1)
+    if is_alone and counts == {0}:
+        return TrainStep(tf.group(specs[0].train_op, assigned), loss)
     if len(counts) > 1 or counts == {0}:
         raise errors.GraphError(
             f"model_fn called apply_gradients of a tf.compat.v1.train optimizer {sorted(counts)} times in its towers. "
             "Each tower must do so equally often, at least once: that is where gradients are averaged."
         )
-    finite, applied = _update_if_finite(specs, captures, loss, all_reduce, assigned)
+    finite, applied = _update_if_finite(losses, captures, loss, all_reduce, assigned)
     for captured in captures:
         for update in captured.updates:
             compat.add_control_input(update.placeholder, finite.op)  # ops that wait for it wait for the update
-    with tf.control_dependencies([finite]):
-        step = v1.train.get_global_step().read_value()
-    report = StepReport(step, step, loss, loss, tf.zeros([]), tf.zeros([]), finite)
     checked = ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
     op = tf.group(specs[0].train_op, finite, assigned)
     # The optimizers' own ops are in a branch, where whoever loads this graph would not find them.
     v1.get_default_graph().get_collection_ref(v1.GraphKeys.TRAIN_OP)[:] = [op]
-    return TrainStep(op, loss, report, checked, len(specs), workers)
+    return TrainStep(op, loss, finite, checked)
 
 
-def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss: tf.Tensor, all_reduce, assigned):
+class NonFiniteLossError(errors.NonFiniteError, v1.train.NanLossDuringTrainingError):
+    """A loss or a gradient that is NaN or infinite, also by the library's name for it."""
+
+    __str__ = Exception.__str__  # the library's contains only its name
+
+
+class FiniteGuard(v1.train.SessionRunHook):
+    """Stops at a step that was not finite, which has changed no variable.
+
+    Attributes:
+      step: the step, set before the session begins.
+    """
+
+    step: TrainStep
+
+    def before_run(self, run_context):
+        if self.step.finite is not None:
+            return v1.train.SessionRunArgs([self.step.finite, v1.train.get_global_step()])
+        return None
+
+    def after_run(self, run_context, run_values):
+        if run_values.results is None:
+            return
+        finite, step = run_values.results
+        if finite.all():
+            return
+        rows = [f"tower_{i}" for i in range(len(finite) - 1)] + ["the mean over towers"]
+        faults = []
+        for row, flags in zip(rows, finite, strict=True):
+            bad = [name for name, is_finite in zip(self.step.checked, flags, strict=True) if not is_finite]
+            if bad and not (faults and row == rows[-1]):  # the mean is at fault only if no tower is
+                more = f" and {len(bad) - _MOST_NAMES} more" if len(bad) > _MOST_NAMES else ""
+                faults.append(f"{row}: {', '.join(bad[:_MOST_NAMES])}{more}")
+        raise NonFiniteLossError(
+            f"not finite at step {step + 1}: {'; '.join(faults)}. This step has not changed the variables, and the "
+            "last checkpoint stays. Try a lower learning rate, or look at the examples."
+        )
+
+
+def _update_if_finite(losses: list[tf.Tensor], captures: list[Captured], loss: tf.Tensor, all_reduce, assigned):
     """Averages and applies the gradients, call by call, after what layers assign; returns what is finite, and the
     applied pairs looked at."""
     calls = list(zip(*[captured.updates for captured in captures], strict=True))
@@ -148,7 +186,6 @@ def _update_if_finite(specs: list[EstimatorSpec], captures: list[Captured], loss
     # The first tower's updates were told to wait for these, such as its UPDATE_OPS.
     before = [assigned, *(op for call in calls for op in call[0].placeholder.control_inputs)]
     with tf.control_dependencies(before):
-        losses = tf.stack([spec.loss for spec in specs])
         return gradients.update_if_finite(tower_grads, losses, applied, loss, apply), applied
 
 
