@@ -14,12 +14,19 @@ def pair(name: str, metric):
     """Returns a Keras metric as (value, update_op), and any other metric as it is.
 
     Raises:
-      GraphError: a Keras metric that is not updated exactly once.
+      ValueError: a Keras metric that is not updated.
+      GraphError: one that is updated more than once.
     """
     if not isinstance(metric, keras.Metric):
         return metric
+    handle = metric.variables[0].value.handle
+    if getattr(handle, "graph", None) is not v1.get_default_graph():
+        return handle, handle  # which the library refuses
     _make_local(metric)
-    return metric.result(), _update(name, metric)
+    update = _update(name, metric) if captured.current() else _update_in_graph(metric)
+    if update is None:
+        raise ValueError(f'Please call update_state(...) on the "{metric.name}" metric')
+    return metric.result(), update
 
 
 def _make_local(metric: keras.Metric) -> None:
@@ -34,22 +41,28 @@ def _make_local(metric: keras.Metric) -> None:
         graph.get_collection_ref(key).extend(v for i, v in mine.items() if i not in there)
 
 
-def _update(name: str, metric: keras.Metric) -> tf.Operation:
-    """Returns what update_state has assigned; Keras does not run that in a graph."""
+def _update(name: str, metric: keras.Metric) -> tf.Operation | None:
+    """Returns what update_state has assigned in a model_fn; Keras does not run that in a graph."""
     mine = {id(variable.value) for variable in metric.variables}
-    assigned = captured.current().assigned if captured.current() else []
-    found = [(variable, value) for variable, value in assigned if id(variable) in mine]
-    if not found:
-        raise errors.GraphError(
-            f"eval_metric_ops[{name!r}]: this Keras metric was not updated. Call its update_state(labels, values) in "
-            "model_fn."
-        )
-    if len(found) != len({id(variable) for variable, _ in found}):
+    assigned = [(variable, value) for variable, value in captured.current().assigned if id(variable) in mine]
+    if len(assigned) != len({id(variable) for variable, _ in assigned}):
         raise errors.GraphError(
             f"eval_metric_ops[{name!r}]: update_state was called more than once in a model_fn, where each call would "
             "begin at the same values. Join the tensors, or use several metrics."
         )
-    return captured.assign(found)
+    return captured.assign(assigned) if assigned else None
+
+
+def _update_in_graph(metric: keras.Metric) -> tf.Operation | None:
+    """Returns what update_state has assigned elsewhere."""
+    variables = [variable.value for variable in metric.variables]
+    ops = [
+        op
+        for variable in variables
+        for op in variable.handle.consumers()
+        if op.type.startswith("Assign") and op is not variable.initializer
+    ]
+    return tf.group(ops) if ops else None
 
 
 library.convert_metrics(pair)

@@ -211,7 +211,7 @@ def convert_optimizers(convert: Callable) -> None:
 def is_summed(fn: Callable) -> bool:
     """Returns whether a model_fn is a canned one, and the last loss in the default graph a sum over the batch."""
     reduction = v1.get_default_graph()._last_loss_reduction
-    return fn.__module__.startswith(baseline.__name__.rpartition(".")[0]) and reduction == v1.losses.Reduction.SUM
+    return str(fn.__module__).startswith(baseline.__name__.rpartition(".")[0]) and reduction == v1.losses.Reduction.SUM
 
 
 def opened_by(open_session: Callable):
