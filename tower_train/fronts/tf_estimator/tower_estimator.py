@@ -66,7 +66,7 @@ class Estimator(library.estimator.Estimator):
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None) -> "Estimator":
         with workers.join(self._config, self._placed) as member:
-            self._training = _Training(member, steps, max_steps)
+            self._training = _Training(member.devices, member, steps, max_steps)
             try:
                 if not member.task.is_alone and max_steps:  # the chief decides whether there is anything to train
                     hooks, max_steps = [*(hooks or []), v1.train.StopAtStepHook(last_step=max_steps)], None
@@ -134,7 +134,7 @@ class Estimator(library.estimator.Estimator):
             return call(features, labels)
         batches = features if isinstance(features, inputs.Batches) else [(features, labels)]
         places = self._placed.towers if isinstance(features, inputs.Batches) else self._placed.towers[:1]
-        training = (self._training if mode == TRAIN else None) or _Training(workers.alone(self._placed))
+        training = (self._training if mode == TRAIN else None) or _Training(self._placed)
         num_workers, seed = training.all_reduce.num_workers, self._config.tf_random_seed
         with v1.device(self._device_fn):
             specs, captures = towers.build_towers(call, batches, places, num_workers, seed)
@@ -169,7 +169,8 @@ class _Training:
     """A call of Estimator.train.
 
     Args:
-      member: this process among the workers.
+      placed: this worker's devices.
+      member: this process among the workers; None for an update that `train` does not do.
       steps, max_steps: of `train`.
 
     Attributes:
@@ -180,10 +181,13 @@ class _Training:
 
     batches: inputs.Batches | None = None
 
-    def __init__(self, member: Membership, steps: int | None = None, max_steps: int | None = None):
+    def __init__(
+        self, placed: devices.Devices, member: Membership | None = None, steps: int | None = None,
+        max_steps: int | None = None,
+    ):  # fmt: skip
         self.member, self.steps, self.max_steps, self.guard = member, steps, max_steps, towers.FiniteGuard()
-        num_workers = member.devices.num_workers
-        self.num_towers = len(member.devices.towers) * num_workers
+        num_workers = placed.num_workers
+        self.num_towers = len(placed.towers) * num_workers
         kind = "collective" if num_workers > 1 else "add_n"
         name = f"training {next(_trainings) if num_workers > 1 else 0}"
         self.all_reduce = AllReduce((devices.HOST,), kind, num_workers=num_workers, name=name)

@@ -49,11 +49,6 @@ def _task_of(config: RunConfig) -> Task:
     return Task(hosts, sum(len(cluster.get(kind, ())) for kind in before) + config.task_id)
 
 
-def alone(placed: Devices) -> Membership:
-    """Returns the membership of a process by itself."""
-    return membership.join(Task(("localhost",), 0), placed, math.inf, math.inf)
-
-
 def join(config: RunConfig, placed: Devices) -> Membership:
     """Makes this process a member of the cluster in the config; a context manager, and a hook.
 
@@ -66,7 +61,7 @@ def join(config: RunConfig, placed: Devices) -> Membership:
       RunError: its server cannot be started.
     """
     if (task := _task_of(config)).is_alone:
-        return alone(placed)
+        return membership.join(task, placed, math.inf, math.inf)
     resolver = getattr(config.train_distribute, "cluster_resolver", None)
     if resolver and resolver.cluster_spec():
         raise errors.ConfigError(
