@@ -4,7 +4,6 @@ import dataclasses
 import enum
 import json
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -15,7 +14,7 @@ from tower_train.console import say
 v1 = tf.compat.v1
 _SERVER = "/job:worker/task:0"
 _POLL_SECS = 0.01
-_STATE_TIMEOUT_SECS = 3600  # the heartbeats end the process sooner if the chief is missing
+_STATE_TIMEOUT_SECS = 3600  # the heartbeat ends the process sooner if the chief is missing
 
 
 class WorkerState(str, enum.Enum):
@@ -27,44 +26,24 @@ class WorkerState(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStatus:
-    """A worker's row on the board.
+    """A worker's row on the board."""
 
-    Attributes:
-      start_id: identifies one start of the worker; empty until it has written its row.
-      chief: the start_id of the chief that it trains with, or means to.
-      members: over workers, the start_ids that the chief trains with, "" for one that does not take part; empty until
-        all have agreed.
-      next_group: the tasks that the chief expects at its next start; None until that is known.
-      heartbeat: their count.
-      state: its progress.
-      step: the last step done.
-      stalled: what its step waits for, if that has not ended for --stall_timeout_secs; else empty.
-      stalled_secs: seconds since then.
-      waiting_secs: seconds that it has waited for means over workers, if a program reports that.
-      about: what all workers must have in common, by name; the chief's, None until it is known.
-      steps: the chief's first and last step; None until they are known.
-      stopped_by: what ended its steps; the chief's in state OVER: what ended the run.
-      failure: in state FAILED, the error's text.
-      exit_status: and its exit status.
-      is_final: and whether it will not start itself again.
-    """
-
-    start_id: str = ""
-    chief: str = ""
-    members: tuple[str, ...] = ()
-    next_group: tuple[int, ...] | None = None
-    heartbeat: int = 0
+    start_id: str = ""  # identifies one start of the worker; empty until it has written its row
+    chief: str = ""  # the start_id of the chief that it trains with, or means to
+    members: tuple[str, ...] = ()  # over workers, the start_ids that train together, or ""; empty until all have agreed
+    next_group: tuple[int, ...] | None = None  # the tasks that the chief expects at its next start
+    heartbeat: int = 0  # their count
     state: WorkerState = WorkerState.STARTING
-    step: int = 0
-    stalled: str = ""
-    stalled_secs: float = 0.0
-    waiting_secs: float = 0.0
-    about: dict | None = None
-    steps: tuple[int, int] | None = None
-    stopped_by: str | None = None
-    failure: str = ""
-    exit_status: int = errors.WorkerError.exit_status
-    is_final: bool = False
+    step: int = 0  # the last one done
+    stalled: str = ""  # what its step waits for, if that has not ended for --stall_timeout_secs
+    stalled_secs: float = 0.0  # since then
+    waiting_secs: float = 0.0  # that it has waited for means over workers, if a program reports that
+    about: dict | None = None  # what all workers must have in common, by name; the chief's, None until it is known
+    steps: tuple[int, int] | None = None  # the chief's first and last one; None until they are known
+    stopped_by: str | None = None  # what ended its steps; the chief's in state OVER: what ended the run
+    failure: str = ""  # in state FAILED, the error's text
+    exit_status: int = errors.WorkerError.exit_status  # and its exit status
+    is_final: bool = False  # and whether it will not start itself again
 
     @property
     def group(self) -> tuple[int, ...]:
@@ -107,31 +86,35 @@ class Board:
     ):  # fmt: skip
         self._target, self._task, self._start_of, self._pause, self._session = target, task, start_of, pause, None
         self._config = v1.ConfigProto(device_filters=[_SERVER], operation_timeout_in_ms=round(timeout_secs * 1000))
-        workers = range(len(task.hosts))
-        rows_read = workers if task.is_chief else [0]  # the chief reads all, the others the chief's
-        self._last_read = {i: WorkerStatus() for i in rows_read}
+        # The chief reads all rows, the others the chief's.
+        self._last_read = {worker: WorkerStatus() for worker in range(len(task.hosts) if task.is_chief else 1)}
         with tf.Graph().as_default() as self._graph, tf.device(f"{_SERVER}/cpu:0"):
             self._text = v1.placeholder(tf.string, [])
             self._rows, self._labels, self._states = (
-                [_place(f"{kind}/{i}", self._text) for i in workers] for kind in ("row", "label", "state")
+                [self._place(f"{kind}/{i}") for i in range(len(task.hosts))] for kind in ("row", "label", "state")
             )
-            with tf.control_dependencies([self._rows[task.index].write]):
-                self._exchange = [_read(self._rows[i].variable) for i in rows_read]
+
+    def _place(self, name: str) -> tuple[tf.Operation, tf.Tensor]:
+        """Returns the operations that write the fed text to a place on the server, and read it."""
+        place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, container="board")
+        write = tf.raw_ops.AssignVariableOp(resource=place, value=self._text)
+        return write, tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.string)
 
     def clear(self) -> None:
         """Empties all rows; for the chief, before any exchange."""
-        self._run([row.write for row in self._rows], {self._text: "{}"})
+        self._run([write for write, _ in self._rows], "{}")
 
     def exchange(self, status: WorkerStatus) -> Sequence[WorkerStatus]:
         """Writes this worker's row and returns those it may read: the chief all, the others the chief's; or OpError.
 
         Instead of a row that cannot be read, because a stranger wrote it, it returns the one before.
         """
-        for i, text in zip(self._last_read, self._run(self._exchange, {self._text: status.to_json()}), strict=True):
+        fetches = [self._rows[self._task.index][0], *(self._rows[worker][1] for worker in self._last_read)]
+        for worker, text in zip(self._last_read, self._run(fetches, status.to_json())[1:], strict=True):
             try:
-                self._last_read[i] = WorkerStatus.from_json(text)
+                self._last_read[worker] = WorkerStatus.from_json(text)
             except (ValueError, TypeError, RecursionError):
-                say(f"*** What a stranger wrote as the status of worker {i} is ignored: {ascii(text[:40])}")
+                say(f"*** What a stranger wrote as the status of worker {worker} is ignored: {ascii(text[:40])}")
         return list(self._last_read.values())
 
     def hand_out(self, states: Sequence[bytes]) -> None:
@@ -141,7 +124,7 @@ class Board:
 
     def fetch(self) -> bytes:
         """Takes, in another worker, its restored state."""
-        return self._run_long(self._states[self._task.index].read)
+        return self._run(self._states[self._task.index][1], timeout_secs=_STATE_TIMEOUT_SECS)
 
     def send(self, step: int, state: bytes) -> None:
         """Leaves, in another worker, its state after a step, for the chief to `collect`."""
@@ -151,43 +134,24 @@ class Board:
         """Waits, in the chief, for all others' states after a step; returns them in order, or raises WorkerError."""
         states = []
         for worker in range(1, len(self._task.hosts)):
-            while self._run_long(self._labels[worker].read).decode() != self._label(worker, step):
+            while self._run(self._labels[worker][1], timeout_secs=_STATE_TIMEOUT_SECS) != self._label(worker, step):
                 self._pause(_POLL_SECS)
-            states.append(self._run_long(self._states[worker].read))
+            states.append(self._run(self._states[worker][1], timeout_secs=_STATE_TIMEOUT_SECS))
         return states
 
-    def _label(self, worker: int, step: int) -> str:
-        return f"{self._start_of(worker)} after step {step}"
+    def _label(self, worker: int, step: int) -> bytes:
+        return f"{self._start_of(worker)} after step {step}".encode()
 
-    def _put(self, worker: int, label: str, state: bytes) -> None:
+    def _put(self, worker: int, label: str | bytes, state: bytes) -> None:
         # The label comes last: once that is there, the state is.
-        for place, text in ((self._states[worker], state), (self._labels[worker], label)):
-            self._run_long(place.write, {self._text: text})
+        for (write, _), text in ((self._states[worker], state), (self._labels[worker], label)):
+            self._run(write, text, _STATE_TIMEOUT_SECS)
 
-    def _run_long(self, fetches, feeds=None):
-        return self._run(fetches, feeds, v1.RunOptions(timeout_in_ms=_STATE_TIMEOUT_SECS * 1000))
-
-    def _run(self, fetches, feeds=None, options=None):
+    def _run(self, fetches, text: str | bytes = "", timeout_secs: float = 0):
+        """Runs with an exchange's timeout, or another, and a text to write."""
         try:
             self._session = session = self._session or v1.Session(self._target, self._graph, self._config)
-            return session.run(fetches, feeds, options)
+            return session.run(fetches, {self._text: text}, v1.RunOptions(timeout_in_ms=round(timeout_secs * 1000)))
         except tf.errors.OpError:
             self._session = None  # a failed session may not know a restarted server
             raise
-
-
-class _Place(NamedTuple):
-    """A text on the server: the variable, and the operations that write the fed text and read it."""
-
-    variable: tf.Tensor
-    write: tf.Operation
-    read: tf.Tensor
-
-
-def _place(name: str, text: tf.Tensor) -> _Place:
-    variable = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, container="board")
-    return _Place(variable, tf.raw_ops.AssignVariableOp(resource=variable, value=text), _read(variable))
-
-
-def _read(variable: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.ReadVariableOp(resource=variable, dtype=tf.string)

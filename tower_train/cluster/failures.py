@@ -25,15 +25,9 @@ _RESTART = (
     "The same command on every machine, or the return of the missing one with --wait_for_workers, goes on from the "
     "last checkpoint."
 )
-RESIZES = (
-    "--elastic: python -m tower_train starts itself again, with those that are there; a program that calls train() "
-    "must be started again. Both then go on from the last checkpoint."
-)
-ELASTIC = f"The step under way is not saved. {RESIZES}"
-_WAITING = (
-    "--wait_for_workers: python -m tower_train starts itself again; a program that calls train() must be started "
-    "again. Both then go on from the last checkpoint."
-)
+_AGAIN = "a program that calls train() must be started again. Both then go on from the last checkpoint."
+_WAITING = f"--wait_for_workers: python -m tower_train starts itself again; {_AGAIN}"
+RESIZES = f"--elastic: python -m tower_train starts itself again, with those that are there; {_AGAIN}"
 
 
 class FailureDetector:
@@ -46,7 +40,7 @@ class FailureDetector:
       waits_for_start: until all have agreed, wait for absent workers without a limit.
       clock: seconds since some moment.
       next_step: advice after a failure; None: that of a run.
-      is_elastic: the others go on without a lost worker, and who waits gives a chief time to come back.
+      is_elastic: the others go on without a lost worker, and a waiting one gives a chief time to come back.
 
     Attributes:
       statuses: over workers, as last read; workers that are not the chief know the chief's only.
@@ -64,7 +58,8 @@ class FailureDetector:
         self.statuses = (WorkerStatus(),) * len(task.hosts)
         self._last_heartbeats = [clock()] * len(task.hosts)
         self._last_reminder = clock()
-        self.next_step = next_step or f"The step under way is not saved. {_WAITING if waits_for_start else _RESTART}"
+        usual = RESIZES if is_elastic else _WAITING if waits_for_start else _RESTART
+        self.next_step = next_step or f"The step under way is not saved. {usual}"
 
     def note(self, statuses: Sequence[WorkerStatus], mine: WorkerStatus) -> None:
         """Notes the statuses read from the board, and this worker's own.
@@ -98,19 +93,11 @@ class FailureDetector:
         outside = set(range(1, len(self.statuses))).difference(mine.group)
         return [i for i in sorted(outside) if self.statuses[i].state is WorkerState.READY and not self.is_silent(i)]
 
-    def away(self, mine: WorkerStatus) -> set[int]:
-        """Returns the tasks that train with this one, the chief, and will hardly restart themselves."""
-        return {i for i in mine.group if i and (self.statuses[i].has_mistake or self.is_silent(i))}
-
-    def restarted(self, mine: WorkerStatus) -> set[int]:
-        """Returns the tasks that trained with this one, the chief, and have started anew."""
-        return {i for i in mine.group if i and self.statuses[i].start_id != mine.members[i]}
-
     def is_gone(self, worker: int, mine: WorkerStatus) -> bool:
         """Returns whether a worker's start, with which this worker, the chief, trained, is over."""
         status = self.statuses[worker]
-        is_failed = status.state is WorkerState.FAILED
-        return is_failed or status.start_id != mine.members[worker] or self.is_silent(worker)
+        has_ended = status.state is WorkerState.FAILED or status.start_id != mine.members[worker]
+        return has_ended or self.is_silent(worker)
 
     def is_silent(self, worker: int) -> bool:
         """Returns whether a worker has had no heartbeat for worker_timeout_secs."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster import failures
 from tower_train.cluster.board import Board, WorkerState, WorkerStatus
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.rendezvous import Memory, Rendezvous
@@ -99,14 +100,30 @@ class Heartbeat:
         self._freed.set()
         return self.failure
 
+    def explain(self, error: tf.errors.OpError) -> None:
+        """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
+        is_stale, pause_secs = failures.is_of_earlier_start(error), self.interval / 5
+        # Counts pauses, not seconds: a process that was stopped must look once more before it gives up.
+        for _ in range(0 if is_stale else round(self._detector.worker_timeout_secs / pause_secs) + 25):
+            if self.failure:
+                return
+            time.sleep(pause_secs)
+        if is_stale or isinstance(error, failures.LOST_CONNECTION):
+            self.fail(errors.WorkerError(
+                f"The connection to another worker was lost at step {self.status.step} "
+                f"({errors.reason(error)}). {self._detector.next_step}"
+            ))  # fmt: skip
+
     def next_start(self) -> Memory:
         """Returns what this process will have to know at its next start."""
         memory, group, has_stepped = self._rendezvous.memory, self.status.group, self.first_step is not None
         if not self._task.is_chief:
             return memory.after(has_stepped, group, (), self._detector.statuses[0].next_group or group)
-        away = self._detector.away(self.status) | self._rendezvous.leaving
-        expected = {*group, *self._detector.ready(self.status)} - away
-        return memory.after(has_stepped, group, away | self._detector.restarted(self.status), expected)
+        others = {i: self._detector.statuses[i] for i in group if i}
+        away = {i for i, other in others.items() if other.has_mistake or self._detector.is_silent(i)}
+        away |= self._rendezvous.leaving
+        restarted = {i for i, other in others.items() if other.start_id != self.status.members[i]}
+        return memory.after(has_stepped, group, away | restarted, {*group, *self._detector.ready(self.status)} - away)
 
     def _start_of(self, worker: int) -> str:
         return self.status.members[worker] if self._task.is_chief else self.status.start_id

@@ -215,7 +215,7 @@ class Membership:
                 f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
             ))  # fmt: skip
         if isinstance(error, failures.LOST_WORKER):
-            self._explain(error)
+            self._heartbeat.explain(error)
         return self._heartbeat.note_failure() or error
 
     def leave(self, stopped_by: str | None) -> str | None:
@@ -313,21 +313,6 @@ class Membership:
                 "workers with the same code, options and data."
             )
 
-    def _explain(self, error: tf.errors.OpError) -> None:
-        """Waits until the failure behind an error is found. If none is, a lost connection is one itself."""
-        is_stale, heartbeat = failures.is_of_earlier_start(error), self._heartbeat
-        pause_secs = heartbeat.interval / 5
-        # Counts pauses, not seconds: a process that was stopped must look once more before it gives up.
-        for _ in range(0 if is_stale else round(self._detector.worker_timeout_secs / pause_secs) + 25):
-            if heartbeat.failure:
-                return
-            time.sleep(pause_secs)
-        if is_stale or isinstance(error, failures.LOST_CONNECTION):
-            heartbeat.fail(errors.WorkerError(
-                f"The connection to another worker was lost at step {heartbeat.status.step} "
-                f"({errors.reason(error)}). {self._detector.next_step}"
-            ))  # fmt: skip
-
     def _wait_for_others(self, *states: WorkerState) -> None:
         """Returns, in the chief, when all others are in one of these states, have failed, or are missing."""
         while any(
@@ -377,7 +362,7 @@ def join_elastic(
       RunError: the server cannot be started.
     """
     timeouts = worker_timeout_secs, start_timeout_secs
-    detector = FailureDetector(task, *timeouts, False, next_step=failures.ELASTIC, is_elastic=True)
+    detector = FailureDetector(task, *timeouts, False, is_elastic=True)
     return Membership(
         task, devices, detector, Rendezvous(task, sizes, Memory.of_environment(), *timeouts), leave_at_once
     )

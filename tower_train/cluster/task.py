@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Mapping, Sequence
 
 from tower_train import errors
 from tower_train.options import rules
@@ -57,60 +58,63 @@ def find_task(worker_hosts: str | None, task_index: int | None) -> Task:
     return _from_tf_config() or _from_slurm() or Task(("localhost",), 0)
 
 
+def of_jobs(jobs: Mapping[str, Sequence[str]], kind: str, index: int) -> Task:
+    """Finds a task in the cluster of TF_CONFIG, in which the chief comes before the workers, and no evaluator trains.
+
+    Args:
+      jobs: host:port of all tasks, by kind.
+      kind, index: of this process's task.
+
+    Raises:
+      ConfigError: there are other kinds, hosts are not as they must be, or there is no such task.
+    """
+    if kind == _EVALUATOR:  # Kubeflow's has its cluster without itself
+        raise errors.ConfigError(
+            f"TF_CONFIG says that this is {_EVALUATOR} {index}, which trains nothing; only train_and_evaluate of "
+            "tower_train.estimator uses one. Start the program on chief and workers only."
+        )
+    if others := sorted(job for job, hosts in jobs.items() if hosts and job not in (*_JOBS, _EVALUATOR)):
+        raise errors.ConfigError(
+            f"TF_CONFIG has the job {_shown(others[0])}, for which there is no use here. Use chief and worker only."
+        )
+    hosts = tuple(host for job in _JOBS for host in jobs.get(job, ()))
+    rules.check_hosts(hosts, f"TF_CONFIG={_shown(str(jobs))}")
+    if kind not in _JOBS or not 0 <= index < len(jobs.get(kind, ())):
+        raise errors.ConfigError(
+            f"TF_CONFIG says that this is {_shown(kind)} {index}, which its cluster {_shown(str(jobs))} has not."
+        )
+    return Task(hosts, sum(len(jobs.get(job, ())) for job in _JOBS[: _JOBS.index(kind)]) + index)
+
+
 def _from_tf_config() -> Task | None:
     text = os.environ.get("TF_CONFIG", "")
     try:
-        jobs, task, index = _read_tf_config(text)
+        content = json.loads(text or "{}")
+        if not (jobs := content.get("cluster", {})):
+            return None
+        for job, hosts in jobs.items():
+            if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+                raise TypeError(f"the hosts of {job} are no list of texts")
+        if not isinstance(kind := content["task"]["type"], str):
+            raise TypeError("the task's type is no text")
+        index = _number("the task's index", str(content["task"]["index"]))
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:  # bad JSON, or of another form
         raise errors.ConfigError(
             f"TF_CONFIG={_shown(text)} cannot be understood ({type(error).__name__}: {_shown(str(error))}). It must be "
             'as in {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
         ) from None
-    if not jobs:
-        return None
-    if task == _EVALUATOR:  # Kubeflow's has its cluster without itself
-        raise errors.ConfigError(
-            f"TF_CONFIG says that this is {_EVALUATOR} {index}, which trains nothing; only train_and_evaluate of "
-            "tower_train.estimator uses one. Start the program on chief and workers only."
-        )
-    jobs = {job: hosts for job, hosts in jobs.items() if hosts and job != _EVALUATOR}
-    if others := sorted(set(jobs) - set(_JOBS)):
-        raise errors.ConfigError(
-            f"TF_CONFIG has the job {_shown(others[0])}, for which there is no use here. Use chief and worker only."
-        )
-    hosts = tuple(host for job in _JOBS for host in jobs.get(job, []))
-    rules.check_hosts(hosts, f"TF_CONFIG={_shown(text)}")
-    if not 0 <= index < len(jobs.get(task, [])):
-        raise errors.ConfigError(
-            f"TF_CONFIG says that this is {_shown(task)} {index}, which its cluster {_shown(str(jobs))} has not."
-        )
-    return Task(hosts, sum(len(jobs.get(job, [])) for job in _JOBS[: _JOBS.index(task)]) + index)
-
-
-def _read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
-    """Returns (hosts by job, this process's job, its index in that); an error of almost any kind if it is malformed."""
-    content = json.loads(text or "{}")
-    jobs = content.get("cluster", {})
-    if not jobs:
-        return {}, "", 0
-    for job, hosts in jobs.items():
-        if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-            raise TypeError(f"the hosts of {job} are no list of texts")
-    task = content["task"]
-    if not isinstance(task["type"], str):
-        raise TypeError("the task's type is no text")
-    return jobs, task["type"], _number("the task's index", str(task["index"]))
+    return of_jobs(jobs, kind, index)
 
 
 def _from_slurm() -> Task | None:
-    found = os.environ.get
-    tasks_text, nodes_text = found("SLURM_STEP_NUM_TASKS", "1"), found("SLURM_STEP_NODELIST")
+    variable = os.environ.get
+    tasks_text, nodes_text = variable("SLURM_STEP_NUM_TASKS", "1"), variable("SLURM_STEP_NODELIST")
     if tasks_text == "1" or nodes_text is None:
         return None
     try:
         tasks = _number("SLURM_STEP_NUM_TASKS", tasks_text)
-        index = _number("SLURM_PROCID", found("SLURM_PROCID"))
-        counts = _tasks_per_node(found("SLURM_STEP_TASKS_PER_NODE"))
+        index = _number("SLURM_PROCID", variable("SLURM_PROCID"))
+        counts = _tasks_per_node(variable("SLURM_STEP_TASKS_PER_NODE"))
         nodes = _nodes(nodes_text)
         if len(nodes) != len(counts) or sum(counts) != tasks or index >= tasks:
             raise ValueError(f"{tasks} tasks, of which this is number {index}, are not {counts[:9]} on {nodes[:9]}")
@@ -119,7 +123,7 @@ def _from_slurm() -> Task | None:
             f"Slurm's variables cannot be understood: {_shown(str(error))}. Give --worker_hosts and --task_index."
         ) from None
     places = [(node, _SLURM_PORT + i) for node, count in zip(nodes, counts, strict=True) for i in range(count)]
-    here = found("SLURMD_NODENAME", places[index][0])
+    here = variable("SLURMD_NODENAME", places[index][0])
     if places[index][0] != here:
         raise errors.ConfigError(
             f"Slurm runs task {index} on {_shown(here)}, but in the order of its nodes that would be on "
@@ -136,23 +140,20 @@ def _number(name: str, text: str | None) -> int:
 
 def _tasks_per_node(text: str | None) -> list[int]:
     """Returns [2, 2, 1] for 2(x2),1."""
-    counts: list[int] = []
-    for part in (text or "").split(","):
-        found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part)
-        if not found:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, not as in 2(x2),1")
-        counts += [int(found[1])] * int(found[2] or 1)
-    return counts
+    parts = [re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part) for part in (text or "").split(",")]
+    if not all(parts):
+        raise ValueError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, not as in 2(x2),1")
+    return [int(part[1]) for part in parts for _ in range(int(part[2] or 1))]
 
 
 def _nodes(text: str) -> list[str]:
     """Returns ["n1", "n2", "m"] for n[1-2],m."""
     nodes: list[str] = []
     for part in re.split(r",(?![^\[]*\])", text):
-        found = re.fullmatch(rf"([\w.-]+)(?:\[({_RANGE}(?:,{_RANGE})*)\])?", part, re.ASCII)
-        if not found:
+        match = re.fullmatch(rf"([\w.-]+)(?:\[({_RANGE}(?:,{_RANGE})*)\])?", part, re.ASCII)
+        if not match:
             raise ValueError(f"SLURM_STEP_NODELIST is {text!r}, not as in n[1-2],m")
-        prefix, ranges = found.groups()
+        prefix, ranges = match.groups()
         nodes += [] if ranges else [prefix]
         for first, last in ((first, last or first) for first, last in re.findall(_RANGE_ENDS, ranges or "")):
             if not 0 <= int(last) - int(first) < _MOST_NODES:
