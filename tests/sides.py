@@ -10,7 +10,7 @@ import types
 import forked
 import pytest
 
-from tower_train.bench import processes
+from tower_train.bench import measure
 
 WARMED_UP = """
 import sys
@@ -41,7 +41,7 @@ def forking(is_forked=lambda words: True):
         return (ForkedPopen if is_forked(words) else subprocess.Popen)(words, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", types.SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+        patch.setattr(measure, "subprocess", types.SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
         yield
 
 

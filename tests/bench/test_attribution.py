@@ -64,18 +64,9 @@ def test_the_parts_add_up_to_the_step():
     assert seconds["no operation running"] == pytest.approx(2.5)
 
 
-def test_the_late_tower_is_the_one_that_finishes_last():
-    operations = [
-        operation("tower_0/a", 0.0, 5.0), operation("tower_1/a", 0.0, 4.0), operation("tower_1/b", 4.0, 9.0),
-        operation("tower_2/a", 1.0, 6.0), operation("average_gradients/AddN", 9.0, 20.0),
-    ]  # fmt: skip
-    assert attribution.lateness(operations) == 3.0
-    assert attribution.lateness(operations[:1]) == 0.0
-
-
-def breakdown(towers=4, on_gpus=True, step_secs=0.1, busy=0.5, busy_here=0.5, late_secs=0.0, in_place=None, **seconds):
+def breakdown(towers=4, on_gpus=True, step_secs=0.1, busy=0.5, busy_here=0.5, in_place=None, **seconds):
     parts = {"tower_0": 0.1} | {name.replace("input_wait", "input wait"): value for name, value in seconds.items()}
-    return Breakdown(towers, on_gpus, 2, step_secs, busy, busy_here, in_place or step_secs, parts, late_secs)
+    return Breakdown(towers, on_gpus, 2, step_secs, busy, busy_here, in_place or step_secs, parts)
 
 
 ONE = breakdown(towers=1, step_secs=0.11)
@@ -86,11 +77,8 @@ ONE = breakdown(towers=1, step_secs=0.11)
     [
         (breakdown(input_wait=0.1), "for 50% of the step the towers wait for input (input-bound)"),
         (breakdown(in_place=0.06, input_wait=0.01), "for 40% of the step the towers wait for input (input-bound)"),
-        (breakdown(on_gpus=False, in_place=0.06, late_secs=0.03), "(one tower late)"),
-        (breakdown(late_secs=0.03), "for 30% of the step all others wait for the last tower"),
         (breakdown(average_gradients=0.02, train=0.03), "for 33% of the step gradients are averaged and variables"),
-        (breakdown(input_wait=0.02, late_secs=0.05), "(one tower late)"),
-        (breakdown(on_gpus=False, busy=0.97, busy_here=0.95, late_secs=0.03), "cores are 97% busy (cores exhausted)"),
+        (breakdown(on_gpus=False, busy=0.97, busy_here=0.95, train=0.03), "cores are 97% busy (cores exhausted)"),
         (breakdown(on_gpus=False, busy=0.97), "the 2 cores are 97% busy, 47% by other processes (cores exhausted)"),
         (breakdown(on_gpus=False, busy=0.5, input_wait=0.1), "(input-bound)"),
         (breakdown(busy=0.97, input_wait=0.1), "(input-bound)"),
@@ -112,8 +100,8 @@ def test_the_sentence_says_when_there_is_no_reason():
 
 
 def test_a_breakdown_has_a_row_for_every_scope_and_a_column_for_every_count():
-    one = Breakdown(1, False, 2, 0.011, 0.9, 0.8, 0.0088, {"tower_0": 0.008, "train": 0.00199, "step": 0.00001}, 0.0)
-    two = Breakdown(2, False, 2, 0.009, 1.0, 0.8, 0.009, {"tower_0": 0.004, "tower_1": 0.004, "input wait": 0.002}, 0.0)
+    one = Breakdown(1, False, 2, 0.011, 0.9, 0.8, 0.0088, {"tower_0": 0.008, "train": 0.00199, "step": 0.00001})
+    two = Breakdown(2, False, 2, 0.009, 1.0, 0.8, 0.009, {"tower_0": 0.004, "tower_1": 0.004, "input wait": 0.002})
     lines = {line.split("|")[1].strip(): line.split("|")[2:4] for line in attribution.table([one, two])}
     found = {name: [" ".join(cell.split()) for cell in cells] for name, cells in lines.items()}
     assert found["name scope"] == ["1 tower", "2 towers"]

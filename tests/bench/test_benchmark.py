@@ -35,7 +35,7 @@ def written(printed_and_out):
 @pytest.fixture(scope="module")
 def rows(written):
     """{name: row}"""
-    return {row["result"]["side"]["name"]: row for row in written["parts"]["Training"]}
+    return {row["side"]["name"]: row for row in written["parts"]["Training"]}
 
 
 def test_the_table_has_a_row_for_every_side(printed_and_out):
@@ -46,20 +46,19 @@ def test_the_table_has_a_row_for_every_side(printed_and_out):
 def test_every_start_and_every_round_is_kept(rows):
     assert list(rows) == SIDES
     for row in rows.values():
-        result = row["result"]
-        assert 0.05 < result["first_step_secs"] < 300 and result["peak_bytes"] > 100 * 2**20
-        assert list(result["rates"]) == ["0", "1"]
-        assert row["rate"]["low"] == min(result["rates"].values()) > 0
+        assert 0.05 < row["first_step_secs"] < 300 and row["peak_bytes"] > 100 * 2**20
+        assert list(row["rates"]) == ["0", "1"]
+        assert row["rate"]["low"] == min(row["rates"].values()) > 0
 
 
 def test_sides_that_are_not_measured_stand_still(rows):
     """All of them wait much longer than they work; a tenth of a core would be a prefetching thread gone wild."""
     for name, row in rows.items():
-        assert row["result"]["idle_cpu_secs"] < 0.1 * row["result"]["idle_secs"], name
+        assert row["idle_cpu_secs"] < 0.1 * row["idle_secs"], name
 
 
 def test_the_work_of_a_step_is_its_examples_or_its_operations(rows):
-    by_name = {name: row["result"]["examples_per_step"] for name, row in rows.items()}
+    by_name = {name: row["examples_per_step"] for name, row in rows.items()}
     flops = by_name.pop(CEILING) * 105_295_104
     assert flops == pytest.approx(2 * round((flops / 2) ** (1 / 3)) ** 3)  # a product of square matrices
     assert set(by_name.values()) == {8}

@@ -14,7 +14,7 @@ RIVALS = [Side("port", "port:train", is_quick=True, label="Published script")]
 
 def rows_of(**options):
     parts = sides.parts(BenchmarkOptions(**options), ABOUT, RIVALS)
-    return {title: results.rows([Result(side, {0: 1000.0, 1: 1050.0}) for side in chosen])
+    return {title: results.compare([Result(side, {0: 1000.0, 1: 1050.0}) for side in chosen])
             for title, chosen in parts.items()}  # fmt: skip
 
 

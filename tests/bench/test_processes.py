@@ -8,7 +8,7 @@ import pytest
 import sides
 
 from tower_train import errors
-from tower_train.bench import processes
+from tower_train.bench import measure
 from tower_train.bench.sides import BenchmarkOptions, Side
 
 TESTS = pathlib.Path(__file__).parents[1]
@@ -24,7 +24,7 @@ SCRIPTS = {  # what stands for Python in some of the processes
 
 def start(name, place, timeout_secs=100, train="broken:train", **arguments):
     options = BenchmarkOptions(device="cpu", batch_size=8, timeout_secs=timeout_secs)
-    return processes.Worker(Side(name, train, arguments), options, place / name)
+    return measure.Worker(Side(name, train, arguments), options, place / name)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,10 @@ def outcomes(tmp_path_factory):
         for name, script in SCRIPTS.items():
             (place / f"{name}.sh").write_text(script)
             (place / f"{name}.sh").chmod(0o700)
-            patch.setattr(processes.sys, "executable", str(place / f"{name}.sh"))
+            patch.setattr(measure.sys, "executable", str(place / f"{name}.sh"))
             workers[name] = start(name, place, timeout_secs=1 if name == "stuck" else 100)
     for name, worker in workers.items():
-        with worker, pytest.raises(processes.SideError) as error:
+        with worker, pytest.raises(measure.SideError) as error:
             worker.answer()
         found[name] = (worker, error.value)
     return found

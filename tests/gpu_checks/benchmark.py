@@ -32,15 +32,15 @@ def check(findings, settings):
     rows = json.loads((out / "benchmark.json").read_text())["parts"]["Training"]
     for row in rows:
         findings.measured(
-            row["result"]["side"]["name"], examples_per_sec=row["rate"]["median"],
+            row["side"]["name"], examples_per_sec=row["rate"]["median"],
             spread=(row["rate"]["high"] - row["rate"]["low"]) / 2,
             **({"share": row["share"]["median"]} if row["share"] else {}),
-            first_step_secs=row["result"]["first_step_secs"],
-            **({"megabytes_of_a_gpu": row["result"]["card_bytes"] / 2**20} if row["result"]["card_bytes"] else {}),
+            first_step_secs=row["first_step_secs"],
+            **({"megabytes_of_a_gpu": row["card_bytes"] / 2**20} if row["card_bytes"] else {}),
         )  # fmt: skip
     findings.check(len(rows) == len(chosen), "the benchmark measured each side", sides=len(rows))
     if count:
-        ours = [row["result"] for row in rows if row["result"]["side"]["name"].startswith("tower_train/")]
+        ours = [row for row in rows if row["side"]["name"].startswith("tower_train/")]
         findings.check(
             all(result["card_bytes"] for result in ours), "the memory of the GPUs is known for each side of ours"
         )

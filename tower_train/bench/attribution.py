@@ -44,7 +44,6 @@ class Breakdown:
       busy_here: share of the cores in use by this process, 0 to 1.
       in_place_secs: a step's time, without tracing, with its input in place.
       seconds: by part, of a traced step; together they are its duration.
-      late_secs: the last tower's delay behind the one before it; 0.0 with one tower.
     """
 
     towers: int
@@ -55,7 +54,6 @@ class Breakdown:
     busy_here: float
     in_place_secs: float
     seconds: dict[str, float]
-    late_secs: float
 
     @property
     def input_share(self) -> float:
@@ -100,15 +98,6 @@ def seconds_by_part(operations: Sequence[Operation]) -> dict[str, float]:
     return seconds
 
 
-def lateness(operations: Sequence[Operation]) -> float:
-    """Returns the delay in seconds of the last tower to finish behind the one before it; 0.0 with one tower."""
-    ends: dict[str, float] = {}
-    for operation in filter(lambda operation: is_tower(operation.part), operations):
-        ends[operation.part] = max(operation.end, ends.get(operation.part, operation.end))
-    *_, before, last = [0.0, 0.0, *sorted(ends.values())]
-    return last - before if len(ends) > 1 else 0.0
-
-
 def table(breakdowns: Sequence[Breakdown]) -> list[str]:
     """Tabulates milliseconds and share of a step by name scope, a column per tower count."""
     parts = sorted({part for one in breakdowns for part in one.seconds if one.share(part) >= _SHOWN})
@@ -137,7 +126,6 @@ def sentence(fewest: Breakdown, most: Breakdown) -> str:
         return f"More towers help: {most.towers} are {gain:.2f} times as fast as {fewest.towers}."
     share, reason = max(
         (most.input_share, "the towers wait for input (input-bound); make the preprocessing cheaper"),
-        (most.late_secs / sum(most.seconds.values()), "all others wait for the last tower (one tower late)"),
         (most.common_share, "gradients are averaged and variables updated, which more towers do not shorten"),
     )
     if not most.on_gpus and most.busy >= _BUSY:
@@ -146,7 +134,7 @@ def sentence(fewest: Breakdown, most: Breakdown) -> str:
         return f"More towers do not help: the {most.cores} cores are {most.busy:.0%} busy{note} (cores exhausted)."
     if share < _NOTICEABLE:
         return (
-            "Nothing in the step stands in the way of more towers: waiting for input, for the last tower and for "
-            f"averaging each take less than {_NOTICEABLE:.0%} of it."
+            "Nothing in the step stands in the way of more towers: waiting for input and averaging each take "
+            f"less than {_NOTICEABLE:.0%} of it."
         )
     return f"More towers do not help: for {share:.0%} of the step {reason}."

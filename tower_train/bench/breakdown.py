@@ -73,7 +73,6 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
         cores=host.cores(),
         **tracer.times,
         seconds={name: statistics.fmean(one.get(name, 0.0) for one in each) for name in sorted(set().union(*each))},
-        late_secs=statistics.fmean(map(attribution.lateness, steps)),
     )
     return breakdown, tracer.traces[-1], f"{result.data}. {result.notice}" if result.notice else result.data
 

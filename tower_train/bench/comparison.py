@@ -9,7 +9,6 @@ import time
 
 from tower_train import console, errors, host
 from tower_train.bench import measure, plots, report, results, sides, trainer
-from tower_train.bench.processes import Worker
 from tower_train.bench.sides import BenchmarkOptions
 
 
@@ -24,9 +23,12 @@ def run(options: BenchmarkOptions) -> list[str]:
         for title, chosen in sides.parts(options, about, rivals).items():
             console.notice(f"{title}: {sides.count_of(len(chosen), 'side')}")
             measured = measure.in_rounds(
-                chosen, lambda side: Worker(side, options, next(places)), options.num_rounds, options.seconds_each
+                chosen,
+                lambda side: measure.Worker(side, options, next(places)),
+                options.num_rounds,
+                options.seconds_each,
             )
-            parts[title] = results.rows(measured, bool(about["gpus"]))
+            parts[title] = results.compare(measured, bool(about["gpus"]))
     what = f"{options.batch_size} examples a step, {options.num_rounds} rounds of {options.seconds_each:g} s"
     content = {
         "options": dataclasses.asdict(options), "machine": machine, "about": about,

@@ -1,15 +1,97 @@
-"""Measuring: all sides live at once, and one of them does steps while the others stand still."""
+"""Measuring: the processes of all sides live at once, and one of them does steps while the others stand still."""
 
 import contextlib
+import json
+import os
+import pathlib
 import random
+import select
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 
-from tower_train import console, host
-from tower_train.bench.processes import Worker
+from tower_train import console, errors, host
 from tower_train.bench.results import Result
-from tower_train.bench.sides import Side
+from tower_train.bench.sides import BenchmarkOptions, Side
 
+_TAIL_LINES, _TAIL_CHARACTERS = 3, 600
 _SPARE = 1.25  # the next process may need this times the largest so far
+
+
+class SideError(errors.UserError):
+    """A side's process that died or hangs."""
+
+    exit_status = 1
+
+
+class Worker:
+    """The process of a side (`tower_train.bench.worker`). Use as a context manager, which ends the process."""
+
+    def __init__(self, side: Side, options: BenchmarkOptions, scratch: pathlib.Path):
+        """Starts it.
+
+        Args:
+          side: what it trains.
+          options: whose data and time limit it has.
+          scratch: a directory for its files, which is made here; its standard error goes there.
+        """
+        scratch.mkdir()
+        self.title, self._timeout_secs, self._stderr_path = side.title, options.timeout_secs, scratch / "stderr"
+        spec = {
+            "train": side.train, "arguments": side.arguments, "batch_size": side.batch_size or options.batch_size,
+            "warm_up_steps": side.warm_up_steps, "dataset": options.dataset, "data_dir": options.data_dir,
+            "started": time.time(),
+        }  # fmt: skip
+        environment = os.environ | {"TMPDIR": str(scratch), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # room for others
+        if options.device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = "-1"
+        with open(self._stderr_path, "w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.worker", json.dumps(spec)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment,
+                bufsize=0,  # `select` does not see lines that are read ahead
+                start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its workers
+            )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    def answer(self, extra_secs: float = 0.0) -> dict:
+        """Returns its next line; SideError if it dies, or says nothing within the time limit and so many seconds."""
+        seconds = self._timeout_secs + extra_secs
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise SideError(
+                f"{self.title}: its process hangs: no answer within {seconds:g} seconds. More can be had with "
+                f"--timeout_secs. {self._last_words()}"
+            )
+        line = self._process.stdout.readline()
+        if not line:
+            raise SideError(f"{self.title}: its process ended with status {self._process.wait()}. {self._last_words()}")
+        return json.loads(line)
+
+    def measure(self, seconds: float) -> dict:
+        """Lets it do steps for at least so long; returns its measurement."""
+        with contextlib.suppress(BrokenPipeError):  # answer() then gives the reason
+            self._process.stdin.write(f"{seconds}\n".encode())
+        return self.answer(seconds)
+
+    def stop(self) -> dict:
+        """Ends its steps; returns its last answer. Does not wait for what it does then."""
+        self._process.stdin.close()
+        return self.answer()
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._stderr_path.read_text(errors="replace").splitlines() if line.strip()]
+        if not lines:
+            return "It left no word."
+        return f"Its last words: {' | '.join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]}"
 
 
 def in_rounds(

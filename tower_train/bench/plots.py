@@ -5,7 +5,7 @@ import pathlib
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from tower_train.bench.results import Row
+from tower_train.bench.results import Result
 
 _WIDTH, _LETTERS_A_LINE = 10.0, 160  # of the figure, in inches; of its caption
 _STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
@@ -14,7 +14,7 @@ _COLORS = {"others": "#e69f00", "tower_train": "#0072b2"}  # distinct also for t
 _CEILING = "ceiling: matrix products alone, as many as the network has"
 
 
-def draw(parts: Mapping[str, Sequence[Row]], caption: str, stem: pathlib.Path) -> list[pathlib.Path]:
+def draw(parts: Mapping[str, Sequence[Result]], caption: str, stem: pathlib.Path) -> list[pathlib.Path]:
     """Draws a panel of bars for each part into STEM.svg and STEM.png; returns the paths, none without matplotlib (pip
     install 'tower_train[plots]')."""
     if not importlib.util.find_spec("matplotlib"):
@@ -44,7 +44,7 @@ def draw(parts: Mapping[str, Sequence[Row]], caption: str, stem: pathlib.Path) -
     return paths
 
 
-def _draw_bars(axis, rows: Sequence[Row]) -> None:
+def _draw_bars(axis, rows: Sequence[Result]) -> None:
     places, rates = range(len(rows), 0, -1), [row.rate for row in rows]
     spreads = [[rate.median - rate.low for rate in rates], [rate.high - rate.median for rate in rates]]
     axis.barh(
@@ -60,7 +60,7 @@ def _draw_bars(axis, rows: Sequence[Row]) -> None:
     axis.set_ylim(0.4, len(rows) + 0.6)
 
 
-def _draw_legend(figure, rows: Sequence[Row]) -> None:
+def _draw_legend(figure, rows: Sequence[Result]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -72,5 +72,5 @@ def _draw_legend(figure, rows: Sequence[Row]) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
 
 
-def _kind(row: Row) -> str:
+def _kind(row: Result) -> str:
     return "tower_train" if row.side.name.startswith("tower_train/") else "others"

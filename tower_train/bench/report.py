@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from tower_train.bench.results import Figure, Row
+from tower_train.bench.results import Figure, Result
 
 _IDLE_SHARE = 0.02  # of one core, from which a side that should stand still gets a warning
 
@@ -25,21 +25,18 @@ def machine_in_words(machine: Mapping, about: Mapping) -> str:
     return f"{machine['processor']}, {machine['cores']} cores, {gpus}, {machine['memory_bytes'] / 2**30:.0f} GiB"
 
 
-def table(title: str, rows: Sequence[Row]) -> list[str]:
-    """Tabulates the sides of a part; see Row."""
+def table(title: str, rows: Sequence[Result]) -> list[str]:
+    """Tabulates the sides of a part; see Result."""
     head = [title, "examples/sec", "range", "ratio", "range", "of the ceiling", "peak memory", "first step"]
-    on_gpus = any(row.result.card_bytes for row in rows)
+    on_gpus = any(row.card_bytes for row in rows)
     body = []
     for row in rows:
         cells = [row.side.title, *_median_and_range(row.rate, ".0f"), *_median_and_range(row.ratio, ".2f")]
         cells.append(f"{row.share.median:.2f}" if row.share else "-")
-        result = row.result
         cells += (
-            ["-", "-"]
-            if row.side.is_ceiling
-            else [f"{result.peak_bytes / 2**20:.0f} MiB", f"{result.first_step_secs:.1f} s"]
+            ["-", "-"] if row.side.is_ceiling else [f"{row.peak_bytes / 2**20:.0f} MiB", f"{row.first_step_secs:.1f} s"]
         )
-        body.append(cells + ([f"{result.card_bytes / 2**20:.0f} MiB"] if on_gpus else []))
+        body.append(cells + ([f"{row.card_bytes / 2**20:.0f} MiB"] if on_gpus else []))
     return markdown(head + (["of a GPU's memory"] if on_gpus else []), body)
 
 
@@ -54,7 +51,7 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return [line(head), line(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]), *map(line, body)]
 
 
-def notes(rows: Sequence[Row], flops_per_example: float | None) -> list[str]:
+def notes(rows: Sequence[Result], flops_per_example: float | None) -> list[str]:
     """Returns the lines below the tables: how to read them, and warnings about disturbed measurements."""
     lines = [
         "examples/sec: median over rounds; ratio: to the first line, median of each round's; range: of these; "
@@ -72,7 +69,7 @@ def notes(rows: Sequence[Row], flops_per_example: float | None) -> list[str]:
             if row.side.is_ceiling
         ]
     for row in rows:
-        idle, idle_cpu = row.result.idle_secs, row.result.idle_cpu_secs
+        idle, idle_cpu = row.idle_secs, row.idle_cpu_secs
         if idle_cpu > _IDLE_SHARE * idle:
             lines.append(f"Warning: {row.side.title} used {idle_cpu / idle:.0%} of a core while others were measured.")
     return lines

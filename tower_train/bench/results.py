@@ -26,7 +26,7 @@ class Figure:
 
 @dataclasses.dataclass
 class Result:
-    """The measurements of one side.
+    """The measurements of one side, and a row of the table.
 
     Attributes:
       rates: examples/sec by round; a ceiling's are those for which its products suffice.
@@ -35,6 +35,10 @@ class Result:
       peak_bytes: resident memory at its peak.
       card_bytes: likewise of the GPU with most of it; 0 without.
       idle_secs, idle_cpu_secs: the time in which it stood still, and its processor time then.
+      rate: examples/sec over the rounds.
+      ratio: to the first side.
+      share: of the ceiling of the same arithmetic; None if that was not measured.
+      ceiling: that ceiling in examples/sec.
     """
 
     side: Side
@@ -45,6 +49,10 @@ class Result:
     card_bytes: int = 0
     idle_secs: float = 0.0
     idle_cpu_secs: float = 0.0
+    rate: Figure | None = None
+    ratio: Figure | None = None
+    share: Figure | None = None
+    ceiling: float | None = None
 
     def add_start(self, answer: dict) -> None:
         """Adds what its worker says when it is ready."""
@@ -70,38 +78,14 @@ class Result:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One row of the table.
-
-    Attributes:
-      rate: examples/sec.
-      ratio: to the first side.
-      share: of the ceiling of the same arithmetic; None if that was not measured. A ceiling is one device's; several
-        GPUs are compared with as many.
-      ceiling: that ceiling in examples/sec.
-    """
-
-    result: Result
-    rate: Figure
-    ratio: Figure
-    share: Figure | None = None
-    ceiling: float | None = None
-
-    @property
-    def side(self) -> Side:
-        return self.result.side
-
-
-def rows(results: Sequence[Result], on_gpus: bool = False) -> list[Row]:
-    """Makes a row for each result. on_gpus: each tower has its own device; logical CPU devices share the cores."""
+def compare(results: Sequence[Result], on_gpus: bool = False) -> Sequence[Result]:
+    """Fills in the rates of measured sides, their ratios to the first, and their shares of the ceilings, which are one
+    device's: several GPUs are compared with as many. on_gpus: each tower has one; logical CPU devices share cores."""
     ceilings = {result.side.dtype: result for result in results if result.side.is_ceiling}
-    found = []
     for result in results:
-        rate, ratio = Figure.of(result.rates.values()), result.over(results[0])
-        share = height = None
+        result.rate, result.ratio = Figure.of(result.rates.values()), result.over(results[0])
         if ceiling := ceilings.get(result.side.dtype):
             times = result.side.num_devices if on_gpus else 1
-            share, height = result.over(ceiling, times), times * statistics.median(ceiling.rates.values())
-        found.append(Row(result, rate, ratio, share, height))
-    return found
+            result.share = result.over(ceiling, times)
+            result.ceiling = times * statistics.median(ceiling.rates.values())
+    return results

@@ -157,19 +157,10 @@ def _all(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> list
         for towers in options.tower_counts:
             name, fewest = f"{count_of(towers, 'tower')}/{dtype}", towers == options.tower_counts[0]
             sides.append(_trainer(options, name, towers, dtype, is_quick=dtype == "float32" or fewest))
-    if flops := about["flops_per_example"]:
-        arguments = dict(device=options.device, flops_per_example=flops)
-        sides += [
-            Side(
-                f"ceiling/{dtype} matrix product",
-                "tower_train.bench.trainer:multiply",
-                arguments | {"dtype": dtype},
-                dtype=dtype,
-                is_quick=True,
-                label=f"ceiling: matrix products, {dtype}",
-            )
-            for dtype in dtypes
-        ]
+    for dtype in dtypes if about["flops_per_example"] else ():
+        arguments = dict(dtype=dtype, device=options.device, flops_per_example=about["flops_per_example"])
+        name, label = f"ceiling/{dtype} matrix product", f"ceiling: matrix products, {dtype}"
+        sides.append(Side(name, "tower_train.bench.trainer:multiply", arguments, 1, dtype, True, label))
     return sides
 
 

@@ -87,11 +87,8 @@ def multiply(request, batch_size: int, after_step, dtype: str, device: str, flop
             trial()  # the first one plans
             seconds = min(timeit.repeat(trial, number=1, repeat=_MATRIX_TRIALS))
             if size**3 / seconds > fastest:
-                fastest, product, after_step.examples_per_step = (
-                    size**3 / seconds,
-                    trial,
-                    2 * size**3 / flops_per_example,
-                )
+                fastest, product = size**3 / seconds, trial
+                after_step.examples_per_step = 2 * size**3 / flops_per_example
             if seconds > _LONGEST_TRIAL_SECS:
                 break
         while not after_step():
