@@ -19,7 +19,7 @@ import toy_workload
 
 from tower_train import console
 from tower_train.inference import evaluator
-from tower_train.run import actions, program, report
+from tower_train.run import actions, report
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)', with more digits below 1
 LOG_LINE = re.compile(
@@ -243,9 +243,9 @@ def test_without_tensorboard_the_command_for_curves_installs_it(monkeypatch):
 
 
 def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_import(tmp_path, monkeypatch):
-    assert program.import_path(toy_workload.WORKLOAD) == "toy_workload"
+    assert report.import_path(toy_workload.WORKLOAD) == "toy_workload"
     mine = dataclasses.replace(toy_workload.WORKLOAD, name="mine")
-    assert program.import_path(mine) is None
+    assert report.import_path(mine) is None
     programs = [
         ("mine.py", "if __name__ == '__main__': pass", "mine:OWN"),
         ("mine.py", "", None),
@@ -256,13 +256,13 @@ def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_
         main = types.ModuleType("__main__")
         main.OWN, main.__file__ = mine, str(tmp_path / name)
         monkeypatch.setitem(sys.modules, "__main__", main)
-        assert program.import_path(mine) == expected
+        assert report.import_path(mine) == expected
     (tmp_path / "mine.py").write_text("if __name__ == '__main__': pass")
     main.__file__ = str(tmp_path / "mine.py")
     monkeypatch.setenv("PYTHONPATH", "somewhere")
     for directory, folder in ((tmp_path, None), (tmp_path.parent, tmp_path.name)):
         monkeypatch.chdir(directory)
-        assert program.python_path("mine:OWN") == folder and program.python_path("toy_workload") is None
+        assert report.python_path("mine:OWN") == folder and report.python_path("toy_workload") is None
     evaluate = shlex.split(report._next_commands("runs/a", "mine:OWN")[0])
     assert evaluate[1] == f"PYTHONPATH={tmp_path.name}:somewhere"
     assert evaluate[3:] == ["-m", "tower_train.evaluate", "--train_dir=runs/a"]

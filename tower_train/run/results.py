@@ -92,16 +92,6 @@ def without_part(over: RunOver, no_gain_epochs: float) -> Result:
     return Result("", over.step, None, None, 0.0, reason, reason.text(no_gain_epochs), None)
 
 
-def evaluation_error(step: int, cause: Exception) -> errors.EvaluationError:
-    """Makes the error of a finished training whose last evaluation failed."""
-    error = errors.EvaluationError(
-        f"training ended at step {step} and is saved, but the last evaluation failed: {errors.reason(cause)}. Mend "
-        "that, then evaluate it with `python -m tower_train.evaluate`."
-    )
-    error.__cause__ = cause
-    return error
-
-
 def save_error(step: int, why: str) -> errors.SaveError:
     """Makes the error of a finished training that could not be written."""
     return errors.SaveError(f"training ended at step {step}, but {why}. The same command goes on.")

@@ -7,6 +7,7 @@ from tower_train.console import say
 from tower_train.graph.record import StepReport
 from tower_train.run import nonfinite, sessions
 from tower_train.run.actions import Action, Running
+from tower_train.run.results import save_error
 from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
@@ -24,15 +25,13 @@ class Saver(Action):
 
     Attributes:
       failures: number of failed saves.
-      error: reason of the last save's failure; None if it succeeded.
-      evaluation_error: the exception of the last evaluation; None if it succeeded.
     """
 
     def __init__(self, running: Running, metrics: logs.MetricsFile, writer: logs.EventWriter):
         self._running, self._start, self._logs = running, running.start, (metrics, writer)
         self._request = running.start.graph.requests.get("saving")
         self._saved_step = running.start.steps_done or None
-        self.failures, self.error, self.evaluation_error = 0, None, None
+        self.failures, self._save_error, self._evaluation_error = 0, None, None
 
     def begin(self) -> None:
         """Evaluates the checkpoint of an earlier start that was killed before that."""
@@ -52,6 +51,20 @@ class Saver(Action):
         if step != self._saved_step:
             self._save(step)
 
+    def failure(self, step: int) -> errors.UserError | None:
+        """Returns the error of a training that ended with a step, if its last save or evaluation failed."""
+        if self._save_error:
+            return save_error(step, self._save_error)
+        if not self._evaluation_error:
+            return None
+        error = errors.EvaluationError(
+            f"training ended at step {step} and is saved, but the last evaluation failed: "
+            f"{errors.reason(self._evaluation_error)}. Mend that, then evaluate it with `python -m "
+            "tower_train.evaluate`."
+        )
+        error.__cause__ = self._evaluation_error
+        return error
+
     def _is_requested(self, report: StepReport) -> bool:
         """Returns whether a signal asks to save; other workers that take part learn of it with the next step."""
         asked = self._running.received.take_save_request()
@@ -64,12 +77,12 @@ class Saver(Action):
         return report.saving > 0
 
     def _evaluate(self, path: str) -> None:
-        self.evaluation_error = None
+        self._evaluation_error = None
         try:
             with self._running.clock.stopped(), self._running.watchdog.doing("an evaluation"):
                 say(*self._start.evaluations.evaluate(path))
         except Exception as error:  # the workload's code may raise anything; the training has not failed
-            self.evaluation_error = error
+            self._evaluation_error = error
             say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
 
     def _save(self, step: int) -> str | None:
@@ -79,13 +92,13 @@ class Saver(Action):
                 path = self._write(step)
         except (tf.errors.OpError, OSError) as error:
             self.failures += 1
-            self.error = f"the checkpoint of step {step} could not be saved ({errors.reason(error)})"
+            self._save_error = f"the checkpoint of step {step} could not be saved ({errors.reason(error)})"
             say(
-                f"*** Failed save number {self.failures}: {self.error}. Those from before stay; the run goes on and "
-                "tries again at the next save."
+                f"*** Failed save number {self.failures}: {self._save_error}. Those from before stay; the run goes on "
+                "and tries again at the next save."
             )
             return None
-        self._saved_step, self.error = step, None
+        self._saved_step, self._save_error = step, None
         return path
 
     def _write(self, step: int) -> str:

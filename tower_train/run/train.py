@@ -17,7 +17,7 @@ from tower_train.config import Config
 from tower_train.console import say
 from tower_train.graph import devices, step_failures
 from tower_train.options import rules
-from tower_train.run import actions, nonfinite, profile, program, report, results, saving, sessions, signals
+from tower_train.run import actions, nonfinite, profile, report, results, saving, sessions, signals
 from tower_train.run.actions import Running
 from tower_train.run.evaluations import TEST
 from tower_train.run.hooks import UserHooks
@@ -54,7 +54,7 @@ def train(
     if isinstance(workload, str):
         path, workload = workload, load(workload, config.train_dir)
     else:
-        path = program.import_path(workload)
+        path = report.import_path(workload)
     workload = workload.with_options(workload_options or {})
     workload.check_dataset(config.dataset)
     task = find_task(config.worker_hosts, config.task_index)
@@ -161,11 +161,8 @@ def run(
             except (errors.NonFiniteError, errors.MirrorError) as error:
                 failure = error
     result = steps.result(time.perf_counter() - began, failure)
-    if (saver := steps.saver) and not failure:
-        if saver.error:
-            failure = results.save_error(result.step, saver.error)
-        elif saver.evaluation_error:
-            failure = results.evaluation_error(result.step, saver.evaluation_error)
+    if steps.saver and not failure:
+        failure = steps.saver.failure(result.step)
     return result, failure
 
 

@@ -1,0 +1,87 @@
+"""Users' SessionRunHooks: what they fetch, feed and ask for, as in a MonitoredSession. Steps are the same without."""
+
+import jobs
+import pytest
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+class Feeding(v1.train.SessionRunHook):
+    """Feeds its number and fetches it back, with a trace of each second step."""
+
+    def __init__(self):
+        self.seen, self.traced, self._steps = [], [], 0
+
+    def begin(self):
+        self.number = v1.placeholder_with_default(0, [])
+        self.doubled = 2 * self.number
+
+    def after_create_session(self, session, coord):
+        self.before = session.run(self.doubled)
+
+    def before_run(self, run_context):
+        self._steps += 1
+        level = v1.RunOptions.FULL_TRACE if self._steps % 2 == 0 else v1.RunOptions.NO_TRACE
+        fetches = {"doubled": self.doubled, "step": v1.train.get_global_step()}
+        return v1.train.SessionRunArgs(fetches, {self.number: self._steps}, v1.RunOptions(trace_level=level))
+
+    def after_run(self, run_context, run_values):
+        self.seen.append(run_values.results["doubled"])
+        self.traced.append(bool(run_values.run_metadata.step_stats.dev_stats))
+        assert run_context.session.run(v1.train.get_global_step()) == self._steps
+
+
+def test_a_hook_fetches_feeds_and_traces_and_the_steps_stay_the_same(toy_run, tmp_path):
+    hook = Feeding()
+    jobs.train_toy(tmp_path, [hook], max_steps=4)
+    assert hook.before == 0 and hook.seen == [2, 4, 6, 8]
+    assert hook.traced == [False, True, False, True]
+    jobs.train_toy(tmp_path, [jobs.At({})], max_steps=40)
+    jobs.assert_identical(jobs.variables(tmp_path, 40), jobs.variables(toy_run, 40))
+
+
+def test_a_tensor_that_two_hooks_feed_is_refused(tmp_path):
+    first = Feeding()
+
+    class Second(Feeding):
+        def begin(self):
+            self.number, self.doubled = first.number, first.doubled
+
+    with pytest.raises(RuntimeError, match="two session hooks feed the same tensor: "):
+        jobs.train_toy(tmp_path, [first, Second()], max_steps=2)
+
+
+class Waiting(v1.train.SessionRunHook):
+    """Asks to stop through the coordinator, after so many steps."""
+
+    def __init__(self, steps):
+        self._steps, self.coord = steps, None
+
+    def after_create_session(self, session, coord):
+        self.coord = coord
+        self._ask()
+
+    def after_run(self, run_context, run_values):
+        self._steps -= 1
+        self._ask()
+
+    def _ask(self):
+        if self._steps == 0:
+            self.coord.request_stop()
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_hook_may_stop_by_the_coordinator_even_before_the_first_step(steps, tmp_path):
+    result = jobs.train_toy(tmp_path, [Waiting(steps)], max_steps=8)
+    assert (result.step, result.stopped_by) == (steps, "a session hook")
+
+
+def test_hooks_of_tensorflow_work(tmp_path):
+    hooks = [
+        v1.train.CheckpointSaverHook(str(tmp_path / "mine"), save_steps=3),
+        v1.train.StopAtStepHook(num_steps=5),
+        v1.train.StepCounterHook(every_n_steps=2, output_dir=str(tmp_path / "mine")),
+    ]
+    assert jobs.train_toy(tmp_path / "run", hooks, max_steps=8).step == 5
+    assert v1.train.latest_checkpoint(str(tmp_path / "mine")).endswith("model.ckpt-5")
