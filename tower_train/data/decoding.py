@@ -8,7 +8,6 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
-_MODES = {1: "L", 3: "RGB"}
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd EXIF blocks and palettes, without the file's name
 
@@ -42,7 +41,7 @@ def decode(contents: bytes, height: int, width: int, channels: int) -> np.ndarra
                 ImageOps.exif_transpose(image, in_place=True)
             if image.mode.startswith("I"):  # 16 bits of grey, which `convert` would clip
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            pixels = image.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)
+            pixels = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
     except UnidentifiedImageError:
         raise ImageError("is no JPEG, PNG, GIF, BMP or WebP image") from None
     except Exception as error:  # each of Pillow's formats raises others

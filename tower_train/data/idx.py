@@ -18,7 +18,6 @@ from tower_train.data import arrays
 from tower_train.examples import Examples
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read(path: str | os.PathLike) -> np.ndarray:
@@ -32,7 +31,7 @@ def read(path: str | os.PathLike) -> np.ndarray:
     """
     try:
         content = pathlib.Path(path).read_bytes()
-        content = gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content
+        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise errors.DataError(f"{path}: is damaged: {error}. Replace the file with a whole copy.") from None
     except OSError as error:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -73,23 +72,22 @@ def find(
       ConfigError: a fraction beside a second split, none where it is needed, or a bad pattern.
     """
     train = directory / "train" if (directory / "train").is_dir() else directory
-    tests = [directory / name for name in TEST_NAMES if (directory / name).is_dir()] if train != directory else []
-    if tests:
-        if validation_fraction:
-            raise errors.ConfigError(
-                f"--validation_fraction={validation_fraction:g}: {tests[0]} is there to test on. Leave the option out."
-            )
-        _check_same_classes(train, tests[0])
-        return _listed(train, directory, "train") if split == "train" else _listed(tests[0], directory, tests[0].name)
-    if validation_fraction:
-        return _split_off(_listed(train, directory, "train"), split, validation_fraction, group_pattern, seed)
-    if split == "train":
-        return _listed(train, directory, "train")
-    raise errors.ConfigError(
-        f"{directory}: holds no images to test on: it needs folders train and test (or {', '.join(TEST_NAMES[1:])}). "
-        "Name the folder that holds both with --data_dir, or train with --validation_fraction=0.1, which sets a tenth "
-        "of the images aside."
-    )
+    test = next((directory / name for name in TEST_NAMES if train != directory and (directory / name).is_dir()), None)
+    if test and validation_fraction:
+        raise errors.ConfigError(
+            f"--validation_fraction={validation_fraction:g}: {test} is there to test on. Leave the option out."
+        )
+    if test:
+        _check_same_classes(train, test)
+    if test and split == "test":
+        return _listed(test, directory, test.name)
+    if split == "test" and not validation_fraction:
+        raise errors.ConfigError(
+            f"{directory}: holds no images to test on. Name the folder that holds train and test (or "
+            f"{', '.join(TEST_NAMES[1:])}) with --data_dir, or set a tenth aside with --validation_fraction=0.1."
+        )
+    listing = _listed(train, directory, "train")
+    return _split_off(listing, split, validation_fraction, group_pattern, seed) if validation_fraction else listing
 
 
 def readable(name: str) -> str:
@@ -111,8 +109,8 @@ def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
     if len(names) > 1:
         return names
     images = sum(name.lower().endswith(EXTENSIONS) for name in entries)
-    beside = f" and {images} image{'s' * (images > 1)} outside of them" if images else ""
-    raise _layout_error(folder, directory, f"holds {len(names)} class folders{beside}; at least two are needed")
+    what = f"holds {len(names)} class folders, and {images} images outside of them; at least two classes are needed"
+    raise _layout_error(folder, directory, what)
 
 
 def _check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
@@ -145,14 +143,9 @@ def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listin
             raise _layout_error(
                 folder, directory, f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file"
             )
-    return Listing(
-        folder, tuple(names), np.array(labels, np.int32), tuple(map(readable, classes)), split, _notice(folder, others)
-    )
-
-
-def _notice(folder: pathlib.Path, others: Mapping[str, int]) -> str:
     counts = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()))
-    return f"Passed over in {folder}: {counts}." if others else ""
+    notice = f"Passed over in {folder}: {counts}." if others else ""
+    return Listing(folder, tuple(names), np.array(labels, np.int32), tuple(map(readable, classes)), split, notice)
 
 
 def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> errors.DataError:
@@ -181,13 +174,11 @@ def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str
     def place(group: str) -> bytes:
         return hashlib.sha256(os.fsencode(f"{seed} {group}")).digest()
 
-    wanted, aside, count = fraction * len(listing.names), set(), 0
-    sizes = collections.Counter(groups)
+    sizes, aside, count = collections.Counter(groups), set(), 0
     for group in sorted(sizes, key=place):
-        if count >= wanted:
-            break
-        aside.add(group)
-        count += sizes[group]
+        if count < fraction * len(listing.names):
+            aside.add(group)
+            count += sizes[group]
     in_test = np.array([group in aside for group in groups])
     for label, class_name in enumerate(listing.class_names):
         if len(set(in_test[listing.labels == label])) < 2:

@@ -24,18 +24,12 @@ _BAD, _CHECKSUMS, _PIXELS = "bad.json", "checksums.npy", "pixels.npy"
 
 
 def examples(
-    listing: Listing,
-    name: str,
-    size: int,
-    channels: int,
-    cache: str = "auto",
-    skip_bad: bool = False,
-    cache_dir: pathlib.Path | None = None,
+    listing: Listing, name: str, size: int, channels: int, cache: str = "auto", skip_bad: bool = False
 ) -> Examples:
     """Makes the examples of a listing, after decoding every file once.
 
-    The findings are kept in `cache_dir` (with 'disk' together with the decoded images) until a file of the listing
-    changes; 'memory' writes nothing.
+    The findings are kept in image_folder of the default data directory (with 'disk' together with the decoded images)
+    until a file of the listing changes; 'memory' writes nothing.
 
     Args:
       listing: from image_files.find.
@@ -45,7 +39,6 @@ def examples(
       cache: place of decoded images: 'memory', 'disk', 'none', or 'auto', which is memory if they take at most half of
         what is free, and else none.
       skip_bad: go on without files that cannot be used, instead of raising.
-      cache_dir: None for image_folder in the default data directory.
 
     Returns:
       Examples whose `fetch` gives uint8 [batch, size, size, channels] images and int32 [batch] labels; their `notice`
@@ -60,9 +53,9 @@ def examples(
         images.pixels = np.empty(images.shape, np.uint8)
         bad = images.decode_all()
     else:
-        cache_dir = cache_dir or default_directory() / "image_folder"
         kind = f"{size}x{channels}" if cache == "disk" else "checked"
-        bad = _remembered(images, cache_dir / f"{listing.fingerprint(modified=True)}-pillow-{kind}", cache == "disk")
+        folder = default_directory() / "image_folder" / f"{listing.fingerprint(modified=True)}-pillow-{kind}"
+        bad = _remembered(images, folder, cache == "disk")
     good = np.setdiff1d(np.arange(len(listing.names)), list(bad))
     left_out = _left_out(listing, bad, good, skip_bad)
     used = listing.subset(good)
@@ -128,28 +121,26 @@ class _Images:
         return decoding.decode(contents, *self.shape[1:])
 
     def _contents(self, file: int) -> bytes:
-        with open(self.paths[file], "rb", opener=_open_without_waiting) as opened:
+        # Not waiting, as a FIFO would, for a writer.
+        with open(os.open(self.paths[file], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
             return opened.read()
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would wait for a writer
 
 
 def place(cache: str, num_bytes: int, free_bytes: int) -> str:
     """Chooses the place of decoded images: 'memory', 'disk' or 'none'; DataError if they do not fit in 'memory'."""
     if cache == "auto":
         return "memory" if num_bytes <= free_bytes / 2 else "none"
-    if cache == "memory" and num_bytes > free_bytes:
-        raise _does_not_fit(cache, num_bytes, free_bytes, "of memory")
+    if cache == "memory":
+        _check_room(cache, num_bytes, free_bytes, "of memory")
     return cache
 
 
-def _does_not_fit(cache: str, num_bytes: int, free: float, where: str) -> errors.DataError:
-    return errors.DataError(
-        f"--cache={cache}: the decoded images take {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB {where} are free. "
-        "Use a smaller --image_size, or --cache=none."
-    )
+def _check_room(cache: str, num_bytes: int, free: float, where: str) -> None:
+    if num_bytes > free:
+        raise errors.DataError(
+            f"--cache={cache}: the decoded images take {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB {where} are "
+            "free. Use a smaller --image_size, or --cache=none."
+        )
 
 
 def _remembered(images: _Images, folder: pathlib.Path, with_pixels: bool) -> dict[int, str]:
@@ -157,8 +148,7 @@ def _remembered(images: _Images, folder: pathlib.Path, with_pixels: bool) -> dic
 
     def fill(partial: pathlib.Path) -> None:
         if with_pixels:
-            if (num_bytes := math.prod(images.shape)) > (free := shutil.disk_usage(partial).free):
-                raise _does_not_fit("disk", num_bytes, free, f"below {folder.parent}")
+            _check_room("disk", math.prod(images.shape), shutil.disk_usage(partial).free, f"below {folder.parent}")
             images.pixels = np.lib.format.open_memmap(partial / _PIXELS, "w+", np.uint8, images.shape)
         bad = images.decode_all()
         if with_pixels:

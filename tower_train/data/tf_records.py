@@ -5,14 +5,14 @@ A record is its length (8 bytes, little-endian), a checksum of that, the content
 checksums in that first reading. Later readings compare a CRC-32 of the content, which Python's zlib computes fast.
 """
 
-import contextlib
 import dataclasses
 import glob
 import hashlib
+import inspect
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 
 import numpy as np
@@ -113,14 +113,10 @@ def examples(
 
 def _index_of(paths: Sequence[str]) -> Index:
     """Reads files whole, several at the same time, and finds their records."""
-    with futures.ThreadPoolExecutor(min(len(paths), host.cores())) as pool, _no_warnings():
-        found = list(pool.map(_scan, paths))
-    lengths = [lengths for lengths, _ in found]
-    offsets = [np.cumsum(part + _HEADER + _FOOTER) - part - _FOOTER for part in lengths]
-    files = np.repeat(np.arange(len(paths), dtype=np.int32), [len(part) for part in lengths])
-    return Index(
-        tuple(paths), files, np.concatenate(offsets), np.concatenate(lengths), np.concatenate([c for _, c in found])
-    )
+    with futures.ThreadPoolExecutor(min(len(paths), host.cores())) as pool:
+        scanned = list(pool.map(_scan, paths))
+    files = np.repeat(np.arange(len(paths), dtype=np.int32), [len(offsets) for offsets, *_ in scanned])
+    return Index(tuple(paths), files, *map(np.concatenate, zip(*scanned, strict=True)))
 
 
 def _matching(name: str, patterns) -> list[str]:
@@ -136,14 +132,14 @@ def _matching(name: str, patterns) -> list[str]:
     return sorted(paths)
 
 
-def _scan(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (int64 lengths, uint32 checksums) of the records of one file."""
-    lengths, checksums, offset = [], [], 0
+def _scan(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns Index's offsets, lengths and checksums of the records of one file."""
+    offsets, lengths, checksums, offset = [], [], [], 0
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise errors.DataError(f"{path}: cannot be read: it is no file of bytes on a disk.")
-        records = tf.compat.v1.io.tf_record_iterator(path)
+        records = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)(path)  # without its lines on deprecation
         with open(path, "rb", buffering=0) as file:
             while offset < status.st_size:
                 length = int.from_bytes(os.pread(file.fileno(), 8, offset), "little")
@@ -151,6 +147,7 @@ def _scan(path: str) -> tuple[np.ndarray, np.ndarray]:
                 # TensorFlow ends the process at a length that no memory can hold.
                 if following > status.st_size or (content := next(records, None)) is None:
                     raise tf.errors.DataLossError(None, None, "")
+                offsets.append(offset + _HEADER)
                 lengths.append(length)
                 checksums.append(zlib.crc32(content))
                 offset = following
@@ -163,25 +160,13 @@ def _scan(path: str) -> tuple[np.ndarray, np.ndarray]:
         raise _damage(path, offset, "is damaged or cut off") from None
     except (tf.errors.OpError, OSError) as error:
         raise errors.DataError(f"{path}: cannot be read: {errors.reason(error)}.") from None
-    return np.array(lengths, np.int64), np.array(checksums, np.uint32)
+    return np.array(offsets, np.int64), np.array(lengths, np.int64), np.array(checksums, np.uint32)
 
 
 def _damage(path: str, offset: int, what: str) -> errors.DataError:
     return errors.DataError(
         f"{path}: the record at byte offset {offset} {what}. Replace the file with a whole copy, or leave it out."
     )
-
-
-@contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Silences TensorFlow's three lines that deprecate its function to iterate over records outside of datasets."""
-    logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel("ERROR")
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _compression(path: str) -> str | None:
