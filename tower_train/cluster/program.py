@@ -57,7 +57,7 @@ class Cluster:
         self.membership = membership.join(task, placed, worker_timeout_secs, start_timeout_secs, next_step=_NEXT_STEP)
         self.target, self.devices = self.membership.target, placed.towers
         self.workers = Workers(self.membership.devices, self.membership.compare)
-        self._is_open, self._watch = True, MeansWatchdog(self.membership, stall_timeout_secs)
+        self._is_open, self._watch = True, MeansWatchdog(self.membership, stall_timeout_secs, self.workers.counts)
         self.membership.__enter__()
         try:
             self.membership.agree(_versions, 0, 0)

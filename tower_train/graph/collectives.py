@@ -8,7 +8,7 @@ in whatever order it was made.
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -20,11 +20,9 @@ from tower_train.graph.gradients import Gradient, GradientsAndVariables, name_of
 v1 = tf.compat.v1
 
 MESSAGE_BYTES = 4 * 2**20  # of small tensors that travel together; more would make the first of them wait for the last
-ARRIVED, AVERAGED = 0, 1  # columns of the table of counts
 _TOWERS, _DEVICES, _HOSTS = "towers", "devices", "hosts"  # groups: of all workers, of this one, and one of each worker
 _LARGEST_KEY = 2**31 - 1
 _ATTRIBUTE = "tower_train_keys"  # of a graph
-_COUNTS = "tower_train_counts"  # a table on each worker's host, which needs no initializer
 # Types that TensorFlow sends, and those that hold all values of others.
 _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _SENT_AS = {tf.bfloat16: tf.float32, tf.uint32: tf.int64, tf.uint64: tf.int64,
@@ -39,10 +37,12 @@ class Workers:
     Attributes:
       placed: the devices of this one, with the number of workers and its own index.
       compare: called with what this worker means, {name: text}; returns once the others are known to mean the same.
+      counts: [how often gradients arrived to be averaged, how often their means were there].
     """
 
     placed: Devices
     compare: Callable[[Mapping[str, str]], None]
+    counts: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
 
     @property
     def size(self) -> int:
@@ -373,61 +373,48 @@ def average_over_workers(
     names = [name_of(variable) for _, variable in grads_and_vars]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise errors.GraphError(f"{twice[0]} is the name of two variables, which workers tell apart by their names.")
-    order = [i for i in sorted(range(len(names)), key=names.__getitem__) if grads_and_vars[i][0] is not None]
-    if workers.size == 1 or not order:
+    if workers.size == 1:
         return list(grads_and_vars)
-    keys, device = Keys.of(v1.get_default_graph()), workers.placed.towers[0]
-    for name, (grad, variable) in zip(names, grads_and_vars, strict=True):
-        keys.meaning[f"the gradient of {name}"] = _meaning(grad, variable, densify)
-    name = f"averaging {[names[i] for i in order]}"
+    keys, device, local = Keys.of(v1.get_default_graph()), workers.placed.towers[0], {}
     with v1.name_scope("average_over_workers"), tf.device(workers.device):
         with tf.control_dependencies([keys.compared(workers)]):
-            grads = [_of_shape(*grads_and_vars[i], densify) for i in order]
-        place = 2 * keys.take(name)  # in the table of counts
-        arrived = _counted(place + ARRIVED, grads)
-        [means] = AllReduce([device], "collective", dtype, workers.size, name=name).mean([grads])
-        averaged = _counted(place + AVERAGED, [arrived, *means])
-        with tf.control_dependencies([averaged]), tf.device(device):
-            means = [tf.nest.map_structure(tf.identity, mean, expand_composites=True) for mean in means]
-    result = list(grads_and_vars)
-    for i, mean in zip(order, means, strict=True):
-        result[i] = mean, grads_and_vars[i][1]
-    return result
+            for name, (grad, variable) in sorted(zip(names, grads_and_vars, strict=True), key=lambda pair: pair[0]):
+                keys.meaning[f"the gradient of {name}"] = "none"
+                if grad is not None:
+                    is_sparse = isinstance(grad, tf.IndexedSlices) and not densify
+                    local[name] = _slices(grad) if is_sparse else _of_shape(grad, variable)
+                    rows = "rows of " if is_sparse else ""
+                    keys.meaning[f"the gradient of {name}"] = rows + described(grad.dtype, variable.shape)
+        arrived = _counted(workers, 0, local.values())
+        all_reduce = AllReduce([device], "collective", dtype, workers.size, name=f"averaging {list(local)}")
+        [means] = all_reduce.mean([list(local.values())])
+        with tf.control_dependencies([_counted(workers, 1, [arrived, *means])]), tf.device(device):
+            means = [_slices(mean) if isinstance(mean, tf.IndexedSlices) else tf.identity(mean) for mean in means]
+    by_name = dict(zip(local, means, strict=True))
+    return [(by_name.get(name), variable) for name, (_, variable) in zip(names, grads_and_vars, strict=True)]
 
 
-def counts() -> tf.Tensor:
-    """Returns int64 [2], for another session: how often, on this worker's server, gradients and their means of
-    `average_over_workers` were computed so far."""
-    with tf.device(HOST):
-        places, values = tf.raw_ops.LookupTableExportV2(table_handle=_table(), Tkeys=tf.int64, Tvalues=tf.int64)
-        return tf.math.unsorted_segment_sum(values, places % 2, 2)
+def _counted(workers: Workers, which: int, done: Iterable) -> tf.Tensor:
+    """Counts in workers.counts once these are computed."""
+
+    def count():
+        workers.counts[which] += 1
+        return np.True_
+
+    with tf.control_dependencies([each.op for each in done]), tf.device(HOST):
+        return tf.numpy_function(count, [], tf.bool)
 
 
-def _counted(place: int, done: Sequence) -> tf.Operation:
-    """Counts at a place of the table once these are computed."""
-    with tf.control_dependencies([getattr(each, "op", each) for each in done]), tf.device(HOST):
-        table, place = _table(), tf.constant(place, tf.int64)
-        count = tf.raw_ops.LookupTableFindV2(table_handle=table, keys=place, default_value=tf.constant(0, tf.int64))
-        return tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=place, values=count + 1)
+def _slices(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.identity(grad.values), grad.indices, grad.dense_shape)
 
 
-def _table() -> tf.Tensor:
-    return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=_COUNTS)
-
-
-def _of_shape(grad: Gradient, variable, densify: bool) -> Gradient:
-    """Returns a gradient; dense ones have a static shape."""
-    if isinstance(grad, tf.IndexedSlices) and not densify:
-        return tf.IndexedSlices(tf.identity(grad.values), grad.indices, grad.dense_shape)
+def _of_shape(grad: Gradient, variable: tf.Variable) -> tf.Tensor:
+    """Returns a dense gradient of a static shape."""
     grad = tf.convert_to_tensor(grad)
     if not grad.dtype.is_floating:
         raise errors.GraphError(f"The gradient of {name_of(variable)} is {grad.dtype.name}, which has no mean.")
     return tf.ensure_shape(grad, variable.shape)
-
-
-def _meaning(grad: Gradient | None, variable, densify: bool) -> str:
-    rows = "rows of " if isinstance(grad, tf.IndexedSlices) and not densify else ""
-    return "none" if grad is None else rows + described(grad.dtype, variable.shape)
 
 
 def _take(name: str) -> int:
