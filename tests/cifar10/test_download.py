@@ -161,33 +161,6 @@ def test_an_answer_without_end_is_not_read_to_its_end(server, tmp_path):
     assert len(GOOD) < received < 2**20 and _names(tmp_path) == []
 
 
-def _replaced(name, **attributes):
-    """The good archive, with one of its files in place of which lies something else."""
-    path = f"{download.FOLDER}/{name}"
-    return [_member(path, **attributes) if member.name == path else (member, data) for member, data in _good_members()]
-
-
-@pytest.mark.parametrize(
-    "body, reason",
-    [
-        (_pack(_replaced("data_batch_2.bin", type=tarfile.SYMTYPE, linkname="/etc/passwd")), "is not a file"),
-        (_pack(_replaced("data_batch_2.bin", type=tarfile.LNKTYPE, linkname="data_batch_1.bin")), "is not a file"),
-        (_pack(_replaced("data_batch_2.bin", type=tarfile.CHRTYPE, devmajor=1, devminor=5)), "is not a file"),
-        (_pack(_replaced("data_batch_2.bin", type=tarfile.FIFOTYPE)), "is not a file"),
-        (_pack(_replaced("data_batch_1.bin", content=bytes(70 * 2**20))), "is not a file of at most 67108864 bytes"),
-        (_pack(_good_members()[:-2]), "lacks cifar-10-batches-bin/batches.meta.txt"),
-        (GOOD[:-60], "not a .tar.gz archive that can be read"),
-        (b"<html>Service moved</html>" * 99, "not a .tar.gz archive that can be read"),
-    ],
-    ids=["symlink", "hard link", "device", "fifo", "bomb", "incomplete", "cut", "page"],
-)
-def test_an_archive_that_is_not_as_expected_is_refused(server, tmp_path, body, reason):
-    server.body = body
-    with pytest.raises(errors.DataError, match=reason):
-        download.download(tmp_path, server.archive())
-    assert _names(tmp_path) == []
-
-
 def test_members_that_point_elsewhere_are_never_written(server, tmp_path):
     outside = tmp_path / "outside"
     hostile = [

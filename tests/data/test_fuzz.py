@@ -1,18 +1,15 @@
 """Whatever bytes a file holds, a reader gives what its format says, or one of our own errors that names the file."""
 
 import gzip
-import io
-import pathlib
-import tarfile
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies
 
-from cifar10 import download, records
+from cifar10 import records
 from tower_train import errors
-from tower_train.data import idx, remote
+from tower_train.data import idx
 
 SETTINGS = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
 VALID_IDX = bytes([0, 0, 8, 2, 0, 0, 0, 3, 0, 0, 0, 4]) + bytes(12)
@@ -59,32 +56,3 @@ def test_any_bytes_are_records_or_a_data_error(file, content):
         assert str(error).startswith(f"{file}: ")
     else:
         assert len(read.labels) * records.RECORD_BYTES == len(content) and read.labels.max() < records.NUM_CLASSES
-
-
-def archive():
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as members:
-        for name in (*records.ALL_FILES, records.CLASS_NAMES_FILE, "../outside"):
-            member = tarfile.TarInfo(name if name.startswith(".") else f"{download.FOLDER}/{name}")
-            member.size = 10
-            members.addfile(member, io.BytesIO(bytes(10)))
-    return packed.getvalue()
-
-
-@hypothesis.given(content=changed(archive()) | changed(gzip.decompress(archive())).map(gzip.compress))
-@SETTINGS
-def test_any_archive_is_unpacked_into_its_folder_or_refused(tmp_path_factory, content):
-    top = tmp_path_factory.mktemp("archive")
-    folder = top / "folder"
-    folder.mkdir()
-    (top / "packed").write_bytes(content)
-    try:
-        download.unpack(top / "packed", folder)
-    except remote.FetchError:
-        pass
-    else:
-        assert sorted(path.name for path in folder.iterdir()) == sorted([*records.ALL_FILES, records.CLASS_NAMES_FILE])
-    known = {*records.ALL_FILES, records.CLASS_NAMES_FILE}
-    assert {path.name for path in folder.iterdir()} <= known
-    assert {path.name for path in top.iterdir()} == {"packed", "folder"}
-    assert not pathlib.Path(top, "outside").exists()
