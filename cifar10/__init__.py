@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from cifar10 import cifar10_94, convnet, crops, distort, minigooglenet, resnet, shifts, source
+from cifar10 import augment, cifar10_94, convnet, crops, minigooglenet, resnet, shifts, source
 from tower_train.options import TRAINING, Options, option
 from tower_train.workload import Workload
 
-_QUICK = dict(inference=None, distort=shifts.distort, views=shifts.views)
+_QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shifts.views)
 # The models' differences from the fields below.
 _MODELS = {
-    "convnet": dict(inference=convnet.inference, distort=distort.distort, prepare=distort.prepare),
+    "convnet": dict(inference=convnet.inference, augment=augment.augment, prepare=augment.prepare),
     "cifar10_94": _QUICK | dict(inference_for=cifar10_94.inference_for, recipe=cifar10_94.RECIPE),
     "cifar10_95": _QUICK | dict(inference_for=cifar10_94.inference_for_95, recipe=cifar10_94.RECIPE_95),
     "minigooglenet": dict(inference=minigooglenet.inference, recipe=minigooglenet.RECIPE),
@@ -34,9 +34,9 @@ def workload(options: Cifar10Options) -> Workload:
     common = dict(
         name="cifar10",
         examples=source.examples,
-        distort=crops.distort,
+        augment=crops.augment,
         prepare=crops.prepare,
-        distorts_on_devices=True,
+        augments_on_devices=True,
         datasets=source.DATASETS,
         options=options,
         configure=workload,

@@ -146,7 +146,7 @@ def _normalized(maps: tf.Tensor, training: bool) -> tf.Tensor:
 
 def _moved_at(rate: float, until_epoch: float = math.inf):
     """Variables created in this block are moved by momentum, at this rate when --learning_rate is the recipe's."""
-    return layers.learning(rate / RATE, until_epoch, muon=False, momentum=MOMENTUM)
+    return layers.param_group(rate / RATE, until_epoch, muon=False, momentum=MOMENTUM)
 
 
 def _kernels(maps: tf.Tensor, filters: int) -> tf.Tensor:

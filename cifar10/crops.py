@@ -26,7 +26,7 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
     return tf.reshape((rows - _ROW_MEAN) * _PER_ROW_DEVIATION, tf.shape(images))
 
 
-def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
+def augment(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     """Prepares images, shifts them by -4 to 4 pixels each way, zeros moving in, and flips half of them left to right.
 
     From uint8 [batch, 32, 32, 3] to float32.

@@ -3,7 +3,7 @@
 Ten classes: six shapes and four textures. Place, size, rotation, colours, background and noise vary, and figures are as
 often darker as brighter than their background, so no single pixel gives the class: a linear classifier stays far below
 a small convolutional network after a thousand steps. Nothing depends on brightness, on left and right or on the
-outermost pixels, all of which the training distortions change.
+outermost pixels, all of which the training augmentations change.
 
 Images are a function of the seed, to the last bit, on every machine: the random numbers are the raw bits of PCG64,
 whose stream NumPy promises to keep (NEP 19), and the drawing uses only operations that IEEE 754 defines exactly: no

@@ -16,7 +16,7 @@ MOST = 2  # pixels each way
 BRIGHTNESS, CONTRAST = 0.1399, 0.1308  # most change, of images as `crops.prepare` makes them (see cifar10_94, "script")
 
 
-def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
+def augment(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     """Shifts images by -2 to 2 pixels each way, flips each in every other epoch, does `crops.prepare`, and changes
     brightness and contrast.
 

@@ -76,4 +76,4 @@ def workload(make):
 
 
 PIPELINE, IN_ORDER = workload(pipeline), workload(in_order)
-UNDISTORTED = dataclasses.replace(PIPELINE, distort=None)
+UNDISTORTED = dataclasses.replace(PIPELINE, augment=None)

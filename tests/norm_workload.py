@@ -54,6 +54,6 @@ def stuck(features, draws):
 
 
 WORKLOAD = Workload("norm", load, network)
-STUCK = Workload("norm", load, network, distort=stuck)
+STUCK = Workload("norm", load, network, augment=stuck)
 SIGNALLED = Workload("norm", load_signalled, network, metrics=late_metrics)
-SLOW = Workload("norm", load, network, distort=late)
+SLOW = Workload("norm", load, network, augment=late)

@@ -16,4 +16,4 @@ def poisoned(first, end, value=math.nan):
         bad = (draws.positions >= first) & (draws.positions < end)
         return tf.where(bad[:, tf.newaxis], value, toy_workload.add_noise(features, draws))
 
-    return dataclasses.replace(toy_workload.WORKLOAD, distort=spoil)
+    return dataclasses.replace(toy_workload.WORKLOAD, augment=spoil)

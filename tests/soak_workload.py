@@ -58,10 +58,10 @@ def logged(network):
 
 
 WORKLOAD = dataclasses.replace(
-    toy_workload.WORKLOAD, name="soak", inference=logged(toy_workload.network), distort=add_noise_and_position
+    toy_workload.WORKLOAD, name="soak", inference=logged(toy_workload.network), augment=add_noise_and_position
 )
 ELASTIC = dataclasses.replace(
-    norm_workload.WORKLOAD, name="elastic", inference=logged(norm_workload.network), distort=add_position
+    norm_workload.WORKLOAD, name="elastic", inference=logged(norm_workload.network), augment=add_position
 )
 
 
@@ -72,7 +72,7 @@ def late(features, draws):
     return toy_workload.add_noise(tf.ensure_shape(later, features.shape), draws)
 
 
-LATE = dataclasses.replace(toy_workload.WORKLOAD, name="late", distort=late)
+LATE = dataclasses.replace(toy_workload.WORKLOAD, name="late", augment=late)
 
 
 def set_clock(path, seconds_ahead):

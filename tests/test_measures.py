@@ -45,8 +45,8 @@ def test_labels_that_are_no_classes_are_one_line(function, labels):
 
 
 def test_a_metric_says_which_way_is_better():
-    mine = Workload("mine", None, None, better={"off by": "lower", "precision @ 1": "lower"})
+    mine = Workload("mine", None, None, mode={"off by": "min", "precision @ 1": "min"})
     names = "off by", "squared error", "precision @ 1", "precision @ 5", "x"
-    assert [*map(mine.which_is_better, names)] == ["lower", "lower", "lower", "higher", None]
-    with pytest.raises(ConfigError, match="better={'off by': 'least'}; it must be 'higher' or 'lower'"):
-        Workload("mine", None, None, better={"off by": "least"})
+    assert [*map(mine.mode_of, names)] == ["min", "min", "min", "max", None]
+    with pytest.raises(ConfigError, match="mode={'off by': 'least'}; it must be 'min' or 'max'"):
+        Workload("mine", None, None, mode={"off by": "least"})

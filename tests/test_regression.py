@@ -37,7 +37,7 @@ def outputs(directory, x):
 
 def test_the_best_is_the_least_error(run, command):
     best = jobs.read_json(run, "best.json")
-    assert (best["metric"], best["better"], best["last"]["step"]) == ("absolute error", "lower", 400)
+    assert (best["metric"], best["mode"], best["last"]["step"]) == ("absolute error", "min", 400)
     assert best["best"]["step"] < 400 and best["best"]["value"] < best["last"]["value"] / 2
     assert f"model.ckpt-{best['best']['step']}.index" in {path.name for path in (run / "best").iterdir()}
     status, stdout, stderr = command(evaluate, f"--train_dir={run}", "--best")
@@ -46,7 +46,7 @@ def test_the_best_is_the_least_error(run, command):
     error = np.abs(outputs(run, fetch[0]) - fetch[1]).mean()
     assert error < 0.1
     found = jobs.read_json(run, "result.json")["evaluation"]["metrics"]["absolute error"]
-    assert found["mean"] == pytest.approx(error, rel=1e-4) and found["better"] == "lower"
+    assert found["mean"] == pytest.approx(error, rel=1e-4) and found["mode"] == "min"
 
 
 def test_predict_gives_a_number_for_each_row(run, command, tmp_path):
@@ -128,21 +128,21 @@ def own(outputs, labels):
     return {"off by": tf.abs(outputs[:, 0] - tf.cast(labels, outputs.dtype))}
 
 
-@pytest.mark.parametrize(("better", "step"), [("lower", 20), ("higher", 5)])
-def test_a_metric_of_the_workloads_own_goes_the_way_it_says(better, step, tmp_path):
-    result = jobs.train_toy(tmp_path, workload=hasty(own, better={"off by": better}), keep_best=True, **EVERY)
+@pytest.mark.parametrize(("mode", "step"), [("min", 20), ("max", 5)])
+def test_a_metric_of_the_workloads_own_goes_the_way_it_says(mode, step, tmp_path):
+    result = jobs.train_toy(tmp_path, workload=hasty(own, mode={"off by": mode}), keep_best=True, **EVERY)
     assert result.step == 20
     assert jobs.read_json(tmp_path, "best.json")["best"]["step"] == step
     assert {path.name for path in (tmp_path / "best").iterdir()} > {f"model.ckpt-{step}.index"}
 
 
-@pytest.mark.parametrize(("better", "step"), [("lower", 20), ("higher", 10)])
-def test_a_run_that_improves_is_not_stopped(better, step, tmp_path):
-    options = EVERY | {"stop_after_no_gain_epochs": 5}  # 4 examples: a step is an epoch
-    assert jobs.train_toy(tmp_path, workload=hasty(own, better={"off by": better}), **options).step == step
+@pytest.mark.parametrize(("mode", "step"), [("min", 20), ("max", 10)])
+def test_a_run_that_improves_is_not_stopped(mode, step, tmp_path):
+    options = EVERY | {"early_stopping_patience_epochs": 5}  # 4 examples: a step is an epoch
+    assert jobs.train_toy(tmp_path, workload=hasty(own, mode={"off by": mode}), **options).step == step
 
 
-@pytest.mark.parametrize("option", [{"keep_best": True}, {"stop_after_no_gain_epochs": 1.0}])
+@pytest.mark.parametrize("option", [{"keep_best": True}, {"early_stopping_patience_epochs": 1.0}])
 def test_without_a_direction_no_checkpoint_is_the_best(option, tmp_path):
     [name] = option
     with pytest.raises(ValueError, match=f"--{name}: it is not known whether a higher or a lower 'off by' is better"):
@@ -153,7 +153,7 @@ def test_without_a_direction_no_checkpoint_is_the_best(option, tmp_path):
 
 def test_what_an_earlier_version_kept_as_the_best_error_is_not_believed(tmp_path, capsys):
     """It took the greatest value for the best, and wrote no direction down."""
-    workload = hasty(own, better={"off by": "lower"})
+    workload = hasty(own, mode={"off by": "min"})
     jobs.train_toy(tmp_path, workload=workload, keep_best=True, **EVERY | {"max_steps": 15})
     old = {
         "metric": "off by",
@@ -161,10 +161,10 @@ def test_what_an_earlier_version_kept_as_the_best_error_is_not_believed(tmp_path
         "last": {"step": 15, "examples": 60, "value": 1e-3},
     }
     (tmp_path / "best.json").write_text(json.dumps(old))
-    jobs.train_toy(tmp_path, workload=workload, keep_best=True, stop_after_no_gain_epochs=10, **EVERY)
-    assert "*** Until now the higher off by was the best, now the lower off by is." in capsys.readouterr().out
+    jobs.train_toy(tmp_path, workload=workload, keep_best=True, early_stopping_patience_epochs=10, **EVERY)
+    assert "*** Until now the max off by was the best, now the min off by is." in capsys.readouterr().out
     best = jobs.read_json(tmp_path, "best.json")
-    assert (best["best"]["step"], best["better"]) == (20, "lower")
+    assert (best["best"]["step"], best["mode"]) == (20, "min")
 
 
 def test_no_number_is_never_the_best(tmp_path):
@@ -172,16 +172,21 @@ def test_no_number_is_never_the_best(tmp_path):
         values = own(outputs, labels)["off by"]
         return {"off by": tf.where(values > 0.3, np.nan, values)}
 
-    jobs.train_toy(tmp_path, workload=hasty(unsound, better={"off by": "lower"}), keep_best=True, **EVERY)
+    jobs.train_toy(tmp_path, workload=hasty(unsound, mode={"off by": "min"}), keep_best=True, **EVERY)
     assert jobs.read_json(tmp_path, "best.json")["best"]["step"] == 20
 
 
 def test_a_direction_of_no_metric_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="better names 'of by', but its metrics are off by. Name one of these."):
-        jobs.train_toy(tmp_path, workload=hasty(own, better={"of by": "lower"}), **EVERY)
+    with pytest.raises(ValueError, match="mode names 'of by', but its metrics are off by. Name one of these."):
+        jobs.train_toy(tmp_path, workload=hasty(own, mode={"of by": "min"}), **EVERY)
 
 
 def test_the_command_trains_it_too(command, tmp_path):
-    words = ["--workload=sine_workload", f"--train_dir={tmp_path}", "--max_steps=2", "--stop_after_no_gain_epochs=1"]
+    words = [
+        "--workload=sine_workload",
+        f"--train_dir={tmp_path}",
+        "--max_steps=2",
+        "--early_stopping_patience_epochs=1",
+    ]
     status, stdout, stderr = command(__main__, *words, "--eval_every_steps=2", "--summary_every_steps=0")
     assert (status, stderr) == (0, "") and "\nResult:   absolute error = " in stdout

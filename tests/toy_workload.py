@@ -36,4 +36,4 @@ def layer(name, inputs, units):
     return inputs @ weights + biases
 
 
-WORKLOAD = Workload("toy", load, network, distort=add_noise)
+WORKLOAD = Workload("toy", load, network, augment=add_noise)

@@ -108,10 +108,10 @@ class Config(DeviceOptions):
         0, "steps between checks that all copies of the variables agree to the bit; 0: none", TOWERS, minimum=0
     )
 
-    distort_on: str = option(
-        "auto", "place where training examples are distorted: host, device (their tower's), or auto: the device if it "
-        "is a GPU and the workload's distortion is made for that", TOWERS, choices=("auto", "host", "device"),
-        resume="note",
+    augment_on: str = option(
+        "auto", "place where training examples are augmented: host, device (their tower's), or auto: the device if it "
+        "is a GPU and the workload's augmentation is made for that", TOWERS, choices=("auto", "host", "device"),
+        resume="note", was="distort_on",
     )  # fmt: skip
 
     worker_hosts: str | None = option(
@@ -168,7 +168,7 @@ class Config(DeviceOptions):
         instead_of=("max_steps", "when to stop"),
     )  # fmt: skip
     seed: int = option(
-        0, "seed of initial weights, order, distortions and dropout", ARITHMETIC, minimum=0, resume="same"
+        0, "seed of initial weights, order, augmentations and dropout", ARITHMETIC, minimum=0, resume="same"
     )
     optimizer: str = option(
         "sgd", "sgd, momentum, adam, lars (momentum with a rate for each layer, for very large batches), or muon "
@@ -267,9 +267,9 @@ class Config(DeviceOptions):
         False, "keep the checkpoint with the best first metric of the workload in TRAIN_DIR/best", RUN,
         needs=("eval_every_steps",),
     )  # fmt: skip
-    stop_after_no_gain_epochs: float = option(
+    early_stopping_patience_epochs: float = option(
         0.0, "epochs without a better first metric after which to stop; 0: never", RUN,
-        minimum=0, needs=("eval_every_steps",),
+        minimum=0, needs=("eval_every_steps",), was="stop_after_no_gain_epochs",
     )  # fmt: skip
     on_nonfinite: str = option(
         "stop", "after a step whose loss or gradients are not finite: stop, or skip its update", FAULTS,

@@ -1,6 +1,6 @@
 """Layers that depend on the towers: batch normalisation, dropout and other random numbers.
 
-Also `frozen`, `learning` and `gradient_until`, for weights that are trained differently or not at all; `on_gpu`, for
+Also `frozen`, `param_group` and `gradient_until`, for weights that are trained differently or not at all; `on_gpu`, for
 layers with another fastest form there.
 
 A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import collectives, context
-from tower_train.graph.context import Learning, Statistic
+from tower_train.graph.context import ParamGroup, Statistic
+from tower_train.options import renamed
 from tower_train.random_layers import dropout, random_normal, random_uniform  # noqa: F401
 
 v1 = tf.compat.v1
@@ -54,7 +55,7 @@ def _check_variables_are_ours(name: str) -> None:
 
 
 @contextlib.contextmanager
-def learning(
+def param_group(
     rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool = True, momentum: float | None = None
 ):  # fmt: skip
     """Trains variables created in this block at rate_factor times the learning rate, while examples_seen / num_examples
@@ -72,19 +73,19 @@ def learning(
     """
     if not (rate_factor > 0 and until_epoch > 0 and math.isfinite(rate_factor)):
         raise errors.GraphError(
-            f"layers.learning(rate_factor={rate_factor}, until_epoch={until_epoch}): both must be above 0, the factor "
-            "finite. Use layers.frozen() for what is not trained at all."
+            f"layers.param_group(rate_factor={rate_factor}, until_epoch={until_epoch}): both must be above 0, the "
+            "factor finite. Use layers.frozen() for what is not trained at all."
         )
     if momentum is not None and not 0 <= momentum < 1:
-        raise errors.GraphError(f"layers.learning(momentum={momentum}): must be at least 0 and below 1.")
-    _check_variables_are_ours("learning")
-    rates = context.current().learning
+        raise errors.GraphError(f"layers.param_group(momentum={momentum}): must be at least 0 and below 1.")
+    _check_variables_are_ours("param_group")
+    rates = context.current().param_groups
 
     def creator(create, **kwargs):
         variable = create(**kwargs)
         if variable.trainable:
-            outer = rates.get(variable.op.name, Learning())
-            rates[variable.op.name] = Learning(
+            outer = rates.get(variable.op.name, ParamGroup())
+            rates[variable.op.name] = ParamGroup(
                 outer.rate_factor * rate_factor, min(outer.until_epoch, until_epoch), outer.muon and muon,
                 outer.momentum if momentum is None else momentum,
             )  # fmt: skip
@@ -94,14 +95,20 @@ def learning(
         yield
 
 
+def learning(*args, **values):
+    """The old name of `param_group`."""
+    renamed.say_once("layers.learning", "layers.param_group")
+    return param_group(*args, **values)
+
+
 def gradient_until(
     epoch: float, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], early: tf.Tensor, late: tf.Tensor
 ) -> tf.Tensor:
     """Returns function(early, late), whose gradient for `early` is 0 and not computed once `epoch` epochs have been
     seen.
 
-    For `early` weights of a block `learning(until_epoch=epoch)`: their rate is 0 then, but their gradient, back through
-    all layers that are still trained, would take as long as before.
+    For `early` weights of a block `param_group(until_epoch=epoch)`: their rate is 0 then, but their gradient, back
+    through all layers that are still trained, would take as long as before.
 
     Args:
       epoch: number of epochs after which to stop.

@@ -1,11 +1,12 @@
-"""Losses and metrics that come with the trainer, and their better direction."""
+"""Losses and metrics that come with the trainer, and the direction in which they get better."""
 
 import tensorflow as tf
 
 from tower_train import errors
 
-HIGHER, LOWER = "higher", "lower"
-BETTER = {"precision @ 1": HIGHER, "precision @ 5": HIGHER, "absolute error": LOWER, "squared error": LOWER}
+MIN, MAX = "min", "max"
+MODES = {"precision @ 1": MAX, "precision @ 5": MAX, "absolute error": MIN, "squared error": MIN}
+OLD_MODES = {"lower": MIN, "higher": MAX}  # in older programs and runs
 
 
 def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tower_train import config, errors
 from tower_train.examples import DataRequest, Examples, Tensors
-from tower_train.measures import BETTER, HIGHER, LOWER, classification_metrics, softmax_cross_entropy
+from tower_train.measures import MAX, MIN, MODES, OLD_MODES, classification_metrics, softmax_cross_entropy
 from tower_train.options import Options, declare, renamed
 
 
@@ -37,6 +37,7 @@ class Draws(Protocol):
         Raises GraphError for examples in their own order, without indices."""
 
 
+@renamed.keywords(better="mode", distort="augment", views="test_time_augmentation")
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """One training task.
@@ -51,13 +52,14 @@ class Workload:
       loss: (outputs, labels) -> scalar, the mean over the given batch.
       metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. The first one
         decides which checkpoint is the best.
-      better: {name of a metric: 'higher' or 'lower'}, its better values; known of the trainer's own.
-      distort: (features, draws) -> features, the random preprocessing of training examples; None for none.
-      prepare: features -> features, the preprocessing for evaluation, and for training if distort is None.
-      distorts_on_devices: whether `distort` and `prepare` are made for GPUs: of operations that have kernels there, on
-        whole batches, and of no fewer bytes after than before. --distort_on=auto then runs them there.
-      views: prepared features -> (weight, features) of several views of each example, such as mirror images; evaluation
-        and export take the weighted mean of the outputs over them. The weights sum to 1. None: one, as it is prepared.
+      mode: {name of a metric: 'min' or 'max'}, what is best; known of the trainer's own.
+      augment: (features, draws) -> features, the random preprocessing of training examples; None for none.
+      prepare: features -> features, the preprocessing for evaluation, and for training if augment is None.
+      augments_on_devices: whether `augment` and `prepare` are made for GPUs: of operations that have kernels there, on
+        whole batches, and of no fewer bytes after than before. --augment_on=auto then runs them there.
+      test_time_augmentation: prepared features -> (weight, features) of several views of each example, such as mirror
+        images; evaluation and export take the weighted mean of the outputs over them. The weights sum to 1. None: one
+        view, as it is prepared.
       datasets: the allowed values of --dataset, and so of `DataRequest.dataset`.
       options: the values of its own options, a record of a subclass of Options; None if it has none.
       configure: options -> Workload, the same workload with other values of its options.
@@ -70,11 +72,11 @@ class Workload:
     inference: Callable[[Tensors, bool], Tensors] | None
     loss: Callable[[Tensors, Tensors], tf.Tensor] = softmax_cross_entropy
     metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] = classification_metrics
-    better: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False, kw_only=True)
-    distort: Callable[[Tensors, Draws], Tensors] | None = None
+    mode: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False, kw_only=True)
+    augment: Callable[[Tensors, Draws], Tensors] | None = None
     prepare: Callable[[Tensors], Tensors] | None = None
-    distorts_on_devices: bool = dataclasses.field(default=False, kw_only=True)
-    views: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = None
+    augments_on_devices: bool = dataclasses.field(default=False, kw_only=True)
+    test_time_augmentation: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = None
     datasets: tuple[str, ...] = ("auto",)
     inference_for: Callable[[Examples], Callable[[Tensors, bool], Tensors]] | None = None
     options: Options | None = None
@@ -83,15 +85,16 @@ class Workload:
     recipes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self):
-        for name, value in self.better.items():
-            if value not in (HIGHER, LOWER):
+        object.__setattr__(self, "mode", {name: OLD_MODES.get(value, value) for name, value in self.mode.items()})
+        for name, value in self.mode.items():
+            if value not in (MIN, MAX):
                 raise errors.ConfigError(
-                    f"workload {self.name}: better={{{name!r}: {value!r}}}; it must be {HIGHER!r} or {LOWER!r}."
+                    f"workload {self.name}: mode={{{name!r}: {value!r}}}; it must be {MIN!r} or {MAX!r}."
                 )
 
-    def which_is_better(self, metric: str) -> str | None:
-        """Returns 'higher' or 'lower' for the values of a metric; None if unknown."""
-        return self.better.get(metric, BETTER.get(metric))
+    def mode_of(self, metric: str) -> str | None:
+        """Returns 'min' or 'max', the best values of a metric; None if unknown."""
+        return self.mode.get(metric, MODES.get(metric))
 
     def for_examples(self, examples: Examples) -> "Workload":
         """Returns this workload with the network for these examples."""

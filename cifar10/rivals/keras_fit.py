@@ -2,9 +2,9 @@
 
 By itself, under MirroredStrategy, or as tower_train's own multi_gpu_model, which is for scripts written like this.
 
-Shows Keras at its best: images in memory, distorted in whole batches by a parallel `map` and prefetched; a compiled
+Shows Keras at its best: images in memory, augmented in whole batches by a parallel `map` and prefetched; a compiled
 step, without XLA, which makes this network slower on CPUs; no progress bar and no callback but the one that counts
-steps. It trains as tower_train does: on images distorted by the same function, with weight decay, and SGD, moving
+steps. It trains as tower_train does: on images augmented by the same function, with weight decay, and SGD, moving
 averages and label smoothing by the same recipe; at its initial learning rate, without Muon, which would cost time, and
 without rates of single variables, for which Keras has no option.
 """
@@ -58,7 +58,7 @@ def train(
             keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing),
             jit_compile=False,
         )
-    batches = distorted_images(request, batch_size, ours.distort)
+    batches = augmented_images(request, batch_size, ours.augment)
     batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, records.NUM_CLASSES)))
 
     def end_step(batch, logs):
@@ -79,16 +79,16 @@ def optimizer(recipe: tower_train.Config) -> keras.optimizers.SGD:
     )
 
 
-def distorted_images(request: workload.DataRequest, batch_size: int, distortion: Callable) -> tf.data.Dataset:
+def augmented_images(request: workload.DataRequest, batch_size: int, augmentation: Callable) -> tf.data.Dataset:
     """Makes endless batches of (float32 images [batch, size, size, 3], int32 labels [batch])."""
     data = records.read_split(source.locate(request)[0], "train")
 
-    def distorted(images, labels):
-        return distortion(images, _Draws(batch_size)), labels
+    def augmented(images, labels):
+        return augmentation(images, _Draws(batch_size)), labels
 
     images = tf.data.Dataset.from_tensor_slices((data.images, data.labels))
     batches = images.shuffle(len(data.labels)).repeat().batch(batch_size, drop_remainder=True)
-    return batches.map(distorted, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    return batches.map(augmented, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 class _Draws:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 import cifar10
-from cifar10 import distort, records, whitening
+from cifar10 import augment, records, whitening
 
 _INPUT = (records.IMAGE_SIZE, records.IMAGE_SIZE, records.CHANNELS)
 WHITENING = "block1.conv1.whitening"  # name of the layer of cifar10_94 that awaits its kernels
@@ -30,7 +30,7 @@ def convnet() -> keras.Model:
     decay = keras.regularizers.L2(cifar10.convnet.WEIGHT_DECAY / 2)
     return keras.Sequential(
         [
-            keras.Input([distort.CROP_SIZE, distort.CROP_SIZE, records.CHANNELS]),
+            keras.Input([augment.CROP_SIZE, augment.CROP_SIZE, records.CHANNELS]),
             layers.Conv2D(64, 5, padding="same", activation="relu", name="conv1", **initial(5e-2, 0.0)),
             layers.MaxPooling2D(3, 2, "same"),
             layers.Lambda(tf.nn.lrn, arguments=normalization),

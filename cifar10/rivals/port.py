@@ -80,7 +80,7 @@ def build(
 
 
 def distorted_inputs(files: list[str], num_examples: int, batch: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reads, distorts and shuffles one example at a time: float32 images [batch, 24, 24, 3], int32 labels [batch]."""
+    """Reads, augments and shuffles one example at a time: float32 images [batch, 24, 24, 3], int32 labels [batch]."""
     with tf.device("/cpu:0"):
         queue = v1.train.string_input_producer(files)
         _, value = v1.FixedLengthRecordReader(record_bytes=records.RECORD_BYTES).read(queue)

@@ -1,6 +1,6 @@
 """The network of cifar10.cifar10_94 in PyTorch, trained as usual there: eager, channels last, bfloat16 by autocast.
 
-On images in memory, distorted at random batch by batch, with smooth labels and weight decay as in the recipe; by SGD at
+On images in memory, augmented at random batch by batch, with smooth labels and weight decay as in the recipe; by SGD at
 the rate and momentum that filters have there, without Muon and rates of single variables.
 """
 
@@ -30,7 +30,7 @@ def train(
     recipe = cifar10_94.RECIPE
     optimizer = torch.optim.SGD(network.groups(), recipe["learning_rate"], recipe["momentum"], nesterov=True)
     cross_entropy = nn.CrossEntropyLoss(label_smoothing=recipe["label_smoothing"])
-    for images, labels in distorted_batches(data, batch_size, device):
+    for images, labels in augmented_batches(data, batch_size, device):
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             logits = network(images)
@@ -84,7 +84,7 @@ class Network(nn.Module):
         ]
 
 
-def distorted_batches(
+def augmented_batches(
     data: records.Records, batch_size: int, device: torch.device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yields endless (float32 images [batch, 3, 32, 32], channels last, int64 labels [batch]), shuffled each epoch."""
@@ -94,11 +94,11 @@ def distorted_batches(
         while len(order) < batch_size:
             order = torch.cat([order, torch.randperm(len(labels), device=device)])
         chosen, order = order[:batch_size], order[batch_size:]
-        yield distorted(images[chosen]), labels[chosen]
+        yield augmented(images[chosen]), labels[chosen]
 
 
-def distorted(images: torch.Tensor) -> torch.Tensor:
-    """Does what `shifts.distort` does, but flips at random.
+def augmented(images: torch.Tensor) -> torch.Tensor:
+    """Does what `shifts.augment` does, but flips at random.
 
     From uint8 [batch, 32, 32, 3] to float32 [batch, 3, 32, 32], channels last.
     """

@@ -108,7 +108,7 @@ def test_what_is_no_filter_moves_as_the_script_says(examples, model, features):
         workload.for_examples(examples).inference(tf.zeros([2, 32, 32, 3]), False)
         names = {variable.op.name for variable in v1.trainable_variables()}
         decays = v1.losses.get_regularization_losses()
-    of = {name: learning for name, learning in entered.learning.items() if name in names}
+    of = {name: group for name, group in entered.param_groups.items() if name in names}
     assert {name for name in names if name not in of} == {
         f"block{b}/conv{c}/weights" for b in (1, 2, 3) for c in (1, 2)
     }

@@ -59,7 +59,7 @@ def test_crops_are_those_of_the_padded_image():
     draws = GivenDraws([((row + 0.5) / 9, (column + 0.5) / 9, 0.75 - 0.5 * flip) for row, column, flip, _ in places])
     with tf.Graph().as_default(), v1.Session() as session:
         chosen = tf.constant(images[[k for *_, k in places]])
-        found = session.run(crops.distort(chosen, draws))
+        found = session.run(crops.augment(chosen, draws))
     normal = (images.astype(np.float64) - crops.MEAN) / crops.DEVIATION
     padded = np.pad(normal, [(0, 0), (4, 4), (4, 4), (0, 0)])
     for crop, (row, column, flip, k) in zip(found, places, strict=True):
@@ -70,7 +70,7 @@ def test_crops_are_those_of_the_padded_image():
 def test_crops_end_at_the_edges_of_the_padding():
     with tf.Graph().as_default(), v1.Session() as session:
         images, draws = tf.zeros([2, 32, 32, 3], tf.uint8), GivenDraws([[0, 0, 0.9], [0.9999999, 0, 0.9]])
-        found = session.run(crops.distort(images, draws))
+        found = session.run(crops.augment(images, draws))
     assert found.shape == (2, 32, 32, 3)
     np.testing.assert_array_equal(found[0, :4], 0), np.testing.assert_array_equal(found[0, :, :4], 0)
     np.testing.assert_array_equal(found[1, 28:], 0)

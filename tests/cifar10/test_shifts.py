@@ -26,7 +26,7 @@ def test_every_shift_and_flip_is_numpys(images):
     with tf.Graph().as_default(), v1.Session() as session:
         numbers = np.stack([rows + 0.5, columns + 0.5], axis=1) / 5  # those of the shift, and of the colours too
         draws = GivenDraws(numbers, (0.75 - 0.5 * bits)[:, np.newaxis], epochs)
-        found = session.run(shifts.distort(tf.constant(images[chosen]), draws))
+        found = session.run(shifts.augment(tf.constant(images[chosen]), draws))
     assert found.dtype == np.float32
     padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect").astype(np.float64)
     for shifted, (row, column, bit, epoch, k) in zip(found, cases, strict=True):
@@ -41,7 +41,7 @@ def test_every_shift_and_flip_is_numpys(images):
 def test_the_extreme_numbers_give_the_extreme_shifts_and_colours(images):
     with tf.Graph().as_default(), v1.Session() as session:
         draws = GivenDraws([[0, 0], [1 - 2**-24] * 2], [[0.5], [0.5]], [0, 0])
-        found = session.run(shifts.distort(tf.constant(images), draws))
+        found = session.run(shifts.augment(tf.constant(images), draws))
         plain = session.run(crops.prepare(tf.constant(images)))
     np.testing.assert_allclose(found[0, 2:, 2:], (plain[0, :30, :30] - 0.1399) * (1 - 0.1308), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[1, :30, :30], (plain[1, 2:, 2:] + 0.1399) * (1 + 0.1308), rtol=1e-5, atol=1e-6)
@@ -51,7 +51,7 @@ def test_in_the_stream_half_are_flipped_at_first_and_each_in_every_other_epoch()
     """Images whose columns all differ, and whose rows do not: the columns tell the flip, whatever the shift."""
     ramp = np.broadcast_to(4 * np.arange(32, dtype=np.uint8)[:, np.newaxis], [200, 32, 32, 3])
     examples = Examples.from_arrays("ramps", ramp, np.arange(200))
-    workload = Workload("ramps", None, None, distort=shifts.distort)
+    workload = Workload("ramps", None, None, augment=shifts.augment)
     with tf.Graph().as_default(), v1.Session() as session:
         source = stream.training_stream(workload, examples, 5, tf.constant(0, tf.int64), on_host(100, 1))
         session.run(source.initializer)

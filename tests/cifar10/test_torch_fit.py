@@ -66,7 +66,7 @@ def test_brightness_and_contrast_are_drawn_for_each_image(monkeypatch):
     monkeypatch.setattr(shifts, "MOST", 0)
     image = np.random.default_rng(0).integers(0, 256, [32, 32, 3], np.uint8)
     torch.manual_seed(0)
-    changed = torch_fit.distorted(torch.from_numpy(image).expand(1000, -1, -1, -1)).flatten(1)
+    changed = torch_fit.augmented(torch.from_numpy(image).expand(1000, -1, -1, -1)).flatten(1)
     plain = (image - crops.MEAN) / crops.DEVIATION
     factors = (changed.std(1) / plain.std()).numpy()
     brightness = changed.mean(1).numpy() / factors - plain.mean()
@@ -90,9 +90,9 @@ def test_images_are_shifted_reflected_and_flipped(monkeypatch):
     images = torch.from_numpy(image).expand(1000, -1, -1, -1)
     for name in ("BRIGHTNESS", "CONTRAST"):
         monkeypatch.setattr(shifts, name, 0.0)
-    distorted = torch_fit.distorted(images)
-    assert distorted.is_contiguous(memory_format=torch.channels_last)
-    pixels = distorted.permute(0, 2, 3, 1).numpy() * crops.DEVIATION + crops.MEAN
+    augmented = torch_fit.augmented(images)
+    assert augmented.is_contiguous(memory_format=torch.channels_last)
+    pixels = augmented.permute(0, 2, 3, 1).numpy() * crops.DEVIATION + crops.MEAN
     assert {array.tobytes() for array in pixels.round().astype(np.uint8)} == possible
 
 

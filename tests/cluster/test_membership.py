@@ -116,7 +116,8 @@ def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(asking, tmp_p
 
 def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after_that(tmp_path):
     options = COMMON | dict(batch_size=6, max_steps=jobs.ENDLESS, learning_rate=1e-30, eval_every_steps=5)
-    first, second = (clusters.train_together(tmp_path, 2, stop_after_no_gain_epochs=1.0, **options) for _ in range(2))
+    options["early_stopping_patience_epochs"] = 1.0
+    first, second = (clusters.train_together(tmp_path, 2, **options) for _ in range(2))
     assert [result.stopped_by for result in first + second] == ["no gain for 1 epochs"] * 4
     assert len({result.step for result in first + second}) == 1
     assert [result.loss is None for result in first + second] == [False, False, True, True]

@@ -167,6 +167,6 @@ def test_several_features_and_a_symbolic_batch():
     with tf.Graph().as_default():
         features, label = examples.symbolic_batch()
     assert (features["a"].shape, features["b"].shape, label.shape) == ([1], [1, 2], [1])
-    workload = dataclasses.replace(toy_workload.WORKLOAD, distort=None, prepare=lambda f: f | {"c": f["a"] * 2})
+    workload = dataclasses.replace(toy_workload.WORKLOAD, augment=None, prepare=lambda f: f | {"c": f["a"] * 2})
     [[(features, _)]] = batches(workload, examples, tower_batch=3, num_towers=1, steps=1)
     np.testing.assert_array_equal(features["c"], [0, 2, 4])

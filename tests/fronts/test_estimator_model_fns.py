@@ -107,10 +107,10 @@ def test_what_a_model_fn_must_not_do(tmp_path):
         make(tmp_path, 2, own_update).train(input_fn)
 
     def of_its_own_rate(features, labels, mode, params):
-        with layers.learning(rate_factor=2.0):
+        with layers.param_group(rate_factor=2.0):
             return model_fn(features, labels, mode, params)
 
-    with pytest.raises(errors.GraphError, match="weights is created in a block of layers.learning"):
+    with pytest.raises(errors.GraphError, match="weights is created in a block of layers.param_group"):
         make(tmp_path, 2, of_its_own_rate).train(input_fn)
 
     calls = []

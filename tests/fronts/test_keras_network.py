@@ -407,7 +407,7 @@ def within(block):
     ("make", "options", "text"),
     [
         (within(layers.frozen), {}, "layers.frozen: has no effect on the layers of a Keras network. Use freeze_until="),
-        (within(layers.learning), {}, "layers.learning: has no effect on the layers of a Keras network"),
+        (within(layers.param_group), {}, "layers.param_group: has no effect on the layers of a Keras network"),
         (
             lambda: keras.Sequential([keras.layers.Dense(3)], name="mine"),
             {},

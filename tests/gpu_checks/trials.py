@@ -82,7 +82,7 @@ def fixed(model: str, batch: int, settings):
 
     examples = dataclasses.replace(examples, open=lambda: fetch)
     return (
-        dataclasses.replace(workload, distort=None, prepare=None),
+        dataclasses.replace(workload, augment=None, prepare=None),
         examples,
         rivals.flops_per_example(workload.options),
     )

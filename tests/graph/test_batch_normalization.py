@@ -131,7 +131,7 @@ def train(num_towers, steps=12, layer=layers.batch_normalization, **options):
 
 def of_own_rate(*args, **kwargs):
     """Without a scale; the bias learns more slowly."""
-    with layers.learning(rate_factor=0.5):
+    with layers.param_group(rate_factor=0.5):
         return layers.batch_normalization(*args, **kwargs, scale=False)
 
 

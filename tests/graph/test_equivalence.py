@@ -1,6 +1,6 @@
 """N towers are one: at one global batch the number of towers changes nothing but the order of summation.
 
-The network and the input are those of the reference workload, distortions included; the images are random.
+The network and the input are those of the reference workload, augmentations included; the images are random.
 """
 
 import contextlib

@@ -48,7 +48,7 @@ def test_outside_of_training_it_is_the_function():
 
 def test_mirrored_towers_train_what_towers_on_the_cpu_train():
     def network(features, training):
-        with layers.learning(until_epoch=1):
+        with layers.param_group(until_epoch=1):
             early = v1.get_variable("early", [4], features.dtype)
         with layers.frozen():
             hidden = features * v1.get_variable("frozen", [4], features.dtype)

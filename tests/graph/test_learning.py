@@ -1,4 +1,4 @@
-"""layers.learning: rates of single variables, for every optimizer and way to update, against numpy."""
+"""layers.param_group: rates of single variables, for every optimizer and way to update, against numpy."""
 
 import jobs
 import numpy as np
@@ -33,15 +33,15 @@ def network(features, training):
         )
 
     outputs = times("usual")
-    with layers.learning(rate_factor=8.0):
+    with layers.param_group(rate_factor=8.0):
         outputs += times("fast") + v1.get_variable("bias", [3], features.dtype, v1.zeros_initializer())
-        with layers.learning(0.5, until_epoch=0.5), layers.learning(until_epoch=2):
+        with layers.param_group(0.5, until_epoch=0.5), layers.param_group(until_epoch=2):
             outputs += times("both")
-    with layers.learning(muon=False):
+    with layers.param_group(muon=False):
         outputs += times("unlike")
-    with layers.learning(momentum=0.25), layers.learning(momentum=0.5):
+    with layers.param_group(momentum=0.25), layers.param_group(momentum=0.5):
         outputs += times("slow")
-    with layers.learning(until_epoch=1):
+    with layers.param_group(until_epoch=1):
         return outputs + times("early")
 
 
@@ -195,7 +195,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
 
 def test_a_network_with_marks_is_exported(tmp_path, caplog):
     def inference(features, training):
-        with layers.learning(rate_factor=2.0):
+        with layers.param_group(rate_factor=2.0):
             return toy_workload.network(features, training)
 
     workload, options = Workload("marked", toy_workload.load, inference), ExportOptions(train_dir=str(tmp_path / "run"))
@@ -218,9 +218,9 @@ def test_variables_are_frozen_in_any_graph():
 
 def test_frozen_variables_stay_frozen_in_it():
     def inference(features, training):
-        with layers.learning(rate_factor=3.0), layers.frozen():
+        with layers.param_group(rate_factor=3.0), layers.frozen():
             fixed = features @ v1.get_variable("fixed", [4, 3], features.dtype)
-        with layers.frozen(), layers.learning(rate_factor=3.0):
+        with layers.frozen(), layers.param_group(rate_factor=3.0):
             fixed += features @ v1.get_variable("fixed_too", [4, 3], features.dtype)
         return fixed * v1.get_variable("scale", [], features.dtype, v1.ones_initializer())
 
@@ -241,5 +241,5 @@ def test_frozen_variables_stay_frozen_in_it():
     ],
 )
 def test_what_is_no_rate_is_refused(arguments, text):
-    with pytest.raises(errors.GraphError, match=text), layers.learning(**arguments):
+    with pytest.raises(errors.GraphError, match=text), layers.param_group(**arguments):
         pass

@@ -79,12 +79,12 @@ def test_a_generator_is_refused():
     assert found.type == "RngReadAndSkip"
 
 
-def test_a_distortion_that_draws_by_itself_is_refused():
+def test_a_augmentation_that_draws_by_itself_is_refused():
     workload = dataclasses.replace(
-        toy_workload.WORKLOAD, distort=lambda features, draws: features + tf.random.normal(tf.shape(features))
+        toy_workload.WORKLOAD, augment=lambda features, draws: features + tf.random.normal(tf.shape(features))
     )
     with pytest.raises(
-        errors.GraphError, match="Dataset.*RandomStandardNormal, .* Use the draws that `distort` is giv"
+        errors.GraphError, match="Dataset.*RandomStandardNormal, .* Use the draws that `augment` is giv"
     ):
         trainings.train(workload, toy_workload.load(DataRequest("train")), 0)
 

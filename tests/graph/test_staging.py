@@ -89,7 +89,7 @@ def assert_same(found, expected):
 
 WORKLOADS = {
     "by index": toy_workload.WORKLOAD,
-    "of many types": dataclasses.replace(toy_workload.WORKLOAD, examples=with_types, inference=several, distort=None),
+    "of many types": dataclasses.replace(toy_workload.WORKLOAD, examples=with_types, inference=several, augment=None),
     "in their order": element_workloads.IN_ORDER,
     "shuffled": dataclasses.replace(
         toy_workload.WORKLOAD,
@@ -103,17 +103,17 @@ WORKLOADS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "distort_on"),
+    ("kind", "augment_on"),
     [("by index", "device"), ("of many types", "host"), ("in their order", "device"), ("shuffled", "host")],
 )
-def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, distort_on, staging, monkeypatch):
+def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on, staging, monkeypatch):
     """Resumed in another session, and in the same one, every other time after a step that failed half way."""
     workload = WORKLOADS[kind]
     examples = workload.examples(DataRequest("train"))
     with monkeypatch.context() as unstaged:
         unstaged.setattr(transfer, "stages", lambda devices: False)
         losses, expected = trainings.train(workload, examples, STEPS, **OPTIONS)
-    with trainings.opened(workload, examples, distort_on=distort_on, **OPTIONS) as (built, session):
+    with trainings.opened(workload, examples, augment_on=augment_on, **OPTIONS) as (built, session):
         points, found = [snapshot(built, session)], []
         for _ in range(STEPS):
             found.append(float(session.run(built.report).loss))
@@ -170,12 +170,12 @@ def test_the_summary_shows_the_images_that_are_trained_on(staging, monkeypatch):
     workload = dataclasses.replace(
         toy_workload.WORKLOAD,
         inference=lambda images, training: toy_workload.layer("out", tf.reshape(images, [-1, 48]), 1),
-        distort=lambda images, draws: tf.cast(images, tf.float32) / 4 - 1 + draws.uniform("light", 1)[:, :, None, None],
+        augment=lambda images, draws: tf.cast(images, tf.float32) / 4 - 1 + draws.uniform("light", 1)[:, :, None, None],
     )
     shown = []
     for is_staged in (False, True):
         monkeypatch.setattr(transfer, "stages", lambda devices, is_staged=is_staged: is_staged)
-        options = dict(batch_size=3, summary_every_steps=1, distort_on="device" if is_staged else "host")
+        options = dict(batch_size=3, summary_every_steps=1, augment_on="device" if is_staged else "host")
         with trainings.opened(workload, examples, **options) as (built, session):
             shown.append([session.run(built.summary) for _ in range(3)])
     assert len(set(shown[0])) == 3

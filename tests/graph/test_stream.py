@@ -173,7 +173,7 @@ class TestDrawsOfExamples:
         assert chi_square(pairs) < 21  # 1e-4, 3 degrees of freedom
 
     def test_examples_without_an_index_have_none(self):
-        workload = Workload("toy", None, None, distort=lambda x, draws: x + draws.of_example("flip", 1)[:, 0])
+        workload = Workload("toy", None, None, augment=lambda x, draws: x + draws.of_example("flip", 1)[:, 0])
         examples = tf_data.examples("mine", lambda: tf.data.Dataset.from_tensor_slices(2 * (np.zeros(9),)).repeat(), 9)
         with pytest.raises(errors.GraphError, match=r"^draws.of_example\('flip'\): .* Use draws.uniform, or") as error:
             steps(workload, examples, 1, 3, 1)
@@ -186,7 +186,7 @@ class TestTrainingStream:
         return cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
 
     def test_one_times_256_is_two_times_128_is_eight_times_32(self, examples):
-        """The same examples in the same order with the same distortions, to the last bit; an epoch is 200."""
+        """The same examples in the same order with the same augmentations, to the last bit; an epoch is 200."""
         images, labels = steps(cifar10.WORKLOAD, examples, 2, 256, 1)
         assert images.shape == (512, 24, 24, 3) and labels.shape == (512,)
         for tower_batch, num_towers in [(128, 2), (32, 8)]:
@@ -203,16 +203,16 @@ class TestTrainingStream:
     def test_another_seed_gives_other_examples(self, examples):
         assert not np.array_equal(*(steps(cifar10.WORKLOAD, examples, 1, 32, 1, seed)[1] for seed in (0, 1)))
 
-    def test_an_example_is_distorted_otherwise_in_the_next_epoch(self):
+    def test_an_example_is_augmented_otherwise_in_the_next_epoch(self):
         """And its label stays with it."""
         numbers = np.arange(10, dtype=np.float32)
-        workload = Workload("toy", None, None, distort=lambda x, draws: x + draws.uniform("shift", 1)[:, 0] / 2)
+        workload = Workload("toy", None, None, augment=lambda x, draws: x + draws.uniform("shift", 1)[:, 0] / 2)
         features, labels = steps(workload, Examples.from_arrays("numbers", numbers, numbers), 2, 10, 1)
         np.testing.assert_array_equal(np.floor(features), labels)
         first, second = (features[epoch][np.argsort(labels[epoch])] for epoch in (slice(10), slice(10, 20)))
         assert (first != second).all()
 
-    def test_without_distortion_examples_are_prepared_as_for_evaluation(self):
+    def test_without_augmentation_examples_are_prepared_as_for_evaluation(self):
         numbers = np.arange(10, dtype=np.float32)
         workload = Workload("toy", None, None, prepare=lambda features: -features)
         features, labels = steps(workload, Examples.from_arrays("numbers", numbers, numbers), 1, 10, 1)
@@ -223,7 +223,7 @@ class TestTrainingStream:
         ("towers", "cores", "asked", "steps_at_once"),
         [(1, 2, None, 2), (1, 12, None, 12), (1, 40, None, 16), (8, 20, None, 3), (8, 4, None, 2), (1, 40, 5, 5)],
     )
-    def test_all_cores_may_fetch_and_distort(self, towers, cores, asked, steps_at_once, monkeypatch):
+    def test_all_cores_may_fetch_and_augment(self, towers, cores, asked, steps_at_once, monkeypatch):
         """TensorFlow runs as many of these functions at the same time as there are cores; each has a part a tower with
         a device of its own."""
         monkeypatch.setattr(host, "cores", lambda: cores)
@@ -231,7 +231,7 @@ class TestTrainingStream:
         workload, split = Workload("toy", None, None), on_host(1, towers)
         with tf.Graph().as_default() as graph:
             numbers = dataclasses.replace(numbers, parallel_steps=asked)
-            way = Transfer(["/cpu:0"] * towers, distorts_there=True)
+            way = Transfer(["/cpu:0"] * towers, augments_there=True)
             stream.training_stream(workload, numbers, 0, tf.constant(0, tf.int64), split, way)
         [parallel] = [op for op in graph.get_operations() if op.type == "ParallelMapDatasetV2"]
         assert tf.get_static_value(parallel.inputs[-1]) == steps_at_once

@@ -208,7 +208,7 @@ class TestViews:
     def built(self, views, inference=two_layers, training=False, dtype=tf.float64):
         """The outputs of two towers on float64 features [2, 4] that differ."""
         batches = [(tf.reshape(tf.range(8.0, dtype=tf.float64), [2, 4]) + i, tf.zeros([2], tf.int32)) for i in (0, 9)]
-        workload = Workload("toy", None, inference, views=views)
+        workload = Workload("toy", None, inference, test_time_augmentation=views)
         return [outputs for outputs, _ in build_towers(workload, batches, dtype, training=training)]
 
     def test_outputs_are_the_weighted_mean_over_them(self, graph):
@@ -244,7 +244,7 @@ class TestViews:
 
     def test_training_has_none(self, graph):
         one = Workload("toy", None, lambda features, training: features, loss=lambda outputs, labels: outputs[0, 0])
-        workload = dataclasses.replace(one, views=lambda features: [(1.0, 5 * features)])
+        workload = dataclasses.replace(one, test_time_augmentation=lambda features: [(1.0, 5 * features)])
         for training, expected in ((True, 1.0), (False, 5.0)):
             batch = (tf.ones([2, 4]), tf.zeros([2], tf.int32))
             [(outputs, _)] = build_towers(workload, [batch], training=training)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import cifar10
-from cifar10 import distort
+from cifar10 import augment
 from tower_train.data import tf_data
 from tower_train.graph import devices, evaluation, stream, transfer
 from tower_train.graph.layout import on_host
@@ -26,58 +26,58 @@ def as_floats(images, draws):
 
 
 def test_a_workload_says_whether_gpus_preprocess():
-    on_device, on_host = of(distort=as_floats, distorts_on_devices=True), of(distort=as_floats)
-    assert (on_device.distorts_there, on_device.stages) == (True, True)
-    assert on_device.note == "distorts: on the GPUs (--distort_on=auto)"
-    assert (on_host.distorts_there, on_host.stages) == (False, True)
-    assert on_host.note == "distorts: on the host (--distort_on=auto)"
+    on_device, on_host = of(augment=as_floats, augments_on_devices=True), of(augment=as_floats)
+    assert (on_device.augments_there, on_device.stages) == (True, True)
+    assert on_device.note == "augments: on the GPUs (--augment_on=auto)"
+    assert (on_host.augments_there, on_host.stages) == (False, True)
+    assert on_host.note == "augments: on the host (--augment_on=auto)"
 
 
 def test_on_cpus_nothing_changes_and_nothing_is_said():
-    assert of(distort=as_floats, distorts_on_devices=True, towers=CPUS) == transfer.Transfer(CPUS)
+    assert of(augment=as_floats, augments_on_devices=True, towers=CPUS) == transfer.Transfer(CPUS)
     assert of(towers=GPUS) == transfer.Transfer(GPUS, stages=True)
 
 
 def test_the_option_decides_otherwise():
-    assert not of("host", distort=as_floats, distorts_on_devices=True).distorts_there
-    assert of("device", distort=as_floats).distorts_there
-    assert of("device", distort=as_floats, towers=CPUS).distorts_there
+    assert not of("host", augment=as_floats, augments_on_devices=True).augments_there
+    assert of("device", augment=as_floats).augments_there
+    assert of("device", augment=as_floats, towers=CPUS).augments_there
 
 
-def test_examples_in_an_order_of_their_own_cross_distorted_in_their_step_unless_asked_for():
+def test_examples_in_an_order_of_their_own_cross_augmented_in_their_step_unless_asked_for():
     """Checkpoints hold them as they cross, and are to be resumed on any device."""
     dataset = tf.data.Dataset.from_tensors((np.zeros([4, 4, 3], np.uint8), 0)).repeat()
     examples = tf_data.examples("endless", lambda: dataset, 9, "abc")
-    auto = of("auto", examples, distort=as_floats, distorts_on_devices=True)
-    assert not auto.distorts_there and not auto.stages
-    assert of("device", examples, distort=as_floats).distorts_there
+    auto = of("auto", examples, augment=as_floats, augments_on_devices=True)
+    assert not auto.augments_there and not auto.stages
+    assert of("device", examples, augment=as_floats).augments_there
 
 
 @pytest.mark.parametrize("model", ["convnet", "cifar10_94", "resnet20"])
 def test_the_reference_workloads_are_preprocessed_on_gpus(model):
     workload = cifar10.WORKLOAD.with_options({"model": model})
     examples = workload.examples(DataRequest("train", "generated"))
-    for each in (workload, dataclasses.replace(workload, distort=None)):
+    for each in (workload, dataclasses.replace(workload, augment=None)):
         found = transfer.choose("auto", each, examples, GPUS)
-        assert found.distorts_there
+        assert found.augments_there
 
 
 @pytest.mark.parametrize(
     ("model", "as_gpus_do"), [("convnet", False), ("convnet", True), ("cifar10_94", False), ("resnet20", False)]
 )
-def test_images_are_the_same_to_the_bit_wherever_they_are_distorted(model, as_gpus_do, cifar10_dir, monkeypatch):
+def test_images_are_the_same_to_the_bit_wherever_they_are_augmented(model, as_gpus_do, cifar10_dir, monkeypatch):
     """GPUs make sums and copies otherwise, since they round the factors of products."""
     workload = cifar10.WORKLOAD.with_options({"model": model})
     examples = workload.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
     seen = []
     for there in (False, True):
         with tf.Graph().as_default(), tf.compat.v1.Session(config=two_cpus()) as session:
-            way = transfer.Transfer(CPUS, distorts_there=there)
+            way = transfer.Transfer(CPUS, augments_there=there)
             first = tf.constant(190, tf.int64)  # an epoch is 200
             source = stream.training_stream(workload, examples, 5, first, on_host(16, 2), way)
             session.run(source.initializer)
             seen.append(session.run(source.batches))
-        monkeypatch.setattr(distort, "_is_on_gpu", lambda tensor: as_gpus_do)
+        monkeypatch.setattr(augment, "_is_on_gpu", lambda tensor: as_gpus_do)
     for found, expected in zip(*map(tf.nest.flatten, seen), strict=True):
         assert np.std(expected) > 0.5
         np.testing.assert_array_equal(found, expected)

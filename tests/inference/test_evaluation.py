@@ -68,7 +68,9 @@ class TestViews:
 
     @pytest.fixture(scope="class")
     def workload(self):
-        return dataclasses.replace(toy_workload.WORKLOAD, views=lambda features: [(0.25, features), (0.75, -features)])
+        return dataclasses.replace(
+            toy_workload.WORKLOAD, test_time_augmentation=lambda features: [(0.25, features), (0.75, -features)]
+        )
 
     @pytest.fixture(scope="class")
     def viewed_run(self, workload, tmp_path_factory):
@@ -250,9 +252,9 @@ def test_a_confusion_matrix_is_a_table_under_its_classes_names():
     ]
 
 
-def found(mean, count, is_proportion=True, better="higher"):
+def found(mean, count, is_proportion=True, mode="max"):
     interval = evaluator.wilson_interval(mean * count, count) if is_proportion else (None, None)
-    metrics = {"first": evaluator.Metric(mean, *interval, better), "other": evaluator.Metric(0.0)}
+    metrics = {"first": evaluator.Metric(mean, *interval, mode), "other": evaluator.Metric(0.0)}
     return evaluator.Evaluation(1, "data", count, "raw weights", metrics, None, (), 0.0)
 
 
@@ -263,6 +265,6 @@ def test_a_warning_when_they_part_beyond_chance():
     assert report.overfitting(found(0.95, 20), found(0.8, 20)) is None, "by chance"
     assert report.overfitting(found(0.8, 1000), found(0.95, 1000)) is None
     assert report.overfitting(found(0.95, 1000, False), found(0.2, 1000, False)) is None, "no proportions"
-    errors_part = [found(mean, 1000, better="lower") for mean in (0.05, 0.2)]
+    errors_part = [found(mean, 1000, mode="min") for mean in (0.05, 0.2)]
     assert report.overfitting(*errors_part) and not report.overfitting(*reversed(errors_part))
-    assert report.overfitting(found(0.95, 1000, better=None), found(0.8, 1000, better=None)) is None
+    assert report.overfitting(found(0.95, 1000, mode=None), found(0.8, 1000, mode=None)) is None

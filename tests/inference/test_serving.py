@@ -96,7 +96,8 @@ def with_views(run):
     """The run's workload with those views, whatever its options."""
     workload = saved_run.read(EvaluateOptions(train_dir=str(run))).workload
     return dataclasses.replace(
-        workload, configure=lambda options: dataclasses.replace(workload.configure(options), views=mirrored)
+        workload,
+        configure=lambda options: dataclasses.replace(workload.configure(options), test_time_augmentation=mirrored),
     )
 
 

@@ -10,7 +10,7 @@ from tower_train.options import DATA, Options, declare, option
 from tower_train.workload import Workload
 
 RECIPE = dict(epochs=9.9, optimizer="momentum", momentum=0.85, nesterov=True, lr_schedule="points",
-              lr_points="0:1,1:0", eval_every_steps=5, stop_after_no_gain_epochs=2.0)  # fmt: skip
+              lr_points="0:1,1:0", eval_every_steps=5, early_stopping_patience_epochs=2.0)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def test_what_a_recipe_has_of_no_use_beside_what_is_given_goes(given, gone):
         (dict(optimizer="adam"), {"nesterov", "momentum"}),
         (dict(optimizer="lars"), {"nesterov"}),
         (dict(lr_schedule="cosine"), {"lr_points"}),
-        (dict(eval_every_steps=0), {"stop_after_no_gain_epochs"}),
+        (dict(eval_every_steps=0), {"early_stopping_patience_epochs"}),
         (dict(eval_every_steps=3, lr_schedule="points", optimizer="momentum", epochs=2.0), set()),
     ],
 )
@@ -87,16 +87,16 @@ def test_a_workloads_recipe_gives_way(given, gone):
 
 
 def test_what_is_given_stays_and_is_refused():
-    with pytest.raises(errors.ConfigError, match="--stop_after_no_gain_epochs=3 needs --eval_every_steps"):
-        Workload("recipe", None, None, recipe=RECIPE).config(eval_every_steps=0, stop_after_no_gain_epochs=3.0)
+    with pytest.raises(errors.ConfigError, match="--early_stopping_patience_epochs=3 needs --eval_every_steps"):
+        Workload("recipe", None, None, recipe=RECIPE).config(eval_every_steps=0, early_stopping_patience_epochs=3.0)
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
         (dict(momentum=0.8), "--momentum=0.8 is for --optimizer=momentum or lars or muon, not for sgd."),
-        (dict(stop_after_no_gain_epochs=2.0),
-         "--stop_after_no_gain_epochs=2 needs --eval_every_steps. Give that too."),
+        (dict(early_stopping_patience_epochs=2.0),
+         "--early_stopping_patience_epochs=2 needs --eval_every_steps. Give that too."),
         (dict(lr_schedule="piecewise"), "--lr_schedule=piecewise needs --lr_boundaries. Give that too."),
         (dict(lr_schedule="points"), "--lr_schedule=points needs --lr_points. Give that too."),
         (dict(sync_batch_norm=True, accumulate_steps=2),

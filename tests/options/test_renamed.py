@@ -4,8 +4,11 @@ import dataclasses
 
 import pytest
 
+from tower_train import layers
+from tower_train.config import Config
 from tower_train.options import DATA, Options, command_line, option, renamed
 from tower_train.run_dir import manifest
+from tower_train.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Tea(Options):
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet():
-    renamed._say_once.cache_clear()
+    renamed.say_once.cache_clear()
 
 
 def parse(*words):
@@ -75,3 +78,16 @@ def test_an_old_keyword_of_a_function_or_a_record_is_the_argument(capsys):
     assert Paint("door", colour="blue") == Paint("door", "blue") == dataclasses.replace(Paint("door"), colour="blue")
     assert Paint("door", "blue").colour == "blue"
     assert capsys.readouterr().err == "tower_train: colour is now called color; please use that name.\n"
+
+
+def test_the_present_names_of_the_public_ones_that_had_another(capsys):
+    def best(features, training):
+        with layers.learning(rate_factor=2.0):
+            return features
+
+    old = Workload("old", None, best, distort=max, views=min, better={"off by": "lower"})
+    assert old == Workload("old", None, best, augment=max, test_time_augmentation=min, mode={"off by": "min"})
+    assert best(1, True) == 1
+    config = Config(distort_on="host", stop_after_no_gain_epochs=2.0, eval_every_steps=1)
+    assert (config.augment_on, config.early_stopping_patience_epochs) == ("host", 2.0)
+    assert capsys.readouterr().err.count(" is now called ") == 6

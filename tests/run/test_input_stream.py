@@ -71,14 +71,14 @@ def test_another_global_batch_begins_the_dataset_anew_and_says_so(whole_run, tmp
     assert "initialised afresh: iterator/batches_of_8." in capsys.readouterr().out
 
 
-def test_a_place_among_distorted_examples_is_none_among_those_that_devices_distort(tmp_path):
+def test_a_place_among_augmented_examples_is_none_among_those_that_devices_augment(tmp_path):
     """The state of an iterator holds examples as they leave it."""
-    workload = dataclasses.replace(element_workloads.PIPELINE, distort=lambda features, draws: features * 2)
+    workload = dataclasses.replace(element_workloads.PIPELINE, augment=lambda features, draws: features * 2)
     options = OPTIONS | dict(workload=workload, save_every_steps=2)
-    jobs.train_toy(tmp_path / "run", max_steps=2, distort_on="host", **options)
+    jobs.train_toy(tmp_path / "run", max_steps=2, augment_on="host", **options)
     with pytest.raises(errors.RunError, match="iterator/batches_of_16_not_distorted"):
-        jobs.train_toy(tmp_path / "run", max_steps=4, distort_on="device", **options)
-    jobs.train_toy(tmp_path / "run", max_steps=4, distort_on="auto", **options)
+        jobs.train_toy(tmp_path / "run", max_steps=4, augment_on="device", **options)
+    jobs.train_toy(tmp_path / "run", max_steps=4, augment_on="auto", **options)
 
 
 @pytest.mark.parametrize("num_gpus", [1, 3])

@@ -110,6 +110,6 @@ def test_arrays_and_a_function_are_a_workload(tmp_path):
     evaluation = jobs.read_json(tmp_path, "result.json")["evaluation"]
     error = np.abs(features @ slopes - targets).mean()
     assert evaluation["metrics"] == {
-        "error": {"mean": pytest.approx(error, rel=1e-6), "low": None, "high": None, "better": None}
+        "error": {"mean": pytest.approx(error, rel=1e-6), "low": None, "high": None, "mode": None}
     }
     assert evaluation["confusion"] is None

@@ -51,8 +51,8 @@ def slow_second_tower(features, training):
 @pytest.mark.parametrize(
     ("changes", "waits_for"),
     [
-        (dict(distort=slow_input), "the input: the examples of this step have not come"),
-        (dict(distort=with_positions, inference=slow_second_tower), "tower_1"),
+        (dict(augment=slow_input), "the input: the examples of this step have not come"),
+        (dict(augment=with_positions, inference=slow_second_tower), "tower_1"),
     ],
     ids=["input", "tower"],
 )

@@ -1,4 +1,4 @@
-"""--keep_best and --stop_after_no_gain_epochs."""
+"""--keep_best and --early_stopping_patience_epochs."""
 
 import dataclasses
 import os
@@ -25,7 +25,7 @@ def scripted(monkeypatch):
         found = evaluate(self, path)
         if found.step in killed_at:
             raise KeyboardInterrupt
-        metric = evaluator.Metric(PRECISION[found.step], better="higher")
+        metric = evaluator.Metric(PRECISION[found.step], mode="max")
         return dataclasses.replace(found, metrics={"precision @ 1": metric, "other": evaluator.Metric(1 - metric.mean)})
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate_by_the_script)
@@ -64,7 +64,7 @@ def test_a_better_one_takes_its_place_also_after_restarts(scripted, tmp_path):
     assert kept(tmp_path) == files_of(30)
     assert jobs.read_json(tmp_path, "best.json") == {
         "metric": "precision @ 1",
-        "better": "higher",
+        "mode": "max",
         "best": {"step": 30, "examples": 480, "value": 0.7},
         "last": {"step": 40, "examples": 640, "value": 0.1},
     }
@@ -72,7 +72,7 @@ def test_a_better_one_takes_its_place_also_after_restarts(scripted, tmp_path):
 
 def test_a_run_without_gain_stops_early_also_after_restarts(scripted, tmp_path, capsys):
     """After step 10 nothing is better until step 30; at step 25, two epochs and a half are over."""
-    options = OPTIONS | {"stop_after_no_gain_epochs": 2.0}
+    options = OPTIONS | {"early_stopping_patience_epochs": 2.0}
     for max_steps in (12, 23, 40):
         result = jobs.train_toy(tmp_path, **options | {"max_steps": max_steps})
     assert (result.step, result.stopped_by) == (25, "no gain for 2 epochs")
@@ -80,14 +80,14 @@ def test_a_run_without_gain_stops_early_also_after_restarts(scripted, tmp_path, 
     assert "Resume:" not in capsys.readouterr().out.rpartition("Stopped by no gain for 2 epochs at step 25 of 40")[2]
     assert not (tmp_path / "best").exists()
     assert jobs.train_toy(tmp_path, **options).step == 25
-    assert "nothing to do. A greater --stop_after_no_gain_epochs trains on." in capsys.readouterr().out
-    options["stop_after_no_gain_epochs"] = 3
+    assert "nothing to do. A greater --early_stopping_patience_epochs trains on." in capsys.readouterr().out
+    options["early_stopping_patience_epochs"] = 3
     assert jobs.train_toy(tmp_path, **options).stopped_by == "last step"
 
 
 def test_a_run_killed_before_its_evaluation_does_it_first_of_all(scripted, tmp_path):
     """Killed at the best, and where there is no gain for long enough."""
-    options = OPTIONS | dict(keep_best=True, stop_after_no_gain_epochs=2.0)
+    options = OPTIONS | dict(keep_best=True, early_stopping_patience_epochs=2.0)
     jobs.train_toy(tmp_path / "whole", **options)
     for step in (10, 25):
         scripted.add(step)
@@ -141,7 +141,9 @@ def test_best_is_no_watch():
 
 def test_an_early_stop_is_no_failure_of_the_command(tmp_path):
     """A rate of next to nothing: the precision stays what it was at the first evaluation."""
-    words = jobs.toy_flags(tmp_path, learning_rate=1e-9, eval_every_steps=6, stop_after_no_gain_epochs=1, max_steps=90)
+    words = jobs.toy_flags(
+        tmp_path, learning_rate=1e-9, eval_every_steps=6, early_stopping_patience_epochs=1, max_steps=90
+    )
     done = jobs.command("tower_train", *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert jobs.saved_step(tmp_path) == 12

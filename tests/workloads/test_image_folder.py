@@ -61,7 +61,7 @@ def test_half_of_the_images_are_flipped():
         found = session.run(image_folder.flip(tf.constant(images), GivenDraws([[0.2], [0.7], [0.49]])))
     expected = np.stack([images[0, :, ::-1], images[1], images[2, :, ::-1]]) / 127.5 - 1
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert workload(flip=False).distort is None
+    assert workload(flip=False).augment is None
 
 
 def test_a_run_learns_and_is_evaluated(data, tmp_path):

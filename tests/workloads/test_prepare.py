@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import crops, distort
+from cifar10 import augment, crops
 from tower_train.workloads import fashion_mnist
 
 v1 = tf.compat.v1
 
 
-@pytest.mark.parametrize("prepare", [distort.prepare, crops.prepare, fashion_mnist.WORKLOAD.prepare])
+@pytest.mark.parametrize("prepare", [augment.prepare, crops.prepare, fashion_mnist.WORKLOAD.prepare])
 def test_the_pipeline_and_the_graph_prepare_the_same_bits(prepare):
     images = np.random.default_rng(0).integers(0, 256, [64, 32, 32, 3]).astype(np.uint8)
     images[0] = 7

@@ -38,8 +38,8 @@ class Statistic(NamedTuple):
         return self.value.dtype.is_floating
 
 
-class Learning(NamedTuple):
-    """The rate of a variable, by all blocks of layers.learning around its creation.
+class ParamGroup(NamedTuple):
+    """The rate of a variable, by all blocks of layers.param_group around its creation.
 
     Attributes:
       rate_factor: multiplies the learning rate.
@@ -64,7 +64,7 @@ class Context:
       epochs_seen: float64 scalar, the epochs seen before this step; None when nothing is trained.
       frozen: whether new variables are not trained.
       statistics: the layers' statistics of the tower's batch; None outside of a tower that is trained.
-      learning: {variable's name: its rate}, of the variables created in blocks of layers.learning.
+      param_groups: {variable's name: its group}, of the variables created in blocks of layers.param_group.
       draws: the random numbers of its layers; None where examples have no positions.
       drawn_by_tower: names of its layers' random numbers that nevertheless depend on the towers.
       builds_keras: a Keras model is being built, whose variables do not come from get_variable.
@@ -75,7 +75,7 @@ class Context:
     epochs_seen: tf.Tensor | None = None
     frozen: bool = False
     statistics: list[Statistic] | None = None
-    learning: dict[str, Learning] = dataclasses.field(default_factory=dict)
+    param_groups: dict[str, ParamGroup] = dataclasses.field(default_factory=dict)
     draws: Draws | None = None
     drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
     builds_keras: bool = False

@@ -87,8 +87,8 @@ def split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
 class Draws:
     """The random numbers of consecutive examples: functions of the seed, a name and the example's position.
 
-    Implements workload.Draws for a workload's distortion, and draws for its layers. Each example takes as many steps of
-    Philox's counter as its numbers need, so a tower's numbers are one section of the numbers of all positions. The
+    Implements workload.Draws for a workload's augmentation, and draws for its layers. Each example takes as many steps
+    of Philox's counter as its numbers need, so a tower's numbers are one section of the numbers of all positions. The
     counter advances with each number, so the indices of examples, which are not consecutive, use SplitMix64.
 
     Attributes:

@@ -55,7 +55,7 @@ def evaluation_graph(
     """
     graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
-        way = transfer.choose("auto", dataclasses.replace(workload, distort=None), examples, devices.towers)
+        way = transfer.choose("auto", dataclasses.replace(workload, augment=None), examples, devices.towers)
         source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers), way)
         replica, outputs = Replica(), []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, source.batches, strict=True)):
@@ -90,7 +90,7 @@ def evaluation_graph(
 
 
 def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) -> dict[str, tf.Tensor]:
-    """Returns one tower's metrics, each [batch]; GraphError if they have another form, or `better` names others."""
+    """Returns one tower's metrics, each [batch]; GraphError if they have another form, or `mode` names others."""
     found = workload.metrics(outputs, labels)
     if not isinstance(found, Mapping) or not found:
         raise errors.GraphError(
@@ -109,9 +109,9 @@ def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) 
                 + " Outputs [batch, 1] and labels [batch] give such a shape."
                 * is_broadcast
             )
-    if unknown := [name for name in workload.better if name not in found]:
+    if unknown := [name for name in workload.mode if name not in found]:
         raise errors.GraphError(
-            f"workload {workload.name}: better names {unknown[0]!r}, but its metrics are {', '.join(found)}. Name one "
+            f"workload {workload.name}: mode names {unknown[0]!r}, but its metrics are {', '.join(found)}. Name one "
             "of these."
         )
     return {name: tf.ensure_shape(values, [batch]) for name, values in found.items()}

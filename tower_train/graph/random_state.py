@@ -44,7 +44,7 @@ class Found(NamedTuple):
     def instead(self) -> str:
         """The function of tower_train that draws likewise, but by example."""
         if "Dataset" in self.name or self.name.startswith("preprocess/"):
-            return "the draws that `distort` is given"
+            return "the draws that `augment` is given"
         if "dropout" in self.name:
             return "tower_train.layers.dropout"
         return "tower_train.layers.random_normal" if "Normal" in self.type else "tower_train.layers.random_uniform"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tower_train.graph.context import Learning
+from tower_train.graph.context import ParamGroup
 
 _MOST_EXAMPLES = 2**62  # more than any training, in 64 bits
 
@@ -69,22 +69,22 @@ class Schedule:
         return tf.minimum(tf.cast(examples_seen, tf.float64) / self.total_examples, 1.0)
 
 
-def group_rate(rate: tf.Tensor, epochs_seen: tf.Tensor, learning: Learning) -> tf.Tensor:
-    """Returns the rate of variables from a block of tower_train.layers.learning.
+def group_rate(rate: tf.Tensor, epochs_seen: tf.Tensor, group: ParamGroup) -> tf.Tensor:
+    """Returns the rate of variables of tower_train.layers.param_group.
 
     Args:
       rate: float64 scalar, of the step.
       epochs_seen: float64 scalar, examples trained on before this step / examples per epoch.
-      learning: the block's.
+      group: the block's.
 
     Returns:
       rate * rate_factor while epochs_seen < until_epoch, then 0; float64 scalar.
     """
-    if learning.rate_factor != 1:
-        rate = rate * learning.rate_factor
-    if math.isinf(learning.until_epoch):
+    if group.rate_factor != 1:
+        rate = rate * group.rate_factor
+    if math.isinf(group.until_epoch):
         return rate
-    return tf.where(epochs_seen < learning.until_epoch, rate, tf.zeros_like(rate))
+    return tf.where(epochs_seen < group.until_epoch, rate, tf.zeros_like(rate))
 
 
 def exponential_decay(

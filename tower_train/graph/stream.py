@@ -81,10 +81,10 @@ def training_stream(
     step_size = layout.tower_batch * layout.all_towers
     start_here = start + layout.first_tower * layout.tower_batch
     steps = tf.data.Dataset.range(start_here, np.iinfo(np.int64).max - step_size, step_size)
-    on_host = dataclasses.replace(workload, distort=None, prepare=None) if way.distorts_there else workload
+    on_host = dataclasses.replace(workload, augment=None, prepare=None) if way.augments_there else workload
     # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend on
     # their number; examples by index come as whole steps, or as towers' batches several at a time.
-    by_tower = (way.stages or way.distorts_there) and not examples.elements
+    by_tower = (way.stages or way.augments_there) and not examples.elements
     parts = layout.num_towers if by_tower else 1
     size = layout.worker_batch // parts
     order, fetch = "", examples.open() if examples.open else None
@@ -113,9 +113,9 @@ def training_stream(
     else:
         batches, initializer = take(), iterator.initializer
     if examples.elements:
-        names = elements.state_names(layout.worker_batch, not way.distorts_there, layout.num_workers)
+        names = elements.state_names(layout.worker_batch, not way.augments_there, layout.num_workers)
         state = elements.state_of(iterator, names, layout.worker, length)
-    for i, (features, labels) in enumerate(batches if way.distorts_there else ()):
+    for i, (features, labels) in enumerate(batches if way.augments_there else ()):
         with way.there(i, features) as features:
             draws = _draws(examples, firsts[i], layout.tower_batch, seed)
             batches[i] = _with_batch_size((_preprocess(workload, features, draws), labels), layout.tower_batch)
@@ -129,8 +129,8 @@ def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, device: 
 
 def _preprocess(workload: Workload, features: Tensors, draws: Draws) -> Tensors:
     """Returns features of training examples as the network takes them."""
-    if workload.distort:
-        return workload.distort(features, draws)
+    if workload.augment:
+        return workload.augment(features, draws)
     return workload.prepare(features) if workload.prepare else features
 
 
@@ -151,7 +151,7 @@ def evaluation_stream(
       The stream and, over towers, bool [tower_batch]: which examples count.
     """
     way, step_size = way or Transfer(), tower_batch * num_towers
-    prepare = None if way.distorts_there else workload.prepare
+    prepare = None if way.augments_there else workload.prepare
     if examples.elements:
         steps = tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size)
         steps = tf.data.Dataset.zip(steps, in_fixed_order(examples.elements()).batch(step_size))
@@ -174,7 +174,7 @@ def evaluation_stream(
     )
     first, towers = iterator.get_next()
     batches = [tower[:2] for tower in towers]
-    for i, (features, labels) in enumerate(batches if way.distorts_there else ()):
+    for i, (features, labels) in enumerate(batches if way.augments_there else ()):
         with way.there(i, features) as features:
             batches[i] = _with_batch_size((workload.prepare(features), labels), tower_batch)
     firsts = _firsts(first, tower_batch, num_towers)

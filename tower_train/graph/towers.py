@@ -39,7 +39,9 @@ def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf
         return _cast_floating(workload.inference(_cast_floating(features, dtype), training), variable_dtype(dtype))
 
     if not training:
-        return (_mean_over_views(workload, network, features) if workload.views else network(features)), None
+        return (
+            _mean_over_views(workload, network, features) if workload.test_time_augmentation else network(features)
+        ), None
     outputs = network(features)
     loss = workload.loss(outputs, labels)
     if loss.shape.rank != 0:
@@ -73,7 +75,7 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
 def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> Tensors:
     """Returns the weighted mean of the network's outputs over views. Raises GraphError if the weights do not sum to 1,
     or the outputs are not floating point."""
-    weights, views = zip(*workload.views(features), strict=True)
+    weights, views = zip(*workload.test_time_augmentation(features), strict=True)
     if abs(sum(weights) - 1) > 1e-6:
         raise errors.GraphError(
             f"workload {workload.name}: the weights of its views are {', '.join(f'{weight:g}' for weight in weights)}, "
@@ -84,7 +86,7 @@ def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], 
         if not outputs[0].dtype.is_floating:
             raise errors.GraphError(
                 f"workload {workload.name}: outputs of dtype {outputs[0].dtype.name} have no mean over views. Let "
-                "inference return floating-point outputs, or leave `views` out."
+                "inference return floating-point outputs, or leave `test_time_augmentation` out."
             )
         # One sum, since TensorFlow rearranges chains of products and sums differently in different graphs.
         factors = tf.reshape(tf.constant(weights, outputs[0].dtype), [-1] + [1] * outputs[0].shape.rank)

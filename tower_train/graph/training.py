@@ -17,7 +17,7 @@ from tower_train.graph import (
     update,
 )
 from tower_train.graph.collectives import AllReduce
-from tower_train.graph.context import Context, Learning
+from tower_train.graph.context import Context, ParamGroup
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws, check_same
 from tower_train.graph.gradients import is_finite, update_if_finite
@@ -118,7 +118,7 @@ def _input(
 ) -> stream.Stream:
     """Makes the stream: a batch for every tower, from the position that the run has come to."""
     end = config.last_step(examples.num_examples) * layout.global_batch
-    way = transfer.choose(config.distort_on, workload, examples, [tower.device for tower in layout.towers], end)
+    way = transfer.choose(config.augment_on, workload, examples, [tower.device for tower in layout.towers], end)
     with v1.name_scope("input"):
         return stream.training_stream(workload, examples, config.seed, examples_seen, layout, way)
 
@@ -187,18 +187,18 @@ def _prepare_update(
     """Returns a function that builds a replica's update; its optimizers exist already."""
     dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
 
-    def optimizer(learning: Learning) -> v1.train.Optimizer:
-        own_rate = tf.cast(group_rate(rate, step.epochs_seen, learning), dtype)
-        iterations = config.muon_iterations if learning.muon else 0
-        momentum = config.momentum if learning.momentum is None else learning.momentum
+    def optimizer(group: ParamGroup) -> v1.train.Optimizer:
+        own_rate = tf.cast(group_rate(rate, step.epochs_seen, group), dtype)
+        iterations = config.muon_iterations if group.muon else 0
+        momentum = config.momentum if group.momentum is None else group.momentum
         return update.make_optimizer(config.optimizer, own_rate, momentum, config.nesterov, iterations)
 
-    def learning(variable: tf.Variable) -> Learning:
-        return step.learning.get(replica.original(variable).op.name, Learning())
+    def group_of(variable: tf.Variable) -> ParamGroup:
+        return step.param_groups.get(replica.original(variable).op.name, ParamGroup())
 
     with replica.state_variables():
         groups = [
-            (optimizer(rates), grads) for rates, grads in update.by_learning(replica.mean_grads, learning).items()
+            (optimizer(rates), grads) for rates, grads in update.by_param_group(replica.mean_grads, group_of).items()
         ]
         build = update.prepare_update(
             groups, replica.trained(), replica.moving, config.moving_average_decay, counters.global_step

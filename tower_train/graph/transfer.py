@@ -1,4 +1,4 @@
-"""The way of a batch from the host to its tower's device: the place of its distortion, and the time of its crossing.
+"""The way of a batch from the host to its tower's device: the place of its augmentation, and the time of its crossing.
 
 Batches for GPUs are staged: a step trains on those that the previous step left there, and leaves the next ones, which
 cross while it computes. The first ones come when the stream begins, at the run's position, so batches that lay there
@@ -29,14 +29,14 @@ class Transfer:
 
     Attributes:
       devices: over the batches of a step, the device of its tower.
-      distorts_there: whether they cross as the examples are, and are preprocessed there; else on the host.
+      augments_there: whether they cross as the examples are, and are preprocessed there; else on the host.
       stages: whether the next step's batches cross during a step.
       end: the position after the run's last example.
       note: a line on the place of preprocessing, of GPUs; else None.
     """
 
     devices: Sequence[str] = ()
-    distorts_there: bool = False
+    augments_there: bool = False
     stages: bool = False
     end: int = 0
     note: str | None = None
@@ -48,22 +48,22 @@ class Transfer:
             yield tf.nest.map_structure(tf.identity, features)
 
 
-def choose(distort_on: str, workload: Workload, examples: Examples, devices: Sequence[str], end: int = 0) -> Transfer:
+def choose(augment_on: str, workload: Workload, examples: Examples, devices: Sequence[str], end: int = 0) -> Transfer:
     """Chooses the way of the batches.
 
     Args:
-      distort_on: --distort_on; auto is the device if it is a GPU and the workload's preprocessing is made for that.
-      workload, examples: what is trained. Examples in their own order cross distorted unless `device` is asked for,
+      augment_on: --augment_on; auto is the device if it is a GPU and the workload's preprocessing is made for that.
+      workload, examples: what is trained. Examples in their own order cross augmented unless `device` is asked for,
         since checkpoints hold some of them as they cross; and not ahead of their step, since those would be lost.
       devices, end: as in Transfer.
     """
     is_staged = stages(devices) and not examples.elements
-    if not (workload.distort or workload.prepare):
+    if not (workload.augment or workload.prepare):
         return Transfer(devices, False, is_staged, end)
     on_gpus = all(map(_is_gpu, devices))
-    suits = on_gpus and workload.distorts_on_devices and not examples.elements
-    there = distort_on == "device" or (distort_on == "auto" and suits)
-    note = f"distorts: on the {'GPUs' if there else 'host'} (--distort_on={distort_on})" if on_gpus else None
+    suits = on_gpus and workload.augments_on_devices and not examples.elements
+    there = augment_on == "device" or (augment_on == "auto" and suits)
+    note = f"augments: on the {'GPUs' if there else 'host'} (--augment_on={augment_on})" if on_gpus else None
     return Transfer(devices, there, is_staged, end, note)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tower_train.graph.context import Learning, Statistic
+from tower_train.graph.context import ParamGroup, Statistic
 from tower_train.graph.gradients import GradientsAndVariables
 from tower_train.graph.muon import Muon
 
@@ -54,17 +54,17 @@ def make_optimizer(
     return v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov)
 
 
-def by_learning(
-    gradients: GradientsAndVariables, learning: Callable[[tf.Variable], Learning]
-) -> dict[Learning, GradientsAndVariables]:
+def by_param_group(
+    gradients: GradientsAndVariables, group_of: Callable[[tf.Variable], ParamGroup]
+) -> dict[ParamGroup, GradientsAndVariables]:
     """Groups gradients by the rates of their variables; each group needs an optimizer of its own.
 
-    The group outside of `layers.learning` comes first, so that its optimizer's variables have the same names as without
-    such blocks.
+    The group outside of `layers.param_group` comes first, so that its optimizer's variables have the same names as
+    without such blocks.
     """
-    groups = {Learning(): []}
+    groups = {ParamGroup(): []}
     for gradient, variable in gradients:
-        groups.setdefault(learning(variable), []).append((gradient, variable))
+        groups.setdefault(group_of(variable), []).append((gradient, variable))
     return {rate: members for rate, members in groups.items() if members or not gradients}
 
 

@@ -39,13 +39,13 @@ class Metric:
     Attributes:
       mean: over all examples.
       low, high: bounds of its 95 % interval; None if it is no proportion.
-      better: 'higher' or 'lower', the better values; None if unknown.
+      mode: 'min' or 'max', the best values; None if unknown.
     """
 
     mean: float
     low: float | None = None
     high: float | None = None
-    better: str | None = None
+    mode: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +114,9 @@ class Evaluator:
 
     @property
     def first_metric(self) -> tuple[str, str | None]:
-        """The deciding metric's name and its better values, 'higher', 'lower' or None if unknown."""
+        """The deciding metric's name and its mode, 'min', 'max' or None if unknown."""
         name = next(iter(self._built.metrics))
-        return name, self._workload.which_is_better(name)
+        return name, self._workload.mode_of(name)
 
     @property
     def has_confusion(self) -> bool:
@@ -168,13 +168,11 @@ class Evaluator:
             data=self.examples.name,
             num_examples=count,
             weights=self._weights,
-            metrics={
-                name: _metric(*moments, count, self._workload.which_is_better(name)) for name, moments in sums.items()
-            },
+            metrics={name: _metric(*moments, count, self._workload.mode_of(name)) for name, moments in sums.items()},
             confusion=matrix,
             class_names=names if matrix else (),
             seconds=time.perf_counter() - start,
-            several_views=self._workload.views is not None,
+            several_views=self._workload.test_time_augmentation is not None,
             most_confused=() if matrix else most_confused(pairs, names),
         )
 
@@ -229,5 +227,5 @@ def most_confused(pairs: Mapping[tuple[int, int], int], names: Sequence[str]) ->
     return tuple(Confused(names[i], names[j], -count) for count, i, j in heapq.nsmallest(_MOST_CONFUSED, mistakes))
 
 
-def _metric(total: float, is_proportion: bool, count: int, better: str | None) -> Metric:
-    return Metric(total / count, *(wilson_interval(total, count) if is_proportion else (None, None)), better)
+def _metric(total: float, is_proportion: bool, count: int, mode: str | None) -> Metric:
+    return Metric(total / count, *(wilson_interval(total, count) if is_proportion else (None, None)), mode)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tower_train.inference.evaluator import Confused, Evaluation, Metric
-from tower_train.measures import HIGHER
+from tower_train.measures import MAX
 from tower_train.run_dir import logs
 
 _MOST_SHOWN = 20  # of the most frequent confusions
@@ -38,14 +38,14 @@ def overfitting(on_training: Evaluation, evaluation: Evaluation) -> str | None:
     intervals."""
     name = next(iter(on_training.metrics))
     seen, unseen = on_training.metrics[name], evaluation.metrics[name]
-    higher, lower = (seen, unseen) if seen.better == HIGHER else (unseen, seen)
-    is_known = None not in (seen.better, seen.low, unseen.low)
+    higher, lower = (seen, unseen) if seen.mode == MAX else (unseen, seen)
+    is_known = None not in (seen.mode, seen.low, unseen.low)
     if not is_known or higher.low <= lower.high or higher.mean - lower.mean <= 0.1:
         return None
     return (
         f"*** {name} is {seen.mean:.3f} on training examples and {unseen.mean:.3f} on the test examples: the network "
-        "learns its examples by heart. Fewer epochs (--stop_after_no_gain_epochs, --keep_best), weight decay, "
-        "distortions or more data help."
+        "learns its examples by heart. Fewer epochs (--early_stopping_patience_epochs, --keep_best), weight decay, "
+        "augmentations or more data help."
     )
 
 

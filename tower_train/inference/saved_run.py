@@ -88,7 +88,7 @@ def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
     except errors.ConfigError as error:
         raise errors.RunError(f"{run_dir.path / directory.RUN} does not fit its workload: {error}") from None
     if options.single_view:
-        workload = dataclasses.replace(workload, views=None)
+        workload = dataclasses.replace(workload, test_time_augmentation=None)
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
     workload.check_dataset(dataset)
     examples = workload.examples(DataRequest("test", dataset, data_dir, config["seed"]))

@@ -39,11 +39,12 @@ def with_new_names(values: Mapping[str, Any], new_names: Mapping[str, str], pref
       prefix: before names, in the line that says it.
     """
     for old in values.keys() & new_names.keys():
-        _say_once(prefix + old, prefix + new_names[old])
+        say_once(prefix + old, prefix + new_names[old])
     old_ones = {new_names[name]: value for name, value in values.items() if name in new_names}
     return {name: value for name, value in values.items() if name not in new_names} | old_ones
 
 
 @functools.cache
-def _say_once(old: str, new: str) -> None:
+def say_once(old: str, new: str) -> None:
+    """Says once in a process what an old name is called now."""
     console.notice(f"{old} is now called {new}; please use that name.")

@@ -24,7 +24,7 @@ v1 = tf.compat.v1
 
 
 class TrainingClock:
-    """Seconds of training, without evaluations and the like, which would distort examples/sec."""
+    """Seconds of training, without evaluations and the like, which would augment examples/sec."""
 
     def __init__(self):
         self._excluded = 0.0

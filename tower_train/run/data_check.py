@@ -24,7 +24,7 @@ def warnings(workload: Workload, examples: Examples) -> list[str]:
     """Warns of missing or unbalanced classes, labels that are all the same, a sorted order, and features that are
     constant, not finite or very large.
 
-    Looks at all labels if they are at hand, and at SAMPLE examples as evaluation sees them: without distortion, but
+    Looks at all labels if they are at hand, and at SAMPLE examples as evaluation sees them: without augmentation, but
     with the workload's `prepare`. The order matters only for examples in their own order; the others are shuffled as a
     whole.
 

@@ -98,7 +98,7 @@ def _write_batch(start: Start, step: int, first: int) -> str:
     """Writes the batch of a step, from its first position in the stream, to bad_batch-STEP.npz; returns its path or the
     failure.
 
-    The file holds `positions` and `indices`, int64 [global batch], and the towers' inputs after distortion, joined in
+    The file holds `positions` and `indices`, int64 [global batch], and the towers' inputs after augmentation, joined in
     their order: `features` and `labels`, or features_0, features_1, ... for several tensors.
     """
     path = start.run_dir.path / f"bad_batch-{step}.npz"

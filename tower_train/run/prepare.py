@@ -142,7 +142,7 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     is_checked = config.check_data and not resumed.path
     if is_checked:
         notes += data_check.warnings(workload, examples)
-    patience = config.stop_after_no_gain_epochs * examples.num_examples
+    patience = config.early_stopping_patience_epochs * examples.num_examples
     evaluations = Evaluations(
         run_dir,
         config.eval_every_steps,

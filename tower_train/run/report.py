@@ -90,7 +90,7 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluation: 
     """Returns the last lines of a run: its result and the next commands. path: the workload's import path or None."""
     has_no_gain = result.reason is StopReason.NO_GAIN
     if result.training_secs is None:
-        option = "--stop_after_no_gain_epochs" if has_no_gain else "--max_steps or --epochs"
+        option = "--early_stopping_patience_epochs" if has_no_gain else "--max_steps or --epochs"
         lines = [f"Step {result.step} was reached before; nothing to do. A greater {option} trains on."]
     else:
         rate = f", {result.examples_per_sec:.1f} examples/sec" if result.examples_per_sec else ""

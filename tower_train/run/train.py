@@ -73,7 +73,7 @@ def train(
         try:
             start = announce(prepare(path, workload, config, run_dir, membership, stack), membership)
         except RunOver as over:
-            return results.without_part(over, config.stop_after_no_gain_epochs)
+            return results.without_part(over, config.early_stopping_patience_epochs)
         with signals.noted(received):
             try:
                 result = conclude(start, *run(start, session_hooks, received, membership), membership)
@@ -179,7 +179,7 @@ def conclude(start: Start, result: Result, failure: errors.UserError | None, mem
         raise failure
     known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value
     reason = StopReason(membership.leave(known) or StopReason.ANOTHER_WORKER)
-    stopped_by = reason.text(start.config.stop_after_no_gain_epochs)
+    stopped_by = reason.text(start.config.early_stopping_patience_epochs)
     return dataclasses.replace(result, reason=reason, stopped_by=stopped_by)
 
 
@@ -254,7 +254,7 @@ class Steps:
             seconds=seconds,
             training_secs=tally.training_secs if step > start.steps_done else None,
             reason=reason,
-            stopped_by=str(failure) if failure else reason.text(start.config.stop_after_no_gain_epochs),
+            stopped_by=str(failure) if failure else reason.text(start.config.early_stopping_patience_epochs),
             checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.is_chief else None,
             data=start.examples.name,
             notice=start.examples.notice,

@@ -11,7 +11,7 @@ import pathlib
 import shutil
 
 from tower_train import errors
-from tower_train.measures import HIGHER
+from tower_train.measures import MAX, OLD_MODES
 from tower_train.run_dir import checkpoint, directory, logs
 
 _FOLDER = "best"
@@ -48,25 +48,28 @@ class Best:
         self._state = run_dir.read(directory.BEST) if self.is_used else {}
         self._step = 0
 
-    def compare_by(self, name: str, better: str | None) -> list[str]:
+    def compare_by(self, name: str, mode: str | None) -> list[str]:
         """Sets the metric by which evaluations are compared, before the first one; returns lines to print.
 
         Forgets earlier starts that compared by another metric.
 
         Raises:
-          ConfigError: evaluations are compared, and it is unknown which values are better.
+          ConfigError: evaluations are compared, and it is unknown which values are best.
         """
-        if self.is_used and better is None:
-            option = "keep_best" if self._keep else "stop_after_no_gain_epochs"
+        if self.is_used and mode is None:
+            option = "keep_best" if self._keep else "early_stopping_patience_epochs"
             raise errors.ConfigError(
                 f"--{option}: it is not known whether a higher or a lower {name!r} is better. Say so in the workload, "
-                f"as in better={{{name!r}: 'lower'}}."
+                f"as in mode={{{name!r}: 'min'}}."
             )
-        before = self._state.get("metric"), self._state.get("better", HIGHER)  # older versions always took the highest
-        if not self._state or before == (name, better):
+        old = OLD_MODES.get(self._state.get("better"), MAX)  # the oldest versions always took the highest
+        before = self._state.get("metric"), self._state.get("mode", old)
+        if not self._state or before == (name, mode):
             return []
         self._state = {}
-        return [f"*** Until now the {before[1]} {before[0]} was the best, now the {better} {name} is. It begins anew."]
+        return [
+            f"*** Until now the {before[1]} of {before[0]} was the best, now the {mode} of {name} is. It begins anew."
+        ]
 
     def begin(self, step: int) -> bool:
         """Begins at a step; returns whether an evaluation of this step would be news."""
@@ -81,12 +84,12 @@ class Best:
         name, metric = next(iter(evaluation.metrics.items()))
         last = {"step": evaluation.step, "examples": evaluation.step * self._global_batch, "value": metric.mean}
         best = self._state.get("best")
-        is_best = best is None or _rank(metric.mean, metric.better) > _rank(best["value"], metric.better)
+        is_best = best is None or _rank(metric.mean, metric.mode) > _rank(best["value"], metric.mode)
         folder = self._run_dir.path / _FOLDER
         try:
             if is_best and self._keep:
                 _copy(path, folder)
-            self._state = {"metric": name, "better": metric.better, "best": last if is_best else best, "last": last}
+            self._state = {"metric": name, "mode": metric.mode, "best": last if is_best else best, "last": last}
             self._run_dir.write(directory.BEST, self._state)
             if is_best and self._keep:
                 checkpoint.remove_others(folder, os.path.basename(path))
@@ -105,9 +108,9 @@ class Best:
         return last["examples"] - self._state["best"]["examples"] >= self._patience
 
 
-def _rank(value: float, better: str) -> float:
+def _rank(value: float, mode: str) -> float:
     """Returns a number that is higher for better values, lowest for NaN."""
-    return -math.inf if math.isnan(value) else value if better == HIGHER else -value
+    return -math.inf if math.isnan(value) else value if mode == MAX else -value
 
 
 def _copy(path: str, folder: pathlib.Path) -> None:

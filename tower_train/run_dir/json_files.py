@@ -27,7 +27,7 @@ _FIELDS = {
         "drawing?": str,
     },
     RESULT: {"step?": int, "evaluation?": {"step": int}},
-    BEST: {"metric": str, "better?": str, "best": _SCORE, "last": _SCORE},
+    BEST: {"metric": str, "mode?": str, "better?": str, "best": _SCORE, "last": _SCORE},
 }  # fmt: skip
 _NOUNS = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number"}
 

@@ -105,6 +105,6 @@ WORKLOAD = Workload(
     examples=examples,
     inference=inference,
     prepare=prepare,
-    distorts_on_devices=True,
+    augments_on_devices=True,
     recipe={"optimizer": "adam", "learning_rate": 0.001, "learning_rate_decay_factor": 1.0, "epochs": 5.0},
 )

@@ -100,9 +100,9 @@ def workload(options: FolderOptions) -> Workload:
             if is_small
             else applications.network(*chosen, len(examples.class_names))
         ),
-        distort=functools.partial(flip, prepare=own_prepare) if options.flip else None,
+        augment=functools.partial(flip, prepare=own_prepare) if options.flip else None,
         prepare=own_prepare,
-        distorts_on_devices=True,
+        augments_on_devices=True,
         options=options,
         configure=workload,
         recipe={"optimizer": "adam", "learning_rate": 0.001, "learning_rate_decay_factor": 1.0, "batch_size": 32},

@@ -41,7 +41,7 @@ def examples(request: DataRequest) -> Examples:
     return Examples.from_arrays(f"spirals {request.split}", points, labels, CLASS_NAMES)
 
 
-def distort(points: tf.Tensor, draws: Draws) -> tf.Tensor:
+def augment(points: tf.Tensor, draws: Draws) -> tf.Tensor:
     """Changes training examples at random, by numbers that do not depend on the towers."""
     return points + 0.02 * (draws.uniform("shift", 2) - 0.5)
 
@@ -75,7 +75,7 @@ def workload(options: WorkloadOptions) -> Workload:
         name="NAME",
         examples=examples,
         inference=lambda points, training: inference(points, training, options.units),
-        distort=distort,
+        augment=augment,
         options=options,
         configure=workload,
         # Values of the trainer's own options, unless the command line gives others.

@@ -76,10 +76,10 @@ def build_towers(
         ):
             specs.append(call(features, labels))
             captures.append(captured)
-        for name in tower.learning:
+        for name in tower.param_groups:
             raise errors.GraphError(
-                f"{name} is created in a block of layers.learning, which is for workloads. Give it an optimizer of its "
-                "own in model_fn."
+                f"{name} is created in a block of layers.param_group, which is for workloads. Give it an optimizer of "
+                "its own in model_fn."
             )
         of_first = of_first or {key: graph.get_collection(key) for key in _OF_ONE_TOWER}
         for key in _OF_ONE_TOWER:

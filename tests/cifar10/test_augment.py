@@ -1,21 +1,21 @@
-"""Distortion and preparation against the published steps, one by one in numpy."""
+"""Augmentation and preparation against the published steps, one by one in numpy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from draws import GivenDraws
 
-from cifar10 import distort
+from cifar10 import augment
 
 v1 = tf.compat.v1
 
 
 @pytest.fixture(scope="module")
-def distorted():
-    """(images, numbers drawn) -> distorted images; the batch size is not known statically."""
+def augmented():
+    """(images, numbers drawn) -> augmented images; the batch size is not known statically."""
     with tf.Graph().as_default(), v1.Session() as session:
         x, u = v1.placeholder(tf.uint8, [None, 32, 32, 3]), v1.placeholder(tf.float32, [None, 4])
-        y = distort.distort(x, GivenDraws(u))
+        y = augment.augment(x, GivenDraws(u))
         assert y.shape.as_list() == [None, 24, 24, 3] and y.dtype == tf.float32
         yield lambda images, numbers: session.run(y, {x: images, u: numbers})
 
@@ -25,7 +25,7 @@ def prepared():
     """images -> prepared images."""
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.uint8, [None, 32, 32, 3])
-        y = distort.prepare(x)
+        y = augment.prepare(x)
         assert y.shape.as_list() == [None, 24, 24, 3] and y.dtype == tf.float32
         yield lambda images: session.run(y, {x: images})
 
@@ -55,58 +55,58 @@ def draw(count, seed=0):
 
 
 @pytest.mark.parametrize("brightness", [-63.0, 0.0, 63.0])
-def test_equals_the_published_steps_whatever_the_brightness(distorted, brightness):
+def test_equals_the_published_steps_whatever_the_brightness(augmented, brightness):
     images, numbers = draw(20)
-    np.testing.assert_allclose(distorted(images, numbers), published(images, numbers, brightness), atol=3e-6)
+    np.testing.assert_allclose(augmented(images, numbers), published(images, numbers, brightness), atol=3e-6)
 
 
-def test_every_crop_and_flip_takes_its_own_pixels(distorted):
+def test_every_crop_and_flip_takes_its_own_pixels(augmented):
     images, _ = draw(1)
     rows, columns, flips = np.meshgrid(np.arange(9), np.arange(9), [0.25, 0.75], indexing="ij")
     numbers = np.stack([(rows + 0.5) / 9, (columns + 0.5) / 9, flips, np.full(rows.shape, 0.5)], axis=-1)
     numbers = numbers.reshape(-1, 4).astype(np.float32)
     images = np.repeat(images, len(numbers), axis=0)
-    np.testing.assert_allclose(distorted(images, numbers), published(images, numbers), atol=3e-6)
+    np.testing.assert_allclose(augmented(images, numbers), published(images, numbers), atol=3e-6)
 
 
-def test_the_least_and_the_greatest_draw_stay_inside_the_image(distorted):
+def test_the_least_and_the_greatest_draw_stay_inside_the_image(augmented):
     images, _ = draw(2)
     numbers = np.stack([np.zeros(4, np.float32), np.full(4, np.nextafter(np.float32(1), np.float32(0)))])
-    np.testing.assert_allclose(distorted(images, numbers), published(images, numbers), atol=3e-6)
+    np.testing.assert_allclose(augmented(images, numbers), published(images, numbers), atol=3e-6)
 
 
-def test_constant_images_become_zero(distorted, prepared):
+def test_constant_images_become_zero(augmented, prepared):
     _, numbers = draw(3)
     images = np.stack([np.full([32, 32, 3], value, np.uint8) for value in (0, 77, 255)])
-    assert not distorted(images, numbers).any()
+    assert not augmented(images, numbers).any()
     assert not prepared(images).any()
 
 
-def test_the_deviation_of_nearly_constant_images_is_bounded(distorted):
+def test_the_deviation_of_nearly_constant_images_is_bounded(augmented):
     _, numbers = draw(2)
     numbers[:, 3] = 0.1  # a contrast of 0.36
     images = np.full([2, 32, 32, 3], 200, np.uint8)
     images[:, 16, 16, 1] = [201, 204]  # in every crop; deviations 0.36 / 41.6 and 1.44 / 41.6, the bound is 1 / 41.6
-    result, expected = distorted(images, numbers), published(images, numbers)
+    result, expected = augmented(images, numbers), published(images, numbers)
     np.testing.assert_allclose(result, expected, atol=1e-5, rtol=1e-6)
     np.testing.assert_allclose(result.std(axis=(1, 2, 3)), [0.36, 1.0], rtol=1e-2)
 
 
-def test_saturated_images(distorted):
+def test_saturated_images(augmented):
     images, numbers = draw(8)
     images = np.where(images < 128, 0, 255).astype(np.uint8)
     images[0] = [255, 0, 255]  # each channel constant, the image not
     images[1, ::2] = 255
-    np.testing.assert_allclose(distorted(images, numbers), published(images, numbers), atol=3e-6)
+    np.testing.assert_allclose(augmented(images, numbers), published(images, numbers), atol=3e-6)
 
 
-def test_an_image_comes_out_the_same_to_the_last_bit_in_any_batch(distorted, prepared):
+def test_an_image_comes_out_the_same_to_the_last_bit_in_any_batch(augmented, prepared):
     images, numbers = draw(256)
-    whole, whole_prepared = distorted(images, numbers), prepared(images)
+    whole, whole_prepared = augmented(images, numbers), prepared(images)
     for size in (128, 8, 3, 1):
         for first in range(0, 256, size):
             part = slice(first, first + size)
-            np.testing.assert_array_equal(distorted(images[part], numbers[part]), whole[part])
+            np.testing.assert_array_equal(augmented(images[part], numbers[part]), whole[part])
             np.testing.assert_array_equal(prepared(images[part]), whole_prepared[part])
 
 
@@ -116,6 +116,6 @@ def test_preparation_is_the_standardised_central_crop(prepared):
     np.testing.assert_allclose(prepared(images), expected, atol=3e-6)
 
 
-def test_no_images(distorted, prepared):
+def test_no_images(augmented, prepared):
     images, numbers = draw(0)
-    assert distorted(images, numbers).shape == prepared(images).shape == (0, 24, 24, 3)
+    assert augmented(images, numbers).shape == prepared(images).shape == (0, 24, 24, 3)

@@ -1,4 +1,4 @@
-"""Preprocessing of images for the network: random distortion for training, a plain crop for evaluation.
+"""Preprocessing of images for the network: random augmentation for training, a plain crop for evaluation.
 
 The published `distorted_inputs` crops, flips, adds a random brightness, scales the contrast of each channel about its
 mean and standardises the image. Once the crop is chosen, all of that is affine in each channel. With m[c] and v[c] the
@@ -38,7 +38,7 @@ _COPY_TO_PIXELS = np.ascontiguousarray(_SUM_CHANNELS.T)
 _SUM_EIGHTHS = np.repeat(np.eye(8, dtype=np.float32), _VALUES // 8, axis=0)
 
 
-def distort(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
+def augment(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     """Crops and flips at random, changes the contrast at random and standardises.
 
     From uint8 [batch, 32, 32, 3] to float32 [batch, 24, 24, 3]; each image has mean 0 and, unless it is nearly
