@@ -162,7 +162,7 @@ def test_what_an_earlier_version_kept_as_the_best_error_is_not_believed(tmp_path
     }
     (tmp_path / "best.json").write_text(json.dumps(old))
     jobs.train_toy(tmp_path, workload=workload, keep_best=True, early_stopping_patience_epochs=10, **EVERY)
-    assert "*** Until now the max off by was the best, now the min off by is." in capsys.readouterr().out
+    assert "*** Until now the max of off by was the best, now the min of off by is." in capsys.readouterr().out
     best = jobs.read_json(tmp_path, "best.json")
     assert (best["best"]["step"], best["mode"]) == (20, "min")
 

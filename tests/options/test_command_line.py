@@ -51,9 +51,7 @@ def test_help_shows_every_option_with_its_default_and_does_not_import_tensorflow
     assert f"python -m {module}" in " ".join(shown.stdout.split())
     others = dataclasses.fields(RecipeOptions) if options_class is Config else ()
     for field in [*dataclasses.fields(options_class), *others]:
-        [described] = re.findall(
-            rf"^  --{field.name}(?: +|\n {{32}})(\S.*(?:\n {{32}}\S.*)*)", shown.stdout, re.MULTILINE
-        )
+        [described] = re.findall(rf"^  --{field.name} +(\S.*(?:\n {{35}}\S.*)*)", shown.stdout, re.MULTILINE)
         described = " ".join(described.split())
         text, default = described.removeprefix(field.metadata["help"]), field.default
         assert text != described

@@ -110,7 +110,7 @@ def _help_text(fields: Fields, usage: str, most_used: Sequence[str] = (), defaul
     parts = [fill(" ".join(paragraph.split())) for paragraph in usage.strip().split("\n\n")]
     for group, members in groups.items():
         lines = [
-            fill(_about(field, defaults), initial_indent=f"  --{field.name:<28}", subsequent_indent=" " * 32)
+            fill(_about(field, defaults), initial_indent=f"  --{field.name:<31}", subsequent_indent=" " * 35)
             for field in members
         ]
         parts.append("\n".join([f"{group}:", *lines]))
