@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tower_train.graph.gradients import Gradient, GradientsAndVariables
+from tower_train.graph.gradients import GradientsAndVariables
 
 v1 = tf.compat.v1
 INPUT = "input"
@@ -31,7 +31,7 @@ def count_progress(
     """
     arrivals = {INPUT: list(input_arrivals)}
     for i, (loss, grads) in enumerate(zip(tower_losses, tower_grads, strict=True)):
-        arrivals[f"tower_{i}"] = [loss, *(part for grad, _ in grads for part in _arrived(grad))]
+        arrivals[f"tower_{i}"] = [loss, *(grad.op for grad, _ in grads if grad is not None)]
     ops, counts = [], {}
     for name, arrived in arrivals.items():
         counter = v1.get_variable(
@@ -42,8 +42,3 @@ def count_progress(
             ops.append(counter.assign_add(1).op)
         counts[name] = counter.read_value()
     return ops, counts
-
-
-def _arrived(grad: Gradient) -> Sequence[tf.Tensor | tf.Operation]:
-    """Returns what is available once a tower has done its part of a gradient."""
-    return [] if grad is None else [grad.op]

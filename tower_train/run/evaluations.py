@@ -1,15 +1,17 @@
 """Evaluations during training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tower_train.config import Config
+from tower_train.graph import devices
 from tower_train.inference import report
 from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.inference.saved_run import CURVES, write_curves
 from tower_train.run_dir import directory, logs
 from tower_train.run_dir.best import Best
-from tower_train.workload import Examples
+from tower_train.workload import DataRequest, Examples, Workload
 
 TEST, TRAIN = "evaluation", "train_evaluation"  # names in result.json
 
@@ -18,25 +20,20 @@ class Evaluations:
     """Evaluates checkpoints while their run trains; loads examples and builds graphs on first use.
 
     Args:
-      run_dir: the run's.
-      every_steps: steps between evaluations; 0 for none.
-      end: the last step, to evaluate after it too; else None.
-      evaluators: makes the evaluators, by the names of their evaluations in result.json.
-      best: compares the evaluations.
+      run_dir, config, workload: of the run.
+      examples: those that it trains on.
 
     Attributes:
-      best: as given.
-      examples: the test examples, once they are loaded; else None.
+      best: compares the evaluations.
       pending: path of a checkpoint to evaluate before the first step, see `begin`; else None.
       last: the last evaluations, by their names in result.json.
     """
 
-    def __init__(
-        self, run_dir: directory.RunDirectory, every_steps: int, end: int | None,
-        evaluators: Callable[[], dict[str, Evaluator]], best: Best,
-    ):  # fmt: skip
-        self._run_dir, self._every_steps, self._end = run_dir, every_steps, end
-        self._make_evaluators, self.best = evaluators, best
+    def __init__(self, run_dir: directory.RunDirectory, config: Config, workload: Workload, examples: Examples):
+        self._run_dir, self._config, self._workload, self._trained_on = run_dir, config, workload, examples
+        self._last_step = config.last_step(examples.num_examples)
+        patience = config.early_stopping_patience_epochs * examples.num_examples
+        self.best = Best(run_dir, config.keep_best, patience, config.global_batch)
         self._evaluators: dict[str, Evaluator] = {}
         self.pending: str | None = None
         self.last: dict[str, Evaluation] = {}
@@ -45,24 +42,25 @@ class Evaluations:
 
     @property
     def examples(self) -> Examples | None:
+        """The test examples, once they are loaded; else None."""
         return self._evaluators[TEST].examples if self._evaluators else None
 
     def is_due(self, step: int) -> bool:
-        return step == self._end or (self._every_steps > 0 and step % self._every_steps == 0)
+        every = self._config.eval_every_steps
+        return (self._config.eval_at_end and step == self._last_step) or (every > 0 and step % every == 0)
 
-    def try_out(self, step: int, last_step: int, trained: Sequence[tf.Variable]) -> list[str]:
+    def try_out(self, step: int, trained: Sequence[tf.Variable]) -> list[str]:
         """Tries out the coming evaluations; returns lines about them.
 
         Args:
           step: the last one done.
-          last_step: of the run.
           trained: the variables of the training.
 
         Raises:
           UserError: there are no test examples, an evaluation of a batch of them fails, or none could be the best.
         """
-        every = self._every_steps
-        are_due = self._end is not None and step < last_step or every and last_step // every > step // every
+        every, last_step = self._config.eval_every_steps, self._last_step
+        are_due = self._config.eval_at_end and step < last_step or every and last_step // every > step // every
         if not (are_due or self.best.is_used):
             return []
         self._open()
@@ -79,9 +77,9 @@ class Evaluations:
 
     def begin(self, step: int, path: str | None) -> None:
         """Begins at a step and its checkpoint, which is pending if the run was killed before its due evaluation."""
-        is_killed = self.best.begin(step) and step % self._every_steps == 0
+        is_killed = self.best.begin(step) and step % self._config.eval_every_steps == 0
         done = self._run_dir.read(directory.RESULT).get(TEST, {}).get("step")
-        if is_killed or (self._end is not None and step >= self._end and done != step):
+        if is_killed or (self._config.eval_at_end and step >= self._last_step and done != step):
             self.pending = path
 
     def evaluate(self, path: str) -> list[str]:
@@ -102,7 +100,16 @@ class Evaluations:
         return lines + self.best.note(evaluation, path)
 
     def _open(self) -> None:
-        self._evaluators = self._evaluators or self._make_evaluators()
+        """Makes evaluators on the test examples and on some training examples; each builds a graph."""
+        if self._evaluators:
+            return
+        config, trained_on = self._config, self._trained_on
+        request = DataRequest("test", trained_on.dataset, config.data_dir, config.seed)
+        evaluated = {TEST: self._workload.examples(request)}
+        if config.train_eval_examples:
+            evaluated[TRAIN] = trained_on.sample(config.train_eval_examples)
+        about = config.tower_batch, config.dtype, config.moving_average_decay, devices.place(config)
+        self._evaluators = {name: Evaluator(self._workload, each, *about) for name, each in evaluated.items()}
 
     def results(self) -> dict:
         return {name: evaluation.as_dict() for name, evaluation in self.last.items()}

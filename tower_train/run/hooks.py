@@ -73,27 +73,3 @@ def _merge(options: v1.RunOptions, others: v1.RunOptions | None) -> None:
                 options.debug_options.MergeFrom(value)
             else:
                 setattr(options, field.name, max(getattr(options, field.name), value))
-
-
-class UserHook(v1.train.SessionRunHook):
-    """A user's hook. Keeps requests to stop from the session, since all workers end after the same step.
-
-    Attributes:
-      has_asked: whether it has asked to stop.
-    """
-
-    def __init__(self, hook: v1.train.SessionRunHook):
-        self._hook, self.has_asked = hook, False
-        self.begin, self.after_create_session, self.end = hook.begin, hook.after_create_session, hook.end
-
-    def before_run(self, run_context):
-        return self._call(self._hook.before_run, run_context)
-
-    def after_run(self, run_context, run_values):
-        self._call(self._hook.after_run, run_context, run_values)
-
-    def _call(self, method, run_context, *values):
-        context = v1.train.SessionRunContext(run_context.original_args, run_context.session)
-        answer = method(context, *values)
-        self.has_asked |= context.stop_requested
-        return answer

@@ -51,7 +51,7 @@ class Guard(Action):
             return
         skips, global_batch = self._most_in_a_row is not None, self._start.graph.layout.global_batch
         first = int(report.examples) - skips * global_batch  # a step that ends the run has not counted its examples
-        about = f"not finite at step {step}: {what_is_not_finite(self._start.graph, report)}. Its batch: positions "
+        about = f"not finite at step {step}: {_what_is_not_finite(self._start.graph, report)}. Its batch: positions "
         about += f"{first} to {first + global_batch - 1} of the stream of examples{self._dumped(step, first)}"
         if not skips:
             raise errors.NonFiniteError(f"{about}. {_UNTOUCHED}")
@@ -82,7 +82,7 @@ def check_variables(session: v1.Session, graph: TrainingGraph, step: int) -> Non
         )
 
 
-def what_is_not_finite(graph: TrainingGraph, report: StepReport) -> str:
+def _what_is_not_finite(graph: TrainingGraph, report: StepReport) -> str:
     """Names the towers and tensors at fault in a step."""
     everywhere = "the mean over towers" + (" of all workers" if graph.layout.num_workers > 1 else "")
     rows = [f"tower_{i}" for i in range(graph.layout.num_towers)] + [everywhere]
@@ -132,20 +132,3 @@ def _batch(start: Start, first: int) -> dict[str, np.ndarray]:
         tensors = [np.concatenate(parts) for parts in towers]
         arrays |= {name if len(tensors) == 1 else f"{name}_{j}": tensor for j, tensor in enumerate(tensors)}
     return arrays
-
-
-class NonFiniteGuard(v1.train.SessionRunHook):
-    """Stops a program's steps at the first loss or gradient that is not finite; that step has changed no variable."""
-
-    def __init__(self, graph: TrainingGraph):
-        self._graph = graph
-
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(self._graph.report)
-
-    def after_run(self, run_context, run_values):
-        report = run_values.results
-        if not report.finite.all():
-            raise errors.NonFiniteError(
-                f"not finite at step {report.step + 1}: {what_is_not_finite(self._graph, report)}. {_UNTOUCHED}"
-            )

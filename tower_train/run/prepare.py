@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Callable, Sequence
 
@@ -12,13 +11,12 @@ from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.config import Config
 from tower_train.console import enumeration
-from tower_train.graph import devices, elements, summaries
+from tower_train.graph import elements, summaries
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
-from tower_train.inference.evaluator import Evaluator
 from tower_train.run import choices, data_check, report
-from tower_train.run.evaluations import TEST, TRAIN, Evaluations
-from tower_train.run_dir import best, checkpoint, directory, manifest
+from tower_train.run.evaluations import Evaluations
+from tower_train.run_dir import checkpoint, directory, manifest
 from tower_train.workload import DataRequest, Examples, Workload
 
 _MOST_NAMES = 10  # of variables, in a line
@@ -142,16 +140,9 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     is_checked = config.check_data and not resumed.path
     if is_checked:
         notes += data_check.warnings(workload, examples)
-    patience = config.early_stopping_patience_epochs * examples.num_examples
-    evaluations = Evaluations(
-        run_dir,
-        config.eval_every_steps,
-        start.last_step if config.eval_at_end else None,
-        functools.partial(_evaluators, config, workload, examples),
-        best.Best(run_dir, config.keep_best, patience, config.global_batch),
-    )
+    evaluations = Evaluations(run_dir, config, workload, examples)
     stack.callback(evaluations.close)
-    notes += evaluations.try_out(resumed.step, start.last_step, start.graph.saved.variables)
+    notes += evaluations.try_out(resumed.step, start.graph.saved.variables)
     tested = evaluations.examples
     if tested and tested.notice and tested.notice != examples.notice:
         notes.append(f"*** {tested.notice}")
@@ -164,19 +155,6 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
         start, notes=notes, steps_done=resumed.step, resumed=resumed, evaluations=evaluations, run_json=run_json,
         drawing=None if is_drawn else drawing,
     )  # fmt: skip
-
-
-def _evaluators(config: Config, workload: Workload, examples: Examples) -> dict[str, Evaluator]:
-    """Makes evaluators on the test examples and on some training examples; each builds a graph."""
-    request = DataRequest("test", examples.dataset, config.data_dir, config.seed)
-    evaluated = {TEST: workload.examples(request)}
-    if config.train_eval_examples:
-        evaluated[TRAIN] = examples.sample(config.train_eval_examples)
-    placed = devices.place(config)
-    return {
-        name: Evaluator(workload, each, config.tower_batch, config.dtype, config.moving_average_decay, placed)
-        for name, each in evaluated.items()
-    }
 
 
 def _check_options(examples: Examples, config: Config) -> None:
