@@ -37,7 +37,7 @@ class Cluster:
       devices: device strings for the towers of this worker, such as ('/gpu:0', '/gpu:1').
       membership: watches the workers.
       workers: for operations between them.
-      start_timeout_secs, stall_timeout_secs: as given.
+      stall_timeout_secs: as given.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Cluster:
           RunError: the worker's port cannot be had.
           WorkerError: a worker does not start, or has failed.
         """
-        self.start_timeout_secs, self.stall_timeout_secs = start_timeout_secs, stall_timeout_secs
         self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
         self.local_rank, self.local_size = _local(task)
         self.membership = membership.join(task, placed, worker_timeout_secs, start_timeout_secs, next_step=_NEXT_STEP)
         self.target, self.devices = self.membership.target, placed.towers
         self.workers = Workers(self.membership.devices, self.membership.compare)
-        self._is_open, self._watch = True, MeansWatchdog(self.membership, stall_timeout_secs, self.workers.counts)
+        self.stall_timeout_secs, self._is_open = stall_timeout_secs, True
+        self._watch = MeansWatchdog(self.membership, stall_timeout_secs, self.workers.counts)
         self.membership.__enter__()
         try:
             self.membership.agree(_versions, 0, 0)
