@@ -80,7 +80,7 @@ def test_mistakes_are_said_in_one_line(alone):
     with pytest.raises(errors.GraphError, match="root_rank=1: there are workers 0 to 0"):
         distributed.broadcast_variables([], 1, alone)
     for arguments, message in (
-        ({"op": horovod.Adasum}, "op='Adasum'.*they are averaged or added. Take Average or Sum"),
+        ({"op": horovod.Adasum}, "op='Adasum'.*averaged or added. Take Average or Sum"),
         ({"backward_passes_per_step": 2}, "backward_passes_per_step=2.: each pass is a step here"),
         ({"op": horovod.Sum, "gradient_predivide_factor": 2.0}, "factor=2.0.: it is for op=Average only"),
         ({"process_set": object()}, "process_set=.: gradients are those of all workers"),

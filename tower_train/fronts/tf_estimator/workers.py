@@ -13,7 +13,7 @@ from tower_train import console, errors
 from tower_train.cluster import membership
 from tower_train.cluster.membership import Membership
 from tower_train.cluster.program import IN_ONE_LINE
-from tower_train.cluster.task import Task
+from tower_train.cluster.task import Task, of_jobs
 from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import library
@@ -22,10 +22,8 @@ from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.graph import progress
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import Devices
-from tower_train.options import rules
 
 v1 = tf.compat.v1
-_TRAINERS = ("chief", "master", "worker")  # in the order in which workers are counted
 _NEXT_STEP = (
     "The step under way is not saved. Start the same program on all machines again: it goes on from the chief's last "
     "checkpoint."
@@ -40,17 +38,13 @@ def _task_of(config: RunConfig) -> Task:
             f"TF_CONFIG describes {config.num_ps_replicas} parameter servers, which there are none of here: each "
             "worker has all variables, and gradients are averaged. Take 'ps' out of the cluster, and start none."
         )
-    cluster = config.cluster_spec.as_dict()
-    hosts = tuple(host for kind in _TRAINERS for host in cluster.get(kind, ()))
-    if len(hosts) <= 1:
+    if config.num_worker_replicas <= 1:
         return Task(("localhost",), 0)
-    rules.check_hosts(hosts, f"TF_CONFIG={cluster}")
-    before = _TRAINERS[: _TRAINERS.index(config.task_type)]
-    return Task(hosts, sum(len(cluster.get(kind, ())) for kind in before) + config.task_id)
+    return of_jobs(config.cluster_spec.as_dict(), config.task_type, config.task_id)
 
 
 def join(config: RunConfig, placed: Devices) -> Membership:
-    """Makes this process a member of the cluster in the config; a context manager, and a hook.
+    """Makes this process a member of the cluster in the config; a context manager.
 
     Args:
       config: of the Estimator.
