@@ -8,7 +8,7 @@ v1 = tf.compat.v1
 
 
 class UserHooks:
-    """The hooks of a user. They see the end of the run coming, but do not end it: all workers end after the same step.
+    """The hooks of a user. Their requests to stop are kept, since all workers end after the same step.
 
     Attributes:
       have_asked: whether one of them has asked to stop.
@@ -66,10 +66,10 @@ class UserHooks:
 
 
 def _merge(options: v1.RunOptions, others: v1.RunOptions | None) -> None:
-    """Adds the wishes of one hook: the larger numbers, all outputs to debug."""
+    """Adds the options of one hook: the larger numbers, and all that is to be debugged."""
     if others:
         for field, value in others.ListFields():
-            if field.name == "debug_options":
-                options.debug_options.MergeFrom(value)
+            if field.message_type:
+                getattr(options, field.name).MergeFrom(value)
             else:
                 setattr(options, field.name, max(getattr(options, field.name), value))

@@ -191,7 +191,7 @@ class Steps:
     """
 
     def __init__(self, running: Running, stack: contextlib.ExitStack):
-        self._running, self._profiler, self.saver = running, None, None
+        self._running, self.saver = running, None
         self._tally, self._guard, self._stop = actions.Tally(running), nonfinite.Guard(running), actions.Stop(running)
         self._actions = [
             self._tally,
