@@ -63,7 +63,7 @@ def random_uniform(
     Raises:
       GraphError: as `dropout`.
     """
-    numbers = _draws("random_uniform").layer_uniform(_layer(name), shape, dtype, rows_per_example)
+    numbers = _draws("random_uniform").of_layer(_layer(name), shape, dtype, rows_per_example)
     return minval + (maxval - minval) * numbers
 
 
@@ -71,7 +71,7 @@ def random_normal(
     shape, mean=0.0, stddev=1.0, dtype: tf.DType = tf.float32, rows_per_example: int = 1, name: str = "random_normal"
 ) -> tf.Tensor:
     """Draws normally distributed numbers with this mean and standard deviation; otherwise as `random_uniform`."""
-    return mean + stddev * _draws("random_normal").layer_normal(_layer(name), shape, dtype, rows_per_example)
+    return mean + stddev * _draws("random_normal").of_layer(_layer(name), shape, dtype, rows_per_example, normal=True)
 
 
 def _draws(function: str):

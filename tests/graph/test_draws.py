@@ -79,22 +79,22 @@ WORKLOAD = tower_train.Workload("drawing", lambda request: examples(), drawing_n
 class TestNumbers:
     @pytest.mark.parametrize("count", [1, 4, 10])
     def test_are_those_of_philox(self, count):
-        found = numbers(lambda draws: draws.layer_uniform("dense/dropout", [8, count]), first=1000)
+        found = numbers(lambda draws: draws.of_layer("dense/dropout", [8, count]), first=1000)
         np.testing.assert_array_equal(found, expected("3 layer dense/dropout 0", range(1000, 1008), count))
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-    @pytest.mark.parametrize("kind", [Draws.layer_uniform, Draws.layer_normal])
+    @pytest.mark.parametrize("normal", [False, True])
     @pytest.mark.parametrize("rows_each", [1, 3])
-    def test_of_a_part_are_a_part_of_the_whole(self, kind, dtype, rows_each):
+    def test_of_a_part_are_a_part_of_the_whole(self, normal, dtype, rows_each):
         def draw(first, batch):
             shape = [batch * rows_each, 5, 1]
-            return numbers(lambda draws: kind(draws, "name", shape, dtype, rows_each), first, batch)
+            return numbers(lambda draws: draws.of_layer("name", shape, dtype, rows_each, normal), first, batch)
 
         np.testing.assert_array_equal(draw(75, 4), draw(70, 12)[5 * rows_each : 9 * rows_each])
 
     def test_differ_by_layer_call_seed_and_position_and_are_the_same_otherwise(self):
         def both(draws):
-            return [draws.layer_uniform(name, [8, 50]) for name in ("a", "a", "b", "b")]
+            return [draws.of_layer(name, [8, 50]) for name in ("a", "a", "b", "b")]
 
         drawn = np.stack([*numbers(both), *numbers(both, key="4 layer"), *numbers(both, first=8)]).reshape(12, -1)
         correlations = np.corrcoef(drawn)[np.triu_indices(12, k=1)]
@@ -110,7 +110,7 @@ class TestNumbers:
         assert abs(normal.mean() - 2) < limit * 0.5 and abs(normal.std() - 0.5) < limit * 0.5
 
     def test_of_the_step_are_the_same_in_all_towers(self):
-        one, other = (numbers(lambda draws: draws.layer_uniform("a", [1, 7], rows_each=None), first, 4, step=96)
+        one, other = (numbers(lambda draws: draws.of_layer("a", [1, 7], rows_each=None), first, 4, step=96)
                       for first in (96, 100))  # fmt: skip
         np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(one, expected("3 layer a 0", [96], 7))

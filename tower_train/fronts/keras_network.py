@@ -274,10 +274,10 @@ class _Draws:
     rows_each: int | None
 
     def uniform(self, shape, dtype) -> tf.Tensor:
-        return self.tower.layer_uniform(self.name, shape, dtype, self.rows_each)
+        return self.tower.of_layer(self.name, shape, dtype, self.rows_each)
 
     def normal(self, shape, dtype) -> tf.Tensor:
-        return self.tower.layer_normal(self.name, shape, dtype, self.rows_each)
+        return self.tower.of_layer(self.name, shape, dtype, self.rows_each, normal=True)
 
     def dropout(self, inputs: tf.Tensor, rate: float, noise_shape) -> tf.Tensor:
         return self.tower.dropout(self.name, inputs, rate, noise_shape, self.rows_each)

@@ -98,15 +98,9 @@ class Draws:
     """
 
     def __init__(
-        self,
-        seed: int | str,
-        first: tf.Tensor | int = 0,
-        batch: int | None = None,
-        step: tf.Tensor | int = 0,
-        num_examples: int | None = None,
-        by_index: bool = True,
-        device: str | None = HOST,
-    ):
+        self, seed: int | str, first: tf.Tensor | int = 0, batch: int | None = None, step: tf.Tensor | int = 0,
+        num_examples: int | None = None, by_index: bool = True, device: str | None = HOST,
+    ):  # fmt: skip
         """Draws nothing yet.
 
         Args:
@@ -148,7 +142,7 @@ class Draws:
         self._is_closed = True
 
     def rows_each(self, shape) -> int | None:
-        """Returns the rows_each of `layer_uniform` for a tensor of this shape.
+        """Returns the rows_each of `of_layer` for a tensor of this shape.
 
         1 for a row per example, None for a scalar or one row in all, which belong to the step; 0 if rows and examples
         do not fit.
@@ -158,8 +152,10 @@ class Draws:
             return 1
         return None if sizes[:1] in ([], [1]) else 0
 
-    def layer_uniform(self, layer: str, shape, dtype: tf.DType = tf.float32, rows_each: int | None = 1) -> tf.Tensor:
-        """Draws numbers uniform in [0, 1).
+    def of_layer(
+        self, layer: str, shape, dtype: tf.DType = tf.float32, rows_each: int | None = 1, normal: bool = False
+    ) -> tf.Tensor:
+        """Draws numbers uniform in [0, 1), or of the normal distribution with mean 0 and standard deviation 1.
 
         Args:
           layer: its name, the same in all towers.
@@ -167,15 +163,20 @@ class Draws:
           dtype: floating point.
           rows_each: consecutive rows of one example; None: the numbers belong to the step, the same in all towers, and
             `shape` is any.
+          normal: which distribution.
 
         Raises:
           GraphError: the rows are not those of the tower's examples.
         """
-        return self._of_layer(tf.raw_ops.StatelessRandomUniformV2, layer, shape, dtype, rows_each)
-
-    def layer_normal(self, layer: str, shape, dtype: tf.DType = tf.float32, rows_each: int | None = 1) -> tf.Tensor:
-        """Draws from the normal distribution with mean 0 and standard deviation 1; otherwise as `layer_uniform`."""
-        return self._of_layer(tf.raw_ops.StatelessRandomNormalV2, layer, shape, dtype, rows_each)
+        sizes = _sizes(shape)
+        self._check_layer(layer, sizes, rows_each)
+        first, rows = self._step, (1, math.prod(sizes))
+        if rows_each is not None:
+            first, rows = self._first, (sizes[0] // rows_each, rows_each * math.prod(sizes[1:]))
+        name = f"layer {layer} {self.names[layer]}" if isinstance(self._seed, int) else f"{layer} {self.names[layer]}"
+        self.names[layer] += 1
+        op = tf.raw_ops.StatelessRandomNormalV2 if normal else tf.raw_ops.StatelessRandomUniformV2
+        return tf.reshape(self._numbers(op, name, first, rows, tf.as_dtype(dtype)), sizes)
 
     def dropout(
         self, layer: str, inputs: tf.Tensor, rate: float, noise_shape: Sequence | None = None, rows_each: int | None = 1
@@ -183,7 +184,7 @@ class Draws:
         """Sets a share `rate` of the inputs to 0 and divides the others by 1 - rate.
 
         Args:
-          layer, rows_each: as for `layer_uniform`.
+          layer, rows_each: as for `of_layer`.
           inputs: floating point [batch * rows_each, ...].
           rate: 0 < rate < 1.
           noise_shape: of the draws, which are broadcast to the inputs; None is the inputs' size.
@@ -197,19 +198,8 @@ class Draws:
                 )
             sizes = [size if wanted is None else wanted for size, wanted in zip(sizes, noise_shape, strict=True)]
         # In float32 for all inputs, so that each dtype drops the same.
-        kept = self.layer_uniform(layer, sizes, rows_each=rows_each) >= rate
+        kept = self.of_layer(layer, sizes, rows_each=rows_each) >= rate
         return tf.where(kept, inputs * (1 / (1 - rate)), tf.zeros([], inputs.dtype))
-
-    def _of_layer(self, op: Callable, layer: str, shape, dtype: tf.DType, rows_each: int | None) -> tf.Tensor:
-        sizes = _sizes(shape)
-        self._check_layer(layer, sizes, rows_each)
-        if rows_each is None:
-            first, rows = self._step, (1, math.prod(sizes))
-        else:
-            first, rows = self._first, (sizes[0] // rows_each, rows_each * math.prod(sizes[1:]))
-        name = f"layer {layer} {self.names[layer]}" if isinstance(self._seed, int) else f"{layer} {self.names[layer]}"
-        self.names[layer] += 1
-        return tf.reshape(self._numbers(op, name, first, rows, tf.as_dtype(dtype)), sizes)
 
     def _numbers(self, op: Callable, name: str, first, shape: tuple, dtype: tf.DType) -> tf.Tensor:
         """Draws [examples, numbers of each] from the position `first` on."""

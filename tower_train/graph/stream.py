@@ -105,13 +105,12 @@ def training_stream(
         batches = iterator.get_next()
         return list(batches) if parts == layout.num_towers else _divided(batches[0], layout)
 
-    firsts = _firsts(start_here, layout.tower_batch, layout.num_towers)
-    state, renewal = None, ()
+    firsts = [start_here + i * layout.tower_batch for i in range(layout.num_towers)]
+    state, initializer, renewal = None, iterator.initializer, ()
     if way.stages:
-        staged = transfer.stage(take, iterator.initializer, way, start, step_size)
-        batches, initializer, renewal = list(staged.batches), staged.fill, staged.renewal
+        batches, initializer, renewal = transfer.stage(take, initializer, way, start, step_size)
     else:
-        batches, initializer = take(), iterator.initializer
+        batches = take()
     if examples.elements:
         names = elements.state_names(layout.worker_batch, not way.augments_there, layout.num_workers)
         state = elements.state_of(iterator, names, layout.worker, length)
@@ -177,12 +176,8 @@ def evaluation_stream(
     for i, (features, labels) in enumerate(batches if way.augments_there else ()):
         with way.there(i, features) as features:
             batches[i] = _with_batch_size((workload.prepare(features), labels), tower_batch)
-    firsts = _firsts(first, tower_batch, num_towers)
+    firsts = [first + i * tower_batch for i in range(num_towers)]
     return Stream(batches, iterator.initializer, firsts), [counted for *_, counted in towers]
-
-
-def _firsts(first: tf.Tensor, tower_batch: int, num_towers: int) -> list[tf.Tensor]:
-    return [first + i * tower_batch for i in range(num_towers)]
 
 
 def _iterator(steps: tf.data.Dataset, step: Callable, examples: Examples, branches: int = 1):

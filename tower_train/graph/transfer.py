@@ -76,22 +76,9 @@ def _is_gpu(device: str) -> bool:
     return "gpu" in device.lower()
 
 
-@dataclasses.dataclass(frozen=True)
-class Staged:
-    """Batches that wait on their devices.
-
-    Attributes:
-      batches: those of the current step.
-      fill: op that starts the iterator and puts the first ones there; run it after variables hold their values.
-      renewal: ops that put the next step's there, which each step has to run.
-    """
-
-    batches: Batches
-    fill: tf.Operation
-    renewal: Sequence[tf.Operation]
-
-
-def stage(take: Callable[[], Batches], begin: tf.Operation, way: Transfer, start: tf.Tensor, step_size: int) -> Staged:
+def stage(
+    take: Callable[[], Batches], begin: tf.Operation, way: Transfer, start: tf.Tensor, step_size: int
+) -> tuple[Batches, tf.Operation, list[tf.Operation]]:
     """Stages an iterator's batches.
 
     Args:
@@ -101,6 +88,10 @@ def stage(take: Callable[[], Batches], begin: tf.Operation, way: Transfer, start
       way: of the batches.
       start: int64 scalar, the position of a step's first example.
       step_size: examples per step.
+
+    Returns:
+      The current step's batches; an op that starts the iterator and puts the first ones there, to be run after
+        variables hold their values; ops that put the next step's there, which each step has to run.
     """
     with tf.control_dependencies([begin, v1.tables_initializer()]):
         first = take()
@@ -119,7 +110,7 @@ def stage(take: Callable[[], Batches], begin: tf.Operation, way: Transfer, start
     renewal = [position.put(tf.where(is_wanted, following, tf.constant(_NONE, tf.int64)))]
     for place, tensor, now in zip(places, tf.nest.flatten(coming), batches, strict=True):
         renewal.append(place.put(tensor, [now.op]))
-    return Staged(tf.nest.pack_sequence_as(first, batches), tf.group(*fill), renewal)
+    return list(tf.nest.pack_sequence_as(first, batches)), tf.group(*fill), renewal
 
 
 class _Place:
