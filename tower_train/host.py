@@ -59,9 +59,9 @@ def bfloat16_instructions() -> str | None:
     cores = [set(flags.split()) for flags in about_cores("flags", "Features")]  # of x86 and of ARM
     if not cores:
         return None
-    found = next((name for name in _BFLOAT16_INSTRUCTIONS if all(name in core for core in cores)), "")
+    instructions = next((name for name in _BFLOAT16_INSTRUCTIONS if all(name in core for core in cores)), "")
     # Of Intel's Xeons one port has avx512_bf16 where two have float32: half of float32's rate, as measured on one.
-    return "" if found == "avx512_bf16" and "GenuineIntel" in about_cores("vendor_id") else found
+    return "" if instructions == "avx512_bf16" and "GenuineIntel" in about_cores("vendor_id") else instructions
 
 
 def _values(path: str | os.PathLike, *names: str) -> list[str]:

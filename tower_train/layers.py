@@ -177,7 +177,7 @@ def batch_normalization(
         if not isinstance(scale, bool):
             beta = scale * beta
         is_frozen = context.current().frozen
-        collections = moving_collections(followed=not is_frozen)
+        collections = moving_collections(is_averaged=not is_frozen)
         moving_mean, moving_variance = (
             v1.get_variable(
                 name, [channels], dtype, initializer(), v1.no_regularizer, trainable=False, collections=collections
@@ -219,10 +219,10 @@ def note(statistic: Statistic) -> None:
         noted.append(statistic)
 
 
-def moving_collections(followed: bool) -> list[str]:
+def moving_collections(is_averaged: bool) -> list[str]:
     """Returns the collections of moving statistics."""
     # Moving averages of the weights include them: averaged weights need statistics that lag behind as they do.
-    return [v1.GraphKeys.GLOBAL_VARIABLES, *([v1.GraphKeys.MOVING_AVERAGE_VARIABLES] if followed else [])]
+    return [v1.GraphKeys.GLOBAL_VARIABLES, *([v1.GraphKeys.MOVING_AVERAGE_VARIABLES] if is_averaged else [])]
 
 
 def _normalized(inputs, gamma, beta, mean, variance, epsilon: float) -> tf.Tensor:
@@ -262,9 +262,9 @@ def _mean_over_towers(value: tf.Tensor, num_towers: int) -> tf.Tensor:
     place = value.op.name.partition("/")[2]  # without the tower's name scope, so the same in every tower
 
     @tf.custom_gradient
-    def mean(own):
+    def mean(local):
         mean_grad = functools.partial(collectives.mean_over_towers, num_towers=num_towers, place=f"gradient of {place}")
-        return collectives.mean_over_towers(own, num_towers, place), mean_grad
+        return collectives.mean_over_towers(local, num_towers, place), mean_grad
 
     return mean(value)
 

@@ -100,9 +100,13 @@ def _differences(name: str, outputs, labels) -> tf.Tensor:
     Not by broadcasting, which makes [batch, batch] of [batch, 1] and [batch].
     """
     if tf.is_tensor(outputs) and tf.is_tensor(labels) and outputs.dtype.is_floating and labels.dtype != tf.string:
-        own, wanted = (tf.squeeze(t, -1) if t.shape.rank == 2 and t.shape[1] == 1 else t for t in (outputs, labels))
-        if own.shape.rank and own.shape.is_compatible_with(wanted.shape) and own.shape.rank == wanted.shape.rank:
-            return own - tf.cast(wanted, own.dtype)
+        values, wanted = (tf.squeeze(t, -1) if t.shape.rank == 2 and t.shape[1] == 1 else t for t in (outputs, labels))
+        if (
+            values.shape.rank
+            and values.shape.is_compatible_with(wanted.shape)
+            and values.shape.rank == wanted.shape.rank
+        ):
+            return values - tf.cast(wanted, values.dtype)
     raise errors.GraphError(
         f"{name} takes outputs in floating point and labels of the same shape, [batch] or [batch, numbers]; got "
         f"outputs {_described(outputs)} and labels {_described(labels)}. Let `inference` return one for each label."

@@ -112,20 +112,20 @@ class Workload:
                 )
         return self.configure(dataclasses.replace(self.options, **values)) if values else self
 
-    def recipe_options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns {name: value} of its own options under one of `recipes`, beside those that are given. Raises
-        ConfigError if there is no such recipe, or it has another value than a given one."""
+    def recipe_options(self, name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns {name: value} of its own options under one of `recipes`, beside those that are chosen. Raises
+        ConfigError if there is no such recipe, or it has another value than a chosen one."""
         if name not in self.recipes:
             there = f"has the recipes {', '.join(self.recipes)}" if self.recipes else "has no recipes"
             advice = "Choose one of them." if self.recipes else "Leave the option out."
             raise errors.ConfigError(f"--recipe={name}: workload {self.name} {there}. {advice}")
         for option, value in self.recipes[name].items():
-            if given.get(option, value) != value:
+            if chosen.get(option, value) != value:
                 raise errors.ConfigError(
-                    f"--recipe={name} and --{option}={given[option]} exclude each other: the recipe has "
+                    f"--recipe={name} and --{option}={chosen[option]} exclude each other: the recipe has "
                     f"--{option}={value}. Give one of them."
                 )
-        return {**self.recipes[name], **given}
+        return {**self.recipes[name], **chosen}
 
     def check_dataset(self, dataset: str) -> None:
         """Raises ConfigError for a --dataset that the workload does not have."""

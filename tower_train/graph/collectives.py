@@ -147,13 +147,13 @@ def gather(rows: Sequence[tf.Tensor], size: int, name: str) -> tuple[list[tf.Ten
         counts = gathered(count[tf.newaxis])
         most = tf.reduce_max(counts)
         is_row = tf.reshape(tf.sequence_mask(counts, most), [-1])
-        found = []
+        gathered = []
         for values in rows:
             sent = tf.cast(values, _sent(values.dtype))
             padding = tf.zeros(tf.concat([[most - count], tf.shape(sent)[1:]], axis=0), sent.dtype)
             rows_of_all = tf.boolean_mask(gathered(tf.concat([sent, padding], axis=0)), is_row)
-            found.append(tf.ensure_shape(tf.cast(rows_of_all, values.dtype), [None, *values.shape[1:]]))
-        return found, counts
+            gathered.append(tf.ensure_shape(tf.cast(rows_of_all, values.dtype), [None, *values.shape[1:]]))
+        return gathered, counts
 
 
 def broadcast(value: tf.Tensor | None, dtype: tf.DType, shape: tf.TensorShape, size: int, name: str) -> tf.Tensor:
@@ -304,9 +304,9 @@ class AllReduce:
         if self.num_workers > 1:
             with tf.device(HOST):
                 joined = [tf.concat(part, axis=0) for part in parts]
-                found, _ = gather(joined, self.num_workers, f"{self._name} rows")
-            self.operations += [part.op for part in found]
-            parts = [[part] for part in found]
+                gathered, _ = gather(joined, self.num_workers, f"{self._name} rows")
+            self.operations += [part.op for part in gathered]
+            parts = [[part] for part in gathered]
         count = len(slices) * self.num_workers
 
         def mean(_):

@@ -76,7 +76,7 @@ def evaluation_graph(
         predictions = classes = None
         if towers.are_of_classes(outputs[0], examples) and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
             predictions = joined([tf.argmax(output, axis=-1) for output in outputs])
-            classes = joined([tf.cast(own, tf.int64) for own in labels])
+            classes = joined([tf.cast(of_tower, tf.int64) for of_tower in labels])
         return EvaluationGraph(
             graph=graph,
             metrics={name: joined([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
@@ -91,15 +91,15 @@ def evaluation_graph(
 
 def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) -> dict[str, tf.Tensor]:
     """Returns one tower's metrics, each [batch]; GraphError if they have another form, or `mode` names others."""
-    found = workload.metrics(outputs, labels)
-    if not isinstance(found, Mapping) or not found:
+    metrics = workload.metrics(outputs, labels)
+    if not isinstance(metrics, Mapping) or not metrics:
         raise errors.GraphError(
-            f"workload {workload.name}: metrics returned {found!r}. Let it return {{name: tensor [batch]}}, at least "
+            f"workload {workload.name}: metrics returned {metrics!r}. Let it return {{name: tensor [batch]}}, at least "
             "one metric."
         )
-    found = {name: tf.convert_to_tensor(values) for name, values in found.items()}
-    found = {name: values[:, 0] if values.shape[1:] == [1] else values for name, values in found.items()}
-    for name, values in found.items():
+    metrics = {name: tf.convert_to_tensor(values) for name, values in metrics.items()}
+    metrics = {name: values[:, 0] if values.shape[1:] == [1] else values for name, values in metrics.items()}
+    for name, values in metrics.items():
         if not values.shape.is_compatible_with([batch]) or values.dtype == tf.string:
             is_broadcast = values.shape == [batch, batch]
             raise errors.GraphError(
@@ -109,9 +109,9 @@ def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) 
                 + " Outputs [batch, 1] and labels [batch] give such a shape."
                 * is_broadcast
             )
-    if unknown := [name for name in workload.mode if name not in found]:
+    if unknown := [name for name in workload.mode if name not in metrics]:
         raise errors.GraphError(
-            f"workload {workload.name}: mode names {unknown[0]!r}, but its metrics are {', '.join(found)}. Name one "
+            f"workload {workload.name}: mode names {unknown[0]!r}, but its metrics are {', '.join(metrics)}. Name one "
             "of these."
         )
-    return {name: tf.ensure_shape(values, [batch]) for name, values in found.items()}
+    return {name: tf.ensure_shape(values, [batch]) for name, values in metrics.items()}

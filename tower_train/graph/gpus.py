@@ -47,21 +47,22 @@ def check_binaries(gpus: Iterable[Gpu], built_for: Sequence[str] | None = None) 
     """
     if built_for is None:
         built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
-    found = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", each) for each in built_for]
-    built = [(each[1], (int(each[2]), int(each[3]))) for each in found if each]
+    targets = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", each) for each in built_for]
+    built = [(each[1], (int(each[2]), int(each[3]))) for each in targets if each]
     notes = {}
     for gpu in gpus:
-        own = gpu.capability
-        if own is None or not built or any(own[0] == of[0] and own >= of for _, of in built):
+        capability = gpu.capability
+        if capability is None or not built or any(capability[0] == of[0] and capability >= of for _, of in built):
             continue
-        if not any(kind == "compute" and own >= of for kind, of in built):
+        name = f"{gpu.name} (compute capability {_text(capability)})"
+        if not any(kind == "compute" and capability >= of for kind, of in built):
             raise errors.ConfigError(
-                f"{gpu.name} has compute capability {_text(own)}, for which this TensorFlow was not built: it runs on "
-                f"{', '.join(_text(of) for _, of in built)} and later ones. Use other GPUs (--gpus), an older "
+                f"{gpu.name} has compute capability {_text(capability)}, for which this TensorFlow was not built: it "
+                f"runs on {', '.join(_text(of) for _, of in built)} and later ones. Use other GPUs (--gpus), an older "
                 "TensorFlow, or --device=cpu."
             )
         notes[gpu] = (
-            f"*** TensorFlow has no binaries for {gpu.name} (compute capability {_text(own)}): it compiles each kernel "
+            f"*** TensorFlow has no binaries for {name}: it compiles each kernel "
             "when it is first used, so that the first start takes minutes, up to half an hour. Set "
             f"CUDA_CACHE_MAXSIZE={_CACHE_BYTES}, and later starts find all of them in ~/.nv/ComputeCache."
         )

@@ -65,20 +65,20 @@ def check(workload: str, last: Sequence[tf.Operation], is_allowed: bool) -> list
       GraphError: there is one, and it is not allowed.
       ConfigError: there is none, but it is allowed.
     """
-    found = list(find(last))
-    if is_allowed and not found:
+    stateful = list(find(last))
+    if is_allowed and not stateful:
         raise errors.ConfigError(
             f"--allow_stateful_random: workload {workload} has no operation with a random state of its own. Leave the "
             "option out."
         )
-    if found and not is_allowed:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    if stateful and not is_allowed:
+        more = f" and {len(stateful) - 1} more" if len(stateful) > 1 else ""
         raise errors.GraphError(
-            f"workload {workload}: {found[0]}{more} would keep a random state of its own, so that results would "
-            f"depend on the number of towers and on resuming. Use {found[0].instead}, or --allow_stateful_random to "
+            f"workload {workload}: {stateful[0]}{more} would keep a random state of its own, so that results would "
+            f"depend on the number of towers and on resuming. Use {stateful[0].instead}, or --allow_stateful_random to "
             "train all the same."
         )
-    return [str(each) for each in found]
+    return [str(each) for each in stateful]
 
 
 def find(last: Sequence[tf.Operation]) -> Iterator[Found]:

@@ -61,14 +61,14 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
     """Raises GraphError for fewer outputs than classes, if `function` is the trainer's own for classes."""
     if getattr(function, "func", function) not in (softmax_cross_entropy, classification_metrics):
         return
-    given, names = outputs.shape[-1], examples.class_names
+    num_outputs, names = outputs.shape[-1], examples.class_names
     greatest = -1 if names or examples.labels is None else int(examples.labels.max())
-    if given is not None and given < max(len(names), greatest + 1):
+    if num_outputs is not None and num_outputs < max(len(names), greatest + 1):
         shown = f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
         wanted = f"{len(names)} classes ({shown})" if names else f"labels up to {greatest}"
         raise errors.GraphError(
-            f"{examples.name} has {wanted}, but the network of workload {workload.name} gives {given} "
-            f"output{'s' * (given != 1)}. Let `inference` return one for each class."
+            f"{examples.name} has {wanted}, but the network of workload {workload.name} gives {num_outputs} "
+            f"output{'s' * (num_outputs != 1)}. Let `inference` return one for each class."
         )
 
 

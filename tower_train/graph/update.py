@@ -119,16 +119,16 @@ def prepare_update(
     Returns:
       A function that builds the update, in this order: the weights, the moving statistics, the averages of both.
     """
-    followed = [*weights, *(statistic.moving for statistic in moving if statistic.followed)]
+    averaged = [*weights, *(statistic.moving for statistic in moving if statistic.followed)]
     for optimizer, grads in groups:
         optimizer._create_slots([variable for _, variable in grads])  # apply_gradients then finds them
-    averages = [_create_average(variable) for variable in followed] if average_decay else []
+    averages = [_create_average(variable) for variable in averaged] if average_decay else []
 
     def update() -> tf.Operation:
         with tf.control_dependencies([optimizer.apply_gradients(grads) for optimizer, grads in groups]):
             moved = tf.group(*[_move(statistic) for statistic in moving])
         with tf.control_dependencies([moved]):
-            return _follow(averages, followed, average_decay, global_step)
+            return _follow(averages, averaged, average_decay, global_step)
 
     return update
 

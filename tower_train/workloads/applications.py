@@ -59,8 +59,8 @@ def check(name: str, image_size: int, weights: str, freeze_until: str) -> None:
 def preprocessing(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a network's own preprocess_input: RGB images [batch, height, width, 3] of 0..255 to float32."""
     module = getattr(keras.applications, name).__module__.rpartition(".")[2]  # "mobilenet", of MobileNet
-    own = getattr(keras.applications, module).preprocess_input
-    return lambda images: own(tf.cast(images, tf.float32), data_format="channels_last")
+    preprocess = getattr(keras.applications, module).preprocess_input
+    return lambda images: preprocess(tf.cast(images, tf.float32), data_format="channels_last")
 
 
 def notice(name: str, weights: str, freeze_until: str) -> str | None:
