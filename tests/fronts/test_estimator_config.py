@@ -63,19 +63,14 @@ def test_a_cluster_of_one_trains(tmp_path, monkeypatch, kind):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "kind", "said"),
-    [
-        (
-            {"master": ["a:1"], "ps": ["b:1", "c:1"]},
-            "master",
-            "2 parameter servers, .* Take 'ps' out of the cluster, and start none",
-        ),
-        ({"chief": ["a:1"], "ps": ["b:1"]}, "ps", "1 parameter servers"),
-    ],
+    ("cluster", "kind"),
+    [({"master": ["a:1"], "ps": ["b:1", "c:1"]}, "master"), ({"chief": ["a:1"], "ps": ["b:1"]}, "ps")],
 )
-def test_tasks_that_do_not_train(tmp_path, monkeypatch, cluster, kind, said):
+def test_parameter_servers_are_refused(tmp_path, monkeypatch, cluster, kind):
     set_task(monkeypatch, cluster, kind)
-    with pytest.raises(errors.ConfigError, match=f"TF_CONFIG .*{said}") as caught:
+    with pytest.raises(
+        errors.ConfigError, match="TF_CONFIG has the job 'ps', for which there is no use here"
+    ) as caught:
         make(tmp_path).train(input_fn)
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat, keras_variables
+from tower_train.fronts.lockstep.tower_call import tower_call
 from tower_train.fronts.tf_estimator import captured, eval_metrics, library
 from tower_train.fronts.tf_estimator.keras_optimizers import KerasOptimizer, copies_of
 from tower_train.fronts.tf_estimator.keras_structures import (
@@ -114,8 +115,7 @@ class _KerasModelFn:
         values = [tf.identity(mine[id(v)]) for v in model.variables]
         seeds = keras_variables.tower_seeds(model.variables, values, captured.tower())
         before = [(v, seeds.get(id(v), value)) for v, value in zip(model.variables, values, strict=True)]
-        with keras.StatelessScope(before, collect_losses=True) as scope:
-            outputs = model(x, training=training)
+        outputs, added_losses, assigned = tower_call(model, before, x, training)
         predictions = by_name(model, outputs)
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(mode, predictions, export_outputs=self._export_outputs(predictions))
@@ -125,15 +125,14 @@ class _KerasModelFn:
         sums = [(v, tf.identity(metrics.get(id(v), tf.zeros(v.shape, v.dtype)))) for v in model.metrics_variables]
         with keras.StatelessScope([*before, *sums], collect_losses=True) as measured:
             loss = model.compute_loss(x, y, outputs, sample_weights, training=training)
-            loss = tf.add_n([loss, *(tf.cast(added, loss.dtype) for added in scope.losses)])
+            loss = tf.add_n([loss, *(tf.cast(added, loss.dtype) for added in added_losses)])
             names = [] if training else model.compute_metrics(x, y, outputs, sample_weights)
         if not training:
             now = [(metrics[id(v)], measured.get_current_value(v)) for v in model.metrics_variables]
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=self._metrics(now, names))
         weights = [mine[id(v)] for v in model.trainable_variables]
         grads = self._optimizer.gradients(loss, weights, model.trainable_variables)
-        now = [(mine[id(v)], scope.get_current_value(v), value) for v, value in before]
-        with tf.control_dependencies(captured.note((v, new) for v, new, value in now if new is not value)):
+        with tf.control_dependencies(captured.note((mine[id(v)], value) for v, value in assigned)):
             train_op = self._optimizer.apply_gradients(
                 grads, weights, model.trainable_variables, v1.train.get_global_step()
             )

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import tensorflow as tf
@@ -30,19 +30,6 @@ _NEXT_STEP = (
 )
 
 
-def _task_of(config: RunConfig) -> Task:
-    """Returns this process's place among those that train, the chief first; ConfigError if it does not train, or the
-    cluster has parameter servers."""
-    if config.num_ps_replicas:
-        raise errors.ConfigError(
-            f"TF_CONFIG describes {config.num_ps_replicas} parameter servers, which there are none of here: each "
-            "worker has all variables, and gradients are averaged. Take 'ps' out of the cluster, and start none."
-        )
-    if config.num_worker_replicas <= 1:
-        return Task(("localhost",), 0)
-    return of_jobs(config.cluster_spec.as_dict(), config.task_type, config.task_id)
-
-
 def join(config: RunConfig, placed: Devices) -> Membership:
     """Makes this process a member of the cluster in the config; a context manager.
 
@@ -51,10 +38,13 @@ def join(config: RunConfig, placed: Devices) -> Membership:
       placed: the devices of this process's towers.
 
     Raises:
-      ConfigError: as for _task_of, or a strategy of TensorFlow's has taken this worker's place.
+      ConfigError: TF_CONFIG's cluster has tasks of other kinds, or a strategy has taken this worker's place.
       RunError: its server cannot be started.
     """
-    if (task := _task_of(config)).is_alone:
+    jobs = config.cluster_spec.as_dict()
+    is_alone = sum(map(len, jobs.values())) <= 1
+    task = Task(("localhost",), 0) if is_alone else of_jobs(jobs, config.task_type, config.task_id)
+    if task.is_alone:
         return membership.join(task, placed, math.inf, math.inf)
     resolver = getattr(config.train_distribute, "cluster_resolver", None)
     if resolver and resolver.cluster_spec():
@@ -130,11 +120,11 @@ class Sessions:
             session.run(broadcast)  # gives all workers the chief's values; waits for the others
 
         if is_chief:
-            hooks = [_Begin(begin), *chief_only_hooks, *_reporters(scaffold, checkpoint_dir, **kwargs), *hooks]
+            hooks = [*chief_only_hooks, *_reporters(scaffold, checkpoint_dir, **kwargs), *hooks]
         else:
             hooks = [hook for hook in hooks if not isinstance(hook, v1.train.CheckpointSaverHook)]
             scaffold = v1.train.Scaffold(init_fn=lambda _, session: begin(session), copy_from_scaffold=scaffold)
-        hooks = [_CountSteps(member), *hooks, self._watchdog, _AskToStop(self._batches.ask_to_stop)]
+        hooks = [*hooks, self._watchdog, _Last(member, begin if is_chief else None, self._batches.ask_to_stop)]
         with self._watchdog, member.failures_named():
             # Not one that reopens itself after an error: the other workers would not.
             with v1.train.SingularMonitoredSession(
@@ -165,33 +155,21 @@ def _reporters(scaffold, model_dir: str, *, save_summaries_steps, log_step_count
     return found
 
 
-class _CountSteps(v1.train.SessionRunHook):
-    """Counts steps for the other workers."""
+class _Last(v1.train.SessionRunHook):
+    """Begins this worker's session, counts its steps, and ends all workers after a hook before it asked for the end.
 
-    def __init__(self, member: Membership):
-        self._member = member
+    The session goes on until the input ends in all of them, after the next step.
+    """
+
+    def __init__(self, member: Membership, begin: Callable[[v1.Session], None] | None, ask_to_stop: tf.Operation):
+        self._member, self._begin, self._ask_to_stop = member, begin, ask_to_stop
+
+    def after_create_session(self, session, coord):
+        if self._begin:
+            self._begin(session)
 
     def after_run(self, run_context, run_values):
         self._member.note_step()
-
-
-class _Begin(v1.train.SessionRunHook):
-    """Calls a function with a session that has its values."""
-
-    def __init__(self, begin):
-        self._begin = begin
-
-    def after_create_session(self, session, coord):
-        self._begin(session)
-
-
-class _AskToStop(v1.train.SessionRunHook):
-    """Ends all workers, after the next step, if a hook before it has asked for the end."""
-
-    def __init__(self, ask_to_stop: tf.Operation):
-        self._ask_to_stop = ask_to_stop
-
-    def after_run(self, run_context, run_values):
         if run_context.stop_requested:
             library.withdraw_stop(run_context)
             run_context.session.run(self._ask_to_stop)
