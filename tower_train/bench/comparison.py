@@ -29,7 +29,8 @@ def run(options: BenchmarkOptions) -> list[str]:
                 options.seconds_each,
             )
             parts[title] = results.compare(measured, bool(about["gpus"]))
-    what = f"{options.batch_size} examples a step, {options.num_rounds} rounds of {options.seconds_each:g} s"
+    rounds = sides.count_of(options.num_rounds, "round")
+    what = f"{options.batch_size} examples a step, {rounds} of {options.seconds_each:g} s"
     content = {
         "options": dataclasses.asdict(options), "machine": machine, "about": about,
         "date": time.strftime("%Y-%m-%d %H:%M"),

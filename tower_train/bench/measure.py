@@ -16,6 +16,7 @@ from tower_train.bench.results import Result
 from tower_train.bench.sides import BenchmarkOptions, Side
 
 _TAIL_LINES, _TAIL_CHARACTERS = 3, 600
+_MOST_STEP_SECS = 0.1  # of small steps in a long warm-up
 _SPARE = 1.25  # the next process may need this times the largest so far
 
 
@@ -128,7 +129,7 @@ def in_rounds(
                 if len(live) > len(anchors) and not has_memory(needed):
                     break
                 worker = live[result.side.name] = stack.enter_context(start(result.side))
-                result.add_start(worker.answer())
+                result.add_start(worker.answer(_MOST_STEP_SECS * result.side.warm_up_steps))
                 console.notice(f"{result.side.title} is ready")
             group, waiting = group[: len(live)], group[len(live) :]
             for number in range(first_round, first_round + rounds):
