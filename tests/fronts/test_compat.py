@@ -30,7 +30,7 @@ OF_LIBRARY = {
 BELOW = {  # modules under the room that touch a private name, and where that is tested
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
-    "graph/muon.py": "tests/graph/test_learning.py",
+    "graph/optimizers.py": "tests/graph/test_learning.py",
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tower_train.errors import GraphError
-from tower_train.graph import gradients, update
+from tower_train.graph import gradients, optimizers, update
 from tower_train.graph.draws import shuffled_indices
 from tower_train.workload import Examples, Workload
 
@@ -170,7 +170,7 @@ class GuardedUpdate:
             for grad_a, grad_b in zip(self.a, self.b, strict=True)
         ]
         counters = update.Counters(global_batch=1)
-        optimizer = update.make_optimizer("momentum", tf.constant(0.1), 0.5)
+        optimizer = optimizers.make_optimizer("momentum", tf.constant(0.1), 0.5)
         mean = gradients.average_gradients(towers)
         build = update.prepare_update([(optimizer, mean)], [a, b], [], 0.5, counters.global_step)
 

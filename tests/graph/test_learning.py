@@ -9,7 +9,7 @@ import trainings
 
 from tower_train import errors, layers
 from tower_train.config import ExportOptions
-from tower_train.graph import muon
+from tower_train.graph import optimizers
 from tower_train.inference import saved_model
 from tower_train.workload import DataRequest, Examples, Workload
 
@@ -159,7 +159,7 @@ def test_muon_moves_filters_as_matrices_of_inputs_and_outputs(shape, factor):
     gradient = np.random.default_rng(0).normal(size=shape)
     with tf.Graph().as_default(), v1.Session() as session:
         variable = v1.get_variable("weights", initializer=np.zeros(shape), use_resource=True)
-        moved = muon.Muon(tf.constant(0.5, tf.float64), 0.9, False, 5).apply_gradients([(gradient, variable)])
+        moved = optimizers.Muon(tf.constant(0.5, tf.float64), 0.9, False, 5).apply_gradients([(gradient, variable)])
         session.run(v1.global_variables_initializer())
         session.run(moved)
         found = session.run(variable)

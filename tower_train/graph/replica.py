@@ -38,6 +38,8 @@ class Replica:
       loss: the mean loss over all towers, scalar.
       weight_decay: the sum of the variables' regularizers, scalar.
       moving: the means of the towers' batch statistics, for this replica's variables.
+      variables: {name: (this replica's variable, its regularizer or None)}, in the order of creation.
+      states: variables of its optimizer and its moving averages, in the order of creation.
     """
 
     def __init__(self, device: str = HOST, index: int = 0, first: "Replica | None" = None):
@@ -51,9 +53,9 @@ class Replica:
         self.weight_decay: tf.Tensor | float = 0.0
         self.moving: list[Statistic] = []
         self._first = first or self
-        self._variables = {}  # {name: (this replica's variable, its regularizer or None)}, in the order of creation
+        self.variables = {}
         self._names = {}  # {id of this replica's variable: name}
-        self._states = []  # variables of its optimizer and its moving averages, in the order of creation
+        self.states = []
         self._decays = []  # the values of its variables' regularizers
 
     # The towers.
@@ -69,7 +71,7 @@ class Replica:
         Raises:
           GraphError: a later tower would create a variable, or some cannot be copied.
         """
-        if self is not self._first and not self._variables:
+        if self is not self._first and not self.variables:
             self._copy_variables()
 
         def create(create, **kwargs):
@@ -181,9 +183,9 @@ class Replica:
 
         def create(create, **kwargs):
             if self is not self._first:
-                kwargs |= _as_copy(self._first._states[len(self._states)])
-            self._states.append(create(**kwargs))
-            return self._states[-1]
+                kwargs |= _as_copy(self._first.states[len(self.states)])
+            self.states.append(create(**kwargs))
+            return self.states[-1]
 
         with tf.device(self.device), tf.variable_creator_scope(create):
             yield
@@ -195,11 +197,11 @@ class Replica:
     def original(self, variable: tf.Variable) -> tf.Variable:
         """Returns replica 0's variable for this replica's."""
         name = self._names.get(id(variable))
-        return self._first._variables[name][0] if name else variable
+        return self._first.variables[name][0] if name else variable
 
     def copied(self) -> list[tf.Variable]:
         """Returns all that other replicas have a copy of, in the same order in each."""
-        return [*(variable for variable, _ in self._variables.values()), *self._states]
+        return [*(variable for variable, _ in self.variables.values()), *self.states]
 
     def statistic_names(self) -> list[list[str]]:
         """Returns over its towers the names of the variables for which their layers noted a statistic."""
@@ -208,15 +210,15 @@ class Replica:
     # The variables.
 
     def _copy_of(self, original: tf.Variable) -> tf.Variable:
-        return self._variables.get(original.op.name, (original, None))[0]
+        return self.variables.get(original.op.name, (original, None))[0]
 
     def _add(self, name: str, variable: tf.Variable, regularizer: Callable | None) -> None:
-        self._variables.setdefault(name, (variable, regularizer))
+        self.variables.setdefault(name, (variable, regularizer))
         self._names[id(variable)] = name
 
     def _copy_variables(self) -> None:
         """Copies all variables that tower 0 asked for."""
-        first = self._first._variables
+        first = self._first.variables
         for variable in v1.trainable_variables():
             if variable.op.name not in first:
                 raise errors.GraphError(

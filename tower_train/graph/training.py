@@ -23,6 +23,7 @@ from tower_train.graph.draws import Draws, check_same
 from tower_train.graph.gradients import is_finite, update_if_finite
 from tower_train.graph.layout import Layout, lay_out
 from tower_train.graph.loss_scale import LossScale
+from tower_train.graph.optimizers import make_optimizer
 from tower_train.graph.progress import count_progress
 from tower_train.graph.record import RandomNumbers, Request, SavedVariables, StepReport, TrainingGraph
 from tower_train.graph.replica import Replica, average, by_tower, fingerprints, make_replicas
@@ -191,7 +192,7 @@ def _prepare_update(
         own_rate = tf.cast(group_rate(rate, step.epochs_seen, group), dtype)
         iterations = config.muon_iterations if group.muon else 0
         momentum = config.momentum if group.momentum is None else group.momentum
-        return update.make_optimizer(config.optimizer, own_rate, momentum, config.nesterov, iterations)
+        return make_optimizer(config.optimizer, own_rate, momentum, config.nesterov, iterations)
 
     def group_of(variable: tf.Variable) -> ParamGroup:
         return step.param_groups.get(replica.original(variable).op.name, ParamGroup())

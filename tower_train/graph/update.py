@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tower_train.graph.context import ParamGroup, Statistic
 from tower_train.graph.gradients import GradientsAndVariables
-from tower_train.graph.muon import Muon
+from tower_train.graph.optimizers import create_slots
 
 v1 = tf.compat.v1
 
@@ -38,20 +38,6 @@ class Counters:
         amounts = [(self.global_step, 1), (self.examples_seen, self._global_batch), *others]
         with tf.control_dependencies(after):
             return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
-
-
-def make_optimizer(
-    name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False, muon_iterations: int = 0
-) -> v1.train.Optimizer:  # fmt: skip
-    """Makes an optimizer by its name on the command line; for lars see lars_gradients; muon of 0 iterations is
-    momentum."""
-    if name == "sgd":
-        return v1.train.GradientDescentOptimizer(learning_rate)
-    if name == "adam":
-        return v1.train.AdamOptimizer(learning_rate)
-    if name == "muon" and muon_iterations:
-        return Muon(learning_rate, momentum, nesterov, muon_iterations)
-    return v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov)
 
 
 def by_param_group(
@@ -121,7 +107,7 @@ def prepare_update(
     """
     averaged = [*weights, *(statistic.moving for statistic in moving if statistic.followed)]
     for optimizer, grads in groups:
-        optimizer._create_slots([variable for _, variable in grads])  # apply_gradients then finds them
+        create_slots(optimizer, [variable for _, variable in grads])
     averages = [_create_average(variable) for variable in averaged] if average_decay else []
 
     def update() -> tf.Operation:
