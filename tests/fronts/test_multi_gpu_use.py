@@ -88,6 +88,17 @@ class TestUse:
         assert tf.executing_eagerly() and tf.compat.v1.get_default_session() is None
         assert (tf.constant(1) + 1).numpy() == 2
 
+    def test_a_model_that_was_compiled_before_keeps_its_optimizer_loss_and_metrics(self):
+        one, template = twins(lambda: keras.Sequential([keras.Input([4]), layers.Dense(3)]))
+        for model in (one, template):
+            model.compile(keras.optimizers.SGD(0.5), CROSS_ENTROPY, metrics=["accuracy"])
+        parallel = tower_train.multi_gpu_model(template, gpus=2)
+        x, y = data(12, 4)
+        histories = [model.fit(x, y, 4, 2, shuffle=False, verbose=0).history for model in (one, parallel)]
+        np.testing.assert_allclose(template.get_weights()[0], one.get_weights()[0], atol=1e-6)
+        assert list(histories[1]) == list(histories[0]) == ["accuracy", "loss"]
+        assert parallel.optimizer is template.optimizer and template.optimizer.iterations == 6
+
     def test_a_template_can_be_trained_further_by_keras_itself(self):
         parallel = self.parallel()
         x, y = data(20, 4)

@@ -105,6 +105,14 @@ def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(two):
     assert chief == other and chief["found"]["accuracy"] == pytest.approx(chief["accuracy"])
 
 
+def test_other_examples_with_the_same_labels_are_refused(two):
+    """One image of a batch, and data that only validate."""
+    for reports in two.reports:
+        trained, validated = (report["other_data"] for report in reports if "other_data" in report)
+        assert "has read other examples for batch 1 of training in epoch " in trained
+        assert "has read other examples for batch 1 of evaluation" in validated
+
+
 def test_a_worker_that_dies_is_named_by_the_others(three):
     assert three.statuses == [138, 138, -9]
     for output in three.outputs[:2]:

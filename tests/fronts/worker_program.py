@@ -158,6 +158,14 @@ def disagree(trial):
             trial.parallel.fit(verbose=0, **data)
         except errors.ConfigError as error:
             report(refused=str(error))
+    for data in (
+        dict(x=X + (np.arange(46) == 40)[:, None] * rank, y=Y, batch_size=46),
+        dict(x=X, y=Y, validation_data=(X - rank, Y)),
+    ):
+        try:
+            trial.parallel.fit(verbose=0, shuffle=False, epochs=9, **data)
+        except errors.ConfigError as error:
+            report(other_data=str(error))
     found = trial.parallel.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
     outputs = trial.parallel.predict(X, batch_size=BATCH, verbose=0)
     accuracy = float(np.mean(np.argmax(outputs, axis=1) == Y))

@@ -1,5 +1,6 @@
 """The gradient of the whole batch's loss, from the losses of towers, including those through joined tensors."""
 
+import enum
 from collections.abc import Sequence
 
 import keras
@@ -114,34 +115,81 @@ def _cut_one(rows: Sequence[tf.Tensor], counts: Sequence, begin: tf.Tensor, whol
 
 
 def _total(meeting: Meeting, tower_grads: list[GradientsAndVariables]) -> GradientsAndVariables:
-    """Returns the sums over the towers of all processes; the rows of IndexedSlices are gathered."""
+    """Returns the sums over the towers of all processes, with the slices that one device would have."""
     means = gradients.average_gradients(tower_grads)  # names variables without gradients
     if meeting.is_alone:
         return means
-    sums = [_scaled(grad, len(tower_grads)) for grad, _ in means]
-    wholes = iter(meeting.exchange([sent for grad in sums for sent in _sent(grad)]))
+    of_variable = [{id(variable): grad for grad, variable in grads} for grads in tower_grads]
+    by_tower = [[grads[id(variable)] for grads in of_variable] for _, variable in means]
+    rows = [_rows(grads[0]) for grads in by_tower]
+    pairs = list(zip(rows, by_tower, strict=True))
+    wholes = iter(meeting.exchange([sent for each in pairs for sent in _sent(*each)]))
     in_float16, total = _computed_in_float16(meeting.model), []
-    for grad, (_, variable) in zip(sums, means, strict=True):
-        if isinstance(grad, tf.IndexedSlices):
-            whole = tf.IndexedSlices(next(wholes), next(wholes), grad.dense_shape)
-        else:
-            whole = next(wholes)
-            if id(variable) in in_float16:  # one device sums in float16, where the sum may overflow
-                whole = tf.cast(tf.cast(whole, tf.float16), grad.dtype)
-        total.append((whole, variable))
+    for (kind, grads), (_, variable) in zip(pairs, means, strict=True):
+        whole = next(wholes)
+        if kind is _Rows.ALL and id(variable) in in_float16:  # one device sums in float16, where the sum may overflow
+            whole = tf.cast(tf.cast(whole, tf.float16), whole.dtype)
+        elif kind is not _Rows.ALL:
+            indices = grads[0].indices if kind is _Rows.SAME else next(wholes)
+            whole = tf.IndexedSlices(whole, indices, grads[0].dense_shape)
+        total.append((_with_rows_once(whole) if kind is _Rows.ONCE else whole, variable))
     return total
 
 
-def _scaled(grad, count: int):
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(grad.values * count, grad.indices, grad.dense_shape)
-    return grad * count
+class _Rows(enum.Enum):
+    """The rows of a variable that the towers' gradients have."""
+
+    ALL = enum.auto()
+    SAME = enum.auto()  # of slices that are not of examples, such as positions': the same in each tower
+    ONCE = enum.auto()  # each at most once, as in a sparse input's product with a kernel
+    EACH = enum.auto()  # once for each of its uses by an example
 
 
-def _sent(grad) -> list[tuple[Kind, tf.Tensor]]:
-    if isinstance(grad, tf.IndexedSlices):
-        return [(Kind.ROWS, grad.values), (Kind.ROWS, grad.indices)]
-    return [(Kind.SUM, grad)]
+def _rows(grad) -> _Rows:
+    if not isinstance(grad, tf.IndexedSlices):
+        return _Rows.ALL
+    if tf.executing_eagerly():
+        return _Rows.EACH
+    op = grad.indices.op
+    while op.type in ("Reshape", "Identity", "Cast"):
+        op = op.inputs[0].op
+    if op.type == "Unique":
+        return _Rows.ONCE
+    return _Rows.EACH if _depends_on_data(grad.indices) else _Rows.SAME
+
+
+def _depends_on_data(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor of a step is computed of more than constants and the shapes of others."""
+    constants = {id(inside) for outside, inside in getattr(tensor.graph, "captures", ()) if hasattr(outside, "numpy")}
+    ahead, seen = [tensor], set()
+    while ahead:
+        tensor = ahead.pop()
+        op = tensor.op
+        if op.type == "Placeholder" and (id(tensor) not in constants or tensor.dtype == tf.resource):
+            return True
+        if op not in seen and op.type not in ("Shape", "ShapeN", "Size"):
+            seen.add(op)
+            ahead += op.inputs
+    return False
+
+
+def _sent(kind: _Rows, grads: Sequence) -> list[tuple[Kind, tf.Tensor]]:
+    if kind is _Rows.ALL:
+        return [(Kind.SUM, tf.add_n([tf.convert_to_tensor(grad) for grad in grads]))]
+    if kind is _Rows.SAME:
+        return [(Kind.SUM, tf.add_n([grad.values for grad in grads]))]
+    return [
+        (Kind.ROWS, tf.concat([grad.values for grad in grads], axis=0)),
+        (Kind.ROWS, tf.concat([grad.indices for grad in grads], axis=0)),
+    ]
+
+
+def _with_rows_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds the slices of each row: to an optimizer such as Adam two of them are not their sum."""
+    rows, places = tf.unique(slices.indices)
+    return tf.IndexedSlices(
+        tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows)), rows, slices.dense_shape
+    )
 
 
 def _computed_in_float16(model: keras.Model) -> set[int]:

@@ -1,0 +1,34 @@
+"""The mechanisms of keras.io's examples train in towers what plain Keras trains on one device."""
+
+import keras
+import numpy as np
+import pytest
+from keras_examples import EXAMPLES
+from keras_twins import assert_same, fit_both
+
+import tower_train
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_two_towers_train_what_keras_does_on_one_device(float64, name):
+    example = EXAMPLES[name]
+    data = example.data()
+    if isinstance(data["x"], (np.ndarray, list, dict)):
+        data.setdefault("batch_size", 5)
+    assert_same(fit_both(example.build, 2, example.compiled, epochs=3, **data), 1e-9)
+
+
+def test_a_trained_example_is_saved_loaded_and_exported_as_the_plain_model(tmp_path):
+    example = EXAMPLES["preprocessing_layers"]
+    data = example.data()
+    parallel = tower_train.multi_gpu_model(example.build(), gpus=2)
+    parallel.compile(**example.compiled())
+    parallel.fit(**data, verbose=0)
+    outputs = parallel.predict(data["x"], verbose=0)
+    parallel.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(data["x"], verbose=0), outputs, atol=1e-6)
+    parallel.export(tmp_path / "exported", verbose=False)
+    served = keras.layers.TFSMLayer(tmp_path / "exported", call_endpoint="serve")
+    features = {name: keras.ops.convert_to_tensor(values) for name, values in data["x"].items()}
+    np.testing.assert_allclose(served(features), outputs, atol=1e-6)
