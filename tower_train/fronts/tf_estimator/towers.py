@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator.captured import Captured, assign_merged, capturing
 from tower_train.fronts.tf_estimator.library import EstimatorSpec
@@ -159,8 +159,7 @@ class FiniteGuard(v1.train.SessionRunHook):
         for row, flags in zip(rows, finite, strict=True):
             bad = [name for name, is_finite in zip(self.step.checked, flags, strict=True) if not is_finite]
             if bad and not (faults and row == rows[-1]):  # the mean is at fault only if no tower is
-                more = f" and {len(bad) - _MOST_NAMES} more" if len(bad) > _MOST_NAMES else ""
-                faults.append(f"{row}: {', '.join(bad[:_MOST_NAMES])}{more}")
+                faults.append(f"{row}: {console.enumeration(bad, _MOST_NAMES)}")
         raise NonFiniteLossError(
             f"not finite at step {step + 1}: {'; '.join(faults)}. This step has not changed the variables, and the "
             "last checkpoint stays. Try a lower learning rate, or look at the examples."
