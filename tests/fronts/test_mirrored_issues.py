@@ -1,0 +1,145 @@
+"""Programs in which MirroredStrategy is wrong or fails, by the issue that tells of them, train here as on one device.
+
+`python tests/fronts/test_mirrored_issues.py` shows both sides: by how much weights differ from one device's.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tower_train
+from tower_train import steps
+
+layers, ops = keras.layers, keras.ops
+REPLICAS = ("/cpu:0", "/cpu:1")
+
+
+def network(last=3):
+    return keras.Sequential([keras.Input([4]), layers.Dense(5, "tanh"), layers.Dense(last)])
+
+
+def settings(**optimizer):
+    return dict(optimizer=keras.optimizers.Adam(0.01, **optimizer), loss="mse")
+
+
+def numbers(count, width, seed=0):
+    return np.random.default_rng(seed).normal(size=[count, width])
+
+
+def tensorflow_41657_and_36224():
+    """tensorflow#41657, #36224: 65 examples by 16: the last batch has one."""
+    return network, settings, dict(x=numbers(65, 4), y=numbers(65, 3, 1), batch_size=16, epochs=2)
+
+
+def keras_17429():
+    """keras#17429: gradient_accumulation_steps=2."""
+    accumulating = lambda: settings(gradient_accumulation_steps=2)  # noqa: E731
+    return network, accumulating, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+
+
+class OwnStep(keras.Model):
+    """A step of the program's own, as of one device and for towers."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def call(self, x):
+        return self.network(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self(x, training=True) - y))
+        grads = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        return {"loss": loss}
+
+    def tower_step(self, data):
+        x, y = data
+        loss = ops.mean(ops.square(self(x, training=True) - y))
+        yield steps.Loss(loss)
+        return {"loss": loss}
+
+
+def keras_20164():
+    """keras#20164: a train_step whose gradients replicas add, and do not average."""
+    sgd = lambda: dict(optimizer=keras.optimizers.SGD(0.1))  # noqa: E731
+    return OwnStep, sgd, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+
+
+def dropout():
+    """Dropout: replicas draw other numbers than one device."""
+
+    def build():
+        middle = [layers.Dense(5, "tanh"), layers.Dropout(0.5, seed=1)]
+        return keras.Sequential([keras.Input([4]), *middle, layers.Dense(3)])
+
+    return build, settings, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+
+
+def tensorflow_47344():
+    """tensorflow#47344: a loss that compares the examples of a batch."""
+
+    def spread(y, y_pred):
+        return ops.mean(ops.square(y - y_pred)) - ops.mean(ops.var(y_pred, axis=0))
+
+    chosen = lambda: settings() | {"loss": spread}  # noqa: E731
+    return network, chosen, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+
+
+ISSUES = [tensorflow_41657_and_36224, keras_17429, keras_20164, dropout, tensorflow_47344]
+
+
+def trained(build, compiled, data, wrap=lambda model: model):
+    """Returns the weights of a model that was built, wrapped, compiled and fitted."""
+    keras.utils.set_random_seed(1)
+    model = build()
+    model(data["x"][:1])
+    wrapped = wrap(model)
+    wrapped.compile(**compiled())
+    wrapped.fit(**data, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def difference(weights, expected):
+    return max(np.abs(a - b).max() for a, b in zip(weights, expected, strict=True))
+
+
+@pytest.mark.parametrize("issue", ISSUES)
+def test_towers_train_what_one_device_does(float64, issue):
+    build, compiled, data = issue()
+    expected = trained(build, compiled, data)
+    for gpus in (2, 3):
+        found = trained(build, compiled, data, lambda model, gpus=gpus: tower_train.multi_gpu_model(model, gpus=gpus))
+        assert difference(found, expected) < 1e-12
+
+
+def mirrored(build, compiled, data):
+    """Returns the weights under MirroredStrategy, or the line with which it fails."""
+    strategy = tf.distribute.MirroredStrategy(REPLICAS, tf.distribute.ReductionToOneDevice())
+    try:
+        with strategy.scope():
+            return trained(build, compiled, data)
+    except Exception as error:  # whatever it is
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:60]}"
+
+
+def main():
+    """Prints a row for each issue."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(REPLICAS))
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    for issue in ISSUES:
+        build, compiled, data = issue()
+        expected = trained(build, compiled, data)
+        theirs = mirrored(build, compiled, data)
+        theirs = theirs if isinstance(theirs, str) else f"{difference(theirs, expected):.0e}"
+        ours = trained(build, compiled, data, lambda model: tower_train.multi_gpu_model(model, gpus=2))
+        print(f"{issue.__doc__.splitlines()[0]} MirroredStrategy {theirs}, two towers {difference(ours, expected):.0e}")
+
+
+if __name__ == "__main__":
+    main()
