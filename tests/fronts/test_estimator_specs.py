@@ -2,26 +2,25 @@
 
 import pytest
 import tensorflow as tf
-import tensorflow_estimator
 from regression import EVAL, input_fn, make, model_fn
 
 from tower_train import estimator as tf_estimator
+from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
-LIBRARY = tensorflow_estimator.python.estimator
 
 
 def test_names_are_the_librarys_or_subclasses():
     for module, name in (
         ("model_fn", "EstimatorSpec"), ("training", "EvalSpec"), ("exporter", "BestExporter"),
-        ("mode_keys", "ModeKeys"), ("estimator", "WarmStartSettings"), ("early_stopping", "stop_if_lower_hook"),
+        ("estimator", "WarmStartSettings"), ("early_stopping", "stop_if_lower_hook"),
     ):  # fmt: skip
-        theirs = getattr(getattr(LIBRARY, module), name)
+        theirs = getattr(getattr(library, module), name)
         assert theirs in (getattr(tf_estimator, name, None), getattr(tf_estimator.experimental, name, None))
-    assert issubclass(tf_estimator.DNNClassifier, (tf_estimator.Estimator, LIBRARY.canned.dnn.DNNClassifier))
-    assert issubclass(tf_estimator.DNNClassifier, LIBRARY.canned.dnn.DNNClassifier)
-    assert LIBRARY.estimator.Estimator is tf_estimator.Estimator  # where the library makes its own
-    assert LIBRARY.run_config.RunConfig is tf_estimator.RunConfig
+    assert issubclass(tf_estimator.DNNClassifier, tf_estimator.Estimator)
+    assert issubclass(tf_estimator.DNNClassifier, library.dnn.DNNClassifier)
+    assert library.estimator.Estimator is tf_estimator.Estimator  # where the library makes its own
+    assert library.run_config.RunConfig is tf_estimator.RunConfig
 
 
 def test_a_subclass_of_the_users_adds_methods_and_overrides_none(tmp_path):
