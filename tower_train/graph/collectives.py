@@ -147,13 +147,13 @@ def gather(rows: Sequence[tf.Tensor], size: int, name: str) -> tuple[list[tf.Ten
         counts = gathered(count[tf.newaxis])
         most = tf.reduce_max(counts)
         is_row = tf.reshape(tf.sequence_mask(counts, most), [-1])
-        gathered = []
+        wholes = []
         for values in rows:
             sent = tf.cast(values, _sent(values.dtype))
             padding = tf.zeros(tf.concat([[most - count], tf.shape(sent)[1:]], axis=0), sent.dtype)
             rows_of_all = tf.boolean_mask(gathered(tf.concat([sent, padding], axis=0)), is_row)
-            gathered.append(tf.ensure_shape(tf.cast(rows_of_all, values.dtype), [None, *values.shape[1:]]))
-        return gathered, counts
+            wholes.append(tf.ensure_shape(tf.cast(rows_of_all, values.dtype), [None, *values.shape[1:]]))
+        return wholes, counts
 
 
 def broadcast(value: tf.Tensor | None, dtype: tf.DType, shape: tf.TensorShape, size: int, name: str) -> tf.Tensor:
