@@ -223,14 +223,15 @@ def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.
 
 def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: str, make) -> tf.Tensor:
     """Returns make(tensor, size, name) once the workers agree on `meaning`; the tensor for one worker."""
-    workers = program.current().workers
-    if workers.size == 1:
+    cluster = program.current()
+    if cluster.size == 1:
         return tf.identity(tensor)
     known, name = Keys.of(v1.get_default_graph()), f"{kind} {name or 'number'}"
     name = f"{name} {known.count(name)}"
     known.meaning[name] = meaning
-    with v1.name_scope(kind), tf.device(workers.device), tf.control_dependencies([known.compared(workers)]):
-        return make(tf.identity(tensor), workers.size, name)
+    with v1.name_scope(kind), tf.device(cluster.device):
+        with tf.control_dependencies([known.compared(cluster.membership.compare)]):
+            return make(tf.identity(tensor), cluster.size, name)
 
 
 def _linear(op: str) -> str:

@@ -1,6 +1,5 @@
 """A program's place in its cluster, and the front for programs, in a process by itself."""
 
-import dataclasses
 import types
 
 import clusters
@@ -14,7 +13,7 @@ from tower_train.cluster import failures, program
 from tower_train.cluster.task import Task
 from tower_train.fronts import distributed
 from tower_train.graph import collectives, devices
-from tower_train.graph.collectives import Keys, Workers
+from tower_train.graph.collectives import Keys
 
 v1 = tf.compat.v1
 HOSTS = ("a:1", "a:2", "b:1", "a:3")
@@ -93,13 +92,11 @@ def test_mistakes_are_said_in_one_line(alone):
 
 def test_sessions_that_are_not_of_the_cluster_are_refused():
     """One without a master refuses operations between workers; one that sees another worker's devices is found."""
-    second = dataclasses.replace(devices.place(Config()), num_workers=2, worker=1)
-    workers = Workers(second, lambda about: None)
     server = tf.distribute.Server({"worker": clusters.hosts(1)}, "worker", 0)  # whose devices are worker 0's
-    cluster = types.SimpleNamespace(target=server.target, workers=workers)
+    cluster = types.SimpleNamespace(target=server.target, device="/job:worker/replica:0/task:1", size=2)
     with tf.Graph().as_default():
-        with tf.device(workers.device):
-            reduced = collectives.reduce(tf.identity(tf.constant([1.0])), workers.size, "reduced")
+        with tf.device(cluster.device):
+            reduced = collectives.reduce(tf.identity(tf.constant([1.0])), cluster.size, "reduced")
         with v1.Session() as session:
             with pytest.raises(tf.errors.InvalidArgumentError) as refused:
                 session.run(reduced)

@@ -195,6 +195,6 @@ def is_of_sizes(error: BaseException) -> bool:
 
 
 def is_of_another_session(error: BaseException, target: str) -> bool:
-    """Returns whether a session outside of the cluster has refused operations between workers (collectives.Workers)."""
+    """Returns whether a session outside of the cluster has refused operations between workers (Cluster.device)."""
     text = error.message if isinstance(error, tf.errors.InvalidArgumentError) else ""
     return bool(target) and "/job:worker" in text and "/job:localhost" in text

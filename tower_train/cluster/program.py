@@ -13,7 +13,6 @@ from tower_train.cluster.watchdog import MeansWatchdog
 from tower_train.config import DeviceOptions
 from tower_train.console import notice
 from tower_train.graph import devices
-from tower_train.graph.collectives import Workers
 
 v1 = tf.compat.v1
 
@@ -36,7 +35,9 @@ class Cluster:
       target: the master for this worker's sessions: v1.train.MonitoredTrainingSession(master=cluster.target, ...).
       devices: device strings for the towers of this worker, such as ('/gpu:0', '/gpu:1').
       membership: watches the workers.
-      workers: for operations between them.
+      device: the part of a device's name that separates this worker's from another's; sessions outside of the cluster,
+        in which operations between workers would wait for ever, refuse it.
+      counts: [how often gradients arrived to be averaged, how often their means were there].
       stall_timeout_secs: as given.
     """
 
@@ -55,9 +56,9 @@ class Cluster:
         self.local_rank, self.local_size = _local(task)
         self.membership = membership.join(task, placed, worker_timeout_secs, start_timeout_secs, next_step=_NEXT_STEP)
         self.target, self.devices = self.membership.target, placed.towers
-        self.workers = Workers(self.membership.devices, self.membership.compare)
+        self.device, self.counts = f"/job:worker/replica:0/task:{task.index}", [0, 0]
         self.stall_timeout_secs, self._is_open = stall_timeout_secs, True
-        self._watch = MeansWatchdog(self.membership, stall_timeout_secs, self.workers.counts)
+        self._watch = MeansWatchdog(self.membership, stall_timeout_secs, self.counts)
         self.membership.__enter__()
         try:
             self.membership.agree(_versions, 0, 0)

@@ -1,14 +1,16 @@
 """Training of graph-mode programs with sessions of their own on several workers, after Horovod's model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.program import Cluster, current
 from tower_train.graph import collectives
-from tower_train.graph.collectives import Keys, average_over_workers
-from tower_train.graph.gradients import GradientsAndVariables, name_of
+from tower_train.graph.collectives import AllReduce, Keys
+from tower_train.graph.devices import HOST
+from tower_train.graph.gradients import Gradient, GradientsAndVariables, name_of
 
 v1 = tf.compat.v1
 
@@ -63,7 +65,7 @@ class DistributedOptimizer(v1.train.Optimizer):
 
     def average(self, grads_and_vars: GradientsAndVariables) -> GradientsAndVariables:
         """Returns the means over workers of gradients as of compute_gradients."""
-        return average_over_workers(grads_and_vars, self._cluster.workers, self._dtype, self._densify)
+        return average_over_workers(grads_and_vars, self._cluster, self._dtype, self._densify)
 
     def apply_gradients(self, *args, **kwargs) -> tf.Operation:
         """The optimizer's own."""
@@ -80,6 +82,77 @@ class DistributedOptimizer(v1.train.Optimizer):
     def variables(self) -> list[tf.Variable]:
         """The optimizer's own."""
         return self._optimizer.variables()
+
+
+def average_over_workers(
+    grads_and_vars: GradientsAndVariables, cluster: Cluster, dtype: tf.DType | None = None, densify: bool = False
+) -> GradientsAndVariables:
+    """Returns the mean over workers of each variable's gradient, in a program's own graph, and counts such means.
+
+    Workers match gradients by the variables' names, whatever the order here. All are averaged in any step that uses
+    one.
+
+    Args:
+      grads_and_vars: of this worker; gradients of their variables' shapes, IndexedSlices or None.
+      cluster: the workers; the first device of each averages.
+      dtype: in which dense gradients are sent; None for their own.
+      densify: make IndexedSlices dense, which are gathered otherwise.
+
+    Returns:
+      The same list with means. IndexedSlices stay sparse, with the rows of all workers; None stays None.
+
+    Raises:
+      GraphError: outside of a graph; two variables of one name, or a gradient whose dtype cannot be averaged.
+    """
+    if tf.executing_eagerly():
+        raise errors.GraphError(
+            "Gradients are averaged over workers in a graph only. Build one: tf.Graph().as_default()"
+        )
+    names = [name_of(variable) for _, variable in grads_and_vars]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise errors.GraphError(f"{twice[0]} is the name of two variables, which workers tell apart by their names.")
+    if cluster.size == 1:
+        return list(grads_and_vars)
+    keys, device, local = Keys.of(v1.get_default_graph()), cluster.devices[0], {}
+    with v1.name_scope("average_over_workers"), tf.device(cluster.device):
+        with tf.control_dependencies([keys.compared(cluster.membership.compare)]):
+            for name, (grad, variable) in sorted(zip(names, grads_and_vars, strict=True), key=lambda pair: pair[0]):
+                keys.meaning[f"the gradient of {name}"] = "none"
+                if grad is not None:
+                    is_sparse = isinstance(grad, tf.IndexedSlices) and not densify
+                    local[name] = _slices(grad) if is_sparse else _of_shape(grad, variable)
+                    rows = "rows of " if is_sparse else ""
+                    keys.meaning[f"the gradient of {name}"] = rows + collectives.described(grad.dtype, variable.shape)
+        arrived = _counted(cluster, 0, local.values())
+        all_reduce = AllReduce([device], "collective", dtype, cluster.size, name=f"averaging {list(local)}")
+        [means] = all_reduce.mean([list(local.values())])
+        with tf.control_dependencies([_counted(cluster, 1, [arrived, *means])]), tf.device(device):
+            means = [_slices(mean) if isinstance(mean, tf.IndexedSlices) else tf.identity(mean) for mean in means]
+    by_name = dict(zip(local, means, strict=True))
+    return [(by_name.get(name), variable) for name, (_, variable) in zip(names, grads_and_vars, strict=True)]
+
+
+def _counted(cluster: Cluster, which: int, done: Iterable) -> tf.Tensor:
+    """Counts in cluster.counts once these are computed."""
+
+    def count():
+        cluster.counts[which] += 1
+        return np.True_
+
+    with tf.control_dependencies([each.op for each in done]), tf.device(HOST):
+        return tf.numpy_function(count, [], tf.bool)
+
+
+def _slices(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.identity(grad.values), grad.indices, grad.dense_shape)
+
+
+def _of_shape(grad: Gradient, variable: tf.Variable) -> tf.Tensor:
+    """Returns a dense gradient of a static shape."""
+    grad = tf.convert_to_tensor(grad)
+    if not grad.dtype.is_floating:
+        raise errors.GraphError(f"The gradient of {name_of(variable)} is {grad.dtype.name}, which has no mean.")
+    return tf.ensure_shape(grad, variable.shape)
 
 
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
@@ -128,8 +201,8 @@ def _check_session(session: v1.Session, cluster: Cluster) -> None:
             f"This session's master is {master!r}, where there are no other workers. Open it with "
             f"master=cluster.target, which is {cluster.target!r}."
         )
-    own = f"{cluster.workers.device}/"
-    if others := [device.name for device in session.list_devices() if not device.name.startswith(own)]:
+    local = f"{cluster.device}/"
+    if others := [device.name for device in session.list_devices() if not device.name.startswith(local)]:
         raise errors.ConfigError(
             f"This session sees {others[0]}, another worker's. Open it with config=cluster.session_config, changed as "
             "you like."
@@ -156,10 +229,10 @@ def broadcast_variables(
     check_rank(root_rank, cluster)
     if cluster.size == 1:
         return tf.no_op("broadcast")
-    workers, keys = cluster.workers, Keys.of(v1.get_default_graph())
+    keys = Keys.of(v1.get_default_graph())
     keys.meaning |= {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
-    with tf.device(workers.device), tf.control_dependencies([keys.compared(workers)]):
-        return collectives.broadcast_variables(variables, workers.size, cluster.rank == root_rank)
+    with tf.device(cluster.device), tf.control_dependencies([keys.compared(cluster.membership.compare)]):
+        return collectives.broadcast_variables(variables, cluster.size, cluster.rank == root_rank)
 
 
 def check_rank(root_rank: int, cluster: Cluster) -> None:

@@ -5,17 +5,16 @@ devices, and their own. Both are hashes of names here, and so the same in all wo
 in whatever order it was made.
 """
 
-import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph.devices import HOST, Devices
-from tower_train.graph.gradients import Gradient, GradientsAndVariables, name_of
+from tower_train.graph.devices import HOST
+from tower_train.graph.gradients import Gradient, name_of
 
 v1 = tf.compat.v1
 
@@ -28,33 +27,6 @@ _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _SENT_AS = {tf.bfloat16: tf.float32, tf.uint32: tf.int64, tf.uint64: tf.int64,
             **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32)}  # fmt: skip
 _SUMMED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32}  # and rounded once
-
-
-@dataclasses.dataclass(frozen=True)
-class Workers:
-    """The workers between which a program's operations average, gather and broadcast.
-
-    Attributes:
-      placed: the devices of this one, with the number of workers and its own index.
-      compare: called with what this worker means, {name: text}; returns once the others are known to mean the same.
-      counts: [how often gradients arrived to be averaged, how often their means were there].
-    """
-
-    placed: Devices
-    compare: Callable[[Mapping[str, str]], None]
-    counts: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
-
-    @property
-    def size(self) -> int:
-        return self.placed.num_workers
-
-    @property
-    def device(self) -> str:
-        """The part of a device's name that separates this worker's from another's.
-
-        Sessions outside of the cluster, in which operations on it would wait for ever, refuse them.
-        """
-        return f"/job:worker/replica:0/task:{self.placed.worker}"
 
 
 def key_of(name: str) -> int:
@@ -92,17 +64,18 @@ class Keys:
         """Returns the key of an operation, which depends on its name and the number of earlier ones of that name."""
         return (key_of(name) + self.count(name)) & _LARGEST_KEY
 
-    def compared(self, workers: Workers) -> tf.Tensor:
-        """Returns a tensor that is computed once the workers have compared what they mean, when it is first needed."""
-        with tf.device(workers.device + HOST), v1.name_scope("compare_workers"):
-            return tf.numpy_function(lambda: self._compare(workers), [], tf.bool)
+    def compared(self, compare: Callable[[Mapping[str, str]], None]) -> tf.Tensor:
+        """Returns a tensor that is computed once compare(meaning) has returned, whenever there is more to compare."""
 
-    def _compare(self, workers: Workers) -> np.bool_:
-        with self._lock:
-            if self._compared < len(self.meaning):
-                workers.compare(self.meaning)
-                self._compared = len(self.meaning)
-        return np.True_
+        def up_to_date():
+            with self._lock:
+                if self._compared < len(self.meaning):
+                    compare(self.meaning)
+                    self._compared = len(self.meaning)
+            return np.True_
+
+        with tf.device(HOST), v1.name_scope("compare_workers"):
+            return tf.numpy_function(up_to_date, [], tf.bool)
 
 
 def described(dtype: tf.DType, shape: tf.TensorShape) -> str:
@@ -344,77 +317,6 @@ def _messages(values: Sequence[Gradient]) -> list[list[int]]:
         open_message.append(i)
         bytes_together[value.dtype] = open_message, size_before + size
     return messages
-
-
-def average_over_workers(
-    grads_and_vars: GradientsAndVariables, workers: Workers, dtype: tf.DType | None = None, densify: bool = False
-) -> GradientsAndVariables:
-    """Returns the mean over workers of each variable's gradient, in a program's own graph, and counts such means.
-
-    Workers match gradients by the variables' names, whatever the order here. All are averaged in any step that uses
-    one.
-
-    Args:
-      grads_and_vars: of this worker; gradients of their variables' shapes, IndexedSlices or None.
-      workers: between which; the first device of each averages.
-      dtype: in which dense gradients are sent; None for their own.
-      densify: make IndexedSlices dense, which are gathered otherwise.
-
-    Returns:
-      The same list with means. IndexedSlices stay sparse, with the rows of all workers; None stays None.
-
-    Raises:
-      GraphError: outside of a graph; two variables of one name, or a gradient whose dtype cannot be averaged.
-    """
-    if tf.executing_eagerly():
-        raise errors.GraphError(
-            "Gradients are averaged over workers in a graph only. Build one: tf.Graph().as_default()"
-        )
-    names = [name_of(variable) for _, variable in grads_and_vars]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise errors.GraphError(f"{twice[0]} is the name of two variables, which workers tell apart by their names.")
-    if workers.size == 1:
-        return list(grads_and_vars)
-    keys, device, local = Keys.of(v1.get_default_graph()), workers.placed.towers[0], {}
-    with v1.name_scope("average_over_workers"), tf.device(workers.device):
-        with tf.control_dependencies([keys.compared(workers)]):
-            for name, (grad, variable) in sorted(zip(names, grads_and_vars, strict=True), key=lambda pair: pair[0]):
-                keys.meaning[f"the gradient of {name}"] = "none"
-                if grad is not None:
-                    is_sparse = isinstance(grad, tf.IndexedSlices) and not densify
-                    local[name] = _slices(grad) if is_sparse else _of_shape(grad, variable)
-                    rows = "rows of " if is_sparse else ""
-                    keys.meaning[f"the gradient of {name}"] = rows + described(grad.dtype, variable.shape)
-        arrived = _counted(workers, 0, local.values())
-        all_reduce = AllReduce([device], "collective", dtype, workers.size, name=f"averaging {list(local)}")
-        [means] = all_reduce.mean([list(local.values())])
-        with tf.control_dependencies([_counted(workers, 1, [arrived, *means])]), tf.device(device):
-            means = [_slices(mean) if isinstance(mean, tf.IndexedSlices) else tf.identity(mean) for mean in means]
-    by_name = dict(zip(local, means, strict=True))
-    return [(by_name.get(name), variable) for name, (_, variable) in zip(names, grads_and_vars, strict=True)]
-
-
-def _counted(workers: Workers, which: int, done: Iterable) -> tf.Tensor:
-    """Counts in workers.counts once these are computed."""
-
-    def count():
-        workers.counts[which] += 1
-        return np.True_
-
-    with tf.control_dependencies([each.op for each in done]), tf.device(HOST):
-        return tf.numpy_function(count, [], tf.bool)
-
-
-def _slices(grad: tf.IndexedSlices) -> tf.IndexedSlices:
-    return tf.IndexedSlices(tf.identity(grad.values), grad.indices, grad.dense_shape)
-
-
-def _of_shape(grad: Gradient, variable: tf.Variable) -> tf.Tensor:
-    """Returns a dense gradient of a static shape."""
-    grad = tf.convert_to_tensor(grad)
-    if not grad.dtype.is_floating:
-        raise errors.GraphError(f"The gradient of {name_of(variable)} is {grad.dtype.name}, which has no mean.")
-    return tf.ensure_shape(grad, variable.shape)
 
 
 def _take(name: str) -> int:
