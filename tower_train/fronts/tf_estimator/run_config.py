@@ -63,8 +63,7 @@ class RunConfig(library.run_config.RunConfig):
     def __deepcopy__(self, memo) -> "RunConfig":
         copied = object.__new__(type(self))
         for name, value in vars(self).items():  # a copy of a strategy would be one more
-            is_strategy = isinstance(value, tf.distribute.Strategy)
-            vars(copied)[name] = value if is_strategy else copy.deepcopy(value, memo)
+            vars(copied)[name] = value if name.endswith("_distribute") else copy.deepcopy(value, memo)
         return copied
 
     def _set_towers(self, num_gpus, gpus, worker_timeout_secs, stall_timeout_secs) -> None:
