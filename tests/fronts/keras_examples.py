@@ -83,7 +83,6 @@ def autoencoder():
 @example(
     lambda: crossentropy() | {"optimizer": keras.optimizers.Adam(1e-3), "metrics": ["sparse_categorical_accuracy"]},
     lambda: {"x": numbers(22, 6, 1), "y": classes(22, 2), "validation_split": 0.2},
-    on_workers=True,
 )
 def transformer_for_time_series():
     """timeseries/timeseries_classification_transformer.py: attention with dropout."""
@@ -147,7 +146,6 @@ def siamese():
         "y": classes(11, 4),
         "class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1},
     },
-    on_workers=True,
 )
 def vision_transformer():
     """vision/image_classification_with_vision_transformer.py: augmentation in the model, patches, positions."""
@@ -351,7 +349,6 @@ class Vae(keras.Model):
 @example(
     lambda: {"optimizer": keras.optimizers.Adam(0.01)},
     lambda: {"x": np.tanh(numbers(11, 8)) ** 2, "batch_size": 7},
-    on_workers=True,
 )
 def vae():
     """generative/vae.py: sampling in the step, three metrics."""
@@ -503,7 +500,7 @@ def sparse_batches():
     return tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x), classes(11, 3))).batch(4)
 
 
-@example(crossentropy, lambda: {"x": sparse_batches()}, on_workers=True)
+@example(crossentropy, lambda: {"x": sparse_batches()})
 def sparse_inputs():
     """A data set of tf.SparseTensor."""
     inputs = keras.Input([6], sparse=True)

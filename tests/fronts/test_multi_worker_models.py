@@ -5,6 +5,7 @@ import json
 
 import clusters
 import jobs
+import keras_examples
 import numpy as np
 import pytest
 
@@ -72,6 +73,16 @@ def test_steps_of_ones_own_equal_a_loop_by_hand_and_each_other_to_the_bit(two, n
     chief, other = two.named(name)
     assert chief["weights differ by"] < ROUNDING
     assert (other["weights"], other["history"]) == (chief["weights"], chief["history"])
+
+
+def test_two_workers_train_the_examples_of_keras_as_keras_does_on_one_device():
+    """Each worker compares with plain Keras, in a process of its own."""
+    workers = Workers(2, "examples", 1, "")
+    assert workers.statuses == [0, 0], workers.outputs
+    for reports in workers.reports:
+        differences = {report["example"]: report["difference"] for report in reports}
+        assert differences.keys() == {name for name, each in keras_examples.EXAMPLES.items() if each.on_workers}
+        assert max(differences.values()) < ROUNDING, differences
 
 
 def test_calls_for_one_batch_begin_with_the_chiefs_weights_and_do_what_numpy_does(two):

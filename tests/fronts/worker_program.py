@@ -11,6 +11,7 @@ import sys
 import zlib
 
 import keras
+import keras_examples
 import numpy as np
 import step_models
 import tensorflow as tf
@@ -147,6 +148,22 @@ def on_batch(towers):
     report(name="on batch", weights=kernel.numpy().tolist(), expected=expected.tolist(), losses=losses)
 
 
+def examples(towers):
+    """Trains keras.io's examples; the chief does so with plain Keras too."""
+    for name, example in keras_examples.EXAMPLES.items():
+        if not example.on_workers:
+            continue
+        models = []
+        for wrap in (lambda model: tower_train.multi_gpu_model(model, gpus=towers), lambda model: model):
+            keras.utils.set_random_seed(1)
+            models.append(example.build())
+            trained = wrap(models[-1])
+            trained.compile(**example.compiled())
+            trained.fit(**example.data(), shuffle=False, verbose=0)
+        pairs = zip(*(model.get_weights() for model in models), strict=True)
+        report(example=name, difference=float(_largest_difference(pairs)))
+
+
 def disagree(trial):
     """Calls fit with arguments or data that differ between the workers."""
     rank = trial.cluster.rank
@@ -193,6 +210,8 @@ def main(part, towers, folder):
         on_batch(int(towers))
         own_steps("steps of a GAN", step_models.Gan, int(towers))
         own_steps("steps with joined rows", step_models.OwnRowsContrastive, int(towers))
+    elif part == "examples":
+        examples(int(towers))
     else:
         die(*outputs_and_losses(int(towers)))
 
