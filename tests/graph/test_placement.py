@@ -7,7 +7,7 @@ import pytest
 import cifar10
 from tower_train.config import Config
 from tower_train.errors import ConfigError
-from tower_train.graph import devices, gpus, training
+from tower_train.graph import devices, training
 from tower_train.workload import DataRequest
 
 NUM_GPUS = 4
@@ -159,12 +159,12 @@ BUILT_FOR = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # as the wheel o
 
 @pytest.mark.parametrize("capability", [(6, 0), (6, 1), (7, 5), (8, 6), (8, 9), (9, 0), None])
 def test_a_card_with_a_binary_of_its_own_or_of_an_earlier_minor_version_is_used_silently(capability):
-    assert gpus.check_binaries([gpus.Gpu("some", capability)] * 2, BUILT_FOR) == []
+    assert devices.check_binaries([devices.Gpu("some", capability)] * 2, BUILT_FOR) == []
 
 
 @pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
 def test_a_later_card_is_one_line_about_what_is_compiled(capability):
-    [line] = gpus.check_binaries([gpus.Gpu("B200", capability)] * 2 + [gpus.Gpu("A100", (8, 0))], BUILT_FOR)
+    [line] = devices.check_binaries([devices.Gpu("B200", capability)] * 2 + [devices.Gpu("A100", (8, 0))], BUILT_FOR)
     version = ".".join(map(str, capability))
     assert f"no binaries for B200 (compute capability {version})" in line and "CUDA_CACHE_MAXSIZE=4294967296" in line
 
@@ -173,12 +173,12 @@ def test_a_later_card_is_one_line_about_what_is_compiled(capability):
 def test_a_card_that_tensorflow_was_not_built_for_is_refused(capability, built_for):
     version = ".".join(map(str, capability))
     with pytest.raises(ConfigError, match=rf"^old has compute capability {version}, .* 6\.0, .*--device=cpu"):
-        gpus.check_binaries([gpus.Gpu("old", capability)], built_for)
+        devices.check_binaries([devices.Gpu("old", capability)], built_for)
 
 
 def test_only_the_cards_that_carry_towers_are_looked_at():
     """Against what the installed TensorFlow says of itself."""
-    here = [gpus.Gpu("new", (99, 0)), gpus.Gpu("ancient", (2, 0)), gpus.Gpu("usual", (8, 0))]
+    here = [devices.Gpu("new", (99, 0)), devices.Gpu("ancient", (2, 0)), devices.Gpu("usual", (8, 0))]
     placed = devices.place(Config(gpus=(2, 0)), here)
     assert placed.gpus == (here[2], here[0])
     assert [line.partition(" (")[0] for line in placed.notes] == ["*** TensorFlow has no binaries for new"]

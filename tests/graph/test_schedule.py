@@ -7,10 +7,12 @@ import tensorflow as tf
 from tower_train.graph import schedule
 
 
-def rates(examples_seen, **options):
+def rates(examples_seen, kind="exponential", epochs_per_decay=None, boundaries=None, **options):
+    of_run = dict(points=None, scale=1.0, warmup_epochs=0.0, total_examples=10**16)
+    rates = schedule.Schedule(kind, epochs_per_decay=epochs_per_decay, boundaries=boundaries, **options, **of_run)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         seen = tf.compat.v1.placeholder(tf.int64, [])
-        rate = schedule.exponential_decay(examples_seen=seen, **options)
+        rate = rates.rate(seen)
         assert rate.dtype == tf.float64
         return [session.run(rate, {seen: count}) for count in examples_seen]
 
@@ -46,9 +48,8 @@ def test_factor_one_never_decays(count):
 @pytest.mark.parametrize("epochs", [1e38, 1e308])
 def test_a_stair_that_no_training_comes_to_never_ends(epochs):
     assert rates([0, 10**15], initial=0.1, factor=0.5, epochs_per_decay=epochs, num_examples=50_000) == [0.1, 0.1]
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        seen = tf.constant(10**15, tf.int64)
-        assert session.run(schedule.piecewise_decay(0.1, 0.5, [int(min(epochs, 2**62))], 50_000, seen)) == 0.1
+    boundaries = [int(min(epochs, 2**62))]
+    assert rates([10**15], "piecewise", boundaries=boundaries, initial=0.1, factor=0.5, num_examples=50_000) == [0.1]
 
 
 def test_it_is_tensorflows_staircase():

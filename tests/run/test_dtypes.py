@@ -6,7 +6,7 @@ import pytest
 from tower_train import Config, EvaluateOptions, evaluate_run, host
 from tower_train.config import ExportOptions
 from tower_train.graph import devices
-from tower_train.graph.gpus import Gpu
+from tower_train.graph.devices import Gpu
 from tower_train.inference import saved_model
 from tower_train.run import choices
 

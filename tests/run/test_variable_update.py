@@ -7,7 +7,7 @@ import toy_workload
 
 from tower_train import Config
 from tower_train.graph import devices, training
-from tower_train.graph.gpus import Gpu
+from tower_train.graph.devices import Gpu
 from tower_train.run import choices
 from tower_train.run_dir import manifest
 from tower_train.workload import DataRequest

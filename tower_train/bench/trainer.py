@@ -12,7 +12,7 @@ import tower_train
 from tower_train import config
 from tower_train import workload as workloads
 from tower_train.bench.sides import BenchmarkOptions, Side
-from tower_train.graph import devices, gpus
+from tower_train.graph import devices
 
 v1 = tf.compat.v1
 
@@ -38,7 +38,7 @@ def about(options: BenchmarkOptions) -> tuple[dict, list[Side]]:
         if error.name != path:
             raise
     return {
-        "gpus": [gpus.about(gpu).name for gpu in present],
+        "gpus": [devices.gpu_of(gpu).name for gpu in present],
         "data": examples.name,
         "dataset": examples.dataset,
         "notice": examples.notice,

@@ -4,16 +4,36 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import DeviceOptions
-from tower_train.graph import gpus
-from tower_train.graph.gpus import Gpu
 from tower_train.host import NVIDIA_DRIVER
 
 HOST = "/cpu:0"  # where variables, optimizer and moving averages live
+_CACHE_BYTES = 2**32  # the most that CUDA keeps; its default is less than all kernels need
+
+
+class Gpu(NamedTuple):
+    """A GPU of this machine.
+
+    Attributes:
+      name: of its model, for people.
+      capability: NVIDIA's compute capability, (major, minor); None for other makers, or if unknown.
+    """
+
+    name: str
+    capability: tuple[int, int] | None = None
+
+
+def gpu_of(device: tf.config.PhysicalDevice) -> Gpu:
+    """Looks a physical GPU up; its name is its number if its model is unknown."""
+    details = tf.config.experimental.get_device_details(device)
+    return Gpu(details.get("device_name", device.name), details.get("compute_capability"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +59,7 @@ class Devices:
     worker: int = 0
 
 
-def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, alone: bool = True) -> Devices:
+def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None) -> Devices:
     """Chooses the devices.
 
     A process sees the chosen GPUs only, numbered in the order of the machine's, from TensorFlow's first use of a
@@ -50,21 +70,21 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, alon
       options: num_gpus, gpus, device, threads.
       gpus_here: this machine's GPUs, or their names, for planning for another machine; None: look, and set this process
         up.
-      alone: whether the other GPUs may be hidden from the process; False where a program uses them too.
 
     Raises:
       ConfigError: more GPUs, or others, than there are; the message lists those. Or one for which TensorFlow was not
         built, or none that it can use on a machine with an NVIDIA driver, unless the CPU is asked for.
     """
-    looks = gpus_here is None
+    looks, asks_for_cpu = gpus_here is None, options.device == "cpu"
     if looks:
-        here = [] if options.device == "cpu" else _gpus_here()
-        gpus_here = list(map(gpus.about, here))
+        gpus_here = [] if asks_for_cpu else list(map(gpu_of, _gpus_here()))
     gpus_here = [Gpu(each) if isinstance(each, str) else each for each in gpus_here]
-    if options.device == "cpu" or (not gpus_here and options.device == "auto" and not options.gpus):
-        if looks and options.device == "auto":
-            _check_driver()
-        return _on_cpu(options, hides=looks and alone)
+    if asks_for_cpu or (not gpus_here and options.device == "auto" and not options.gpus):
+        if looks:
+            if not asks_for_cpu:
+                _check_driver()
+            _show([])
+        return _on_cpu(options)
     wanted = options.gpus or tuple(range(options.num_towers))
     if not set(wanted) <= set(range(len(gpus_here))):
         there = ", ".join(f"{i} ({gpu.name})" for i, gpu in enumerate(gpus_here)) or "none"
@@ -72,16 +92,54 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, alon
         raise errors.ConfigError(
             f"{asked}: this machine's GPUs are: {there}. Ask for those, or use --device=cpu for towers on the CPU."
         )
-    chosen = tuple(gpus_here[i] for i in wanted)
-    notes = gpus.check_binaries(chosen)
-    seen, proto = _seen(wanted, alone) if looks else sorted(wanted), _session_config(options)
+    chosen, seen, proto = tuple(gpus_here[i] for i in wanted), sorted(wanted), _session_config(options)
+    notes = check_binaries(chosen)
     if looks:
+        seen = _seen(wanted)
         use_gpus_alike(proto)
     return Devices(
         tuple(f"/gpu:{seen.index(i)}" for i in wanted),
         tuple(f"GPU {i} ({gpu.name})" for i, gpu in zip(wanted, chosen, strict=True)),
         proto, chosen, tuple(notes),
     )  # fmt: skip
+
+
+def check_binaries(gpus: Iterable[Gpu], built_for: Sequence[str] | None = None) -> list[str]:
+    """Finds the GPUs for which TensorFlow must compile its kernels first.
+
+    Args:
+      gpus: those that are used.
+      built_for: targets of TensorFlow's build, such as ['sm_80', 'compute_90']; None: of this one. sm_80 is a binary
+        for 8.0 and later ones of 8; compute_90 is one for 9.0, and also PTX, which is compiled for all later ones
+        (TensorFlow's configure.py).
+
+    Returns:
+      A line per model, for before the first step.
+
+    Raises:
+      ConfigError: TensorFlow cannot use one of them at all.
+    """
+    if built_for is None:
+        built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
+    targets = filter(None, (re.fullmatch(r"(sm|compute)_(\d+)(\d)", each) for each in built_for))
+    built = [(kind, (int(major), int(minor))) for kind, major, minor in (target.groups() for target in targets)]
+    notes = {}
+    for gpu in gpus:
+        capability = gpu.capability
+        if not capability or not built or any(capability[0] == of[0] and capability >= of for _, of in built):
+            continue
+        version, *versions = (".".join(map(str, each)) for each in (capability, *(of for _, of in built)))
+        if not any(kind == "compute" and capability >= of for kind, of in built):
+            raise errors.ConfigError(
+                f"{gpu.name} has compute capability {version}, for which this TensorFlow was not built: it runs on "
+                f"{', '.join(versions)} and later ones. Use other GPUs (--gpus), an older TensorFlow, or --device=cpu."
+            )
+        notes[gpu] = (
+            f"*** TensorFlow has no binaries for {gpu.name} (compute capability {version}): it compiles each kernel "
+            "when it is first used, so that the first start takes minutes, up to half an hour. Set "
+            f"CUDA_CACHE_MAXSIZE={_CACHE_BYTES}, and later starts find all of them in ~/.nv/ComputeCache."
+        )
+    return list(notes.values())
 
 
 def _gpus_here() -> list[tf.config.PhysicalDevice]:
@@ -101,9 +159,7 @@ def use_gpus_alike(proto: tf.compat.v1.ConfigProto) -> None:
     proto.pluggable_device_options.CopyFrom(outside.pluggable_device_options)
 
 
-def _on_cpu(options: DeviceOptions, hides: bool) -> Devices:
-    if hides:
-        _show([])
+def _on_cpu(options: DeviceOptions) -> Devices:
     count, proto = options.num_towers, _session_config(options)
     proto.device_count["CPU"] = count
     proto.device_count["GPU"] = 0
@@ -128,12 +184,11 @@ def _session_config(options: DeviceOptions) -> tf.compat.v1.ConfigProto:
     return proto
 
 
-def _seen(wanted: tuple[int, ...], alone: bool) -> list[int]:
+def _seen(wanted: tuple[int, ...]) -> list[int]:
     """Returns the GPUs that this process sees, by number: the wanted ones only, if it is not too late. Raises
     ConfigError if TensorFlow has used its devices already, and does not see a wanted one."""
     here = _gpus_here()
-    if alone:
-        _show(list(dict.fromkeys(here[i] for i in sorted(wanted))))
+    _show(list(dict.fromkeys(here[i] for i in sorted(wanted))))
     visible = tf.config.get_visible_devices("GPU")
     seen = [i for i, gpu in enumerate(here) if gpu in visible]
     if hidden := sorted(set(wanted) - set(seen)):

@@ -50,23 +50,31 @@ class Schedule:
         Returns:
           float64 scalar.
         """
-        rate = self._unscaled(examples_seen)
+        rate = self.initial * self._decay(examples_seen)
         if not self.warmup_epochs:
             return rate * self.scale
         return rate * warmup(self.scale, self.warmup_epochs * self.num_examples, examples_seen)
 
-    def _unscaled(self, examples_seen: tf.Tensor) -> tf.Tensor:
-        if self.kind == "exponential":
-            return exponential_decay(self.initial, self.factor, self.epochs_per_decay, self.num_examples, examples_seen)
-        if self.kind == "piecewise":
-            return piecewise_decay(self.initial, self.factor, self.boundaries, self.num_examples, examples_seen)
+    def _decay(self, examples_seen: tf.Tensor) -> tf.Tensor:
+        """Returns the schedule's factor. With t the share of the training that is done: 'linear' is 1 - t, 'cosine'
+        (1 + cos(pi * t)) / 2 (Loshchilov and Hutter 2017, "SGDR", equation 5); the staircases count their stairs in
+        examples, 'exponential' as tf.compat.v1.train.exponential_decay does in steps."""
+        done = tf.minimum(tf.cast(examples_seen, tf.float64) / self.total_examples, 1.0)
+        if self.kind == "linear":
+            return 1 - done
+        if self.kind == "cosine":
+            return (1 + tf.cos(math.pi * done)) / 2
         if self.kind == "points":
-            return self.initial * interpolation(self.points, self.share_done(examples_seen))
-        return annealing(self.kind, self.initial, self.share_done(examples_seen))
+            return interpolation(self.points, done)
+        if self.kind == "exponential":
+            stairs = examples_seen // self._examples(self.epochs_per_decay)
+        else:
+            ends = tf.constant([self._examples(epoch) for epoch in self.boundaries], tf.int64)
+            stairs = tf.math.count_nonzero(examples_seen >= ends)
+        return tf.constant(self.factor, tf.float64) ** tf.cast(stairs, tf.float64)
 
-    def share_done(self, examples_seen: tf.Tensor) -> tf.Tensor:
-        """Returns so many examples' share of the whole training; float64 scalar, at most 1."""
-        return tf.minimum(tf.cast(examples_seen, tf.float64) / self.total_examples, 1.0)
+    def _examples(self, epochs: float) -> int:
+        return max(1, int(min(epochs * self.num_examples, _MOST_EXAMPLES)))
 
 
 def group_rate(rate: tf.Tensor, epochs_seen: tf.Tensor, group: ParamGroup) -> tf.Tensor:
@@ -85,39 +93,6 @@ def group_rate(rate: tf.Tensor, epochs_seen: tf.Tensor, group: ParamGroup) -> tf
     if math.isinf(group.until_epoch):
         return rate
     return tf.where(epochs_seen < group.until_epoch, rate, tf.zeros_like(rate))
-
-
-def exponential_decay(
-    initial: float, factor: float, epochs_per_decay: float, num_examples: int, examples_seen: tf.Tensor
-) -> tf.Tensor:
-    """Decays in steps, as tf.compat.v1.train.exponential_decay(staircase=True), counted in examples.
-
-    initial * factor ** floor(examples_seen / decay_examples), decay_examples = floor(epochs_per_decay * num_examples);
-    float64 scalar.
-    """
-    decay_examples = max(1, int(min(epochs_per_decay * num_examples, _MOST_EXAMPLES)))
-    decays = tf.cast(examples_seen // decay_examples, tf.float64)
-    return tf.constant(initial, tf.float64) * tf.constant(factor, tf.float64) ** decays
-
-
-def piecewise_decay(
-    initial: float, factor: float, boundaries: Sequence[int], num_examples: int, examples_seen: tf.Tensor
-) -> tf.Tensor:
-    """Returns initial * factor ** (number of boundaries, in epochs, that were reached); else as exponential_decay."""
-    reached = examples_seen >= tf.constant(
-        [min(epoch * num_examples, _MOST_EXAMPLES) for epoch in boundaries], tf.int64
-    )
-    decays = tf.reduce_sum(tf.cast(reached, tf.float64))
-    return tf.constant(initial, tf.float64) * tf.constant(factor, tf.float64) ** decays
-
-
-def annealing(kind: str, initial: float, done: tf.Tensor) -> tf.Tensor:
-    """Falls from the initial rate to 0 at the end.
-
-    With t the done share of the training, float64 scalar, as is the result: 'linear' is initial * (1 - t),
-    'cosine' initial * (1 + cos(pi * t)) / 2 (Loshchilov and Hutter 2017, "SGDR", equation 5).
-    """
-    return initial * (1 - done if kind == "linear" else (1 + tf.cos(math.pi * done)) / 2)
 
 
 def interpolation(course: Sequence[tuple[float, float]], done: tf.Tensor) -> tf.Tensor:

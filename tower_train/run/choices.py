@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from tower_train import host
 from tower_train.config import Config
-from tower_train.graph.devices import Devices
-from tower_train.graph.gpus import Gpu
+from tower_train.graph.devices import Devices, Gpu
 
 _AMPERE, _VOLTA = (8, 0), (7, 0)  # compute capabilities of the first NVIDIA GPUs made for bfloat16, and for float16
 _SLOW = "--dtype=float16 is for GPUs: on a processor its convolutions can take hundreds of times as long as in float32."
