@@ -14,7 +14,7 @@ OF_VOCABULARY = {"options", "graph.collectives", "graph.context"}  # what else t
 MOST_LINES, MOST_ARGUMENTS = 60, 7
 EXCEPTIONS = {  # {pattern of module:function: why it may be larger}
     "tower_train.fronts.tf_estimator.*": "the arguments of the library",
-    "tower_train.horovod:DistributedOptimizer": "the arguments of Horovod",
+    "tower_train.fronts.horovod:DistributedOptimizer": "the arguments of Horovod",
     "tower_train.layers:normalize": "as tf.nn.batch_normalization, with the moving statistics",
     "tower_train.options.declare:option": "a declaration, of keywords only",
 }

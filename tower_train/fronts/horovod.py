@@ -1,0 +1,239 @@
+"""Horovod's names, by the workers of a cluster and the operations between them."""
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.cluster import program
+from tower_train.fronts import distributed
+from tower_train.fronts.distributed import BroadcastGlobalVariablesHook, broadcast_variables
+from tower_train.graph import collectives
+from tower_train.graph.collectives import Keys, described
+
+__all__ = [
+    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedOptimizer", "Max", "Min", "Product",
+    "Sum", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "init",
+    "is_initialized", "local_rank", "local_size", "rank", "session_config", "shutdown", "size", "target",
+]  # fmt: skip
+
+v1 = tf.compat.v1
+
+Average, Sum, Min, Max, Product, Adasum = "average", "sum", "min", "max", "product", "Adasum"
+_MERGES = {Average: "Add", Sum: "Add", Min: "Min", Max: "Max", Product: "Mul"}
+
+
+class Compression:
+    """dtypes in which gradients are sent."""
+
+    none, fp16, bf16 = None, tf.float16, tf.bfloat16
+
+
+init = program.init
+
+
+def is_initialized() -> bool:
+    return program.is_initialized()
+
+
+def rank() -> int:
+    return program.current().rank
+
+
+def size() -> int:
+    return program.current().size
+
+
+def local_rank() -> int:
+    return program.current().local_rank
+
+
+def local_size() -> int:
+    return program.current().local_size
+
+
+def target() -> str:
+    """Returns the master for this worker's sessions."""
+    return program.current().target
+
+
+def session_config() -> v1.ConfigProto:
+    """Returns the session configuration that this worker needs; it may be changed."""
+    return program.current().session_config
+
+
+def shutdown() -> None:
+    """Leaves the cluster when all others do, as the program's end does anyway."""
+    program.current().shutdown()
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: v1.train.Optimizer, name: str | None = None, use_locking: bool = False, device_dense: str = "",
+    device_sparse: str = "", compression: tf.DType | None = Compression.none, sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1, op: str = Average, gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False, num_groups: int = 0, groups=None, process_set=None,
+    scale_local_gradients: bool = True,
+) -> distributed.DistributedOptimizer:  # fmt: skip
+    """Makes a tower_train.DistributedOptimizer from the arguments of Horovod 0.28.
+
+    Args:
+      optimizer, name, compression, sparse_as_dense: as there.
+      op: Average or Sum.
+      backward_passes_per_step: 1.
+      process_set: None, for all workers.
+      gradient_predivide_factor: with Average only; the mean is the same with any, and so it has no effect.
+      use_locking, device_dense, device_sparse, average_aggregated_gradients, num_groups, groups, scale_local_gradients:
+        no effect.
+
+    Raises:
+      GraphError: another value.
+    """
+    if op not in (Average, Sum):
+        raise errors.GraphError(
+            f"DistributedOptimizer(op={op!r}): gradients are averaged or added. Take Average or Sum."
+        )
+    if op == Sum and gradient_predivide_factor != 1.0:
+        raise errors.GraphError(
+            f"DistributedOptimizer(gradient_predivide_factor={gradient_predivide_factor}): it is for op=Average only."
+        )
+    if backward_passes_per_step != 1:
+        raise errors.GraphError(
+            f"DistributedOptimizer(backward_passes_per_step={backward_passes_per_step}): each pass is a step here. "
+            "Leave it out; a batch as large, or accumulated gradients given to optimizer.average(), do the same."
+        )
+    if process_set is not None:
+        raise errors.GraphError("DistributedOptimizer(process_set=): gradients are those of all workers. Leave it out.")
+    kind = _SummingOptimizer if op == Sum else distributed.DistributedOptimizer
+    return kind(optimizer, name, compression, sparse_as_dense)
+
+
+class _SummingOptimizer(distributed.DistributedOptimizer):
+    """Gives the sums over workers."""
+
+    def average(self, grads_and_vars):
+        return [
+            (grad if grad is None else tf.math.scalar_mul(float(size()), grad), variable)
+            for grad, variable in super().average(grads_and_vars)
+        ]
+
+
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """Makes the operation that copies root_rank's values of all present global variables to all workers."""
+    return broadcast_variables(v1.global_variables(), root_rank)
+
+
+def allreduce(
+    tensor: tf.Tensor | tf.IndexedSlices, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: tf.DType | None = Compression.none, op: str | None = None, name: str | None = None,
+) -> tf.Tensor | tf.IndexedSlices:  # fmt: skip
+    """Reduces tensors of one shape and dtype over workers, by default to their mean; gradients are reduced alike.
+
+    Args:
+      tensor: a number type; IndexedSlices are gathered.
+      average: False for the sum, as `op`.
+      device_dense, device_sparse: not used.
+      compression: a dtype to send it in.
+      op: Average, Sum, Min, Max or Product.
+      name: identifies the operation in all workers; without it they must make such operations in the same order.
+
+    Returns:
+      The same in all workers. The mean of whole numbers is rounded towards zero.
+    """
+    op = op or (Sum if average is False else Average)
+    if op not in _MERGES:
+        raise errors.GraphError(f"allreduce(op={op!r}): choose Average, Sum, Min, Max or Product.")
+    if isinstance(tensor, tf.IndexedSlices):
+        values = allgather(tensor.values, name and f"{name}/values")
+        values = values / size() if op == Average else values
+        return tf.IndexedSlices(values, allgather(tensor.indices, name and f"{name}/indices"), tensor.dense_shape)
+
+    @tf.custom_gradient
+    def reduced(local):
+        sent = local if compression is None or not local.dtype.is_floating else tf.cast(local, compression)
+        final = "Div" if op == Average else "Id"
+        result = _between_workers(
+            "allreduce", name, sent, f"{op} of {described(local.dtype, local.shape)}",
+            lambda value, size, name: collectives.reduce(value, size, name, _MERGES[op], final),
+        )  # fmt: skip
+        return tf.cast(result, local.dtype), lambda grad: allreduce(
+            grad, op=_linear(op), name=name and f"{name}/gradient"
+        )
+
+    return reduced(tf.convert_to_tensor(tensor))
+
+
+def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    """Returns the rows of all workers, in their order.
+
+    Args:
+      tensor: [rows, ...], with any number of rows in each worker; the rest of the shape is the same.
+      name: as for allreduce.
+    """
+
+    @tf.custom_gradient
+    def gathered(local):
+        counts = _gather(tf.shape(local)[:1], name and f"{name}/counts")
+
+        def gradient(grad):
+            with tf.control_dependencies([counts]):  # which all workers must take part in
+                first = tf.reduce_sum(counts[: rank()])
+            return allreduce(grad, op=Sum, name=name and f"{name}/gradient")[first : first + tf.shape(local)[0]]
+
+        return _gather(local, name), gradient
+
+    return gathered(tf.convert_to_tensor(tensor))
+
+
+def _gather(tensor: tf.Tensor, name: str | None) -> tf.Tensor:
+    if tensor.shape.rank == 0:
+        raise errors.GraphError(f"allgather got {tensor.name}, a scalar. It needs rows: give it tensor[tf.newaxis].")
+    return _between_workers(
+        "allgather", name, tensor, f"rows of {described(tensor.dtype, tensor.shape[1:])}",
+        lambda value, size, name: collectives.gather([value], size, name)[0][0],
+    )  # fmt: skip
+
+
+def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.Tensor:
+    """Returns worker root_rank's tensor in all workers.
+
+    Args:
+      tensor: of a known shape, the same in all workers.
+      root_rank: index of the worker.
+      name: as for allreduce.
+    """
+    distributed.check_rank(root_rank, program.current())
+
+    @tf.custom_gradient
+    def sent(local):
+        def gradient(grad):
+            total = allreduce(grad, op=Sum, name=name and f"{name}/gradient")
+            with tf.control_dependencies([total]):  # which all workers must take part in
+                return tf.identity(total) if rank() == root_rank else tf.zeros_like(total)
+
+        result = _between_workers(
+            "broadcast", name, local, f"{described(local.dtype, local.shape)} of worker {root_rank}",
+            lambda value, size, name: collectives.broadcast(
+                value if rank() == root_rank else None, local.dtype, local.shape, size, name
+            ),
+        )  # fmt: skip
+        return result, gradient
+
+    return sent(tf.convert_to_tensor(tensor))
+
+
+def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: str, make) -> tf.Tensor:
+    """Returns make(tensor, size, name) once the workers agree on `meaning`; the tensor for one worker."""
+    cluster = program.current()
+    if cluster.size == 1:
+        return tf.identity(tensor)
+    known, name = Keys.of(v1.get_default_graph()), f"{kind} {name or 'number'}"
+    name = f"{name} {known.count(name)}"
+    known.meaning[name] = meaning
+    with v1.name_scope(kind), tf.device(cluster.device):
+        with tf.control_dependencies([known.compared(cluster.membership.compare)]):
+            return make(tf.identity(tensor), cluster.size, name)
+
+
+def _linear(op: str) -> str:
+    """Returns the reduction of an operation's gradients."""
+    if op not in (Average, Sum):
+        raise errors.GraphError(f"allreduce(op={op!r}) has no gradient. Take Average or Sum, or tf.stop_gradient.")
+    return op
