@@ -48,31 +48,24 @@ def test_good_data_is_passed_over_in_silence():
     assert warnings(arrays(features=RNG.integers(0, 5000, [900, 4]))) == [], "integers may be words"
 
 
-RARE = np.where(np.arange(900) % 45 == 0, 1, np.where(np.arange(900) % 3 == 0, 2, 0))
-
-
 @pytest.mark.parametrize(
     ("examples", "expected"),
     [
         (arrays(labels=LABELS % 2), ["no example is of class cat (of all)."]),
         (ordered(LABELS % 2), ["no example is of class cat (of the 500 looked at). Does the dataset come sorted by"]),
-        (ordered(np.sort(LABELS)), ["no example is of class cat", "examples come nearly sorted by class"]),
-        (
-            arrays(labels=RARE),
-            ["classes are badly unbalanced: 600 examples of ant, 20 of bee (of all). Always answering ant has a "
-             "precision of 0.67."],
-        ),
-        (
-            ordered(np.where(np.arange(900) % 50, LABELS % 2 * 2, 1)),
-            ["classes are badly unbalanced: 326 examples of ant, 10 of bee (of the 500 looked at)."],
-        ),
+        (ordered(np.sort(LABELS)), ["no example is of class cat"]),
         (arrays(features=changed(np.s_[5:100:2, 2], np.nan)), ["examples looked at have features that are not finite"]),
-        (arrays(features=changed(np.s_[:, 1], np.inf)), ["500 of 500 examples looked at have", "features 1 are the"]),
-        (arrays(features=changed(np.s_[:, [0, 3]], 7)), ["features 0, 3 are the same in all 500 examples looked at"]),
+        (
+            arrays(features=changed(np.s_[:, 1], np.inf)),
+            ["500 of 500 examples looked at have", "features 1 are the"],
+        ),
+        (
+            arrays(features=changed(np.s_[:, [0, 3]], 7)),
+            ["features 0, 3 are the same in all 500 examples looked at"],
+        ),
         (arrays(features=np.ones([900, 5, 5])), ["all 500 examples looked at have the same features."]),
-        (arrays(features=FEATURES * 1e5), ["features reach the network with values from -"]),
     ],
-)  # fmt: skip
+)
 def test_a_likely_mistake_is_one_line(examples, expected):
     found = warnings(examples)
     assert len(found) == len(expected)
@@ -81,8 +74,10 @@ def test_a_likely_mistake_is_one_line(examples, expected):
 
 
 def test_features_are_looked_at_as_the_network_gets_them():
-    large = arrays(features=FEATURES * 1e5)
-    assert warnings(large, prepare=lambda features: features / 1e5) == []
+    assert (
+        warnings(arrays(features=np.ones([900, 4])), prepare=lambda x: x + tf.random.normal(tf.shape(x), dtype=x.dtype))
+        == []
+    )
     assert len(warnings(arrays(), prepare=lambda features: tf.math.log(features))) == 1
 
 
