@@ -279,9 +279,6 @@ class Config(DeviceOptions):
         10, "skipped steps in a row that end the run, with --on_nonfinite=skip", FAULTS, minimum=1,
         needs=("on_nonfinite", "skip"),
     )  # fmt: skip
-    dump_bad_batch: bool = option(
-        False, "write the batch of a step that is not finite to TRAIN_DIR/bad_batch-STEP.npz", FAULTS
-    )
     stall_timeout_secs: float | None = option(
         None, "seconds without the end of a step after which to report what is waited for; --worker_timeout_secs "
         "later the run ends if that is another worker or an all-reduce; 0: never (1800 with several workers or GPUs "

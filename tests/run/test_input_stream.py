@@ -167,8 +167,3 @@ def test_a_dataset_made_by_other_steps_is_refused(whole_run, tmp_path):
         element_workloads.IN_ORDER.examples(request), name=f"pipeline {request.split}"))  # fmt: skip
     with pytest.raises(errors.RunError, match="pipeline train: its dataset cannot be put where the checkpoint says"):
         jobs.train_toy(tmp_path / "run", max_steps=LAST_STEP + 5, **(OPTIONS | {"workload": renamed}))
-
-
-def test_no_batch_can_be_made_again_of_a_dataset(tmp_path):
-    with pytest.raises(errors.ConfigError, match="--dump_bad_batch: in_order train comes in its own order"):
-        jobs.train_toy(tmp_path, workload=element_workloads.IN_ORDER, max_steps=5, dump_bad_batch=True)

@@ -1,4 +1,4 @@
-"""Steps that are not finite: skipped and counted or the end of the run, and written down to be looked at."""
+"""Steps that are not finite: skipped and counted, or the end of the run."""
 
 import dataclasses
 import math
@@ -11,7 +11,6 @@ import toy_workload
 from poisoned import EVERY_STEP, poisoned
 
 from tower_train import errors
-from tower_train.graph import transfer
 
 
 @pytest.mark.parametrize(
@@ -117,26 +116,6 @@ def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):
     with pytest.raises(errors.NonFiniteError, match="not finite after step 3: the update overflowed in hidden/.* more"):
         jobs.train_toy(tmp_path, workload=workload, max_steps=3, learning_rate=1e30)
     assert jobs.saved_steps(tmp_path) == [2]
-
-
-@pytest.mark.parametrize(("on_nonfinite", "is_staged"), [("stop", False), ("skip", False), ("skip", True)])
-def test_the_batch_is_written_down_as_the_towers_got_it(on_nonfinite, is_staged, tmp_path, monkeypatch):
-    monkeypatch.setattr(transfer, "stages", lambda devices: is_staged)
-    options = dict(on_nonfinite=on_nonfinite, dump_bad_batch=True, max_steps=10)
-    options |= dict(max_nonfinite_in_a_row=1) if on_nonfinite == "skip" else {}
-    with pytest.raises(errors.NonFiniteError, match=f"written to {tmp_path}/bad_batch-6.npz"):
-        jobs.train_toy(tmp_path, workload=poisoned(90, 91, math.inf), **options)
-    with np.load(tmp_path / "bad_batch-6.npz", allow_pickle=False) as batch:
-        arrays = dict(batch)
-    assert arrays["positions"].tolist() == list(range(80, 96))
-    assert sorted({*arrays["indices"]}) == sorted(arrays["indices"])  # one epoch: 96 examples, positions 80 to 95
-    assert [int(i) for i in np.flatnonzero(np.isinf(arrays["features"]).all(axis=1))] == [10]
-    assert arrays["labels"].tolist() == (arrays["indices"] % 3).tolist()  # of toy_workload.load
-    # Of the other examples: what the data set holds, plus noise in [0, 0.1).
-    fine = np.arange(16) != 10
-    plain = np.random.default_rng(5).normal(np.arange(96)[:, np.newaxis] % 3, 1.0, [96, 4]).astype(np.float32)
-    noise = arrays["features"][fine] - plain[arrays["indices"][fine]]
-    assert (noise > -1e-6).all() and (noise < 0.1).all() and np.ptp(noise) > 0.05
 
 
 @pytest.mark.parametrize("summary_every_steps", [0, 1])

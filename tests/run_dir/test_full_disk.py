@@ -88,23 +88,26 @@ def test_a_run_outlives_a_disk_that_becomes_read_only_for_a_while(disk, undistur
     jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
 
 
-def test_a_train_dir_that_is_deleted_is_made_again_and_can_be_resumed(undisturbed, tmp_path):
-    run = tmp_path / "run"
-    jobs.train_toy(run, [jobs.At({12: lambda _: shutil.rmtree(run)})], max_steps=30, **EVERY)
-    assert jobs.saved_steps(run) == [20, 30]
-    assert [record["step"] for record in jobs.metrics(run)] == [15, 20, 25, 30]
-    result = jobs.train_toy(run, max_steps=40, **EVERY)
-    assert result.step == 40
+def test_no_save_is_made_in_a_train_dir_that_was_taken_away_until_it_is_back(undisturbed, tmp_path, capsys):
+    run, away = tmp_path / "run", tmp_path / "away"
+    actions = {12: lambda _: run.rename(away), 22: lambda _: (shutil.rmtree(run, ignore_errors=True), away.rename(run))}
+    result = jobs.train_toy(run, [jobs.At(actions)], max_steps=40, **EVERY)
+    assert (result.step, result.failed_saves) == (40, 1)
+    assert "*** Failed save number 1: the checkpoint of step 20 could not be saved (" in (
+        out := capsys.readouterr().out
+    )
+    assert "was deleted or moved; move it back" in out
+    assert jobs.saved_steps(run) == [10, 30, 40]
     jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
 
 
 def test_a_directory_that_was_deleted_and_taken_over_is_left_to_the_new_trainer(tmp_path):
     mine, others = directory.RunDirectory(tmp_path / "run"), directory.RunDirectory(tmp_path / "run")
     with mine.locked():
-        mine.keep()
+        mine.check_held()
         shutil.rmtree(tmp_path / "run")
-        with others.locked(), pytest.raises(errors.RunError, match="is in use by another trainer"):
-            mine.keep()
+        with others.locked(), pytest.raises(OSError, match="was deleted or moved"):
+            mine.check_held()
 
 
 def test_saves_fail_and_succeed_again_without_a_mount(size_limit, undisturbed, tmp_path):

@@ -1,7 +1,6 @@
 """The curves that TensorBoard draws are those of the run: its tags, steps and values, and no tower's."""
 
 import dataclasses
-import os
 import shutil
 import time
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
-from tensorboard.plugins.hparams import metadata
 
 from tower_train.run_dir import logs
 
@@ -119,29 +117,6 @@ def test_the_graph_is_drawn_with_a_box_for_each_tower_layer_and_part_of_the_step
     assert max(node.ByteSize() for node in graph.node) < 4000
     outputs = [node.attr["_output_shapes"].list.shape for node in graph.node if node.name == "tower_1/conv1/conv1"]
     assert [[dimension.size for dimension in shape.dim] for shape in outputs[0]] == [[5, 24, 24, 64]]
-
-
-def test_the_options_are_shown_under_hparams(cifar10_run, cifar10_curves):
-    """As the plugin reads them."""
-    summary = cifar10_curves.SummaryMetadata(metadata.SESSION_START_INFO_TAG)
-    assert summary.plugin_data.plugin_name == metadata.PLUGIN_NAME
-    info = metadata.parse_session_start_info_plugin_data(summary.plugin_data.content)
-    values = {name: getattr(value, value.WhichOneof("kind")) for name, value in info.hparams.items()}
-    config = jobs.read_json(cifar10_run[0], "run.json")["config"]
-    for name in ("optimizer", "batch_size", "learning_rate", "num_gpus", "seed", "dtype", "sync_batch_norm"):
-        assert values[name] == config[name] and type(values[name]) in (float, bool, str)
-    assert values["model"] == "convnet" and values["global_batch"] == 10
-    assert not {"train_dir", "log_every_steps", "lr_points", "gpus"} & values.keys()
-    assert 0 <= time.time() - info.start_time_secs < 10**5
-
-
-def test_an_option_may_be_a_path_that_is_no_text(tmp_path):
-    writer = logs.EventWriter(tmp_path)
-    logs.add_options(writer, {"data_dir": os.fsdecode(b"a/\xff")}, 0)
-    writer.close()
-    content = jobs.events(tmp_path).SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
-    info = metadata.parse_session_start_info_plugin_data(content)
-    assert info.hparams["data_dir"].string_value == r"a/\udcff"
 
 
 def test_the_graph_is_written_once_and_again_when_it_changes(tmp_path):

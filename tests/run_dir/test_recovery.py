@@ -117,8 +117,8 @@ def test_a_checkpoint_that_was_complete_but_not_yet_listed_is_used(saved):
 def test_only_what_interrupted_writes_left_is_removed(saved):
     data = f"model.ckpt-15.{DATA}"
     left = ["model.ckpt-15.index.tempstate123", f"{data}.tempstate9876543210", data]
-    left += ["checkpoint.tmp" + "0123456789abcdef" * 2, ".run.json.17", ".metrics.jsonl.4", ".bad_batch-3.17"]
-    mine = ["notes.txt", "bad_batch-3.npz", "model.ckpt-7.old", "model.ckpt-15.txt"]
+    left += ["checkpoint.tmp" + "0123456789abcdef" * 2, ".run.json.17", ".metrics.jsonl.4"]
+    mine = ["notes.txt", "model.ckpt-7.old", "model.ckpt-15.txt"]
     mine += [".run.json.lock", "checkpoint.tmp", ".run.json.bak"]
     for name in left + mine:
         (saved / name).write_text("x")

@@ -164,11 +164,6 @@ def _check_options(examples: Examples, config: Config) -> None:
             f"--elastic={config.elastic}: {examples.name} comes in an order of its own, in which each worker has a "
             "place that no other number of workers can go on from. Leave the option out, or fetch the data by index."
         )
-    if config.dump_bad_batch and examples.elements:
-        raise errors.ConfigError(
-            f"--dump_bad_batch: {examples.name} comes in its own order, from which no batch can be made again. Leave "
-            "the option out."
-        )
 
 
 def _check_profile(steps: tuple[int, ...] | None, steps_done: int, last_step: int) -> list[str]:

@@ -104,7 +104,7 @@ class Saver(Action):
     def _write(self, step: int) -> str:
         session, graph, board = self._running.session, self._start.graph, self._running.membership.board
         nonfinite.check_variables(session, graph, step)
-        self._start.run_dir.keep()
+        self._start.run_dir.check_held()
         for log in self._logs:
             log.flush()
         if state := graph.stream.state:

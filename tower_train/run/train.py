@@ -264,11 +264,10 @@ class Steps:
 
 
 def _event_writer(start: Start) -> logs.EventWriter:
-    """Opens the event files of a start with its graph and its options."""
+    """Opens the event files of a start with its graph."""
     writer = logs.EventWriter(start.run_dir.path)
     # TensorBoard then drops what an interrupted start logged from this step on.
     writer.add(start.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
     if start.drawing:
         writer.add(start.steps_done, graph_def=start.drawing)
-    logs.add_options(writer, manifest.hyperparameters(start.run_json), start.steps_done)
     return writer

@@ -16,10 +16,10 @@ v1 = tf.compat.v1
 PREFIX = "model.ckpt"
 _STATE = "checkpoint"  # the file in which TensorFlow lists them
 _FILE = re.compile(rf"({re.escape(PREFIX)}-[0-9]{{1,18}})\.(index|data-[0-9]{{5}}-of-[0-9]{{5}})")
-# Files of an interrupted write: of TensorFlow's checkpoint and its list, of our JSON files and of batches.
+# Files of an interrupted write: of TensorFlow's checkpoint and its list, and of our JSON files.
 _TEMPORARY = re.compile(
     rf"{_FILE.pattern}\.tempstate[0-9]+|{_STATE}\.tmp[0-9a-f]{{32}}"
-    r"|\.(run\.json|result\.json|metrics\.jsonl|best\.json|bad_batch-\d+)\.\d+"
+    r"|\.(run\.json|result\.json|metrics\.jsonl|best\.json)\.\d+"
 )
 
 

@@ -1,6 +1,7 @@
 """The files of a run besides its checkpoints and event files: lock, run.json, metrics.jsonl, result.json, best.json."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import pathlib
@@ -26,7 +27,6 @@ class RunDirectory:
     def __init__(self, path: str):
         self.path = pathlib.Path(path)
         self._lock = None  # open while this process holds it
-        self._run_json = None  # its text as last written
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -65,20 +65,10 @@ class RunDirectory:
                 for name in new:
                     os.remove(self.path / name)
 
-    def keep(self) -> None:
-        """Makes the directory and its run.json again if they were deleted, for the trainer that holds the lock.
-
-        Raises:
-          OSError: they cannot be made.
-          RunError: another trainer has begun in the directory meanwhile.
-        """
-        if locks.is_at(self._lock, self.path / LOCK):
-            return
-        gone = self._lock
-        self._take_lock()
-        gone.close()
-        if self._run_json and not (self.path / RUN).exists():
-            self._replace(RUN, self._run_json)
+    def check_held(self) -> None:
+        """Raises OSError if the locked directory was deleted; another trainer may have begun in a new one."""
+        if not locks.is_at(self._lock, self.path / LOCK):
+            raise FileNotFoundError(errno.ENOENT, "the directory was deleted or moved; move it back", str(self.path))
 
     def check_files(self) -> None:
         """Raises RunError for a FIFO, a directory or a device in the place of one of these files."""
@@ -129,8 +119,6 @@ class RunDirectory:
         text = json_files.encoded(self.path / name, content)
         with self._errors_named(name):
             self._replace(name, text)
-        if name == RUN:
-            self._run_json = text
 
     def update(self, name: str, content: dict) -> None:
         """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""

@@ -147,15 +147,3 @@ class EventWriter(RecordWriter):
 def add_scalars(writer: EventWriter, values: Mapping[str, float], step: int) -> None:
     points = [v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
     writer.add(step, summary=v1.Summary(value=points))
-
-
-def add_options(writer: EventWriter, options: Mapping[str, bool | float | str], step: int) -> None:
-    """Adds the options of a run, by name, for TensorBoard's HPARAMS page, if TensorBoard is installed."""
-    with contextlib.suppress(ImportError):
-        from tensorboard.plugins.hparams import summary
-
-        # A path need not be UTF-8, as a protocol buffer's texts are.
-        texts = {name: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-                 for name, value in options.items()}  # fmt: skip
-        serialized = summary.session_start_pb(texts).SerializeToString()
-        writer.add(step, summary=v1.Summary.FromString(serialized))

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tower_train import __version__, errors
 from tower_train.config import Config, is_remote
 from tower_train.console import one_line
-from tower_train.options import FAULTS, MACHINES, REPORTS, RUN, Options, as_text
+from tower_train.options import Options
 from tower_train.workload import Examples, Workload
 
 
@@ -53,20 +53,6 @@ def describe(
             "python": platform.python_version(),
         },
         "started": datetime.datetime.now().isoformat(timespec="seconds"),
-    }
-
-
-def hyperparameters(run_json: dict) -> dict[str, bool | float | str]:
-    """Returns {name: value} of the options that decide the result, from the content of run.json."""
-    fields = {field.name: field for field in dataclasses.fields(Config)}
-    others = (MACHINES, RUN, FAULTS, REPORTS)  # these do not change the result
-    chosen = {name for name, field in fields.items() if field.metadata["group"] not in others}
-    values = {name: value for name, value in run_json["config"].items() if name in chosen}
-    values |= run_json["workload_options"] | {"global_batch": run_json["global_batch"]}
-    return {
-        name: value if isinstance(value, (bool, int, float)) else as_text(value)
-        for name, value in values.items()
-        if value is not None
     }
 
 
