@@ -15,7 +15,6 @@ import toy_workload
 
 from tower_train import errors
 from tower_train.data import tf_data
-from tower_train.graph import elements
 from tower_train.run import signals
 
 OPTIONS = jobs.TOY | dict(num_gpus=1, dtype="float64", seed=3, learning_rate=0.001, keep_checkpoints=0)
@@ -126,23 +125,6 @@ def test_files_of_different_sizes_let_nobody_wait_and_a_resumed_run_takes_what_a
     keep_only(tmp_path / "run", 15)
     for resumed, steps in zip(train(tmp_path / "run"), whole, strict=True):
         np.testing.assert_array_equal(resumed, steps[15:])
-
-
-def pairs(size):
-    return tf.data.Dataset.zip((tf.data.Dataset.range(size), tf.data.Dataset.range(size)))
-
-
-@pytest.mark.parametrize(("make", "is_forgotten"), [
-    (lambda: pairs(4).concatenate(pairs(3).shuffle(2)).map(lambda *pair: pair).repeat(), True),
-    (lambda: pairs(4).shuffle(2).concatenate(pairs(3)).repeat(), False),
-    (lambda: pairs(4).concatenate(pairs(3)).shuffle(2).repeat(), False),
-    (lambda: pairs(4).concatenate(pairs(3).shuffle(2, reshuffle_each_iteration=False)).repeat(), False),
-    (lambda: pairs(4).shuffle(2).repeat(), False),
-])  # fmt: skip
-def test_shuffles_whose_place_no_checkpoint_holds_are_told(make, is_forgotten, capsys):
-    with tf.Graph().as_default():
-        elements.batches(tf_data.examples("joined", make, 7), 2, 1, 0)
-    assert ("does not save the places of shuffles" in capsys.readouterr().err) is is_forgotten
 
 
 def test_elements_that_end_for_one_worker_first_end_all(tmp_path):

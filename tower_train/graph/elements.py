@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.console import notice
 from tower_train.examples import Examples, in_fixed_order
-from tower_train.graph.random_state import ancestors
+from tower_train.graph.layout import Layout
 
 v1 = tf.compat.v1
 
@@ -50,25 +49,22 @@ class IteratorState:
     length: tf.Tensor
 
 
-def state_names(batch: int, is_preprocessed: bool, num_workers: int) -> list[str]:
-    """Returns the variables' names, over workers.
-
-    They contain the size of a worker's batches, and whether these are preprocessed, since the state holds some of them.
-    """
-    name = f"batches_of_{batch}{'' if is_preprocessed else '_not_distorted'}"
-    if num_workers == 1:
-        return [f"iterator/{name}"]
-    return [f"iterator/worker_{worker}_of_{num_workers}/{name}" for worker in range(num_workers)]
-
-
 def saved_by(variable: str) -> int | None:
     """Returns the number of workers that saved a state under a variable's name; None if it is no iterator's."""
-    found = _NAME.fullmatch(variable)
-    return found and int(found[1] or 1)
+    name = _NAME.fullmatch(variable)
+    return name and int(name[1] or 1)
 
 
-def state_of(iterator, names: Sequence[str], worker: int, length: tf.Tensor) -> IteratorState:
-    """Returns the state of a worker's iterator. names: over workers; length: as in IteratorState."""
+def state_of(iterator, layout: Layout, is_preprocessed: bool, length: tf.Tensor) -> IteratorState:
+    """Returns the state of a worker's iterator.
+
+    Its variables' names contain the size of a worker's batches, and whether these are preprocessed, since the state
+    holds some of them. length: as in IteratorState.
+    """
+    name, worker = f"batches_of_{layout.worker_batch}{'' if is_preprocessed else '_not_distorted'}", layout.worker
+    names = [f"iterator/{name}"]
+    if layout.num_workers > 1:
+        names = [f"iterator/worker_{i}_of_{layout.num_workers}/{name}" for i in range(layout.num_workers)]
     variables = [v1.get_variable(name, [], tf.string, v1.constant_initializer(b""), trainable=False) for name in names]
     variable, parts = variables[worker], tf.nest.flatten(iterator.element_spec)
     resource = tf.raw_ops.IteratorFromStringHandleV2(
@@ -110,13 +106,7 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
         graph = v1.get_default_graph()
         before = len(graph.get_operations())
         elements = examples.elements()
-        operations = graph.get_operations()[before:]
-        if _forgets_shuffles(operations):
-            notice(
-                f"{examples.name}: TensorFlow does not save the places of shuffles that a repeated concatenate adds. "
-                "A resumed run has other orders than one that was not stopped. Shuffle after concatenate()."
-            )
-        order = _order(examples.name, operations) if num_workers > 1 else ""
+        order = _order(examples.name, graph.get_operations()[before:]) if num_workers > 1 else ""
     steps = in_fixed_order(elements).batch(size, drop_remainder=True)
     if num_workers > 1 and not examples.of_worker:
         steps = steps.shard(num_workers, worker)
@@ -136,14 +126,6 @@ def note(examples: Examples, num_workers: int) -> str | None:
         f"shards:   none: each of {num_workers} workers goes through all elements and keeps its part of each step; "
         "with files= it would read less"
     )
-
-
-def _forgets_shuffles(operations: Sequence[tf.Operation]) -> bool:
-    """Returns whether a dataset repeats one to which a shuffled one is concatenated: until it is read again, TensorFlow
-    saves nothing of its shuffle."""
-    repeated = ancestors([op for op in operations if "Repeat" in op.type])
-    added = ancestors([op.inputs[1].op for op in repeated if op.type == "ConcatenateDataset"])
-    return any(op.type.startswith("Shuffle") and op.get_attr("reshuffle_each_iteration") for op in added)
 
 
 def _order(name: str, operations: Sequence[tf.Operation]) -> str:

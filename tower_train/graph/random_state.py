@@ -87,7 +87,7 @@ def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
     One that calls functions is yielded for each such type in them. Initial values of variables are not included: what
     is computed from a variable depends on its handle only.
     """
-    needed = ancestors(last)
+    needed = _ancestors(last)
     graph, calls, bodies = last[0].graph, {}, {}
     for op in graph.get_operations():
         if op not in needed:
@@ -102,7 +102,7 @@ def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
             yield Found(op.name.partition("/")[2] or op.name, each, _line_of(op))
 
 
-def ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
+def _ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
     """Returns the operations and all that they depend on."""
     reached, left = set(), list(operations)
     while left:

@@ -78,52 +78,48 @@ def training_stream(
       way: of the batches to their devices; None: they stay on the host.
     """
     way = way or Transfer()
-    step_size = layout.tower_batch * layout.all_towers
-    start_here = start + layout.first_tower * layout.tower_batch
-    steps = tf.data.Dataset.range(start_here, np.iinfo(np.int64).max - step_size, step_size)
-    on_host = dataclasses.replace(workload, augment=None, prepare=None) if way.augments_there else workload
+    here, size = start + layout.first_tower * layout.tower_batch, layout.tower_batch
+    steps = tf.data.Dataset.range(here, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
     # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend on
     # their number; examples by index come as whole steps, or as towers' batches several at a time.
-    by_tower = (way.stages or way.augments_there) and not examples.elements
-    parts = layout.num_towers if by_tower else 1
-    size = layout.worker_batch // parts
-    order, fetch = "", examples.open() if examples.open else None
+    parts = layout.num_towers if (way.stages or way.augments_there) and not examples.elements else 1
+    part_size, order = layout.worker_batch // parts, ""
     if examples.elements:
-        dataset, length, order = elements.batches(examples, size, layout.num_workers, layout.worker)
+        dataset, length, order = elements.batches(examples, part_size, layout.num_workers, layout.worker)
         steps = tf.data.Dataset.zip(steps, dataset)
+    fetch = examples.open() if examples.open else None
+
+    def draws(first: tf.Tensor, batch: int, device: str | None = HOST) -> Draws:
+        by_index = not examples.elements
+        return Draws(seed, first, batch, num_examples=examples.num_examples, by_index=by_index, device=device)
 
     def part(first: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
-        draws = _draws(examples, first, size, seed, device=None)
-        features, labels = fetch(draws.indices) if batch is None else batch
-        return _with_batch_size((_preprocess(on_host, features, draws), labels), size)
+        numbers = draws(first, part_size, device=None)
+        features, labels = fetch(numbers.indices) if batch is None else batch
+        if not way.augments_there:
+            features = _preprocess(workload, features, numbers)
+        return _with_batch_size((features, labels), part_size)
 
     iterator = _iterator(
-        steps, lambda first, *batch: tuple(part(first + i * size, *batch) for i in range(parts)), examples, parts
+        steps, lambda first, *batch: tuple(part(first + i * part_size, *batch) for i in range(parts)), examples, parts
     )
 
     def take() -> Batches:
         batches = iterator.get_next()
         return list(batches) if parts == layout.num_towers else _divided(batches[0], layout)
 
-    firsts = [start_here + i * layout.tower_batch for i in range(layout.num_towers)]
-    state, initializer, renewal = None, iterator.initializer, ()
+    firsts, state = [here + i * size for i in range(layout.num_towers)], None
     if way.stages:
-        batches, initializer, renewal = transfer.stage(take, initializer, way, start, step_size)
+        batches, initializer, renewal = transfer.stage(take, iterator.initializer, way, start, layout.global_batch)
     else:
-        batches = take()
+        batches, initializer, renewal = take(), iterator.initializer, ()
     if examples.elements:
-        names = elements.state_names(layout.worker_batch, not way.augments_there, layout.num_workers)
-        state = elements.state_of(iterator, names, layout.worker, length)
-    for i, (features, labels) in enumerate(batches if way.augments_there else ()):
-        with way.there(i, features) as features:
-            draws = _draws(examples, firsts[i], layout.tower_batch, seed)
-            batches[i] = _with_batch_size((_preprocess(workload, features, draws), labels), layout.tower_batch)
+        state = elements.state_of(iterator, layout, not way.augments_there, length)
+    batches = _preprocess_there(
+        way, batches, size, lambda i, features: _preprocess(workload, features, draws(firsts[i], size))
+    )
     notes = tuple(filter(None, (way.note, elements.note(examples, layout.num_workers))))
     return Stream(batches, initializer, firsts, state, renewal, notes, order)
-
-
-def _draws(examples: Examples, first: tf.Tensor, batch: int, seed: int, device: str | None = HOST) -> Draws:
-    return Draws(seed, first, batch, num_examples=examples.num_examples, by_index=not examples.elements, device=device)
 
 
 def _preprocess(workload: Workload, features: Tensors, draws: Draws) -> Tensors:
@@ -131,6 +127,20 @@ def _preprocess(workload: Workload, features: Tensors, draws: Draws) -> Tensors:
     if workload.augment:
         return workload.augment(features, draws)
     return workload.prepare(features) if workload.prepare else features
+
+
+def _preprocess_there(
+    way: Transfer, batches: Batches, size: int, preprocess: Callable[[int, Tensors], Tensors]
+) -> Batches:
+    """Preprocesses each tower's features on its device, by preprocess(tower, features), if they are to cross before."""
+    if not way.augments_there:
+        return batches
+    preprocessed = []
+    for i, (features, labels) in enumerate(batches):
+        with tf.device(way.devices[i]), tf.compat.v1.name_scope(f"tower_{i}/preprocess/"):
+            features = preprocess(i, tf.nest.map_structure(tf.identity, features))
+            preprocessed.append((_with_batch_size(features, size), labels))
+    return preprocessed
 
 
 def _divided(whole: tuple[Tensors, Tensors], layout: Layout) -> Batches:
@@ -150,7 +160,6 @@ def evaluation_stream(
       The stream and, over towers, bool [tower_batch]: which examples count.
     """
     way, step_size = way or Transfer(), tower_batch * num_towers
-    prepare = None if way.augments_there else workload.prepare
     if examples.elements:
         steps = tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size)
         steps = tf.data.Dataset.zip(steps, in_fixed_order(examples.elements()).batch(step_size))
@@ -165,7 +174,8 @@ def evaluation_stream(
         else:
             end = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
             features, labels = tf.nest.map_structure(lambda t: tf.gather(t, tf.minimum(places, end - 1)), batch)
-        features = prepare(features) if prepare else features
+        if workload.prepare and not way.augments_there:
+            features = workload.prepare(features)
         return _with_batch_size((features, labels, places < end), tower_batch)
 
     iterator = _iterator(
@@ -173,9 +183,7 @@ def evaluation_stream(
     )
     first, towers = iterator.get_next()
     batches = [tower[:2] for tower in towers]
-    for i, (features, labels) in enumerate(batches if way.augments_there else ()):
-        with way.there(i, features) as features:
-            batches[i] = _with_batch_size((workload.prepare(features), labels), tower_batch)
+    batches = _preprocess_there(way, batches, tower_batch, lambda _, features: workload.prepare(features))
     firsts = [first + i * tower_batch for i in range(num_towers)]
     return Stream(batches, iterator.initializer, firsts), [counted for *_, counted in towers]
 

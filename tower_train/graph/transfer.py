@@ -5,9 +5,8 @@ cross while it computes. The first ones come when the stream begins, at the run'
 untrained are read again.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -41,12 +40,6 @@ class Transfer:
     end: int = 0
     note: str | None = None
 
-    @contextlib.contextmanager
-    def there(self, tower: int, features: Tensors) -> Iterator[Tensors]:
-        """Preprocesses a tower's features on its device within this block."""
-        with tf.device(self.devices[tower]), v1.name_scope(f"tower_{tower}/preprocess/"):
-            yield tf.nest.map_structure(tf.identity, features)
-
 
 def choose(augment_on: str, workload: Workload, examples: Examples, devices: Sequence[str], end: int = 0) -> Transfer:
     """Chooses the way of the batches.
@@ -57,23 +50,17 @@ def choose(augment_on: str, workload: Workload, examples: Examples, devices: Seq
         since checkpoints hold some of them as they cross; and not ahead of their step, since those would be lost.
       devices, end: as in Transfer.
     """
-    is_staged = stages(devices) and not examples.elements
-    if not (workload.augment or workload.prepare):
-        return Transfer(devices, False, is_staged, end)
-    on_gpus = all(map(_is_gpu, devices))
-    suits = on_gpus and workload.augments_on_devices and not examples.elements
-    there = augment_on == "device" or (augment_on == "auto" and suits)
-    note = f"augments: on the {'GPUs' if there else 'host'} (--augment_on={augment_on})" if on_gpus else None
+    on_gpus, there, note = stages(devices), False, None
+    is_staged = on_gpus and not examples.elements
+    if workload.augment or workload.prepare:
+        there = augment_on == "device" or (augment_on == "auto" and is_staged and workload.augments_on_devices)
+        note = f"augments: on the {'GPUs' if there else 'host'} (--augment_on={augment_on})" if on_gpus else None
     return Transfer(devices, there, is_staged, end, note)
 
 
 def stages(devices: Sequence[str]) -> bool:
-    """Returns whether batches for these devices travel so far that they should be there when a step begins."""
-    return all(map(_is_gpu, devices))
-
-
-def _is_gpu(device: str) -> bool:
-    return "gpu" in device.lower()
+    """Returns whether batches for these devices travel so far that they should be there when a step begins: to GPUs."""
+    return all("gpu" in device.lower() for device in devices)
 
 
 def stage(
