@@ -87,19 +87,13 @@ def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
     One that calls functions is yielded for each such type in them. Initial values of variables are not included: what
     is computed from a variable depends on its handle only.
     """
-    needed = _ancestors(last)
-    graph, calls, bodies = last[0].graph, {}, {}
-    for op in graph.get_operations():
-        if op not in needed:
-            continue
-        if op.type not in calls:
-            calls[op.type] = any("func" in attr.type for attr in op.op_def.attr)
-        types = [op.type] if op.type in TYPES and _draws(op.node_def) else []
-        if calls[op.type]:
-            bodies = bodies or {f.signature.name: f.node_def for f in graph.as_graph_def().library.function}
-            types += sorted(set(_types_within(op.node_def, bodies, set())))
-        for each in types:
-            yield Found(op.name.partition("/")[2] or op.name, each, _line_of(op))
+    graph, needed = last[0].graph, {op.name for op in _ancestors(last)}
+    definition = graph.as_graph_def()
+    bodies = {function.signature.name: function.node_def for function in definition.library.function}
+    for node in definition.node:
+        for each in sorted(set(_types(node, bodies, set()))) if node.name in needed else ():
+            line = _line_of(graph.get_operation_by_name(node.name))
+            yield Found(node.name.partition("/")[2] or node.name, each, line)
 
 
 def _ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
@@ -113,16 +107,15 @@ def _ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
     return reached
 
 
-def _types_within(node, bodies: dict[str, Sequence], seen: set[str]) -> Iterator[str]:
-    """Yields the types among the operations of the functions that a node calls."""
+def _types(node, bodies: dict[str, Sequence], seen: set[str]) -> Iterator[str]:
+    """Yields the types by which a node draws: its own, and those within the functions that it calls."""
+    if node.op in TYPES and _draws(node):
+        yield node.op
     for attr in node.attr.values():
-        for name in [attr.func.name, *(function.name for function in attr.list.func)]:
-            if name not in seen:
-                seen.add(name)
-                for inner in bodies.get(name, ()):
-                    if inner.op in TYPES and _draws(inner):
-                        yield inner.op
-                    yield from _types_within(inner, bodies, seen)
+        for name in {attr.func.name, *(function.name for function in attr.list.func)} - seen:
+            seen.add(name)
+            for inner in bodies.get(name, ()):
+                yield from _types(inner, bodies, seen)
 
 
 def _draws(node) -> bool:

@@ -243,7 +243,7 @@ def _report(
 def _summary(config: Config, replica: Replica, source: stream.Stream, update_op: tf.Operation) -> tf.Tensor | None:
     if not config.summary_every_steps:
         return None
-    return summaries.step_summary(replica.mean_grads, "tower_0", source.batches[0][0], update_op)
+    return summaries.step_summary(replica.mean_grads, source.batches[0][0], update_op)
 
 
 def _random_numbers(
