@@ -1,4 +1,4 @@
-"""Membership of a cluster for one start of a group: agreement, failures, shutdown.
+"""Membership of a cluster for one start of a group: its server, its place, failures, shutdown.
 
 Training needs no leader: its collective operations wait for each other. Beside it every worker writes its status on the
 chief's board, every second and more often while nothing is trained. The chief decides who is missing; the others read
@@ -7,7 +7,6 @@ that from the board, or miss the chief.
 
 import contextlib
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +15,13 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster import failures
+from tower_train.cluster.agreement import Agreement
 from tower_train.cluster.board import WorkerState, WorkerStatus
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.heartbeat import WAITING_SECS, Heartbeat
 from tower_train.cluster.rendezvous import LEAVING, RESIZED, Memory, Rendezvous
 from tower_train.cluster.task import Task
-from tower_train.console import notice, say
+from tower_train.console import notice
 from tower_train.graph import progress
 from tower_train.graph.devices import Devices
 
@@ -29,23 +29,8 @@ v1 = tf.compat.v1
 LeaveAtOnce = Callable[[errors.UserError], None]
 
 _LINGER_SECS = 10  # for those that wait for a place to hear that the run is over
-_MOST_SHOWN = 5  # differences between workers
-_COMPARISON = "number of the comparison"
 
 _servers: dict[Task, tf.distribute.Server] = {}  # TensorFlow stops none before the process ends
-
-
-class RunOver(Exception):
-    """A run that has ended while this worker waited for a place in it.
-
-    Attributes:
-      stopped_by: what ended it.
-      step: its last.
-    """
-
-    def __init__(self, stopped_by: str, step: int):
-        super().__init__(stopped_by, step)
-        self.stopped_by, self.step = stopped_by, step
 
 
 class Membership:
@@ -74,7 +59,6 @@ class Membership:
     ):  # fmt: skip
         self.task, self.devices, self.target = task, devices, ""
         self._detector, self._rendezvous, self._leave_at_once = detector, rendezvous, leave_at_once
-        self._named_chief, self._comparisons = "", 0
         if not task.is_alone:
             self.devices = _as_worker(devices, task)
             self._take_place(rendezvous.expected)
@@ -82,6 +66,7 @@ class Membership:
         chief = self.target if task.is_chief else f"grpc://{task.hosts[0]}"
         self._heartbeat = Heartbeat(task, chief, detector, rendezvous, leave_at_once)
         self.board = self._heartbeat.board
+        self._agreement = Agreement(task, detector, rendezvous, self._heartbeat)
 
     def __enter__(self):
         if self.board:
@@ -126,16 +111,13 @@ class Membership:
         """
         if not self.board:
             return steps_done, last_step
-        self._rendezvous.memory.check_idle_starts()
-        if self.task.is_chief:
-            self._heartbeat.tell(about=about(), steps=(steps_done, last_step), step=steps_done)
-            self._heartbeat.tell(state=WorkerState.TRAINING, members=self._await_others())
-        else:
-            chief = self._await_chief(_as_read(about()))
-            steps_done, last_step = chief.steps
-            self._heartbeat.tell(state=WorkerState.TRAINING, step=steps_done, members=tuple(chief.members))
+        steps = self._agreement.reach(about, steps_done, last_step)
         self._take_place(self.group)
-        return steps_done, last_step
+        return steps
+
+    def compare(self, about: Mapping) -> None:
+        """Makes sure that workers that have agreed mean the same; all must call it. As Agreement.compare."""
+        self._agreement.compare(about)
 
     def session_opened(self, session: v1.Session) -> None:
         """Takes the session to close if a worker is lost, so that a step which waits for it ends."""
@@ -169,30 +151,6 @@ class Membership:
             ))  # fmt: skip
         if what != progress.BETWEEN_STEPS or not self.task.is_chief:  # which saves and evaluates there
             self._heartbeat.note(stalled=what, stalled_secs=seconds)
-
-    def compare(self, about: Mapping) -> None:
-        """Makes sure that workers that have agreed mean the same; all must call it.
-
-        Args:
-          about: what must be the same, by name.
-
-        Raises:
-          ConfigError: this worker differs from the chief, which ends all.
-          WorkerError: a worker is missing.
-        """
-        self._comparisons += 1
-        about = _as_read(about) | {_COMPARISON: self._comparisons}
-        self._heartbeat.tell(about=about)
-        if self.task.is_chief:
-            return
-        while (self._chief.about or {}).get(_COMPARISON) != self._comparisons:
-            self._heartbeat.tell()  # to look now
-            self._heartbeat.pause()
-        try:
-            self._compare(about, self._chief.about)
-        except errors.ConfigError as error:
-            self._heartbeat.fail(error)
-            raise
 
     @contextlib.contextmanager
     def failures_named(self) -> Iterator[None]:
@@ -270,49 +228,6 @@ class Membership:
         if any(getattr(self.devices, name) != value for name, value in place.items()):
             self.devices = dataclasses.replace(self.devices, **place)
 
-    def _await_others(self) -> tuple[str, ...]:
-        """Waits, in the chief, until the rendezvous has chosen a group; returns its start_ids over all workers."""
-        while (group := self._rendezvous.choose(self._ready())) is None:
-            self._heartbeat.pause()
-        start_ids = [self._heartbeat.status.start_id, *(status.start_id for status in self._detector.statuses[1:])]
-        return tuple(start_id if i in group else "" for i, start_id in enumerate(start_ids))
-
-    def _await_chief(self, about: dict) -> WorkerStatus:
-        """Waits for a start of the chief that trains with this start of this worker; returns its status."""
-        compared = None
-        while self._heartbeat.status.start_id not in (chief := self._chief).members:
-            if self._rendezvous.is_elastic:
-                self._wait_for_place(chief)
-            is_of_now = chief.about is not None and chief.state is not WorkerState.OVER
-            if is_of_now and chief.start_id != compared:
-                compared = chief.start_id
-                self._heartbeat.note(state=WorkerState.STARTING, chief=compared)
-                self._compare(about, chief.about)
-                self._heartbeat.tell(state=WorkerState.READY)
-            self._heartbeat.pause()
-        return chief
-
-    def _wait_for_place(self, chief: WorkerStatus) -> None:
-        """Says what the others do while this worker waits for a place among them; RunOver if they have ended."""
-        if chief.state is WorkerState.OVER and chief.stopped_by != RESIZED:
-            self._heartbeat.end(WorkerState.GONE)
-            say(f"*** The run has ended at step {chief.step} ({chief.stopped_by}), without this worker.")
-            raise RunOver(chief.stopped_by, chief.step)
-        if chief.state is WorkerState.TRAINING and self._named_chief != chief.start_id:
-            self._named_chief, training, most = chief.start_id, sum(map(bool, chief.members)), self._rendezvous.most
-            say(f"*** {training} of at most {most} train, at step {chief.step}: waiting for a place among them.")
-
-    def _compare(self, about: dict, chiefs: dict) -> None:
-        differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
-                     for name in sorted({*chiefs, *about}) if chiefs.get(name) != about.get(name)]  # fmt: skip
-        if len(differing) > _MOST_SHOWN:
-            differing[_MOST_SHOWN:] = [f"and {len(differing) - _MOST_SHOWN} more"]
-        if differing:
-            raise errors.ConfigError(
-                f"{self.task.name(self.task.index)} cannot train with the chief: {'; '.join(differing)}. Start all "
-                "workers with the same code, options and data."
-            )
-
     def _wait_for_others(self, *states: WorkerState) -> None:
         """Returns, in the chief, when all others are in one of these states, have failed, or are missing."""
         while any(
@@ -389,8 +304,3 @@ def _as_worker(devices: Devices, task: Task) -> Devices:
     # A session sees this worker's devices only, so that it need not wait for the others.
     config.device_filters.append(f"/job:worker/task:{task.index}")
     return dataclasses.replace(devices, session_config=config)
-
-
-def _as_read(about: Mapping) -> dict:
-    """Returns values as they are once the board has carried them."""
-    return json.loads(json.dumps(about))

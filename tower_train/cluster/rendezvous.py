@@ -30,13 +30,11 @@ class Memory:
 
     Attributes:
       group: the tasks that are expected to train; empty if nothing is known.
-      strikes: {task: number of losses in a row before the first step of a start}.
-      idle_starts: number of starts in a row that ended before their first step.
+      strikes: {task: number of losses in a row before the first step of a start}; the chief's are all such starts.
     """
 
     group: tuple[int, ...] = ()
     strikes: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    idle_starts: int = 0
 
     @classmethod
     def of_environment(cls) -> "Memory":
@@ -44,7 +42,7 @@ class Memory:
         try:
             content = json.loads(os.environ.get(_VARIABLE, "{}"))
             strikes = {int(task): int(count) for task, count in content.get("strikes", {}).items()}
-            return cls(tuple(map(int, content.get("group", ()))), strikes, int(content.get("idle_starts", 0)))
+            return cls(tuple(map(int, content.get("group", ()))), strikes)
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
             return cls()
 
@@ -58,8 +56,8 @@ class Memory:
         """Returns the memory at the end of a start of `group`, which lost some and expects others next."""
         strikes = {task: count for task, count in self.strikes.items() if not has_stepped or task not in group}
         if not has_stepped:
-            strikes |= {task: strikes.get(task, 0) + 1 for task in lost}
-        return Memory(tuple(sorted(expected)), strikes, 0 if has_stepped else self.idle_starts + 1)
+            strikes |= {task: strikes.get(task, 0) + 1 for task in {0, *lost}}
+        return Memory(tuple(sorted(expected)), strikes)
 
     def expected(self, task: Task, sizes: tuple[int, int]) -> list[int]:
         """Returns a group of allowed size with this task, if possible the one that is expected to train."""
@@ -70,9 +68,9 @@ class Memory:
 
     def check_idle_starts(self) -> None:
         """Raises WorkerError if start after start ends before a step."""
-        if self.idle_starts >= _MOST_IDLE_STARTS:
+        if (idle_starts := self.strikes.get(0, 0)) >= _MOST_IDLE_STARTS:
             raise errors.WorkerError(
-                f"{self.idle_starts} starts in a row ended before their first step. Look for the reason in the lines "
+                f"{idle_starts} starts in a row ended before their first step. Look for the reason in the lines "
                 "of all workers, then start all again.", is_final=True,
             )  # fmt: skip
 

@@ -5,7 +5,7 @@ import enum
 import signal
 
 from tower_train import errors
-from tower_train.cluster.membership import RunOver
+from tower_train.cluster.agreement import RunOver
 from tower_train.cluster.rendezvous import RESIZED as ANOTHER_SIZE
 from tower_train.run_dir import directory
 

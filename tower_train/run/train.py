@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.membership import Membership, RunOver, exit_at_once, join, join_elastic
+from tower_train.cluster.agreement import RunOver
+from tower_train.cluster.membership import Membership, exit_at_once, join, join_elastic
 from tower_train.cluster.task import Task, find_task
 from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.config import Config

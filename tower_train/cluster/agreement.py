@@ -1,0 +1,128 @@
+"""The agreement of a cluster's workers: which start of each trains, and that all of them train the same."""
+
+import json
+from collections.abc import Callable, Mapping
+
+from tower_train import errors
+from tower_train.cluster.board import WorkerState, WorkerStatus
+from tower_train.cluster.failures import FailureDetector
+from tower_train.cluster.heartbeat import Heartbeat
+from tower_train.cluster.rendezvous import RESIZED, Rendezvous
+from tower_train.cluster.task import Task
+from tower_train.console import say
+
+_MOST_SHOWN = 5  # differences between workers
+_COMPARISON = "number of the comparison"
+
+
+class RunOver(Exception):
+    """A run that has ended while this worker waited for a place in it.
+
+    Attributes:
+      stopped_by: what ended it.
+      step: its last.
+    """
+
+    def __init__(self, stopped_by: str, step: int):
+        super().__init__(stopped_by, step)
+        self.stopped_by, self.step = stopped_by, step
+
+
+class Agreement:
+    """One worker's part in the agreement, by way of the statuses on the chief's board.
+
+    Args:
+      task: this process's.
+      detector: has the others' statuses.
+      rendezvous: decides who trains.
+      heartbeat: tells this worker's status.
+    """
+
+    def __init__(self, task: Task, detector: FailureDetector, rendezvous: Rendezvous, heartbeat: Heartbeat):
+        self._task, self._detector, self._rendezvous, self._heartbeat = task, detector, rendezvous, heartbeat
+        self._named_chief, self._comparisons = "", 0
+
+    def reach(self, about: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
+        """Waits until all workers are ready; arguments, result and errors as of Membership.agree."""
+        self._rendezvous.memory.check_idle_starts()
+        if self._task.is_chief:
+            self._heartbeat.tell(about=about(), steps=(steps_done, last_step), step=steps_done)
+            self._heartbeat.tell(state=WorkerState.TRAINING, members=self._await_others())
+        else:
+            chief = self._await_chief(_as_read(about()))
+            steps_done, last_step = chief.steps
+            self._heartbeat.tell(state=WorkerState.TRAINING, step=steps_done, members=tuple(chief.members))
+        return steps_done, last_step
+
+    def compare(self, about: Mapping) -> None:
+        """Makes sure that workers that have agreed mean the same; all must call it.
+
+        Args:
+          about: what must be the same, by name.
+
+        Raises:
+          ConfigError: this worker differs from the chief, which ends all.
+          WorkerError: a worker is missing.
+        """
+        self._comparisons += 1
+        about = _as_read(about) | {_COMPARISON: self._comparisons}
+        self._heartbeat.tell(about=about)
+        if self._task.is_chief:
+            return
+        while (self._detector.statuses[0].about or {}).get(_COMPARISON) != self._comparisons:
+            self._heartbeat.tell()  # to look now
+            self._heartbeat.pause()
+        try:
+            self._compare(about, self._detector.statuses[0].about)
+        except errors.ConfigError as error:
+            self._heartbeat.fail(error)
+            raise
+
+    def _await_others(self) -> tuple[str, ...]:
+        """Waits, in the chief, until the rendezvous has chosen a group; returns its start_ids over all workers."""
+        while (group := self._rendezvous.choose(self._detector.ready(self._heartbeat.status))) is None:
+            self._heartbeat.pause()
+        start_ids = [self._heartbeat.status.start_id, *(status.start_id for status in self._detector.statuses[1:])]
+        return tuple(start_id if i in group else "" for i, start_id in enumerate(start_ids))
+
+    def _await_chief(self, about: dict) -> WorkerStatus:
+        """Waits for a start of the chief that trains with this start of this worker; returns its status."""
+        compared = None
+        while self._heartbeat.status.start_id not in (chief := self._detector.statuses[0]).members:
+            if self._rendezvous.is_elastic:
+                self._wait_for_place(chief)
+            is_of_now = chief.about is not None and chief.state is not WorkerState.OVER
+            if is_of_now and chief.start_id != compared:
+                compared = chief.start_id
+                self._heartbeat.note(state=WorkerState.STARTING, chief=compared)
+                self._compare(about, chief.about)
+                self._heartbeat.tell(state=WorkerState.READY)
+            self._heartbeat.pause()
+        return chief
+
+    def _wait_for_place(self, chief: WorkerStatus) -> None:
+        """Says what the others do while this worker waits for a place among them; RunOver if they have ended."""
+        if chief.state is WorkerState.OVER and chief.stopped_by != RESIZED:
+            self._heartbeat.end(WorkerState.GONE)
+            say(f"*** The run has ended at step {chief.step} ({chief.stopped_by}), without this worker.")
+            raise RunOver(chief.stopped_by, chief.step)
+        if chief.state is WorkerState.TRAINING and self._named_chief != chief.start_id:
+            self._named_chief, training, most = chief.start_id, sum(map(bool, chief.members)), self._rendezvous.most
+            say(f"*** {training} of at most {most} train, at step {chief.step}: waiting for a place among them.")
+
+    def _compare(self, about: dict, chiefs: dict) -> None:
+        """Raises ConfigError if this worker would train something else than the chief."""
+        differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
+                     for name in sorted({*chiefs, *about}) if chiefs.get(name) != about.get(name)]  # fmt: skip
+        if len(differing) > _MOST_SHOWN:
+            differing[_MOST_SHOWN:] = [f"and {len(differing) - _MOST_SHOWN} more"]
+        if differing:
+            raise errors.ConfigError(
+                f"{self._task.name(self._task.index)} cannot train with the chief: {'; '.join(differing)}. Start all "
+                "workers with the same code, options and data."
+            )
+
+
+def _as_read(about: Mapping) -> dict:
+    """Returns values as they are once the board has carried them."""
+    return json.loads(json.dumps(about))
