@@ -107,11 +107,6 @@ class ProgressBar:
         """Prints text above the bar."""
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def expect(self, amount: float) -> None:
-        """Adds to the total."""
-        if self._bar:
-            self._bar.update(self._task, total=self._bar.tasks[0].total + amount)
-
     def update(self, completed: float | None = None, advance: float | None = None, **fields: str) -> None:
         """Sets or advances the count, and sets fields of the columns."""
         if self._bar:

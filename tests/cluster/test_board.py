@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.board import Board, WorkerStatus
+from tower_train.cluster.board import Board
 from tower_train.cluster.task import Task
 
 HOSTS, STARTS = ("a:1", "b:2", "c:3"), ["chief", "a", "b"]
@@ -14,30 +14,6 @@ HOSTS, STARTS = ("a:1", "b:2", "c:3"), ["chief", "a", "b"]
 @pytest.fixture(scope="module")
 def target():
     return tf.distribute.Server({"worker": clusters.hosts(1)}, "worker", 0).target
-
-
-def test_what_a_stranger_writes_is_ignored_and_said(target, capsys):
-    chief, other = (exchange(target, worker) for worker in (0, 1))
-    chief.clear()
-    written = WorkerStatus(start_id="a", chief="chief", members=[], step=4)
-    other.exchange(written)
-    chief.exchange(WorkerStatus(start_id="chief"))
-    for text in ("garbage\n", "[1, 2]", '{"state": "dancing"}', "[" * 10_000, "\xff"):
-        write(target, "row/1", text)
-        assert chief.exchange(WorkerStatus(start_id="chief"))[1] == written
-        [line] = capsys.readouterr().out.splitlines()
-        assert line.startswith("*** What a stranger wrote as the status of worker 1 is ignored: ")
-    other.exchange(written)
-    chief.exchange(WorkerStatus(start_id="chief"))
-    assert not capsys.readouterr().out
-
-
-def write(target, name, text):
-    with tf.Graph().as_default(), tf.device("/job:worker/task:0/cpu:0"):
-        row = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, container="board")
-        written = tf.raw_ops.AssignVariableOp(resource=row, value=tf.constant(text))
-        with tf.compat.v1.Session(target) as session:
-            session.run(written)
 
 
 def missing(_):

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.task import Task
-from tower_train.console import say
 
 v1 = tf.compat.v1
 _SERVER = "/job:worker/task:0"
@@ -60,8 +59,7 @@ class WorkerStatus:
 
     @classmethod
     def from_json(cls, text: str) -> "WorkerStatus":
-        """Reads a row; fields of other versions of this program are left out. Raises ValueError or TypeError for any
-        other text."""
+        """Reads a row; fields of other versions of this program are left out."""
         names = {field.name for field in dataclasses.fields(cls)}
         known = {name: value for name, value in dict(json.loads(text)).items() if name in names}
         return cls(**known | {"state": WorkerState(known.get("state", cls.state))})
@@ -86,8 +84,7 @@ class Board:
     ):  # fmt: skip
         self._target, self._task, self._start_of, self._pause, self._session = target, task, start_of, pause, None
         self._config = v1.ConfigProto(device_filters=[_SERVER], operation_timeout_in_ms=round(timeout_secs * 1000))
-        # The chief reads all rows, the others the chief's.
-        self._last_read = {worker: WorkerStatus() for worker in range(len(task.hosts) if task.is_chief else 1)}
+        self._num_read = len(task.hosts) if task.is_chief else 1
         with tf.Graph().as_default() as self._graph, tf.device(f"{_SERVER}/cpu:0"):
             self._text = v1.placeholder(tf.string, [])
             self._rows, self._labels, self._states = (
@@ -105,17 +102,9 @@ class Board:
         self._run([write for write, _ in self._rows], "{}")
 
     def exchange(self, status: WorkerStatus) -> Sequence[WorkerStatus]:
-        """Writes this worker's row and returns those it may read: the chief all, the others the chief's; or OpError.
-
-        Instead of a row that cannot be read, because a stranger wrote it, it returns the one before.
-        """
-        fetches = [self._rows[self._task.index][0], *(self._rows[worker][1] for worker in self._last_read)]
-        for worker, text in zip(self._last_read, self._run(fetches, status.to_json())[1:], strict=True):
-            try:
-                self._last_read[worker] = WorkerStatus.from_json(text)
-            except (ValueError, TypeError, RecursionError):
-                say(f"*** What a stranger wrote as the status of worker {worker} is ignored: {ascii(text[:40])}")
-        return list(self._last_read.values())
+        """Writes this worker's row and returns those it may read: the chief all, the others the chief's; or OpError."""
+        fetches = [self._rows[self._task.index][0], *(read for _, read in self._rows[: self._num_read])]
+        return [WorkerStatus.from_json(text) for text in self._run(fetches, status.to_json())[1:]]
 
     def hand_out(self, states: Sequence[bytes]) -> None:
         """Leaves, in the chief, the restored states, over workers; call it before any `fetch`."""

@@ -105,7 +105,7 @@ class Rendezvous:
         self._task, self._settle, self._start_timeout, self._clock = task, settle_secs, start_timeout_secs, clock
         self._began = self._changed = self._reminded = clock()
         self._ready: set[int] = set()
-        self._named: set[str] = set()
+        self._named: set[int] = set()
 
     def choose(self, ready: Collection[int]) -> tuple[int, ...] | None:
         """Chooses the tasks that begin, in order; None to wait for more.
@@ -155,18 +155,13 @@ class Rendezvous:
         default = RESIZED if self.is_elastic else None
         return next((reason for reason in reasons if reason not in (None, RESIZED)), default)
 
-    def _name_once(self, text: str) -> None:
-        """Prints a line, but never again."""
-        if text not in self._named:
-            self._named.add(text)
-            say(f"*** {text}")
-
     def _admissible(self, ready: Collection[int]) -> list[int]:
-        """The workers that were not lost too often; names the others."""
-        barred = [task for task in ready if self.memory.strikes.get(task, 0) >= _MOST_STRIKES]
-        for task in barred:
-            self._name_once(
-                f"{self._task.name(task)} was lost {self.memory.strikes[task]} times in a row before its first step, "
-                "and is not taken in again. Look for the reason in its lines, then start all again."
+        """Returns the workers that were not lost too often; names the others once."""
+        barred = {task for task in ready if self.memory.strikes.get(task, 0) >= _MOST_STRIKES}
+        for task in sorted(barred - self._named):
+            self._named.add(task)
+            say(
+                f"*** {self._task.name(task)} was lost {self.memory.strikes[task]} times in a row before its first "
+                "step, and is not taken in again. Look for the reason in its lines, then start all again."
             )
         return [task for task in ready if task not in barred]

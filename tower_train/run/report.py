@@ -33,13 +33,15 @@ def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
     )  # fmt: skip
 
 
-def opening_lines(run_json: dict, train_dir: str, steps_done: int, last_step: int) -> list[str]:
-    """Returns the first lines of a run, from the content of run.json."""
+def opening_lines(
+    run_json: dict, train_dir: str, steps_done: int, last_step: int, towers_of_each: Sequence[int]
+) -> list[str]:
+    """Returns the first lines of a run, from the content of run.json and the number of towers of each worker."""
     data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
     batch, towers = run_json["global_batch"], len(devices)
     on_cpu = not devices[0].startswith("GPU")
     versions, hosts = run_json["versions"], (config["worker_hosts"] or "").split(",")
-    workers = rules.parse_elastic(config["elastic"])[1] if config["elastic"] else len(hosts)
+    least, workers = rules.parse_elastic(config["elastic"]) if config["elastic"] else (None, len(hosts))
     lines = [
         f"tower_train {versions['tower_train']} on TensorFlow {versions['tensorflow']}",
         f"data:     {data['name']}, {data['num_examples']} examples",
@@ -51,18 +53,12 @@ def opening_lines(run_json: dict, train_dir: str, steps_done: int, last_step: in
         f"steps:    {steps_done} to {last_step} ({last_step * batch / data['num_examples']:.1f} epochs)",
         f"run:      {train_dir}" + (f" (resumed at step {steps_done})" if steps_done else ""),
     ]
+    if least:
+        share = f"which take {' + '.join(map(str, towers_of_each))} batches a step"
+        lines.append(f"elastic:  {len(towers_of_each)} of {least} to {workers} workers, {share}")
     if data["notice"]:
         lines += ["*" * 100, f"*** {data['notice']}", "*" * 100]
     return lines
-
-
-def elastic_line(elastic: str | None, towers_of_each: Sequence[int]) -> list[str]:
-    """Returns the line on the number of workers of an elastic cluster; none for another."""
-    if not elastic:
-        return []
-    least, _, most = elastic.partition(":")
-    batches = " + ".join(map(str, towers_of_each))
-    return [f"elastic:  {len(towers_of_each)} of {least} to {most} workers, which take {batches} batches a step"]
 
 
 def random_notes(drawn: RandomNumbers) -> list[str]:

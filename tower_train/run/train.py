@@ -125,8 +125,8 @@ def announce(start: Start, membership: Membership) -> Start:
         checkpoint.remove_leftovers(start.run_dir.path)
         start.run_dir.cut_metrics(steps_done)
         start.run_dir.write(directory.RUN, start.run_json)
-        lines = report.opening_lines(start.run_json, str(start.run_dir.path), steps_done, start.last_step)
-        lines += report.elastic_line(start.config.elastic, start.graph.layout.towers_of_each)
+        towers = start.graph.layout.towers_of_each
+        lines = report.opening_lines(start.run_json, str(start.run_dir.path), steps_done, start.last_step, towers)
     else:
         lines = [report.joining_line(membership.task, steps_done, end, membership.devices.names)]
     say(*lines, *start.notes)
