@@ -161,7 +161,7 @@ class TestDropout:
             (lambda: layers.random_normal([24], name="noise"), "noise draws .* 24 rows for .* or give the number"),
             (lambda: layers.random_uniform([24], rows_per_example=2), "24 rows .* with rows_per_example=2"),
             (lambda: layers.random_uniform([]), "its tensor has no rows for the tower's 8 examples"),
-            (lambda: layers.dropout(v1.placeholder(tf.float32, [None, 2]), 0.5, True), "that is not known"),
+            (lambda: layers.dropout(v1.placeholder(tf.float32, [None, 2]), 0.5, True), "an unknown number of rows"),
             (lambda: layers.dropout(tf.ones([8, 2]), 0.5, True, [1, 2]), "1 rows for the tower's 8 examples"),
         ],
     )  # fmt: skip

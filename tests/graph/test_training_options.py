@@ -92,7 +92,7 @@ def test_clipping_limits_the_norm_of_all_gradients_together(limit):
     values = [np.array([3.0, 4.0]), np.array([[12.0]])]  # of norm 13
     with tf.Graph().as_default(), v1.Session() as session:
         pairs = [(tf.constant(value), object()) for value in values]
-        found = session.run([gradient for gradient, _ in update.clip_by_norm(pairs, limit)])
+        found = session.run([gradient for gradient, _ in update.limited(pairs, limit, "momentum")])
     for clipped, value in zip(found, values, strict=True):
         np.testing.assert_allclose(clipped, value * min(1, limit / 13), rtol=1e-12)
 

@@ -223,11 +223,9 @@ class Draws:
             return
         rows = sizes[0] if sizes else "no"
         if not isinstance(rows, int) or rows != self._batch * rows_each:
-            counted = (
-                f"{rows} rows" if isinstance(rows, int | str) else "a number of rows that is not known before it runs"
-            )
+            rows = rows if isinstance(rows, int | str) else "an unknown number of"
             raise errors.GraphError(
-                f"{layer} draws numbers for each example, and its tensor has {counted} for the tower's {self._batch} "
+                f"{layer} draws numbers for each example, and its tensor has {rows} rows for the tower's {self._batch} "
                 f"examples with rows_per_example={rows_each}. Draw where a row is an example, or give the number of an "
                 "example's rows if they lie one after the other."
             )

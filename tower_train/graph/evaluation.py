@@ -57,21 +57,19 @@ def evaluation_graph(
     with graph.as_default(), tf.device(HOST):
         way = transfer.choose("auto", dataclasses.replace(workload, augment=None), examples, devices.towers)
         source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers), way)
-        replica, outputs = Replica(), []
+        replica, outputs, by_tower = Replica(), [], []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, source.batches, strict=True)):
             draws = Draws("evaluation", source.firsts[i], tower_batch)
             with replica.tower(Tower(i, device), towers.restored), context.entered(context.Context(draws=draws)):
                 output, _ = towers.tower_loss(workload, features, labels, tf.as_dtype(dtype), training=False)
+            with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
+                by_tower.append(_metrics(workload, output, labels, tower_batch))
             outputs.append(output)
 
         def joined(by_tower: list[tf.Tensor]) -> tf.Tensor:
             return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(counted, axis=0))
 
         labels = [labels for _, labels in source.batches]
-        by_tower = []
-        for i, tower in enumerate(zip(outputs, labels, strict=True)):
-            with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
-                by_tower.append(_metrics(workload, *tower, tower_batch))
         towers.check_classes(workload, examples, outputs[0], workload.metrics)
         predictions = classes = None
         if towers.are_of_classes(outputs[0], examples) and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:

@@ -91,12 +91,7 @@ class Layout:
         """This worker's towers; those of one device follow each other."""
         each, mirrored = self.batches_each[self.worker], len(self.replicas) > 1
         return tuple(
-            Tower(
-                index=device * each + turn,
-                device=name,
-                replica=device if mirrored else 0,
-                waits=turn > 0,
-            )
+            Tower(device * each + turn, name, replica=device if mirrored else 0, waits=turn > 0)
             for device, name in enumerate(self.devices)
             for turn in range(each)
         )
@@ -117,9 +112,7 @@ def lay_out(
     """
     batches = accumulate_steps * (most_workers or devices.num_workers)
     replicas = devices.towers if mirrored else (HOST,)
-    return Layout(
-        tower_batch, devices.towers, replicas, share_out(batches, devices.num_workers), devices.worker
-    )  # fmt: skip
+    return Layout(tower_batch, devices.towers, replicas, share_out(batches, devices.num_workers), devices.worker)
 
 
 def on_host(tower_batch: int, num_towers: int = 1, num_workers: int = 1, worker: int = 0) -> Layout:

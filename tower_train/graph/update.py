@@ -55,16 +55,12 @@ def by_param_group(
 
 
 def limited(gradients: GradientsAndVariables, clip_norm: float, optimizer: str) -> GradientsAndVariables:
-    """Clips gradients to a norm, 0 for none, and scales them layer by layer for 'lars'."""
+    """Scales all gradients by clip_norm / norm if their global norm is greater than that, 0 for no limit, and layer by
+    layer for 'lars'."""
     if clip_norm:
-        gradients = clip_by_norm(gradients, clip_norm)
+        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], clip_norm)
+        gradients = [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]
     return lars_gradients(gradients) if optimizer == "lars" else gradients
-
-
-def clip_by_norm(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
-    """Scales all gradients by limit / norm if their global norm is greater than limit."""
-    clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], limit)
-    return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]
 
 
 def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> GradientsAndVariables:
