@@ -161,7 +161,7 @@ def test_a_step_that_is_not_of_the_batch_in_place_is_refused(staging):
         before = session.run(built.report)
         with pytest.raises(tf.errors.InvalidArgumentError, match="the batches on the devices are not those of this"):
             session.run(built.report)
-        assert session.run(built.global_step) == before.step
+        assert session.run(tf.compat.v1.train.get_global_step(built.graph)) == before.step
 
 
 def test_the_summary_shows_the_images_that_are_trained_on(staging, monkeypatch):

@@ -64,7 +64,7 @@ def examples(
         name=name,
         num_examples=len(good),
         open=lambda: arrays.fetcher(images, used.labels),
-        fingerprint=f"{used.fingerprint()} decoded by Pillow",  # runs before it had TensorFlow's pixels
+        fingerprint=f"{used.fingerprint()} decoded by Pillow",  # which decides on the pixels
         class_names=listing.class_names,
         notice=" ".join(filter(None, [left_out, listing.notice])) or None,
         labels=used.labels,

@@ -14,7 +14,7 @@ from tower_train import errors
 from tower_train.config import DeviceOptions
 from tower_train.host import NVIDIA_DRIVER
 
-HOST = "/cpu:0"  # where variables, optimizer and moving averages live
+HOST = "/cpu:0"  # of the input and the counters, and of the variables unless they are mirrored
 _CACHE_BYTES = 2**32  # the most that CUDA keeps; its default is less than all kernels need
 
 

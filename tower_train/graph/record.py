@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """The small values of one step that running looks at; tensors in the graph, numpy values after the step.
+    """The small values of one step that run/ fetches; tensors in the graph, numpy values after the step.
 
     Attributes:
       step: int64 scalar, steps done, this one included.
@@ -112,7 +112,6 @@ class TrainingGraph:
       layout: the topology of a step.
       examples: those that are trained on.
       stream: the batches; its initializer is run after variables hold their values.
-      global_step: int64 variable, steps done.
       train_op: does one step; if a loss or gradient is not finite nothing but the stream moves, and with
         --on_nonfinite=skip global_step and examples_seen.
       report: what to fetch with it.
@@ -129,7 +128,6 @@ class TrainingGraph:
     layout: Layout
     examples: Examples
     stream: Stream
-    global_step: tf.Variable
     train_op: tf.Operation
     report: StepReport
     requests: dict[str, Request]

@@ -1,4 +1,4 @@
-"""tower_loss: one replica of the network per device, all on the same variables or on copies of them."""
+"""One tower's network and loss, and the custom getters of its variables."""
 
 import copy
 import hashlib
@@ -23,7 +23,7 @@ def variable_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf.DType, training: bool) -> tuple:
-    """Returns one replica's (outputs, loss), in the scopes it is called in.
+    """Returns one tower's (outputs, loss), in the scopes it is called in.
 
     Args:
       workload: inference and loss.

@@ -10,7 +10,6 @@ from tower_train import errors
 from tower_train.config import Config
 from tower_train.graph import (
     random_state,
-    stream,
     summaries,
     towers,
     transfer,
@@ -28,6 +27,7 @@ from tower_train.graph.progress import count_progress
 from tower_train.graph.record import RandomNumbers, Request, SavedVariables, StepReport, TrainingGraph
 from tower_train.graph.replica import Replica, average, by_tower, fingerprints, make_replicas
 from tower_train.graph.schedule import Schedule, group_rate, scaling
+from tower_train.graph.stream import Stream, training_stream
 from tower_train.graph.towers import tower_loss
 from tower_train.graph.update import Counters
 from tower_train.options import rules
@@ -47,44 +47,44 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
     with tf.Graph().as_default() as graph, tf.device(HOST):
         v1.set_random_seed(config.seed & 0x7FFFFFFF)
         counters = Counters(layout.global_batch)  # steps and examples seen: the run's place in the stream
-        source = _input(workload, examples, config, layout, counters.examples_seen)
+        stream = _input(workload, examples, config, layout, counters.examples_seen)
         rate = _learning_rate(config, examples.num_examples, counters.examples_seen)
         scale = LossScale(tf.as_dtype(config.dtype))  # none but for float16
         replicas = make_replicas(layout.replicas)  # one on the host, or one on each tower's device
         context = _context(config, layout, counters.epochs_seen(examples.num_examples))
 
-        for tower, batch, first in zip(layout.towers, source.batches, source.firsts, strict=True):
+        for tower, batch, first in zip(layout.towers, stream.batches, stream.firsts, strict=True):
             replica = replicas[tower.replica]
             if tower.waits:  # so that the activations of one batch at a time are in a device's memory
                 batch, first = replica.after_last_tower((batch, first))
             draws = Draws(config.seed, first, layout.tower_batch, counters.examples_seen)
             with replica.tower(tower, towers.seeded(config.seed)), context.of_tower(tower.index, draws) as noted:
-                outputs, loss = tower_loss(workload, *batch, tf.as_dtype(config.dtype), training=True)
+                outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype), training=True)
                 draws.close()  # the backward pass may not draw
-                replica.add(noted, loss, scale.gradients(replica.compute_gradients, loss))
+                replica.add(noted, loss_of_tower, scale.gradients(replica.compute_gradients, loss_of_tower))
         _check_towers(workload, examples, config, outputs, noted)
 
-        all_reduce, requests = _all_reduce(config, layout), _requests(layout, bool(source.state), loss.dtype)
+        all_reduce, requests = _all_reduce(config, layout), _requests(layout, stream, loss_of_tower.dtype)
         asked = average(replicas, all_reduce, requests)  # over all towers of all workers
         for replica in replicas:  # each has the same means, and so does the same update
             replica.finish_gradients(config.clip_gradients, config.optimizer)
-        loss = replicas[0].loss + replicas[0].weight_decay
+        loss = stream.renewed(replicas[0].loss + replicas[0].weight_decay)  # there once the next batches are staged
         updates = [_prepare_update(config, replica, counters, context, rate) for replica in replicas]
         with tf.control_dependencies(all_reduce.operations):  # all of them, or other devices would wait for ever
             finite = update_if_finite(
-                *by_tower(replicas), replicas[0].mean_grads, source.renewed(loss),
+                *by_tower(replicas), replicas[0].mean_grads, loss,
                 apply=lambda: counters.count(scale.after_update(), after=[build() for build in updates]),
                 skip=lambda: scale.without_update(loss, counters.count, skips=config.on_nonfinite == "skip"),
             )  # fmt: skip
-
-        counting, progress = _progress(config, source, replicas)
-        report = _report(counters, replicas[0], rate, asked, finite, scale, counting)
+        train_op = finite.op  # the conditional: it has updated the variables, or skipped
+        counting, progress = _progress(config, stream, replicas)
         return TrainingGraph(
-            graph, layout, examples, source, counters.global_step, finite.op, report, requests, progress,
+            graph=graph, layout=layout, examples=examples, stream=stream, train_op=train_op, requests=requests,
+            report=_report(counters, replicas[0], rate, asked, finite, scale, counting), progress=progress,
             checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in replicas[0].mean_grads)),
-            summary=_summary(config, replicas[0], source, finite.op),
+            summary=_summary(config, replicas[0], stream, train_op),
             saved=_saved(config, layout, replicas, all_reduce),
-            random_numbers=_random_numbers(workload, source, replicas, config.allow_stateful_random),
+            random_numbers=_random_numbers(workload, stream, replicas, config.allow_stateful_random),
         )  # fmt: skip
 
 
@@ -116,12 +116,12 @@ def _with_smooth_labels(workload: Workload, config: Config) -> Workload:
 
 def _input(
     workload: Workload, examples: Examples, config: Config, layout: Layout, examples_seen: tf.Variable
-) -> stream.Stream:
+) -> Stream:
     """Makes the stream: a batch for every tower, from the position that the run has come to."""
     end = config.last_step(examples.num_examples) * layout.global_batch
     way = transfer.choose(config.augment_on, workload, examples, [tower.device for tower in layout.towers], end)
     with v1.name_scope("input"):
-        return stream.training_stream(workload, examples, config.seed, examples_seen, layout, way)
+        return training_stream(workload, examples, config.seed, examples_seen, layout, way)
 
 
 def learning_schedule(config: Config, num_examples: int) -> Schedule:
@@ -146,7 +146,7 @@ def _learning_rate(config: Config, num_examples: int, examples_seen: tf.Variable
 
 
 def _context(config: Config, layout: Layout, epochs_seen: tf.Tensor) -> Context:
-    """Returns what the layers of this worker's first tower know of it."""
+    """Returns the context from which each tower's is made; its index is that of this worker's first tower."""
     return Context(
         tower=layout.first_tower,
         synchronized_towers=len(layout.devices) * layout.num_workers if config.sync_batch_norm else 0,
@@ -170,12 +170,12 @@ def _all_reduce(config: Config, layout: Layout) -> AllReduce:
     return AllReduce(layout.replicas, kind, dtype, layout.num_workers, weight=layout.weight)
 
 
-def _requests(layout: Layout, saves_together: bool, dtype: tf.DType) -> dict[str, Request]:
+def _requests(layout: Layout, stream: Stream, dtype: tf.DType) -> dict[str, Request]:
     """Returns what this worker may ask all workers for, by name; nothing without other workers."""
     if layout.num_workers == 1:
         return {}
     requests = {}
-    for name in ("stopping", "saving") if saves_together else ("stopping",):
+    for name in ("stopping", "saving") if stream.state else ("stopping",):
         asked = v1.get_variable(name, [], dtype, v1.zeros_initializer(), trainable=False,
                                 collections=[v1.GraphKeys.LOCAL_VARIABLES])  # fmt: skip
         requests[name] = Request(asked.read_value(), asked.assign(1, read_value=False), asked.initializer)
@@ -183,19 +183,19 @@ def _requests(layout: Layout, saves_together: bool, dtype: tf.DType) -> dict[str
 
 
 def _prepare_update(
-    config: Config, replica: Replica, counters: Counters, step: Context, rate: tf.Tensor
+    config: Config, replica: Replica, counters: Counters, context: Context, rate: tf.Tensor
 ) -> Callable[[], tf.Operation]:
     """Returns a function that builds a replica's update; its optimizers exist already."""
     dtype = towers.variable_dtype(tf.as_dtype(config.dtype))
 
     def optimizer(group: ParamGroup) -> v1.train.Optimizer:
-        own_rate = tf.cast(group_rate(rate, step.epochs_seen, group), dtype)
+        learning_rate = tf.cast(group_rate(rate, context.epochs_seen, group), dtype)
         iterations = config.muon_iterations if group.muon else 0
         momentum = config.momentum if group.momentum is None else group.momentum
-        return make_optimizer(config.optimizer, own_rate, momentum, config.nesterov, iterations)
+        return make_optimizer(config.optimizer, learning_rate, momentum, config.nesterov, iterations)
 
     def group_of(variable: tf.Variable) -> ParamGroup:
-        return step.param_groups.get(replica.original(variable).op.name, ParamGroup())
+        return context.param_groups.get(replica.original(variable).op.name, ParamGroup())
 
     with replica.state_variables():
         groups = [
@@ -212,12 +212,12 @@ def _prepare_update(
     return build_there
 
 
-def _progress(config: Config, source: stream.Stream, replicas: Sequence[Replica]) -> tuple[list, dict[str, tf.Tensor]]:
+def _progress(config: Config, stream: Stream, replicas: Sequence[Replica]) -> tuple[list, dict[str, tf.Tensor]]:
     """Returns ops that count what a step is done with, and the counts; none without a watchdog."""
     if not config.stall_timeout_secs:
         return [], {}
     tower_grads, tower_losses = by_tower(replicas)
-    return count_progress(source.arrivals, tower_losses, tower_grads)
+    return count_progress(stream.arrivals, tower_losses, tower_grads)
 
 
 def _report(
@@ -240,20 +240,20 @@ def _report(
         )
 
 
-def _summary(config: Config, replica: Replica, source: stream.Stream, update_op: tf.Operation) -> tf.Tensor | None:
+def _summary(config: Config, replica: Replica, stream: Stream, update_op: tf.Operation) -> tf.Tensor | None:
     if not config.summary_every_steps:
         return None
-    return summaries.step_summary(replica.mean_grads, source.batches[0][0], update_op)
+    return summaries.step_summary(replica.mean_grads, stream.batches[0][0], update_op)
 
 
 def _random_numbers(
-    workload: Workload, source: stream.Stream, replicas: Sequence[Replica], allow_stateful: bool
+    workload: Workload, stream: Stream, replicas: Sequence[Replica], allow_stateful: bool
 ) -> RandomNumbers:
     """Names the random numbers in the towers; random_state.check and draws.check_same refuse some."""
     first, loss = replicas[0].contexts[0], replicas[0].tower_losses[0]
     last = [loss.op, *(statistic.value.op for statistic in first.statistics)]
-    if not source.state:  # examples in an order of their own draw as they like: their iterator's state is saved
-        last.append(source.initializer)
+    if not stream.state:  # examples in an order of their own draw as they like: their iterator's state is saved
+        last.append(stream.initializer)
     stateful = random_state.check(workload.name, last, allow_stateful)
     by_example = check_same([context.draws for replica in replicas for context in replica.contexts])
     return RandomNumbers(by_example, tuple(sorted(first.drawn_by_tower)), tuple(stateful))

@@ -45,10 +45,14 @@ class ResumePoint:
 class Start:
     """One start of a run in one worker, ready for its steps.
 
-    Its config has the final dtype, place of the variables and workers. Other workers than the chief learn
-    `steps_done`, the number of earlier steps, and `end`, the last one of this start, when it is
-    announced. Only the chief has `resumed`, the checkpoint to begin at, `evaluations`, and the graph's `drawing` if the
-    event files lack it.
+    Its config has the final dtype, place of the variables and workers.
+
+    Attributes:
+      steps_done: of earlier starts; final once the start is announced, as is `end`.
+      end: the last step of this start.
+      resumed: the checkpoint to begin at; None but in the chief.
+      evaluations: of the run's checkpoints; None but in the chief.
+      drawing: the graph for TensorBoard; None if the event files have it, and but in the chief.
     """
 
     config: Config

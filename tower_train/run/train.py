@@ -42,7 +42,7 @@ def train(
     Args:
       workload: a record, or its import path.
       config: the trainer's options.
-      session_hooks: further hooks around each step.
+      session_hooks: the user's hooks around each step.
       workload_options: values of the workload's own options, by name.
       if_stuck: called before the process is ended because a worker is missing and the step that waits for it cannot be
         left.
@@ -112,7 +112,10 @@ def _for_this_worker(error: errors.WorkerError, received: signals.Received) -> e
 
 
 def announce(start: Start, membership: Membership) -> Start:
-    """Agrees on the steps with the other workers and prints the first lines."""
+    """Agrees on the steps with the other workers, for whom it may build the graph again, and prints the first lines.
+
+    The chief also removes what interrupted writes left, and writes run.json.
+    """
     is_over, built_for = start.is_chief and start.evaluations.best.is_over, membership.devices
     steps_done, end = membership.agree(
         lambda: manifest.same_everywhere(start.run_json, start.workload),

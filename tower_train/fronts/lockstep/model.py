@@ -91,14 +91,14 @@ class TowerModel(keras.Model):
 
     def train_step(self, data):
         """Does a step in all towers, and returns the epoch's metrics, and means of what else the step reports."""
-        return self._report(self._train, data)
+        return self._run_step(self._train, data)
 
     def test_step(self, data):
         """Evaluates a batch."""
         if compat.is_overridden(self.template, "test_step"):
             with tf.device(self.towers[0]):
                 return self.template.test_step(data)
-        return self._report(default_step.test, data)
+        return self._run_step(default_step.test, data)
 
     def predict_step(self, data):
         """Computes the outputs of a batch, in this process's towers."""
@@ -111,7 +111,8 @@ class TowerModel(keras.Model):
         _, [outputs, *_] = engine.run(self.template, default_step.predict, data, places)
         return outputs
 
-    def _report(self, step: Step, data) -> dict[str, tf.Tensor]:
+    def _run_step(self, step: Step, data) -> dict[str, tf.Tensor]:
+        """Does a step in all towers; returns the epoch's metrics, and means of what else it reports."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._trained is None:
             self.prepare(step, data)

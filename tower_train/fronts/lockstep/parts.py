@@ -103,14 +103,6 @@ def split(data, towers: Sequence[int], count: int) -> list[Part]:
         return [part(index) for index in towers]
 
 
-def of_equal_batches(data, index: int, count: int) -> Part:
-    """Returns the part of a tower that has read a batch by itself, as all others have, of the same size."""
-    leaves = [leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)]
-    cuts = [Cut(_size(leaf), index * _size(leaf), count * _size(leaf)) for leaf in leaves]
-    examples = tf.cast(cuts[0].rows, keras.config.floatx())
-    return Part(index, count, data, tuple(cuts), examples, count * examples)
-
-
 def batch_size(data) -> Size:
     """Returns the examples of a batch: the rows of its first tensor."""
     return _size(next(leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loss:
-    """Requests an update: the mean over the towers of this loss's gradients, applied once.
+    """Requests an update by the gradient of the whole batch's loss: the towers' mean, weighted by their examples.
 
     Code after the yield sees the new values. A list of losses is computed on the same weights, and applied in its
     order.

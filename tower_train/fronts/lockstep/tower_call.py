@@ -54,7 +54,7 @@ def tower_call(model: keras.Model, values: Iterable[tuple], x, training: bool, *
 
     Args:
       model: with all its variables.
-      values: (variable, tensor), for all of which the model has no value of its own to be used.
+      values: (variable, tensor), used instead of the variable's own value.
       x: its input.
       training: as for the model's call.
       scope_args: further arguments of TowerScope.
