@@ -101,7 +101,7 @@ def prepare(
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     workload.check_dataset(dataset)
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
-    _check_options(examples, config)
+    _check_elastic(examples, config)
     most = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)
     config, chosen = choices.resolve_variable_update(config, began_with.get("variable_update"), most)
     config = dataclasses.replace(config, stall_timeout_secs=choices.stall_timeout_secs(config, most))
@@ -161,8 +161,8 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     )  # fmt: skip
 
 
-def _check_options(examples: Examples, config: Config) -> None:
-    """Raises ConfigError for an option that these examples cannot serve."""
+def _check_elastic(examples: Examples, config: Config) -> None:
+    """Raises ConfigError for --elastic with examples that it cannot serve."""
     if config.elastic and examples.elements:
         raise errors.ConfigError(
             f"--elastic={config.elastic}: {examples.name} comes in an order of its own, in which each worker has a "
