@@ -59,19 +59,19 @@ class Schedule:
         """Returns the schedule's factor. With t the share of the training that is done: 'linear' is 1 - t, 'cosine'
         (1 + cos(pi * t)) / 2 (Loshchilov and Hutter 2017, "SGDR", equation 5); the staircases count their stairs in
         examples, 'exponential' as tf.compat.v1.train.exponential_decay does in steps."""
+        if self.kind in ("exponential", "piecewise"):  # no share: it would change the graph with --max_steps
+            if self.kind == "exponential":
+                stairs = examples_seen // self._examples(self.epochs_per_decay)
+            else:
+                ends = tf.constant([self._examples(epoch) for epoch in self.boundaries], tf.int64)
+                stairs = tf.math.count_nonzero(examples_seen >= ends)
+            return tf.constant(self.factor, tf.float64) ** tf.cast(stairs, tf.float64)
         done = tf.minimum(tf.cast(examples_seen, tf.float64) / self.total_examples, 1.0)
         if self.kind == "linear":
             return 1 - done
         if self.kind == "cosine":
             return (1 + tf.cos(math.pi * done)) / 2
-        if self.kind == "points":
-            return interpolation(self.points, done)
-        if self.kind == "exponential":
-            stairs = examples_seen // self._examples(self.epochs_per_decay)
-        else:
-            ends = tf.constant([self._examples(epoch) for epoch in self.boundaries], tf.int64)
-            stairs = tf.math.count_nonzero(examples_seen >= ends)
-        return tf.constant(self.factor, tf.float64) ** tf.cast(stairs, tf.float64)
+        return interpolation(self.points, done)
 
     def _examples(self, epochs: float) -> int:
         return max(1, int(min(epochs * self.num_examples, _MOST_EXAMPLES)))
