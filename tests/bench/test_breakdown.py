@@ -83,7 +83,7 @@ def test_a_step_of_the_trainer_has_all_parts(written):
 
 @pytest.mark.parametrize("is_staged", [False, True], ids=["fetched in the step", "staged"])
 def test_a_slow_input_is_what_a_step_waits_for(is_staged, monkeypatch):
-    monkeypatch.setattr(transfer, "stages", lambda devices: is_staged)
+    monkeypatch.setattr(transfer, "are_gpus", lambda devices: is_staged)
     options = BenchmarkOptions(workload="slow_input", dataset="auto", batch_size=8, seconds=0.2, device="cpu")
     found, _, _ = breakdown.measure(options, 1)
     assert found.seconds["input wait"] > 0.5 * slow_input.SECONDS

@@ -73,7 +73,7 @@ def fixed(model: str, batch: int, settings):
     without_gpus = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.device(devices.HOST), tf.compat.v1.Session(config=without_gpus) as session:
         start, layout = tf.zeros([], tf.int64), on_host(batch, 1)
-        first = stream.training_stream(workload, examples, seed=0, start=start, layout=layout)
+        first = stream.training_stream(workload, examples, seed=0, examples_seen=start, layout=layout)
         session.run(first.initializer)
         arrays = session.run(first.batches[0])
 

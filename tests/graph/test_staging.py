@@ -19,7 +19,7 @@ OPTIONS = dict(num_gpus=2, batch_size=4, learning_rate=0.05, moving_average_deca
 
 @pytest.fixture
 def staging(monkeypatch):
-    monkeypatch.setattr(transfer, "stages", lambda devices: True)
+    monkeypatch.setattr(transfer, "are_gpus", lambda devices: True)
 
 
 def of_many_types(features, labels):
@@ -61,7 +61,7 @@ def with_types(request):
 def snapshot(built, session):
     """All variables, with the state of an iterator noted."""
     if built.stream.state:
-        session.run(built.stream.state.note)
+        session.run(built.stream.state.write)
     return session.run({variable.op.name: variable for variable in built.saved.variables})
 
 
@@ -111,7 +111,7 @@ def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on
     workload = WORKLOADS[kind]
     examples = workload.examples(DataRequest("train"))
     with monkeypatch.context() as unstaged:
-        unstaged.setattr(transfer, "stages", lambda devices: False)
+        unstaged.setattr(transfer, "are_gpus", lambda devices: False)
         losses, expected = trainings.train(workload, examples, STEPS, **OPTIONS)
     with trainings.opened(workload, examples, augment_on=augment_on, **OPTIONS) as (built, session):
         points, found = [snapshot(built, session)], []
@@ -143,7 +143,7 @@ def test_a_skipped_step_has_its_own_batch(staging, monkeypatch):
     options = dict(num_gpus=2, batch_size=4, on_nonfinite="skip")
     reports = []
     for is_staged in (False, True):
-        monkeypatch.setattr(transfer, "stages", lambda devices, is_staged=is_staged: is_staged)
+        monkeypatch.setattr(transfer, "are_gpus", lambda devices, is_staged=is_staged: is_staged)
         with trainings.opened(toy_workload.WORKLOAD, examples, **options) as (built, session):
             reports.append([session.run(built.report) for _ in range(96 // 8)])
     plain, staged = reports
@@ -174,7 +174,7 @@ def test_the_summary_shows_the_images_that_are_trained_on(staging, monkeypatch):
     )
     shown = []
     for is_staged in (False, True):
-        monkeypatch.setattr(transfer, "stages", lambda devices, is_staged=is_staged: is_staged)
+        monkeypatch.setattr(transfer, "are_gpus", lambda devices, is_staged=is_staged: is_staged)
         options = dict(batch_size=3, summary_every_steps=1, augment_on="device" if is_staged else "host")
         with trainings.opened(workload, examples, **options) as (built, session):
             shown.append([session.run(built.summary) for _ in range(3)])

@@ -27,15 +27,15 @@ def as_floats(images, draws):
 
 def test_a_workload_says_whether_gpus_preprocess():
     on_device, on_host = of(augment=as_floats, augments_on_devices=True), of(augment=as_floats)
-    assert (on_device.augments_there, on_device.stages) == (True, True)
+    assert (on_device.augments_there, on_device.is_staged) == (True, True)
     assert on_device.note == "augments: on the GPUs (--augment_on=auto)"
-    assert (on_host.augments_there, on_host.stages) == (False, True)
+    assert (on_host.augments_there, on_host.is_staged) == (False, True)
     assert on_host.note == "augments: on the host (--augment_on=auto)"
 
 
 def test_on_cpus_nothing_changes_and_nothing_is_said():
     assert of(augment=as_floats, augments_on_devices=True, towers=CPUS) == transfer.Transfer(CPUS)
-    assert of(towers=GPUS) == transfer.Transfer(GPUS, stages=True)
+    assert of(towers=GPUS) == transfer.Transfer(GPUS, is_staged=True)
 
 
 def test_the_option_decides_otherwise():
@@ -49,7 +49,7 @@ def test_examples_in_an_order_of_their_own_cross_augmented_in_their_step_unless_
     dataset = tf.data.Dataset.from_tensors((np.zeros([4, 4, 3], np.uint8), 0)).repeat()
     examples = tf_data.examples("endless", lambda: dataset, 9, "abc")
     auto = of("auto", examples, augment=as_floats, augments_on_devices=True)
-    assert not auto.augments_there and not auto.stages
+    assert not auto.augments_there and not auto.is_staged
     assert of("device", examples, augment=as_floats).augments_there
 
 

@@ -35,16 +35,16 @@ class IteratorState:
     variable, and not by tf.data.experimental.make_saveable_from_iterator, since workers send theirs to the chief.
 
     Attributes:
-      variables: over workers, string scalars, the states when `note` was last run; empty before.
+      variables: over workers, string scalars, the states when `write` was last run; empty before.
       worker: index of this process.
-      note: op that writes the state into this worker's variable.
+      write: op that writes the state into this worker's variable.
       resume: op that moves the iterator to the saved state, after its initializer; nothing if it is empty.
       length: int64 scalar, the elements of the whole dataset; negative if endless or unknown.
     """
 
     variables: Sequence[tf.Variable]
     worker: int
-    note: tf.Operation
+    write: tf.Operation
     resume: tf.Operation
     length: tf.Tensor
 
@@ -113,7 +113,7 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
     return steps, tf.data.experimental.cardinality(elements), order
 
 
-def note(examples: Examples, num_workers: int) -> str | None:
+def workers_line(examples: Examples, num_workers: int) -> str | None:
     """Returns a line on how several workers divide the elements, or None."""
     if num_workers == 1 or not examples.elements:
         return None

@@ -34,9 +34,8 @@ class Stream:
     Attributes:
       batches: a list over towers of (features, labels); each session.run consumes one step of all of them.
       initializer: op that puts the stream at its start; run it after variables hold their values.
-      firsts: over towers, int64 scalar, its first example: in training its position, if `start` counts the examples
-        seen before the step, in evaluation its index.
-      state: to save and restore, if the start does not determine it; else None.
+      firsts: over towers, int64 scalar: the position of its first example in training, its index in evaluation.
+      state: to save and restore, if the number of examples seen does not determine it; else None.
       renewal: ops that each step must run before it counts, which fetch the next step's batches; none if fetching a
         batch advances the stream.
       notes: lines on the place of preprocessing and on workers' shares of the examples.
@@ -65,24 +64,31 @@ class Stream:
 
 
 def training_stream(
-    workload: Workload, examples: Examples, seed: int, start: tf.Tensor, layout: Layout, way: Transfer | None = None
-) -> Stream:
-    """Makes the stream from position `start` (int64 scalar) on.
+    workload: Workload,
+    examples: Examples,
+    seed: int,
+    examples_seen: tf.Tensor,
+    layout: Layout,
+    way: Transfer | None = None,
+) -> Stream:  # fmt: skip
+    """Makes the stream of training batches.
+
+    Each step begins at position `examples_seen` (int64 scalar), which is read anew in each step.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
     of all workers, worker 0's first. Examples in their own order take those positions in that order, except those of
     files, of which each worker has its own order.
 
     Args:
-      workload, examples, seed, start, layout: what to train on.
+      workload, examples, seed, examples_seen, layout: what to train on.
       way: of the batches to their devices; None: they stay on the host.
     """
     way = way or Transfer()
-    here, size = start + layout.first_tower * layout.tower_batch, layout.tower_batch
+    here, size = examples_seen + layout.first_tower * layout.tower_batch, layout.tower_batch
     steps = tf.data.Dataset.range(here, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
     # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend on
     # their number; examples by index come as whole steps, or as towers' batches several at a time.
-    parts = layout.num_towers if (way.stages or way.augments_there) and not examples.elements else 1
+    parts = layout.num_towers if (way.is_staged or way.augments_there) and not examples.elements else 1
     part_size, order = layout.worker_batch // parts, ""
     if examples.elements:
         dataset, length, order = elements.batches(examples, part_size, layout.num_workers, layout.worker)
@@ -109,8 +115,10 @@ def training_stream(
         return list(batches) if parts == layout.num_towers else _divided(batches[0], layout)
 
     firsts, state = [here + i * size for i in range(layout.num_towers)], None
-    if way.stages:
-        batches, initializer, renewal = transfer.stage(take, iterator.initializer, way, start, layout.global_batch)
+    if way.is_staged:
+        batches, initializer, renewal = transfer.stage_batches(
+            take, iterator.initializer, way, examples_seen, layout.global_batch
+        )
     else:
         batches, initializer, renewal = take(), iterator.initializer, ()
     if examples.elements:
@@ -118,7 +126,7 @@ def training_stream(
     batches = _preprocess_there(
         way, batches, size, lambda i, features: _preprocess(workload, features, draws(firsts[i], size))
     )
-    notes = tuple(filter(None, (way.note, elements.note(examples, layout.num_workers))))
+    notes = tuple(filter(None, (way.note, elements.workers_line(examples, layout.num_workers))))
     return Stream(batches, initializer, firsts, state, renewal, notes, order)
 
 

@@ -29,14 +29,14 @@ class Transfer:
     Attributes:
       devices: over the batches of a step, the device of its tower.
       augments_there: whether they cross as the examples are, and are preprocessed there; else on the host.
-      stages: whether the next step's batches cross during a step.
+      is_staged: whether the next step's batches cross during a step.
       end: the position after the run's last example.
       note: a line on the place of preprocessing, of GPUs; else None.
     """
 
     devices: Sequence[str] = ()
     augments_there: bool = False
-    stages: bool = False
+    is_staged: bool = False
     end: int = 0
     note: str | None = None
 
@@ -50,7 +50,7 @@ def choose(augment_on: str, workload: Workload, examples: Examples, devices: Seq
         since checkpoints hold some of them as they cross; and not ahead of their step, since those would be lost.
       devices, end: as in Transfer.
     """
-    on_gpus, there, note = stages(devices), False, None
+    on_gpus, there, note = are_gpus(devices), False, None
     is_staged = on_gpus and not examples.elements
     if workload.augment or workload.prepare:
         there = augment_on == "device" or (augment_on == "auto" and is_staged and workload.augments_on_devices)
@@ -58,22 +58,22 @@ def choose(augment_on: str, workload: Workload, examples: Examples, devices: Seq
     return Transfer(devices, there, is_staged, end, note)
 
 
-def stages(devices: Sequence[str]) -> bool:
-    """Returns whether batches for these devices travel so far that they should be there when a step begins: to GPUs."""
+def are_gpus(devices: Sequence[str]) -> bool:
+    """Returns whether batches travel so far to these devices that they should be there when a step begins."""
     return all("gpu" in device.lower() for device in devices)
 
 
-def stage(
-    take: Callable[[], Batches], begin: tf.Operation, way: Transfer, start: tf.Tensor, step_size: int
+def stage_batches(
+    take: Callable[[], Batches], begin: tf.Operation, way: Transfer, examples_seen: tf.Tensor, step_size: int
 ) -> tuple[Batches, tf.Operation, list[tf.Operation]]:
     """Stages an iterator's batches.
 
     Args:
-      take: makes the ops that take a step's batches out of the iterator; none for positions from way.end on, so that no
-        example fails that no step needs.
+      take: makes the ops that take a step's batches out of the iterator. They do not run for positions from way.end on:
+        no step needs those examples, so none of them may fail the run.
       begin: op that starts the iterator.
       way: of the batches.
-      start: int64 scalar, the position of a step's first example.
+      examples_seen: int64 scalar, the position of a step's first example.
       step_size: examples per step.
 
     Returns:
@@ -84,14 +84,16 @@ def stage(
         first = take()
     flat_first = tf.nest.flatten(first)
     devices = [device for device, batch in zip(way.devices, first, strict=True) for _ in tf.nest.flatten(batch)]
-    position = _Place("staged/position", start, HOST)
+    position = _Place("staged/position", examples_seen, HOST)
     places = [_Place(f"staged/part_{i}", *of) for i, of in enumerate(zip(flat_first, devices, strict=True))]
-    fill = [position.put(start), *(place.put(tensor) for place, tensor in zip(places, flat_first, strict=True))]
+    fill = [position.put(examples_seen), *(place.put(tensor) for place, tensor in zip(places, flat_first, strict=True))]
 
     batches = [place.get() for place in places]
-    in_step = tf.debugging.assert_equal(position.get(), start, "the batches on the devices are not those of this step")
+    in_step = tf.debugging.assert_equal(
+        position.get(), examples_seen, "the batches on the devices are not those of this step"
+    )
     with tf.control_dependencies([in_step]):
-        following = start + step_size
+        following = examples_seen + step_size
     is_wanted = following < way.end
     coming = tf.cond(is_wanted, take, lambda: tf.nest.map_structure(_like, first), name=NEXT)
     renewal = [position.put(tf.where(is_wanted, following, tf.constant(_NONE, tf.int64)))]

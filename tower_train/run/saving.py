@@ -108,7 +108,7 @@ class Saver(Action):
         for log in self._logs:
             log.flush()
         if state := graph.stream.state:
-            session.run(state.note)
+            session.run(state.write)
             if board:
                 sessions.assign(session, state.variables[1:], board.collect(step))
         return self._start.resumed.checkpoints.save(session, step)
@@ -134,6 +134,6 @@ class SendPosition(Action):
             self._send(step)
 
     def _send(self, step: int) -> None:
-        self._session.run(self._state.note)
+        self._session.run(self._state.write)
         self._board.send(step, self._session.run(self._state.variables[self._state.worker]))
         self._sent_step = step

@@ -83,7 +83,7 @@ def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> 
             "same steps as when the run began, or give another --train_dir."
         ) from None
     try:
-        session.run(state.note)
+        session.run(state.write)
     except tf.errors.OpError as error:
         raise errors.DataError(
             f"{name}: its dataset cannot be saved in a checkpoint ({errors.reason(error)}), so no run on it could be "
