@@ -71,9 +71,7 @@ def training_stream(
     layout: Layout,
     way: Transfer | None = None,
 ) -> Stream:  # fmt: skip
-    """Makes the stream of training batches.
-
-    Each step begins at position `examples_seen` (int64 scalar), which is read anew in each step.
+    """Makes the stream of training batches, which begin at position `examples_seen` (int64 scalar) of each step.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
     of all workers, worker 0's first. Examples in their own order take those positions in that order, except those of
