@@ -64,11 +64,7 @@ class Stream:
 
 
 def training_stream(
-    workload: Workload,
-    examples: Examples,
-    seed: int,
-    examples_seen: tf.Tensor,
-    layout: Layout,
+    workload: Workload, examples: Examples, seed: int, examples_seen: tf.Tensor, layout: Layout,
     way: Transfer | None = None,
 ) -> Stream:  # fmt: skip
     """Makes the stream of training batches, which begin at position `examples_seen` (int64 scalar) of each step.
