@@ -1,5 +1,6 @@
 """python -m tower_train.new_workload: a file from which to begin a workload."""
 
+import importlib.util
 import keyword
 import pathlib
 
@@ -22,6 +23,8 @@ def main(argv) -> int:
             "its file."
         )
     [name] = names
+    if importlib.util.find_spec(name) and not pathlib.Path(f"{name}.py").exists():
+        raise errors.ConfigError(f"{name} is a module already, which the file would hide. Give another name.")
     text = _TEMPLATE.read_text().replace("MODULE", name).replace('"NAME"', f'"{name}"')
     path = pathlib.Path(f"{name}.py")
     try:

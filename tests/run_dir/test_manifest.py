@@ -131,3 +131,12 @@ def test_run_json_names_the_data_from_any_directory(given, kept, tmp_path, monke
     jobs.train_toy("run", max_steps=1, data_dir=given, summary_every_steps=0)
     expected = kept and kept.format(here=tmp_path)
     assert jobs.read_json("run", "run.json")["config"]["data_dir"] == expected
+
+
+def test_another_workload_is_refused_before_its_data_are_fetched(tmp_path):
+    jobs.train_toy(tmp_path, max_steps=1)
+    fetched = []
+    other = dataclasses.replace(toy_workload.WORKLOAD, name="other", examples=fetched.append)
+    with pytest.raises(errors.RunError, match="workload was toy, now other. Give .*, --workload=toy_workload, or"):
+        jobs.train_toy(tmp_path, workload=other, max_steps=2)
+    assert not fetched

@@ -49,3 +49,8 @@ def test_a_file_that_is_there_stays(main, tmp_path):
     (tmp_path / "mine.py").write_text("precious")
     status, _, stderr = main("mine")
     assert status == 2 and "mine.py is there already" in stderr and (tmp_path / "mine.py").read_text() == "precious"
+
+
+def test_a_name_that_would_hide_a_module_is_refused(main, tmp_path):
+    status, _, stderr = main("numpy")
+    assert status == 2 and "numpy is a module already" in stderr and not list(tmp_path.iterdir())

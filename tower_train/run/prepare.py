@@ -98,6 +98,7 @@ def prepare(
     dtype, notes = choices.resolve_dtype(config.dtype, began_with.get("dtype"), placed.gpus)
     config = dataclasses.replace(config, dtype=dtype)
     # The run keeps what `auto` chose at its first start.
+    manifest.check_workload(run_dir.path, before, workload, config.override)  # before its examples are downloaded
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     workload.check_dataset(dataset)
     examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))

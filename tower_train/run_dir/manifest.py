@@ -93,6 +93,17 @@ def _absolute(path: str | None) -> str | None:
 _GONE = {"lookahead_every_steps": 0}  # {option of older versions: its value in the runs that can go on}
 
 
+def check_workload(path: pathlib.Path, before: dict, workload: Workload, override: bool) -> None:
+    """Raises RunError for a run of another workload. before: run.json of the last start, which may be empty."""
+    name = before.get("workload", workload.name)
+    if name != workload.name and not override:
+        module = before.get("config", {}).get("workload")
+        raise errors.RunError(
+            f"--train_dir={path} holds another run: workload was {name}, now {workload.name}. Give another directory, "
+            f"{f'--workload={module}' if module else 'that workload'}, or --override to go on all the same."
+        )
+
+
 def check_resume(
     path: pathlib.Path, before: dict, now: dict, override: bool, workload_options: Options | None = None
 ) -> list[str]:
@@ -111,9 +122,15 @@ def check_resume(
     if refused and not override:
         raise errors.RunError(
             f"--train_dir={path} holds another run: {'; '.join(refused)}. "
-            "Give another directory, the same options, or --override to go on all the same."
+            f"Give another directory, the same options{_same_batch(before, now)}, or --override to go on all the same."
         )
     return [one_line(f"Changed since the last start: {difference}.") for difference in refused + noted]
+
+
+def _same_batch(before: dict, now: dict) -> str:
+    """Returns the option by which another number of towers has the global batch of before, if that is another now."""
+    size = before.get("global_batch", now["global_batch"])
+    return f" (--global_batch_size={size})" if size != now["global_batch"] else ""
 
 
 def _compared(before: dict, now: dict, workload_options: Options | None):
