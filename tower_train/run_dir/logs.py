@@ -1,4 +1,4 @@
-"""What a run logs: metrics.jsonl, and event files, the curves that TensorBoard draws."""
+"""The log of a run: metrics.jsonl, and event files, the curves that TensorBoard draws."""
 
 import collections
 import contextlib

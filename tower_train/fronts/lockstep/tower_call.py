@@ -20,10 +20,12 @@ class TowerScope(keras.StatelessScope):
     """
 
     def __init__(self, values: Iterable[tuple], assign: Callable | None = None, initialize_variables: bool = True):
-        """Args:
-        values: (variable, value) of those that have another value than their own.
-        assign: (variable, value) -> the value that the variable has from then on.
-        initialize_variables: as for keras.StatelessScope.
+        """Creates the scope; it begins when it is entered.
+
+        Args:
+          values: (variable, value), used instead of the variable's own value.
+          assign: (variable, value) -> the value that the variable has from then on.
+          initialize_variables: as for keras.StatelessScope.
         """
         super().__init__(values, collect_losses=True, initialize_variables=initialize_variables)
         self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
