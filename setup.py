@@ -37,6 +37,7 @@ setup(
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "tensorflow-estimator==2.15.0",  # its last version; fronts/tf_estimator/library.py has what it misses today
+        "tf_keras>=2.21,<2.22",  # Keras 2, of which the library's canned Estimators are made; it goes with tensorflow
         "keras>=3.12,<3.16",
         "numpy",
         "absl-py",

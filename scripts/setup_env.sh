@@ -1,12 +1,22 @@
 # Sourced by scripts/train and scripts/test: makes sure of an environment with this package in it and sets $python.
 #
 #   set_up EXTRAS   e.g. "" or "[test]"; with an NVIDIA driver CUDA's libraries come too
+#   answer_help "$@"   before that: if --help is asked for, prints the comment at the head of the script and leaves
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 
 fail() {
   printf '%s: error: %s\n' "$0" "$1" >&2
   exit 2
+}
+
+answer_help() {
+  case " $* " in
+    *' --help '* | *' -h '*)
+      sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
+      exit 0
+      ;;
+  esac
 }
 
 find_python() {
