@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import types
 
 import jobs
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from tower_train import EvaluateOptions, errors, evaluate_run
 from tower_train.config import RunOptions
 from tower_train.inference import evaluator, serving
+from tower_train.run_dir import best, directory
 
 PRECISION = {5: 0.2, 10: 0.6, 15: 0.4, 20: 0.6, 25: 0.5, 30: 0.7, 35: 0.65, 40: 0.1}
 # 16 examples a step and 96 in an epoch: two epochs are 12 steps.
-OPTIONS = dict(eval_every_steps=5, save_every_steps=0, keep_checkpoints=2, train_eval_examples=0, max_steps=40)
+OPTIONS = dict(eval_every_steps=5, save_every_steps=0, keep_checkpoints=2, max_steps=40)
 
 
 @pytest.fixture
@@ -58,9 +60,21 @@ def test_the_best_checkpoint_is_kept_beyond_the_rotation_and_found_again(scripte
     jobs.assert_identical(served, {name: whole[name] for name in served})
 
 
-def test_a_better_one_takes_its_place_also_after_restarts(scripted, tmp_path):
-    for max_steps in (12, 33, 40):
-        jobs.train_toy(tmp_path, keep_best=True, **OPTIONS | {"max_steps": max_steps})
+def test_a_run_without_gain_stops_early_and_a_better_one_takes_its_place_also_after_restarts(
+    scripted, tmp_path, capsys
+):
+    """After step 10 nothing is better until step 30; at step 25, two epochs and a half are over."""
+    options = OPTIONS | {"early_stopping_patience_epochs": 2.0, "keep_best": True}
+    for max_steps in (12, 23, 40):
+        result = jobs.train_toy(tmp_path, **options | {"max_steps": max_steps})
+    assert (result.step, result.stopped_by) == (25, "no gain")
+    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == "no gain"
+    assert "Resume:" not in capsys.readouterr().out.rpartition("Stopped by no gain at step 25 of 40")[2]
+    assert jobs.train_toy(tmp_path, **options).step == 25
+    assert "nothing to do. A greater --early_stopping_patience_epochs trains on." in capsys.readouterr().out
+    assert kept(tmp_path) == files_of(10)
+    options["early_stopping_patience_epochs"] = 3
+    assert jobs.train_toy(tmp_path, **options).stopped_by == "last step"
     assert kept(tmp_path) == files_of(30)
     assert jobs.read_json(tmp_path, "best.json") == {
         "metric": "precision @ 1",
@@ -68,21 +82,6 @@ def test_a_better_one_takes_its_place_also_after_restarts(scripted, tmp_path):
         "best": {"step": 30, "examples": 480, "value": 0.7},
         "last": {"step": 40, "examples": 640, "value": 0.1},
     }
-
-
-def test_a_run_without_gain_stops_early_also_after_restarts(scripted, tmp_path, capsys):
-    """After step 10 nothing is better until step 30; at step 25, two epochs and a half are over."""
-    options = OPTIONS | {"early_stopping_patience_epochs": 2.0}
-    for max_steps in (12, 23, 40):
-        result = jobs.train_toy(tmp_path, **options | {"max_steps": max_steps})
-    assert (result.step, result.stopped_by) == (25, "no gain for 2 epochs")
-    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == "no gain for 2 epochs"
-    assert "Resume:" not in capsys.readouterr().out.rpartition("Stopped by no gain for 2 epochs at step 25 of 40")[2]
-    assert not (tmp_path / "best").exists()
-    assert jobs.train_toy(tmp_path, **options).step == 25
-    assert "nothing to do. A greater --early_stopping_patience_epochs trains on." in capsys.readouterr().out
-    options["early_stopping_patience_epochs"] = 3
-    assert jobs.train_toy(tmp_path, **options).stopped_by == "last step"
 
 
 def test_a_run_killed_before_its_evaluation_does_it_first_of_all(scripted, tmp_path):
@@ -101,32 +100,32 @@ def test_a_run_killed_before_its_evaluation_does_it_first_of_all(scripted, tmp_p
     assert jobs.saved_step(tmp_path / "run") == jobs.saved_step(tmp_path / "whole") == 25
 
 
-def test_a_best_checkpoint_that_cannot_be_kept_ends_no_run(scripted, tmp_path, capsys):
-    (tmp_path / "best").write_text("mine")
-    result = jobs.train_toy(tmp_path, keep_best=True, **OPTIONS | {"max_steps": 10})
-    assert result.stopped_by == "last step"
-    assert "*** The best checkpoint cannot be kept (" in capsys.readouterr().out
-    assert (tmp_path / "best").read_text() == "mine"
-
-
-def test_a_link_to_the_checkpoints_of_another_run_leaves_them_alone(scripted, tmp_path, capsys):
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_best_checkpoint_that_cannot_be_kept_ends_no_run(is_link, scripted, tmp_path, capsys):
+    """A file is in its place, or a link to the checkpoints of another run, which stay."""
     (tmp_path / "other").mkdir()
     (tmp_path / "run").mkdir()
-    (tmp_path / "other" / files_of(3)[1]).write_text("another run's")
-    (tmp_path / "run" / "best").symlink_to(tmp_path / "other")
-    jobs.train_toy(tmp_path / "run", keep_best=True, **OPTIONS | {"max_steps": 10})
-    assert "best is a symbolic link). The run goes on." in capsys.readouterr().out
-    assert os.listdir(tmp_path / "other") == [files_of(3)[1]]
+    mine = tmp_path / "other" / files_of(3)[1] if is_link else tmp_path / "run" / "best"
+    mine.write_text("mine")
+    if is_link:
+        (tmp_path / "run" / "best").symlink_to(tmp_path / "other")
+    result = jobs.train_toy(tmp_path / "run", keep_best=True, **OPTIONS | {"max_steps": 10})
+    assert result.stopped_by == "last step"
+    why = "best is a symbolic link). The run goes on." if is_link else "*** The best checkpoint cannot be kept ("
+    assert why in capsys.readouterr().out
+    assert mine.read_text() == "mine" and len(os.listdir(tmp_path / "other")) == is_link
 
 
-def test_a_file_system_without_links_gets_copies(scripted, tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    jobs.train_toy(tmp_path, keep_best=True, **OPTIONS | {"max_steps": 10})
-    assert kept(tmp_path) == files_of(10)
-    jobs.assert_identical(jobs.variables(tmp_path / "best", 10), jobs.variables(tmp_path, 10))
+def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_again(tmp_path):
+    """The newest checkpoint may be damaged: the run resumes at the one before, of step 20."""
+    compared = best.Best(directory.RunDirectory(tmp_path), False, 16, 16)
+    for step in (20, 25):
+        compared.note(types.SimpleNamespace(step=step, metrics={"m": evaluator.Metric(0.5, mode="max")}), "")
+    resumed = best.Best(directory.RunDirectory(tmp_path), False, 16, 16)
+    assert compared.is_over and not resumed.is_over
+    assert [(resumed.begin(step), resumed.is_over) for step in (20, 25, 30)] == [
+        (False, False), (False, True), (True, True),
+    ]  # fmt: skip
 
 
 def test_without_a_kept_checkpoint_best_is_refused(toy_run):

@@ -74,6 +74,19 @@ def test_a_look_at_the_lock_does_not_turn_a_trainer_away(tmp_path, monkeypatch):
             assert directory.RunDirectory(tmp_path).is_locked()
 
 
+def test_a_lock_that_a_failed_start_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch):
+    flock, removed = fcntl.flock, []
+
+    def flock_late(lock, how):
+        flock(lock, how)
+        if not removed:
+            removed.append((tmp_path / directory.LOCK).unlink())
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    with directory.RunDirectory(tmp_path).locked():
+        assert removed and directory.RunDirectory(tmp_path).is_locked()
+
+
 @pytest.mark.parametrize("place", ["file/below", "file"])
 def test_a_train_dir_that_cannot_be_made_is_an_error(place, tmp_path):
     (tmp_path / "file").write_text("not a directory")

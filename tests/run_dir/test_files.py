@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 
 import jobs
 import pytest
@@ -37,42 +36,20 @@ def refusal(function, *arguments, **options):
     return str(raised.value)
 
 
-def put(kind, path):
-    """Puts a thing that is no file at a path."""
-    path.unlink(missing_ok=True)
-    if kind == "a FIFO":
-        os.mkfifo(path)
-    elif kind == "a directory":
-        path.mkdir()
-    elif kind == "a socket":
-        with socket.socket(socket.AF_UNIX) as server:
-            here = os.getcwd()
-            os.chdir(path.parent)  # the path itself may be longer than a socket's
-            server.bind(path.name)
-            os.chdir(here)
-    else:
-        path.symlink_to("/dev/zero")
-
-
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir], ids=["a FIFO", "a directory"])
 @pytest.mark.parametrize("name", FILES)
-def test_a_fifo_at_a_files_place_is_one_line_and_nothing_is_waited_for(name, run):
-    put("a FIFO", run / name)
+def test_what_is_no_file_at_a_files_place_is_one_line_and_nothing_is_waited_for(name, put, run):
+    (run / name).unlink(missing_ok=True)
+    put(run / name)
     expected = f"{run / name} is no file, and so not of a run. Move it away."
     assert refusal(evaluate, run) == expected
     assert refusal(jobs.train_toy, run, max_steps=45) == expected
 
 
-@pytest.mark.parametrize("kind", ["a directory", "a socket", "a device"])
-@pytest.mark.parametrize("name", ["run.json", ".lock", "checkpoint", "model.ckpt-40.index"])
-def test_so_is_anything_else_that_is_no_file(kind, name, run):
-    put(kind, run / name)
-    assert refusal(evaluate, run).startswith(f"{run / name} is no file")
-
-
 def test_a_best_checkpoint_that_is_a_fifo_is_one_line(run):
     (run / "best.json").write_text(json.dumps({"metric": "m", "best": score(5), "last": score(5)}))
     (run / "best").mkdir()
-    put("a FIFO", run / "best" / "model.ckpt-5.index")
+    os.mkfifo(run / "best" / "model.ckpt-5.index")
     options = EvaluateOptions(train_dir=str(run), best=True)
     message = refusal(lambda: list(evaluate_run(options)))
     assert message.startswith(f"{run}/best/model.ckpt-5.index is no file")
@@ -86,32 +63,16 @@ EVALUATION = {"step": 5, "metrics": {"p": {"mean": 0.5, "low": None, "high": 0.7
 BEST = {"metric": "p", "best": score(5), "last": score(10)}
 WRONG = [  # (file, field, its value, words of what is allowed)
     ("run.json", "workload", 5, "text"),
-    ("run.json", "dataset", None, "text"),
     ("run.json", "data", "CIFAR-10", "an object"),
-    ("run.json", "data.name", ["x"], "text"),
-    ("run.json", "data.fingerprint", 7, "text"),
-    ("run.json", "config", [], "an object"),
-    ("run.json", "config.workload", {}, "text"),
+    ("run.json", "config.dtype", "complex64", "one of float32"),
     ("run.json", "config.seed", "0", "a whole number"),
     ("run.json", "config.seed", True, "a whole number"),
-    ("run.json", "config.seed", -1, "at least 0"),
-    ("run.json", "config.dtype", "complex64", "one of float32"),
-    ("run.json", "config.dtype", ["float32"], "one of float32"),
-    ("run.json", "config.data_dir", 5, "text"),
     ("run.json", "config.moving_average_decay", "0.9", "a number"),
-    ("run.json", "config.moving_average_decay", 2, "below 1"),
     ("run.json", "config.deterministic", "yes", "true or false"),
-    ("run.json", "global_batch", "16", "a whole number"),
-    ("run.json", "workload_options", [1], "an object"),
-    ("run.json", "versions", "2.21", "an object"),
     ("result.json", "step", True, "a whole number"),
-    ("result.json", "evaluation", "x", "an object"),
     ("result.json", "evaluation.step", "5", "a whole number"),
-    ("result.json", "evaluation", {"data": "test"}, "is missing"),
-    ("best.json", "metric", 1, "text"),
     ("best.json", "best.value", True, "a number"),
     ("best.json", "best.step", 5.0, "a whole number"),
-    ("best.json", "last", [5], "an object"),
 ]
 
 
@@ -152,7 +113,7 @@ def test_training_and_evaluation_refuse_it_before_they_begin(name, field, value,
     assert jobs.contents(run) == before
 
 
-@pytest.mark.parametrize("field", ["workload", "dataset", "data", "config", "config.seed", "config.data_dir"])
+@pytest.mark.parametrize("field", ["workload", "config.seed"])
 def test_a_field_that_is_missing_is_named(field, run):
     content = jobs.read_json(run, "run.json")
     *around, last = field.split(".")
@@ -197,10 +158,3 @@ def test_lines_of_the_metrics_without_a_step_are_dropped(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*bad, *good]))
     directory.RunDirectory(tmp_path).cut_metrics(10)
     assert jobs.metrics(tmp_path) == good
-
-
-def test_a_step_that_is_no_number_of_ours_names_no_checkpoint(run):
-    for step in ("\u0664", "\u00b2", "9" * 40):
-        for suffix in ("index", "data-00000-of-00001"):
-            shutil.copy(run / f"model.ckpt-40.{suffix}", run / f"model.ckpt-{step}.{suffix}")
-    assert jobs.train_toy(run, max_steps=41).step == 41

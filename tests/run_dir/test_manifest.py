@@ -1,6 +1,7 @@
 """A run is resumed as what it was, and as nothing else."""
 
 import dataclasses
+import json
 import re
 import shutil
 
@@ -58,8 +59,16 @@ def test_another_run_is_refused_with_what_differs_and_nothing_is_touched(options
     assert capsys.readouterr().out == ""
 
 
+def test_a_run_with_an_option_that_is_gone_and_changed_its_numbers_is_refused(run):
+    run_json = jobs.read_json(run, "run.json")
+    run_json["config"]["all_reduce_dtype"] = "bfloat16"
+    (run / "run.json").write_text(json.dumps(run_json))
+    with pytest.raises(errors.RunError, match="holds another run: --all_reduce_dtype was bfloat16, now same. Give"):
+        jobs.train_toy(run, max_steps=50)
+
+
 @pytest.mark.parametrize(
-    "options", [dict(workload=OTHER_DATA), dict(seed=1), dict(batch_size=4)], ids=lambda options: "".join(options)
+    "options", [dict(workload=OTHER_DATA), dict(seed=1, batch_size=4)], ids=lambda options: "+".join(options)
 )
 def test_override_goes_on_all_the_same_and_says_what_differs(options, run, capsys):
     result = jobs.train_toy(run, max_steps=45, override=True, **options)

@@ -6,33 +6,19 @@ import shutil
 import jobs
 import numpy as np
 import pytest
+import saving
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.run_dir import checkpoint
 
-v1 = tf.compat.v1
 DATA, INDEX = "data-00000-of-00001", "index"
-PATTERN = np.arange(300, dtype=np.float32)
-
-
-def save_checkpoints(folder, *steps):
-    """Checkpoints of three variables, the same at every step but for global_step."""
-    with tf.Graph().as_default():
-        step = v1.get_variable("global_step", [], tf.int64, v1.zeros_initializer())
-        variables = [step, *(v1.get_variable(f"layer{i}/weights", initializer=PATTERN * i) for i in range(2))]
-        checkpoints = checkpoint.Checkpoints(folder, variables, keep=0)
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            for number in steps:
-                session.run(step.assign(number))
-                checkpoints.save(session, number)
 
 
 @pytest.fixture
 def saved(tmp_path):
     """A directory with checkpoints of steps 5 and 10."""
-    save_checkpoints(tmp_path, 5, 10)
+    saving.save(tmp_path, 5, 10)
     return tmp_path
 
 
@@ -81,7 +67,9 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(damage, sa
     newest, notes = checkpoint.newest_intact(saved)
     assert newest == str(saved / "model.ckpt-5")
     [note] = notes
-    assert f"{saved}/model.ckpt-10 is damaged (" in note and "set aside as damaged-model.ckpt-10" in note
+    assert f"{saved}/model.ckpt-10 is damaged (" in note and "\n" not in note
+    assert ("its file model.ckpt-10.data-00000-of-00001 is missing" in note) is (damage is DAMAGES["missing data"])
+    assert "set aside as damaged-model.ckpt-10" in note
     for name, content in before.items():
         assert (saved / f"damaged-{name}").read_bytes() == content
     assert jobs.saved_steps(saved) == [5]
@@ -109,7 +97,7 @@ def test_without_tensorflows_list_the_files_tell_which_checkpoint_is_the_newest(
 
 def test_a_checkpoint_that_was_complete_but_not_yet_listed_is_used(saved):
     state = (saved / "checkpoint").read_bytes()
-    save_checkpoints(saved, 15)
+    saving.save(saved, 15)
     (saved / "checkpoint").write_bytes(state)
     assert checkpoint.newest_intact(saved)[0] == str(saved / "model.ckpt-15")
 
@@ -117,7 +105,7 @@ def test_a_checkpoint_that_was_complete_but_not_yet_listed_is_used(saved):
 def test_only_what_interrupted_writes_left_is_removed(saved):
     data = f"model.ckpt-15.{DATA}"
     left = ["model.ckpt-15.index.tempstate123", f"{data}.tempstate9876543210", data]
-    left += ["checkpoint.tmp" + "0123456789abcdef" * 2, ".run.json.17", ".metrics.jsonl.4"]
+    left += [".checkpoint.9", ".run.json.17", ".metrics.jsonl.4"]
     mine = ["notes.txt", "model.ckpt-7.old", "model.ckpt-15.txt"]
     mine += [".run.json.lock", "checkpoint.tmp", ".run.json.bak"]
     for name in left + mine:
@@ -140,3 +128,15 @@ def test_a_run_goes_on_from_before_the_damage_and_ends_as_if_there_were_none(toy
     jobs.train_toy(tmp_path / "whole", max_steps=45)
     jobs.assert_identical(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "whole"))
     assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")
+
+
+def test_a_list_that_cannot_be_corrected_is_one_line(saved, monkeypatch):
+    """As on a full disk, where the newest is damaged too."""
+    flip(saved / f"model.ckpt-10.{DATA}", 9)
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.disk, "replace", full)
+    with pytest.raises(errors.RunError, match=r"checkpoint cannot be written \(No space left on device\). Make room."):
+        checkpoint.newest_intact(saved)

@@ -4,15 +4,14 @@ best.json holds the best and the last evaluation, so that a killed run goes on c
 checkpoint's files are in the folder best, which no rotation touches.
 """
 
-import errno
 import math
 import os
 import pathlib
 import shutil
 
 from tower_train import errors
-from tower_train.measures import MAX, OLD_MODES
-from tower_train.run_dir import checkpoint, directory, logs
+from tower_train.measures import MAX
+from tower_train.run_dir import checkpoint, directory, disk, logs
 
 _FOLDER = "best"
 
@@ -62,13 +61,13 @@ class Best:
                 f"--{option}: it is not known whether a higher or a lower {name!r} is better. Say so in the workload, "
                 f"as in mode={{{name!r}: 'min'}}."
             )
-        old = OLD_MODES.get(self._state.get("better"), MAX)  # the oldest versions always took the highest
-        before = self._state.get("metric"), self._state.get("mode", old)
-        if not self._state or before == (name, mode):
+        before = self._state
+        if not before or (before["metric"], before.get("mode")) == (name, mode):
             return []
         self._state = {}
         return [
-            f"*** Until now the {before[1]} of {before[0]} was the best, now the {mode} of {name} is. It begins anew."
+            f"*** Until now the {before.get('mode', 'best')} of {before['metric']} was the best, now the {mode} of "
+            f"{name} is. It begins anew."
         ]
 
     def begin(self, step: int) -> bool:
@@ -92,7 +91,7 @@ class Best:
             self._state = {"metric": name, "mode": metric.mode, "best": last if is_best else best, "last": last}
             self._run_dir.write(directory.BEST, self._state)
             if is_best and self._keep:
-                checkpoint.remove_others(folder, os.path.basename(path))
+                checkpoint.remove_others(folder, [str(folder / os.path.basename(path))])  # named in the file until now
         except (OSError, errors.RunError) as error:
             return [f"*** The best checkpoint cannot be kept ({errors.reason(error)}). The run goes on."]
         if not is_best:
@@ -114,13 +113,13 @@ def _rank(value: float, mode: str) -> float:
 
 
 def _copy(path: str, folder: pathlib.Path) -> None:
-    """Gives a checkpoint's files a second name in the folder, or copies them if the file system has no links."""
-    if folder.is_symlink():  # what is removed here would be another folder's
-        raise OSError(errno.ELOOP, f"{folder} is a symbolic link")
+    """Copies a checkpoint's files into the folder. Not by links, which not every file system has."""
+    if folder.is_symlink():
+        raise errors.RunError(f"{folder} is a symbolic link")  # what is removed here would be another folder's
     folder.mkdir(exist_ok=True)
-    checkpoint.remove(folder / os.path.basename(path))  # of an earlier start of the run
+    for file in checkpoint.files_of(folder / os.path.basename(path)):  # of an earlier start of the run
+        file.unlink()
     for file in reversed(checkpoint.files_of(path)):
-        try:
-            os.link(file, folder / file.name)
-        except OSError:
-            shutil.copyfile(file, folder / file.name)
+        disk.sync(shutil.copyfile(file, folder / file.name))
+    disk.sync(folder)
+    disk.sync(folder.parent)  # if the folder is new

@@ -1,25 +1,24 @@
 """Checkpoints in TensorFlow's own format: finding, saving, comparing, restoring and repairing them."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import re
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.run_dir import json_files
+from tower_train.run_dir import disk
 
 v1 = tf.compat.v1
 PREFIX = "model.ckpt"
 _STATE = "checkpoint"  # the file in which TensorFlow lists them
 _FILE = re.compile(rf"({re.escape(PREFIX)}-[0-9]{{1,18}})\.(index|data-[0-9]{{5}}-of-[0-9]{{5}})")
-# Files of an interrupted write: of TensorFlow's checkpoint and its list, and of our JSON files.
+# Files of an interrupted write: TensorFlow's of a checkpoint, and ours (disk.replace).
 _TEMPORARY = re.compile(
-    rf"{_FILE.pattern}\.tempstate[0-9]+|{_STATE}\.tmp[0-9a-f]{{32}}"
-    r"|\.(run\.json|result\.json|metrics\.jsonl|best\.json)\.\d+"
+    rf"{_FILE.pattern}\.tempstate[0-9]+|\.({_STATE}|run\.json|result\.json|metrics\.jsonl|best\.json)\.\d+"
 )
 
 
@@ -36,33 +35,36 @@ def latest(train_dir: pathlib.Path) -> str | None:
     return paths[-1] if paths else None
 
 
-def existing(train_dir: pathlib.Path) -> list[str]:
+def existing(folder: pathlib.Path) -> list[str]:
     """Returns the paths of complete checkpoints, oldest first, whether or not TensorFlow lists them.
 
     TensorFlow renames the index into place last, so a checkpoint with an index is complete.
     """
-    names = [file[1] for file in _files(train_dir) if file[2] == "index"]
-    return [str(train_dir / name) for name in sorted(names, key=step_of)]
+    return [str(folder / name) for name, files in _files(folder).items() if files[0].suffix == ".index"]
 
 
-def _files(folder: pathlib.Path) -> list[re.Match]:
-    """Returns (checkpoint's name, suffix) of each file of a checkpoint in a folder, which need not exist."""
-    return list(filter(None, map(_FILE.fullmatch, os.listdir(folder)))) if folder.is_dir() else []
+def _files(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
+    """Returns {checkpoint's name: its files} in a folder, which need not exist, oldest first.
+
+    The index is a checkpoint's first file: without it the rest is no checkpoint. Remove or rename them in this order,
+    and make them in the reverse, so that an interruption leaves no half.
+    """
+    files = {}
+    names = filter(None, map(_FILE.fullmatch, os.listdir(folder))) if folder.is_dir() else ()
+    for name in sorted(names, key=lambda name: (step_of(name[1]), name[2] != "index", name[2])):
+        files.setdefault(name[1], []).append(folder / name[0])
+    return files
 
 
 def check_files(folder: pathlib.Path) -> None:
     """Raises RunError for a FIFO, a directory or a device in the place of a checkpoint's file."""
-    for name in (_STATE, *(file[0] for file in _files(folder))):
-        json_files.refuse_others(folder / name)
+    for file in (folder / _STATE, *itertools.chain.from_iterable(_files(folder).values())):
+        disk.refuse_others(file)
 
 
 def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
-    """Returns a checkpoint's files, its index first: without it the rest is no checkpoint.
-
-    Remove or rename them in this order, and make them in the reverse, so that an interruption leaves no half.
-    """
-    folder, name = pathlib.Path(path).parent, pathlib.Path(path).name
-    return [folder / file for file in sorted((file[0] for file in _files(folder) if file[1] == name), reverse=True)]
+    """Returns a checkpoint's files, its index first."""
+    return _files(pathlib.Path(path).parent).get(os.path.basename(path), [])
 
 
 def _write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
@@ -74,28 +76,19 @@ def _write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
     # Not train.update_checkpoint_state, which prints three lines about its own deprecation.
     content = str(v1.train.generate_checkpoint_state_proto(os.path.abspath(train_dir), names[-1], names)).encode()
     if not target.exists() or target.read_bytes() != content:
-        temporary = train_dir / f"{_STATE}.tmp{uuid.uuid4().hex}"
-        temporary.write_bytes(content)
-        os.replace(temporary, target)
+        disk.replace(target, content)
 
 
-def remove(path: str | os.PathLike) -> None:
-    for file in files_of(path):
-        file.unlink()
-
-
-def remove_others(folder: pathlib.Path, name: str) -> None:
-    """Removes all checkpoints in a folder but one, including halves that an interruption left."""
-    for other in {file[1] for file in _files(folder)} - {name}:
-        remove(folder / other)
+def remove_others(folder: pathlib.Path, kept: list[str]) -> None:
+    """Removes all checkpoints in a folder but these, including halves that an interruption left."""
+    for name, files in _files(folder).items():
+        for file in files if str(folder / name) not in kept else ():
+            file.unlink()
 
 
 def step_of(path: str) -> int:
-    """Returns the step of a checkpoint from its name; RunError if the name has none."""
-    step = path.rpartition("-")[2]
-    if not (step.isascii() and step.isdigit()):
-        raise errors.RunError(f"checkpoint {path}: its name must end in -STEP, as in {PREFIX}-1000.")
-    return int(step)
+    """Returns the step in a checkpoint's name."""
+    return int(path.rpartition("-")[2])
 
 
 class Checkpoints:
@@ -112,28 +105,31 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, session: v1.Session, step: int) -> str:
-        """Writes one checkpoint, then removes the oldest ones; returns its path. Raises OpError or OSError if it could
-        not be written; all earlier ones are still there."""
+        """Writes one checkpoint, then removes the oldest ones; returns its path.
+
+        Each of its two files costs a wait for the disk (disk.sync), and so do the folder and the list: after a loss of
+        power the list names checkpoints that are whole. TensorFlow itself waits for nothing.
+
+        Raises:
+          OpError, OSError: it could not be written; all earlier ones are still there.
+        """
         path = str(self._train_dir / f"{PREFIX}-{step}")
         # Without Saver.save's own bookkeeping, which drops a checkpoint from its list before the new one is written.
         definition = self._saver.saver_def
         session.run(definition.save_tensor_name, {definition.filename_tensor_name: path})
-        paths = existing(self._train_dir)
-        newest = paths[-self._keep :]
+        for written in (*files_of(path), self._train_dir):
+            disk.sync(written)
+        newest = existing(self._train_dir)[-self._keep :]
         _write_list(self._train_dir, newest)
-        for old in paths[: -len(newest)]:
-            remove(old)
+        remove_others(self._train_dir, newest)
         return path
 
-    def plan_restore(
-        self, path: str, override: bool, begun_anew: Sequence[str] = ()
-    ) -> tuple[Callable[[v1.Session], None], list[str]]:
+    def plan_restore(self, path: str, override: bool) -> tuple[Callable[[v1.Session], None], list[str]]:
         """Compares a checkpoint with the graph.
 
         Args:
           path: of the checkpoint.
           override: initialise variables that the checkpoint lacks.
-          begun_anew: names of variables that are initialised in any case.
 
         Returns:
           A function that sets all variables in a session, and raises RunError if the checkpoint's files are damaged;
@@ -143,9 +139,14 @@ class Checkpoints:
           RunError: the checkpoint cannot be read, or lacks variables, or has them in another shape or type; with
             override only if it holds nothing of this network.
         """
-        restored = {name: variable for name, variable in self._variables.items() if name not in begun_anew}
-        others = differences(path, restored)
-        matching = {name: variable for name, variable in restored.items() if name not in others}
+        shapes, dtypes = _shapes_and_dtypes(path)
+        others = {}
+        for name, variable in self._variables.items():
+            in_graph = f"{variable.dtype.base_dtype.name}{variable.shape.as_list()}"
+            saved = f"{dtypes[name].name}{list(shapes[name])}" if name in shapes else "none"
+            if saved != in_graph:
+                others[name] = f"{name}: graph {in_graph}, checkpoint {saved}"
+        matching = {name: variable for name, variable in self._variables.items() if name not in others}
         nothing_trained = not any(variable.dtype.base_dtype.is_floating for variable in matching.values())
         if others and (nothing_trained or not override):
             shown = "; ".join(list(others.values())[:4])
@@ -154,8 +155,7 @@ class Checkpoints:
                 f"{path} does not fit this network: {shown}{' ...' if len(others) > 4 else ''}. "
                 f"Give another --train_dir{way_out}"
             )
-        saver, fresh = v1.train.Saver(matching), (*others, *begun_anew)
-        initializers = [self._variables[name].initializer for name in fresh]
+        saver, initializers = v1.train.Saver(matching), [self._variables[name].initializer for name in others]
 
         def restore_all(session: v1.Session) -> None:
             restore(saver, session, path)
@@ -164,28 +164,16 @@ class Checkpoints:
         return restore_all, list(others)
 
 
-def differences(path: str, variables: dict[str, tf.Variable]) -> dict[str, str]:
-    """Returns {name: shape and type in the graph and in a checkpoint} of variables that the checkpoint lacks or has
-    otherwise; RunError if it cannot be read."""
-    reader = _reader(path)
-    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    different = {}
-    for name, variable in variables.items():
-        in_graph = f"{variable.dtype.base_dtype.name}{variable.shape.as_list()}"
-        saved = f"{dtypes[name].name}{list(shapes[name])}" if name in shapes else "none"
-        if saved != in_graph:
-            different[name] = f"{name}: graph {in_graph}, checkpoint {saved}"
-    return different
-
-
 def variable_names(path: str) -> list[str]:
     """Returns the names of a checkpoint's variables; RunError if it cannot be read."""
-    return sorted(_reader(path).get_variable_to_shape_map())
+    return sorted(_shapes_and_dtypes(path)[0])
 
 
-def _reader(path: str):
+def _shapes_and_dtypes(path: str) -> tuple[dict, dict]:
+    """Returns {variable's name: shape} and {name: dtype}; RunError if the checkpoint cannot be read."""
     try:
-        return tf.train.load_checkpoint(path)
+        reader = tf.train.load_checkpoint(path)
+        return reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     except (tf.errors.OpError, ValueError) as error:
         raise errors.RunError(f"checkpoint {path} cannot be read: {errors.reason(error)}.") from None
 
@@ -196,7 +184,7 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
         # As saver.restore, without the page of explanations that it puts around errors.
         session.run(saver.saver_def.restore_op_name, {saver.saver_def.filename_tensor_name: path})
     except (tf.errors.OpError, ValueError, OSError) as error:
-        why = errors.reason(error)
+        why = _missing(path) or errors.reason(error)
         advice = "Put its files back as they were, or move them away so that the one before is used."
         if "not found in checkpoint" in why:
             advice = "It is of another network: use the code that it was trained with, or begin another run."
@@ -213,7 +201,7 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
       The checkpoint's path, and a line for each checkpoint that was set aside.
 
     Raises:
-      RunError: none is intact. Nothing is renamed then.
+      RunError: none is intact, and nothing is renamed; or the list cannot be corrected.
     """
     paths, damaged = existing(train_dir), {}
     while paths and (reason := damage(paths[-1])):
@@ -233,7 +221,10 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
             f"*** Checkpoint {path} is damaged ({reason}): set aside as damaged-{os.path.basename(path)}*; "
             f"going on from {os.path.basename(paths[-1])}."
         )
-    _write_list(train_dir, paths)
+    try:
+        _write_list(train_dir, paths)
+    except OSError as error:
+        raise errors.RunError(f"{train_dir / _STATE} cannot be written ({error.strerror}). Make room.") from None
     return paths[-1], notes
 
 
@@ -247,15 +238,20 @@ def damage(path: str) -> str | None:
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except Exception as error:  # damage raises OpError, IndexError, MemoryError ...
-        return errors.reason(error)
+        return _missing(path) or errors.reason(error)
     return None
+
+
+def _missing(path: str) -> str | None:
+    """Names a checkpoint's data file if it is missing, which TensorFlow does in words of its own."""
+    is_there = any(".data-" in file.name for file in files_of(path))
+    return None if is_there else f"its file {os.path.basename(path)}.data-00000-of-00001 is missing"
 
 
 def remove_leftovers(train_dir: pathlib.Path) -> None:
     """Removes what interrupted writes left: temporary files, and checkpoint data without an index, which is renamed
     into place after its data and removed before it. Only for the holder of the train_dir's lock."""
-    complete = {os.path.basename(path) for path in existing(train_dir)}
-    orphans = [file[0] for file in _files(train_dir) if file[1] not in complete]
-    for name in [*orphans, *filter(_TEMPORARY.fullmatch, os.listdir(train_dir))]:
+    remove_others(train_dir, existing(train_dir))
+    for name in filter(_TEMPORARY.fullmatch, os.listdir(train_dir)):
         with contextlib.suppress(IsADirectoryError):  # not ours
             os.remove(train_dir / name)

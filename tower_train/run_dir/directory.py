@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import pathlib
 import re
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 from tower_train import errors, locks
 from tower_train.console import one_line
-from tower_train.run_dir import json_files
+from tower_train.run_dir import disk, json_files
 from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 
 LOCK = ".lock"
@@ -73,7 +74,7 @@ class RunDirectory:
     def check_files(self) -> None:
         """Raises RunError for a FIFO, a directory or a device in the place of one of these files."""
         for name in (RUN, METRICS, RESULT, BEST, LOCK, _UPDATE_LOCK):
-            json_files.refuse_others(self.path / name)
+            disk.refuse_others(self.path / name)
 
     def _take_lock(self) -> None:
         """Raises OSError if the lock's file cannot be opened, RunError if the lock is taken."""
@@ -108,6 +109,13 @@ class RunDirectory:
             return False
         return False
 
+    def has_ended(self) -> bool:
+        """Returns whether the last start of the run wrote its result; false if it trains, was killed or crashed."""
+        if self.is_locked():
+            return False
+        result, start = self.read(RESULT), self.read(RUN).get("started")
+        return "stopped_by" in result and result.get("started", start) == start  # older versions do not name it
+
     def read(self, name: str) -> dict:
         """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a field has a
         wrong type."""
@@ -118,7 +126,7 @@ class RunDirectory:
         it was."""
         text = json_files.encoded(self.path / name, content)
         with self._errors_named(name):
-            self._replace(name, text)
+            disk.replace(self.path / name, text)
 
     def update(self, name: str, content: dict) -> None:
         """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""
@@ -134,23 +142,10 @@ class RunDirectory:
                 content = (self.path / METRICS).read_bytes()
             except FileNotFoundError:
                 return
-            steps = ((line, json_files.step_of(line)) for line in content.split(b"\n"))
+            steps = ((line, _step_of(line)) for line in content.split(b"\n"))
             remaining = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
             if remaining != content:
-                self._replace(METRICS, remaining)
-
-    def _replace(self, name: str, content: bytes) -> None:
-        temporary = self.path / f".{name}.{os.getpid()}"
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path / name)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
-            raise
+                disk.replace(self.path / METRICS, remaining)
 
     @contextlib.contextmanager
     def _errors_named(self, name: str) -> Iterator[None]:
@@ -164,12 +159,20 @@ class RunDirectory:
             ) from None
 
 
+def _step_of(line: bytes) -> int | None:
+    """Returns the step of a line of metrics.jsonl; None if it is no such line."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return step if type(step) is int else None
+
+
 def _check_path(path: pathlib.Path) -> None:
     """Raises RunError for a path from which TensorFlow cannot read checkpoints."""
-    text, why = str(path), None
-    if set("*?[\\") & set(text):
-        why = "TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern. Give a directory without them."
-    elif text != text.encode(errors="replace").decode():
-        why = "TensorFlow takes paths in UTF-8 only. Give a directory of such a name."
-    if why:
-        raise errors.RunError(f"--train_dir={one_line(path)}: {why}")
+    text = str(path)
+    if set("*?[\\") & set(text) or text != text.encode(errors="replace").decode():
+        raise errors.RunError(
+            f"--train_dir={one_line(path)}: TensorFlow takes *, ?, [ and \\ in a checkpoint's path for a pattern, and "
+            "reads names in UTF-8 only. Give a directory of another name."
+        )

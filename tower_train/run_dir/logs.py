@@ -18,8 +18,7 @@ from tower_train import console, errors
 v1 = tf.compat.v1
 
 _MOST_WAITING = 1000
-_PREFIX, _DIGITS = "events.out.tfevents.", 10
-_NAME = re.compile(rf"{re.escape(_PREFIX)}(\d{{{_DIGITS}}})\.", re.ASCII)
+_EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\.", re.ASCII)
 
 
 def as_text(value: float) -> str:
@@ -98,9 +97,7 @@ class EventWriter(RecordWriter):
 
     def __init__(self, folder: pathlib.Path):
         super().__init__(f"{folder}/events.out.*", _MOST_WAITING)
-        self._folder = folder
-        self._path = folder / "none yet"
-        self._file, self._whole_bytes = None, 0
+        self._folder, self._file = folder, None
 
     def add(self, step: int, **content) -> None:
         """Writes an event of a step: summary=Summary, or another field of the Event protocol buffer."""
@@ -111,18 +108,19 @@ class EventWriter(RecordWriter):
         self.flush()
         self._close()
 
-    def _write(self, records) -> None:
+    def _write(self, records):
         try:
-            if not (self._file and os.path.exists(self._path)):
+            if not (self._file and self._path.exists()):
                 self._open()
             for event in records:
                 self._file.write(event.SerializeToString())
             self._file.flush()
             self._whole_bytes = os.path.getsize(self._path)
         except (OSError, tf.errors.OpError):
-            self._close()
-            with contextlib.suppress(OSError):  # the next file is another
-                os.truncate(self._path, self._whole_bytes) if self._whole_bytes else os.remove(self._path)
+            if self._file:
+                self._close()
+                with contextlib.suppress(OSError):  # the next file is another
+                    os.truncate(self._path, self._whole_bytes)
             raise
 
     def _open(self) -> None:
@@ -130,11 +128,10 @@ class EventWriter(RecordWriter):
         self._close()
         os.makedirs(self._folder, exist_ok=True)
         seconds, nanos = divmod(time.time_ns(), 10**9)
-        others = filter(None, map(_NAME.match, os.listdir(self._folder)))
+        others = filter(None, map(_EVENT_FILE.match, os.listdir(self._folder)))
         seconds = max([seconds, *(int(name[1]) + 1 for name in others)])  # the clock may have been ahead then
-        self._path = self._folder / f"{_PREFIX}{seconds:0{_DIGITS}d}.{socket.gethostname()}.{nanos:09d}"
-        self._whole_bytes = 0
-        self._file = tf.io.TFRecordWriter(str(self._path))
+        self._path = self._folder / f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{nanos:09d}"
+        self._file, self._whole_bytes = tf.io.TFRecordWriter(str(self._path)), 0
         self._file.write(v1.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def _close(self) -> None:

@@ -31,6 +31,9 @@ def describe(
       options: all options of the trainer by name; `workload` is an import path, or None if it has none.
       random_numbers: {attribute of graph.record.RandomNumbers: names}.
     """
+    data_dir = options["data_dir"]
+    if data_dir and not is_remote(data_dir):
+        data_dir = os.path.abspath(os.path.expanduser(data_dir))  # found from any directory
     return {
         "workload": workload.name,
         "dataset": examples.dataset,
@@ -40,7 +43,7 @@ def describe(
             "fingerprint": examples.fingerprint,
             "notice": examples.notice,
         },
-        "config": {**options, "data_dir": _absolute(options["data_dir"])},
+        "config": {**options, "data_dir": data_dir},
         "workload_options": dataclasses.asdict(workload.options) if workload.options else {},
         "global_batch": global_batch,
         "num_parameters": num_parameters,
@@ -52,20 +55,19 @@ def describe(
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
-        "started": datetime.datetime.now().isoformat(timespec="seconds"),
+        "started": datetime.datetime.now().isoformat(timespec="milliseconds"),
     }
 
 
 # Options whose values may differ between the workers of a cluster.
-_PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus", "intra_op_threads",
-        "inter_op_threads", "log_device_placement", "wait_for_workers", "on_worker_change"}  # fmt: skip
+_PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus",
+        "log_device_placement", "wait_for_workers"}  # fmt: skip
 
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
     """Returns {name: value} of all that workers of a cluster must have in common, from the content of run.json."""
     about = {"workload": now["workload"], "parameters": now["num_parameters"], "code": _code_fingerprint(workload)}
     about |= {f"data {name}": now["data"][name] for name in ("name", "num_examples", "fingerprint")}
-    about["data order"] = now["data"].get("order", "")  # of several workers on a tf.data data set
     about |= {f"--{name}": value for name, value in now["config"].items() if name not in _PER_WORKER}
     about |= {f"--{name}": value for name, value in now["workload_options"].items()}
     return about | {f"{name} version": now["versions"][name] for name in ("tower_train", "tensorflow")}
@@ -83,14 +85,6 @@ def _code_fingerprint(workload: Workload) -> str:
         for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _absolute(path: str | None) -> str | None:
-    """Returns the path from any current directory; a remote one already is."""
-    return path if not path or is_remote(path) else os.path.abspath(os.path.expanduser(path))
-
-
-_GONE = {"lookahead_every_steps": 0}  # {option of older versions: its value in the runs that can go on}
 
 
 def check_workload(path: pathlib.Path, before: dict, workload: Workload, override: bool) -> None:
@@ -116,34 +110,31 @@ def check_resume(
       RunError: it would be another run; the message lists the differences.
     """
     refused, noted = [], []
-    for rule, name, old, new in _compared(before, now, workload_options):
+    for rule, name, old, new in _compared(before, now, workload_options) if before else ():
         if old != new:
             (refused if rule == "same" else noted).append(f"{name} was {old}, now {new}")
     if refused and not override:
+        size = before.get("global_batch", now["global_batch"])  # which another number of towers can have too
+        same_batch = f" (--global_batch_size={size})" if size != now["global_batch"] else ""
         raise errors.RunError(
             f"--train_dir={path} holds another run: {'; '.join(refused)}. "
-            f"Give another directory, the same options{_same_batch(before, now)}, or --override to go on all the same."
+            f"Give another directory, the same options{same_batch}, or --override to go on all the same."
         )
     return [one_line(f"Changed since the last start: {difference}.") for difference in refused + noted]
 
 
-def _same_batch(before: dict, now: dict) -> str:
-    """Returns the option by which another number of towers has the global batch of before, if that is another now."""
-    size = before.get("global_batch", now["global_batch"])
-    return f" (--global_batch_size={size})" if size != now["global_batch"] else ""
+_GONE = {"all_reduce_dtype": "same"}  # {option of older versions: its value in the runs that can go on}
 
 
 def _compared(before: dict, now: dict, workload_options: Options | None):
-    """Yields (rule, name, value before, value now) of each entry in both."""
-    for name in ("workload", "global_batch"):
-        if name in before:
-            yield "same", name.replace("_", " "), before[name], now[name]
-    for name in ("name", "fingerprint"):
-        if name in before.get("data", {}):
-            yield "same", f"data {name}", before["data"][name], now["data"][name]
-    if before:  # versions without them drew other numbers in layers that now draw by example
-        drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
-        yield "same", "what draws by example", *(", ".join(map(str, names or ["nothing"])) for names in drawn)
+    """Yields (rule, name, value before, value now) of what both have, and of the layers that draw by example."""
+    for name, old in {key: before[key] for key in ("workload", "global_batch") if key in before}.items():
+        yield "same", name.replace("_", " "), old, now[name]
+    for name, old in before["data"].items():
+        if name in ("name", "fingerprint"):
+            yield "same", f"data {name}", old, now["data"][name]
+    drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
+    yield "same", "what draws by example", *(", ".join(map(str, names or ["nothing"])) for names in drawn)
     for part, options in (("config", Config), ("workload_options", workload_options)):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})
@@ -152,7 +143,5 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
                 yield rule, f"--{field.name}", old[name], now[part][field.name]
     for name, value in _GONE.items():
         yield "same", f"--{name}", before.get("config", {}).get(name, value), value
-    if "=" in (algorithms := str(before.get("config", {}).get("algorithms"))):  # an option of earlier versions
-        yield "note", "--algorithms", algorithms, "by dtype and processor"
     for name, old in before.get("versions", {}).items():
         yield "note", f"{name} version", old, now["versions"].get(name)
