@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tower_train.config import Config
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -16,8 +15,8 @@ NUM_EXAMPLES, FEATURES, HIDDEN, CLASSES = 24, 6, 5, 3
 STEPS = 50
 WEIGHT_DECAY = 0.03
 LEARNING_RATE, DECAY_FACTOR, EPOCHS_PER_DECAY = 0.2, 0.5, 12.5
-AVERAGE_DECAY = 0.5
-MOMENTUM = 0.875  # exact in float32, to which TensorFlow rounds it
+AVERAGE_DECAY = 0.7  # neither this nor the momentum is a float32
+MOMENTUM = 0.9
 
 
 def network(features, training):
@@ -43,43 +42,45 @@ def test_training_is_the_arithmetic_of_numpy(open_training, optimizer, num_tower
     with open_training(
         WORKLOAD, Examples.from_arrays("random", features, labels), dtype="float64", optimizer=optimizer,
         num_gpus=num_towers, batch_size=NUM_EXAMPLES // num_towers,
-        momentum=MOMENTUM if optimizer == "momentum" else Config.momentum,
         learning_rate=LEARNING_RATE, learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,
         moving_average_decay=AVERAGE_DECAY,
     ) as (built, session):  # fmt: skip
         variables = {variable.op.name: variable for variable in built.saved.variables}
         initial = session.run(variables)
-        reports = [session.run(built.report) for _ in range(STEPS)]
-        final = session.run(variables)
+        reports, states = [], []
+        for _ in range(STEPS):
+            reports.append(session.run(built.report))
+            states.append(session.run(variables))
 
     weights = {name: initial[name] for name in ("hidden/weights", "hidden/biases", "output/weights", "output/biases")}
     update = {"sgd": sgd, "momentum": momentum, "adam": adam}[optimizer]
     losses, rates, expected = train(weights, features, labels, update)
     np.testing.assert_allclose([report.learning_rate for report in reports], rates, rtol=1e-15)
     np.testing.assert_allclose([report.loss for report in reports], losses, rtol=1e-9)
-    assert final.keys() == expected.keys() | {"global_step", "examples_seen"}
-    for name, value in expected.items():
-        np.testing.assert_allclose(final[name], value, rtol=0, atol=1e-9 * np.max(np.abs(value)), err_msg=name)
+    for state, values in zip(states, expected, strict=True):
+        assert state.keys() == values.keys() | {"global_step", "examples_seen"}
+        for name, value in values.items():
+            np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-9 * np.max(np.abs(value)), err_msg=name)
     assert [report.step for report in reports] == list(range(1, STEPS + 1))
     assert [report.examples for report in reports] == [NUM_EXAMPLES * step for step in range(1, STEPS + 1)]
 
 
 def train(weights, features, labels, update):
-    """Returns the losses and learning rates [STEPS], and {name: final value} of weights, slots and averages."""
+    """Returns over steps: the losses, the learning rates, {name: value} of weights, slots and averages."""
     weights, slots = dict(weights), {}
     averages = dict(weights)
-    losses, rates = [], []
+    losses, rates, states = [], [], []
     for step in range(STEPS):
         loss, gradients = loss_and_gradients(weights, features, labels)
         decays = step * NUM_EXAMPLES // int(EPOCHS_PER_DECAY * NUM_EXAMPLES)
         rate = LEARNING_RATE * DECAY_FACTOR**decays
         update(weights, slots, gradients, rate)
-        # TensorFlow computes the growing decay in float32.
-        decay = min(np.float32(AVERAGE_DECAY), np.float32(1 + step) / np.float32(10 + step)).astype(np.float64)
+        decay = min(AVERAGE_DECAY, (1 + step) / (10 + step))
         averages = {name: decay * averages[name] + (1 - decay) * weights[name] for name in weights}
         losses.append(loss)
         rates.append(rate)
-    return losses, rates, weights | slots | {f"{name}/ExponentialMovingAverage": averages[name] for name in weights}
+        states.append(weights | slots | {f"{name}/ExponentialMovingAverage": averages[name] for name in weights})
+    return losses, rates, states
 
 
 def loss_and_gradients(weights, features, labels):
@@ -113,14 +114,14 @@ def momentum(weights, slots, gradients, rate):
 
 
 def adam(weights, slots, gradients, rate):
-    """Kingma & Ba 2015, as at the end of its section 2; TensorFlow keeps the coefficients in float32."""
-    beta1, beta2, epsilon = np.float32(0.9), np.float32(0.999), np.float32(1e-8)
+    """Kingma & Ba 2015, as at the end of its section 2."""
+    beta1, beta2, epsilon = 0.9, 0.999, 1e-8
     power1 = slots.setdefault("beta1_power", beta1)
     power2 = slots.setdefault("beta2_power", beta2)
-    step_size = rate * np.sqrt(1 - np.float64(power2)) / (1 - np.float64(power1))
+    step_size = rate * np.sqrt(1 - power2) / (1 - power1)
     for name, gradient in gradients.items():
         first, second = f"{name}/Adam", f"{name}/Adam_1"
-        slots[first] = np.float64(beta1) * slots.get(first, 0) + (1 - np.float64(beta1)) * gradient
-        slots[second] = np.float64(beta2) * slots.get(second, 0) + (1 - np.float64(beta2)) * gradient**2
-        weights[name] = weights[name] - step_size * slots[first] / (np.sqrt(slots[second]) + np.float64(epsilon))
+        slots[first] = beta1 * slots.get(first, 0) + (1 - beta1) * gradient
+        slots[second] = beta2 * slots.get(second, 0) + (1 - beta2) * gradient**2
+        weights[name] = weights[name] - step_size * slots[first] / (np.sqrt(slots[second]) + epsilon)
     slots["beta1_power"], slots["beta2_power"] = power1 * beta1, power2 * beta2

@@ -25,7 +25,7 @@ def normalize(x, gamma, beta):
 def run(x, training=True, assign=(), **options):
     """(outputs, {statistic: value}) of the layer on x; assign: (variable's name, value)."""
     with tf.Graph().as_default(), v1.Session() as session:
-        with context.Context().of_tower(0) as tower:
+        with context.Context().enter_tower(0) as tower:
             outputs = layers.batch_normalization(tf.constant(x), training, MOMENTUM, EPSILON, name="norm", **options)
         session.run(v1.global_variables_initializer())
         variables = {variable.op.name: variable for variable in v1.global_variables()}
@@ -81,7 +81,7 @@ def test_variables_and_statistics_are_never_below_float32(scale, dtype):
     x = tf.cast(x, tf.float32).numpy()
     with tf.Graph().as_default(), v1.Session() as session:
         x16 = tf.cast(tf.constant(x), dtype)
-        with context.Context().of_tower(0) as tower:
+        with context.Context().enter_tower(0) as tower:
             outputs = layers.batch_normalization(x16, True, epsilon=EPSILON, scale=scale)
         assert "FusedBatchNormV3" in {op.type for op in v1.get_default_graph().get_operations()}
         assert outputs.dtype == dtype and {v.dtype.base_dtype for v in v1.global_variables()} == {tf.float32}

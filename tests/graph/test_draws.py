@@ -44,7 +44,7 @@ def numbers(build, first=0, batch=8, key="3 layer", step=0):
     """Evaluates build(Draws) at a place of the stream."""
     with tf.Graph().as_default(), v1.Session() as session:
         draws = Draws(key, tf.constant(first, tf.int64), batch, tf.constant(step, tf.int64))
-        with context.Context().of_tower(0, draws):
+        with context.Context().enter_tower(0, draws):
             return session.run(build(draws))
 
 
@@ -81,6 +81,8 @@ class TestNumbers:
     def test_are_those_of_philox(self, count):
         found = numbers(lambda draws: draws.of_layer("dense/dropout", [8, count]), first=1000)
         np.testing.assert_array_equal(found, expected("3 layer dense/dropout 0", range(1000, 1008), count))
+        found = numbers(lambda draws: draws.uniform("crop", count), first=2**40, key=7)  # of an augmentation
+        np.testing.assert_array_equal(found, expected("7 crop", range(2**40, 2**40 + 8), count))
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
     @pytest.mark.parametrize("normal", [False, True])
@@ -233,7 +235,8 @@ class TestTowers:
             return layers.random_uniform(tf.shape(features), dtype=features.dtype)
 
         def loss(outputs, labels):
-            return tf.reduce_mean(outputs) + 0 * v1.get_variable("unused", [])
+            with v1.variable_scope("", reuse=True):
+                return tf.reduce_mean(outputs) + 0 * v1.get_variable("unused", [])
 
         workload = tower_train.Workload("drawn", None, network, loss)
         losses = [loss for seed in (0, 1) for loss in trainings.train(workload, examples(), 10, batch_size=40,

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tower_train.errors import GraphError
 from tower_train.graph import gradients, optimizers, update
 from tower_train.graph.draws import shuffled_indices
+from tower_train.graph.replica import Replica
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -170,9 +171,9 @@ class GuardedUpdate:
             for grad_a, grad_b in zip(self.a, self.b, strict=True)
         ]
         counters = update.Counters(global_batch=1)
-        optimizer = optimizers.make_optimizer("momentum", tf.constant(0.1), 0.5)
-        mean = gradients.average_gradients(towers)
-        build = update.prepare_update([(optimizer, mean)], [a, b], [], 0.5, counters.global_step)
+        replica, optimizer = Replica(), optimizers.make_optimizer("momentum", tf.constant(0.1), 0.5)
+        mean = replica.mean_grads = gradients.average_gradients(towers)
+        build = update.prepare_update(replica, lambda *_: optimizer, {}, 0.5, counters.global_step)
 
         def apply():
             with tf.control_dependencies([build()]):

@@ -60,8 +60,9 @@ def test_every_convolution_of_tower_i_is_on_gpu_i(training_nodes):
 
 
 def test_all_of_a_towers_arithmetic_is_on_its_gpu(training_nodes):
+    """But for summaries, whose operations have no kernels there."""
     of_towers = [
-        node for node in training_nodes if re.match("tower_[0-9]+/(?!preprocess/)", node.name)
+        node for node in training_nodes if re.match(r"tower_[0-9]+/(?!preprocess/|.*/(?:activations|sparsity)\b)", node.name)
         and node.op != "ReadVariableOp"
     ]  # fmt: skip
     assert len(of_towers) > 100 * NUM_GPUS
@@ -129,13 +130,9 @@ def test_without_gpus_towers_live_on_logical_cpu_devices(device, gpus_here):
     assert dict(placed.session_config.device_count) == {"CPU": 3, "GPU": 0}
 
 
-def test_threads_and_placement_log_reach_the_session():
-    options = Config(intra_op_threads=3, inter_op_threads=5, log_device_placement=True)
+def test_the_placement_log_reaches_the_session():
     for gpus_here in ([], ["a"]):
-        proto = devices.place(options, gpus_here).session_config
-        assert proto.intra_op_parallelism_threads == 3
-        assert proto.inter_op_parallelism_threads == 5
-        assert proto.log_device_placement
+        assert devices.place(Config(log_device_placement=True), gpus_here).session_config.log_device_placement
 
 
 @pytest.mark.parametrize(
@@ -154,33 +151,14 @@ def test_gpus_that_are_not_there_are_refused_with_a_list_of_those_that_are(confi
     assert "--device=cpu" in str(error.value)
 
 
-BUILT_FOR = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # as the wheel of TensorFlow 2.21
-
-
-@pytest.mark.parametrize("capability", [(6, 0), (6, 1), (7, 5), (8, 6), (8, 9), (9, 0), None])
-def test_a_card_with_a_binary_of_its_own_or_of_an_earlier_minor_version_is_used_silently(capability):
-    assert devices.check_binaries([devices.Gpu("some", capability)] * 2, BUILT_FOR) == []
-
-
-@pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
-def test_a_later_card_is_one_line_about_what_is_compiled(capability):
-    [line] = devices.check_binaries([devices.Gpu("B200", capability)] * 2 + [devices.Gpu("A100", (8, 0))], BUILT_FOR)
-    version = ".".join(map(str, capability))
-    assert f"no binaries for B200 (compute capability {version})" in line and "CUDA_CACHE_MAXSIZE=4294967296" in line
-
-
-@pytest.mark.parametrize(("capability", "built_for"), [((5, 2), BUILT_FOR), ((7, 5), ["sm_60", "sm_80", "compute_90"])])
-def test_a_card_that_tensorflow_was_not_built_for_is_refused(capability, built_for):
-    version = ".".join(map(str, capability))
-    with pytest.raises(ConfigError, match=rf"^old has compute capability {version}, .* 6\.0, .*--device=cpu"):
-        devices.check_binaries([devices.Gpu("old", capability)], built_for)
-
-
-def test_only_the_cards_that_carry_towers_are_looked_at():
-    """Against what the installed TensorFlow says of itself."""
-    here = [devices.Gpu("new", (99, 0)), devices.Gpu("ancient", (2, 0)), devices.Gpu("usual", (8, 0))]
-    placed = devices.place(Config(gpus=(2, 0)), here)
-    assert placed.gpus == (here[2], here[0])
-    assert [line.partition(" (")[0] for line in placed.notes] == ["*** TensorFlow has no binaries for new"]
-    with pytest.raises(ConfigError, match=r"^ancient has compute capability 2\.0"):
-        devices.place(Config(num_gpus=2), here)
+@pytest.mark.parametrize("capability", [(6, 0), (7, 5), (9, 0), (10, 0), (12, 0), None])
+def test_a_card_that_is_newer_than_tensorflows_binaries_is_one_line_about_what_is_compiled(capability):
+    """Only of those that carry towers; the targets are the wheel's of TensorFlow 2.21."""
+    built_for = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
+    lines = devices.compile_notes([devices.Gpu("some", capability)] * 2 + [devices.Gpu("A100", (8, 0))], built_for)
+    if capability in [(10, 0), (12, 0)]:
+        assert len(lines) == 1 and f"no binaries for some (compute capability {capability[0]}.0)" in lines[0]
+        assert "CUDA_CACHE_MAXSIZE=4294967296" in lines[0]
+    else:
+        assert lines == []
+    assert devices.place(Config(gpus=(1,)), [devices.Gpu("new", (99, 0)), devices.Gpu("usual", (8, 0))]).notes == ()

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 import toy_workload
 import trainings
-from tensorflow.python.framework import op_def_registry
 
 import tower_train
 from tower_train import errors
@@ -18,7 +17,6 @@ from tower_train.graph import random_state
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
-HARMLESS = re.compile(r"RandomShuffleQueue.*|CudnnRNNBackprop.*|.*Dataset.*|StatefulPartitionedCall")
 
 
 def toy(change):
@@ -33,17 +31,6 @@ def toy(change):
 
 def train(change, steps=0, **options):
     return trainings.train(toy(change), toy_workload.load(DataRequest("train")), steps, batch_size=8, **options)
-
-
-def test_the_types_are_all_that_tensorflow_has():
-    """Operations with a state and seeds, or with a generator's state."""
-    known = [op_def_registry.get(name) for name in dir(tf.raw_ops) if not name.startswith("_")]
-    drawing = {
-        op.name for op in known
-        if op and op.is_stateful and not HARMLESS.fullmatch(op.name)
-        and ({attr.name for attr in op.attr} & {"seed", "seed2"} or re.match("Stateful[A-Z]|NonDet|Rng", op.name))
-    }  # fmt: skip
-    assert random_state.TYPES == drawing | {"FractionalAvgPool", "FractionalMaxPool"}  # whose state TensorFlow denies
 
 
 @tf.function
@@ -120,11 +107,6 @@ def test_the_option_trains_all_the_same_and_log_and_run_json_tell(tmp_path, caps
     assert "RandomUniform" in run["random_numbers"]["stateful"][0]
     with pytest.raises(errors.GraphError, match="Use tower_train.layers.dropout"):
         jobs.train_toy(tmp_path, workload=workload, max_steps=2)
-
-
-def test_the_option_is_refused_where_there_is_nothing_to_allow():
-    with pytest.raises(errors.ConfigError, match="--allow_stateful_random: workload changed has no operation"):
-        train(tf.identity, allow_stateful_random=True)
 
 
 def test_a_run_that_drew_otherwise_is_refused_and_one_that_drew_nothing_goes_on(tmp_path):

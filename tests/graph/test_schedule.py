@@ -1,64 +1,107 @@
-"""The learning rate is a staircase in examples seen."""
+"""The learning rate is a function of examples seen."""
+
+import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tower_train.config import Config
 from tower_train.graph import schedule
 
+v1 = tf.compat.v1
+NUM_EXAMPLES = 100
+COUNTS = np.arange(0, 2000, 7)
 
-def rates(examples_seen, kind="exponential", epochs_per_decay=None, boundaries=None, **options):
-    of_run = dict(points=None, scale=1.0, warmup_epochs=0.0, total_examples=10**16)
-    rates = schedule.Schedule(kind, epochs_per_decay=epochs_per_decay, boundaries=boundaries, **options, **of_run)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        seen = tf.compat.v1.placeholder(tf.int64, [])
-        rate = rates.rate(seen)
+
+def rates(counts, num_examples=NUM_EXAMPLES, **options):
+    """The learning rate after each number of examples."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        seen = v1.placeholder(tf.int64, [])
+        rate = schedule.learning_rate(Config(**options), num_examples, seen)
         assert rate.dtype == tf.float64
-        return [session.run(rate, {seen: count}) for count in examples_seen]
+        return np.array([session.run(rate, {seen: count}) for count in counts])
 
 
-def test_the_rate_is_multiplied_by_the_factor_every_so_many_epochs():
-    counts = np.arange(0, 2000, 7)
-    found = rates(counts, initial=0.3, factor=0.7, epochs_per_decay=2.5, num_examples=100)
-    np.testing.assert_allclose(found, [0.3 * 0.7 ** (count // 250) for count in counts], rtol=1e-14)
+def stairs(counts, rate, factor, epochs, num_examples=NUM_EXAMPLES):
+    options = dict(learning_rate=rate, learning_rate_decay_factor=factor, num_epochs_per_decay=epochs)
+    return rates(counts, num_examples, **options).tolist()
+
+
+@pytest.mark.parametrize(("epochs", "stair"), [(2.5, 250), (3, 300)])
+def test_the_rate_is_multiplied_by_the_factor_every_so_many_epochs(epochs, stair):
+    np.testing.assert_allclose(stairs(COUNTS, 0.3, 0.7, epochs), 0.3 * 0.7 ** (COUNTS // stair), rtol=1e-14)
 
 
 def test_the_rate_drops_at_the_first_example_of_the_next_stair():
     """The original's numbers: 50,000 examples, a decay by 0.1 every 350 epochs."""
     boundary = 350 * 50_000
     counts = [0, boundary - 1, boundary, 2 * boundary - 1, 2 * boundary]
-    found = rates(counts, initial=0.1, factor=0.1, epochs_per_decay=350.0, num_examples=50_000)
-    np.testing.assert_allclose(found, [0.1, 0.1, 0.01, 0.01, 0.001], rtol=1e-14)
+    assert stairs(counts, 0.1, 0.1, 350.0, 50_000) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001], rel=1e-14)
 
 
-def test_a_stair_is_a_whole_number_of_examples_rounded_down():
-    found = rates([10, 11, 21, 22], initial=1.0, factor=0.5, epochs_per_decay=1.7, num_examples=7)  # floor(11.9) = 11
-    assert found == [1.0, 0.5, 0.5, 0.25]
-
-
-def test_a_stair_is_at_least_one_example():
-    assert rates([0, 1, 2], initial=1.0, factor=0.5, epochs_per_decay=0.01, num_examples=7) == [1.0, 0.5, 0.25]
-
-
-@pytest.mark.parametrize("count", [0, 10**6, 10**15])
-def test_factor_one_never_decays(count):
-    assert rates([count], initial=0.1, factor=1.0, epochs_per_decay=1.0, num_examples=10) == [0.1]
+def test_a_stair_is_a_whole_number_of_examples_rounded_down_and_at_least_one():
+    assert stairs([10, 11, 21, 22], 1.0, 0.5, 1.7, num_examples=7) == [1.0, 0.5, 0.5, 0.25]  # floor(11.9) = 11
+    assert stairs([0, 1, 2], 1.0, 0.5, 0.01, num_examples=7) == [1.0, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("epochs", [1e38, 1e308])
 def test_a_stair_that_no_training_comes_to_never_ends(epochs):
-    assert rates([0, 10**15], initial=0.1, factor=0.5, epochs_per_decay=epochs, num_examples=50_000) == [0.1, 0.1]
-    boundaries = [int(min(epochs, 2**62))]
-    assert rates([10**15], "piecewise", boundaries=boundaries, initial=0.1, factor=0.5, num_examples=50_000) == [0.1]
+    assert stairs([0, 10**15], 0.1, 0.5, epochs) == [0.1, 0.1]
+    boundaries = (int(min(epochs, 2**62)),)
+    assert rates([10**15], lr_schedule="piecewise", lr_boundaries=boundaries) == [0.1]
 
 
 def test_it_is_tensorflows_staircase():
     """tf.compat.v1.train.exponential_decay, with the examples seen for the step."""
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    with tf.Graph().as_default(), v1.Session() as session:
         counts = [0, 299, 300, 899, 900]
         theirs = [
-            session.run(tf.compat.v1.train.exponential_decay(0.1, tf.constant(c, tf.int64), 300, 0.9, staircase=True))
+            session.run(v1.train.exponential_decay(0.1, tf.constant(c, tf.int64), 300, 0.9, staircase=True))
             for c in counts
         ]
-    ours = rates(counts, initial=0.1, factor=0.9, epochs_per_decay=3.0, num_examples=100)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6)  # theirs is float32
+    np.testing.assert_allclose(stairs(counts, 0.1, 0.9, 3.0), theirs, rtol=1e-6)  # theirs is float32
+
+
+def test_piecewise_decays_at_its_boundaries():
+    found = rates(COUNTS, lr_schedule="piecewise", lr_boundaries=(4, 11), learning_rate_decay_factor=0.1)
+    np.testing.assert_allclose(found, np.select([COUNTS < 400, COUNTS < 1100], [0.1, 0.01], 0.001), rtol=1e-14)
+    assert rates([399, 400], lr_schedule="piecewise", lr_boundaries=(4,)).tolist() == pytest.approx([0.1, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("linear", lambda t: 1 - t), ("cosine", lambda t: (1 + np.cos(np.pi * t)) / 2)]
+)
+@pytest.mark.parametrize("stop", [dict(epochs=10.0), dict(max_steps=50)])
+def test_annealing_ends_at_zero_with_the_last_step(kind, expected, stop):
+    """Both stop after 1,000 examples, at 20 examples a step."""
+    found = rates(COUNTS, lr_schedule=kind, learning_rate=0.2, num_gpus=2, batch_size=10, **stop)
+    np.testing.assert_allclose(found, 0.2 * expected(np.minimum(COUNTS / 1000, 1)), atol=1e-15)
+
+
+@pytest.mark.parametrize("stop", [dict(epochs=10.0), dict(max_steps=50)])
+@pytest.mark.parametrize("course", ["0:0.2,0.23:1,1:0.07", "0.1:3,0.5:0,0.75:2", "0.5:2"])
+def test_points_are_joined_by_lines(course, stop):
+    """Over 1,000 examples; constant before the first and after the last."""
+    shares, factors = np.array([point.split(":") for point in course.split(",")], np.float64).T
+    options = dict(lr_schedule="points", lr_points=course, learning_rate=11.5, num_gpus=2, batch_size=10, **stop)
+    found = rates(COUNTS, **options)
+    np.testing.assert_allclose(found, 11.5 * np.interp(COUNTS / 1000, shares, factors), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(rates(shares * 1000, **options), 11.5 * factors, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
+def test_the_rate_follows_the_global_batch(kind, factor):
+    base = {} if kind == "none" else {"lr_base_batch": 16}
+    options = dict(lr_scaling=kind, batch_size=8, num_gpus=4, accumulate_steps=2, **base)
+    np.testing.assert_allclose(rates([0, 500], **options), 0.1 * factor, rtol=1e-14)
+    assert rates([0], lr_scaling=kind) == pytest.approx(0.1), "a batch of 128 is what the default rate is meant for"
+
+
+def test_warm_up_rises_from_the_base_batchs_rate_to_the_scaled_one():
+    found = rates(COUNTS, warmup_epochs=5.0, lr_scaling="linear", lr_base_batch=32)
+    np.testing.assert_allclose(found, 0.1 * (1 + 3 * np.minimum(COUNTS / 500, 1)), rtol=1e-14)
+    found = rates(COUNTS, warmup_epochs=5.0, lr_schedule="cosine", epochs=15)
+    steps = math.ceil(15 * NUM_EXAMPLES / 128)
+    expected = 0.1 * (1 + np.cos(np.pi * np.minimum(COUNTS / (steps * 128), 1))) / 2
+    np.testing.assert_allclose(found, expected * (0.1 + 0.9 * np.minimum(COUNTS / 500, 1)), atol=1e-15)

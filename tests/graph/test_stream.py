@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2
+from trainings import on_host
 
 import cifar10
 from tower_train import errors, host
 from tower_train.data import tf_data
 from tower_train.graph import stream
 from tower_train.graph.draws import Draws, shuffled_indices, split_mix
-from tower_train.graph.layout import on_host
 from tower_train.graph.transfer import Transfer
 from tower_train.workload import DataRequest, Examples, Workload
 
@@ -24,13 +24,6 @@ def indices(positions, num_examples, seed=0):
         found = shuffled_indices(tf.constant(positions, tf.int64), num_examples, seed)
         assert found.dtype == tf.int64
         return session.run(found)
-
-
-def draws(first, batch, name, count, seed=0, num_examples=100):
-    with tf.Graph().as_default(), v1.Session() as session:
-        return session.run(
-            Draws(seed, tf.constant(first, tf.int64), batch, num_examples=num_examples).uniform(name, count)
-        )
 
 
 def draws_of_examples(first, batch, name, count, seed=0, num_examples=100):
@@ -93,32 +86,6 @@ class TestOrder:
 
 
 class TestDraws:
-    @pytest.mark.parametrize("count", [1, 2, 4, 5])
-    def test_they_belong_to_positions_however_positions_are_batched(self, count):
-        whole = draws(0, 24, "crop", count)
-        assert whole.shape == (24, count) and whole.dtype == np.float32
-        np.testing.assert_array_equal(np.concatenate([draws(0, 7, "crop", count), draws(7, 17, "crop", count)]), whole)
-
-    def test_no_two_positions_share_any(self):
-        numbers = draws(0, 2000, "crop", 3)
-        assert len(np.unique(numbers)) > 0.999 * numbers.size  # of 2^23 values, about two of 6000 numbers coincide
-
-    def test_names_and_seeds_are_independent(self):
-        several = [draws(0, 10_000, name, 1, seed)[:, 0] for name in ("crop", "flip") for seed in (0, 1, 2**40)]
-        correlations = np.corrcoef(several)[np.triu_indices(len(several), k=1)]
-        assert np.max(np.abs(correlations)) < 0.04  # four standard deviations of 1 / sqrt(10000)
-
-    def test_the_numbers_of_one_position_are_independent_of_each_other_and_of_the_next(self):
-        numbers = draws(0, 10_001, "crop", 2)
-        several = [numbers[:-1, 0], numbers[:-1, 1], numbers[1:, 0], numbers[1:, 1]]
-        correlations = np.corrcoef(several)[np.triu_indices(4, k=1)]
-        assert np.max(np.abs(correlations)) < 0.04
-
-    def test_they_are_uniform_from_zero_to_below_one(self):
-        numbers = draws(10**9, 50_000, "contrast", 1)[:, 0]
-        assert 0 <= numbers.min() and numbers.max() < 1
-        assert chi_square(np.histogram(numbers, bins=100, range=(0, 1))[0]) < 158  # 1e-4, 99 degrees of freedom
-
     def test_they_know_their_positions_and_epochs(self):
         with tf.Graph().as_default(), v1.Session() as session:
             here = Draws(0, tf.constant(18, tf.int64), 5, num_examples=10)
@@ -151,7 +118,6 @@ class TestDrawsOfExamples:
         for name, seed in [("flip", 0), ("crop", 0), ("flip", 1), ("flip", 2**40)]:
             found, of = draws_of_examples(0, 10_000, name, 2, seed, num_examples=10_000)
             several += list(found[np.argsort(of)].T)
-        several += [draws(0, 10_000, "flip", 1)[:, 0]]
         correlations = np.corrcoef(several)[np.triu_indices(len(several), k=1)]
         assert np.max(np.abs(correlations)) < 0.04  # four standard deviations of 1 / sqrt(10000)
 

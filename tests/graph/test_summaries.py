@@ -13,9 +13,10 @@ v1 = tf.compat.v1
 def inference(images, training):
     """Summarises and shows layers as a user's network may."""
     flat = tf.reshape(images, [-1, 12])
-    with v1.name_scope("hidden/relu"):  # the tag is hidden/relu, which has no name twice
-        hidden = tf.nn.relu(flat @ v1.get_variable("hidden/weights", [12, 4]), name="relu")
-    v1.add_to_collection(summaries.ACTIVATIONS, hidden)
+    hidden = tf.nn.relu(flat @ v1.get_variable("hidden/weights", [12, 4]))
+    with v1.name_scope("hidden/relu/relu"):  # the tag is hidden/relu, which has no name twice
+        v1.summary.histogram("activations", hidden)
+        v1.summary.scalar("sparsity", tf.nn.zero_fraction(hidden))
     v1.summary.scalar("largest", tf.reduce_max(hidden))
     v1.summary.histogram("hidden/values", hidden)
     return hidden @ v1.get_variable("output/weights", [4, 3]) * v1.get_variable("scale", [], tf.float32)

@@ -69,14 +69,20 @@ class TestVariables:
             after = session.run(losses)
         assert before[0] == before[1] == before[2] != after[0] == after[1] == after[2]
 
-    def test_a_variable_can_be_shared_within_a_tower(self, graph):
+    def test_a_variable_is_shared_within_a_tower_only_if_it_says_so(self):
         def tied(features, training):
             for _ in range(2):
-                features = features @ v1.get_variable("weights", [4, 4])
+                with v1.variable_scope("layer", reuse=reuse):
+                    features = features @ v1.get_variable("weights", [4, 4])
             return features
 
-        build(tied, 2)
-        assert len(v1.global_variables()) == 1
+        reuse, message = None, "^layer/weights exists already: a second layer would share its weights"
+        with tf.Graph().as_default(), pytest.raises(GraphError, match=message):
+            build(tied)
+        reuse = v1.AUTO_REUSE
+        with tf.Graph().as_default():
+            build(tied, 2)
+            assert len(v1.global_variables()) == 1
 
     def test_one_that_a_later_get_variable_would_create_is_named(self, graph):
         calls = []
@@ -305,3 +311,13 @@ class TestDtype:
         assert weights.dtype == tf.float32
         assert report.loss.dtype == np.float32 and report.loss == 1
         assert seen == 2 * [(dtype, dtype)]
+
+
+def test_a_network_that_trains_nothing_is_refused(open_training):
+    examples = Examples.from_arrays("ones", np.ones([4, 3], np.float32), np.zeros(4, np.int32))
+    workload = Workload("constant", None, lambda features, training: 2 * features)
+    with (
+        pytest.raises(GraphError, match="trains nothing: .* Get some with"),
+        open_training(workload, examples, batch_size=2),
+    ):
+        pass

@@ -1,6 +1,4 @@
-"""Schedules, optimizers, clipping, smoothing and accumulation, against numpy or against what they must equal."""
-
-import math
+"""Clipping, smoothing and accumulation, against numpy or against what they must equal."""
 
 import numpy as np
 import pytest
@@ -9,82 +7,10 @@ import toy_workload
 import trainings
 
 from tower_train import errors, layers
-from tower_train.config import Config
-from tower_train.graph import training, update
+from tower_train.graph import gradients
 from tower_train.workload import DataRequest, Examples, Workload, softmax_cross_entropy
 
 v1 = tf.compat.v1
-NUM_EXAMPLES = 100
-
-
-def rates(counts, **options):
-    """The learning rate after each number of examples."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        seen = v1.placeholder(tf.int64, [])
-        rate = training.learning_schedule(Config(**options), NUM_EXAMPLES).rate(seen)
-        assert rate.dtype == tf.float64
-        return np.array([session.run(rate, {seen: count}) for count in counts])
-
-
-COUNTS = np.arange(0, 2000, 7)
-
-
-def test_without_options_the_rate_is_the_staircase():
-    found = rates(COUNTS, learning_rate=0.3, learning_rate_decay_factor=0.5, num_epochs_per_decay=3)
-    np.testing.assert_allclose(found, 0.3 * 0.5 ** (COUNTS // 300), rtol=1e-14)
-
-
-def test_piecewise_decays_at_its_boundaries():
-    found = rates(COUNTS, lr_schedule="piecewise", lr_boundaries=(4, 11), learning_rate_decay_factor=0.1)
-    np.testing.assert_allclose(found, np.select([COUNTS < 400, COUNTS < 1100], [0.1, 0.01], 0.001), rtol=1e-14)
-    assert rates([399, 400], lr_schedule="piecewise", lr_boundaries=(4,)).tolist() == pytest.approx([0.1, 0.01])
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"), [("linear", lambda t: 1 - t), ("cosine", lambda t: (1 + np.cos(np.pi * t)) / 2)]
-)
-@pytest.mark.parametrize("stop", [dict(epochs=10.0), dict(max_steps=50)])
-def test_annealing_ends_at_zero_with_the_last_step(kind, expected, stop):
-    """Both stop after 1,000 examples, at 20 examples a step."""
-    found = rates(COUNTS, lr_schedule=kind, learning_rate=0.2, num_gpus=2, batch_size=10, **stop)
-    np.testing.assert_allclose(found, 0.2 * expected(np.minimum(COUNTS / 1000, 1)), atol=1e-15)
-
-
-@pytest.mark.parametrize("stop", [dict(epochs=10.0), dict(max_steps=50)])
-@pytest.mark.parametrize("course", ["0:0.2,0.23:1,1:0.07", "0.1:3,0.5:0,0.75:2", "0.5:2"])
-def test_points_are_joined_by_lines(course, stop):
-    """Over 1,000 examples; constant before the first and after the last."""
-    shares, factors = np.array([point.split(":") for point in course.split(",")], np.float64).T
-    options = dict(lr_schedule="points", lr_points=course, learning_rate=11.5, num_gpus=2, batch_size=10, **stop)
-    found = rates(COUNTS, **options)
-    np.testing.assert_allclose(found, 11.5 * np.interp(COUNTS / 1000, shares, factors), rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(rates(shares * 1000, **options), 11.5 * factors, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize(("kind", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
-def test_the_rate_follows_the_global_batch(kind, factor):
-    base = {} if kind == "none" else {"lr_base_batch": 16}
-    options = dict(lr_scaling=kind, batch_size=8, num_gpus=4, accumulate_steps=2, **base)
-    np.testing.assert_allclose(rates([0, 500], **options), 0.1 * factor, rtol=1e-14)
-    assert rates([0], lr_scaling=kind) == pytest.approx(0.1), "a batch of 128 is what the default rate is meant for"
-
-
-def test_warm_up_rises_from_the_base_batchs_rate_to_the_scaled_one():
-    found = rates(COUNTS, warmup_epochs=5.0, lr_scaling="linear", lr_base_batch=32)
-    np.testing.assert_allclose(found, 0.1 * (1 + 3 * np.minimum(COUNTS / 500, 1)), rtol=1e-14)
-    found = rates(COUNTS, warmup_epochs=5.0, lr_schedule="cosine", epochs=15)
-    steps = math.ceil(15 * NUM_EXAMPLES / 128)
-    expected = 0.1 * (1 + np.cos(np.pi * np.minimum(COUNTS / (steps * 128), 1))) / 2
-    np.testing.assert_allclose(found, expected * (0.1 + 0.9 * np.minimum(COUNTS / 500, 1)), atol=1e-15)
-
-
-@pytest.mark.parametrize(("start", "gradient"), [(np.zeros([2, 2]), np.ones([2, 2])), (np.ones(3), np.ones(3) * 2)])
-def test_lars_leaves_zero_weights_and_biases_the_plain_rate(start, gradient):
-    with tf.Graph().as_default(), v1.Session() as session:
-        variable = v1.get_variable("w", initializer=tf.constant(start))
-        [(found, _)] = update.lars_gradients([(tf.constant(gradient), variable)])
-        session.run(v1.global_variables_initializer())
-        np.testing.assert_array_equal(session.run(found), gradient)
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e6])
@@ -92,20 +18,47 @@ def test_clipping_limits_the_norm_of_all_gradients_together(limit):
     values = [np.array([3.0, 4.0]), np.array([[12.0]])]  # of norm 13
     with tf.Graph().as_default(), v1.Session() as session:
         pairs = [(tf.constant(value), object()) for value in values]
-        found = session.run([gradient for gradient, _ in update.limited(pairs, limit, "momentum")])
+        found = session.run([gradient for gradient, _ in gradients.clip(pairs, limit)])
     for clipped, value in zip(found, values, strict=True):
         np.testing.assert_allclose(clipped, value * min(1, limit / 13), rtol=1e-12)
 
 
-def test_clipping_reaches_the_update():
-    """With plain SGD at rate 1 the whole step has the norm of the limit."""
-    examples = toy_workload.load(DataRequest("train"))
-    options = dict(dtype="float64", batch_size=16, learning_rate=1.0)
-    limit = 1e-3
-    start = trainings.train(toy_workload.WORKLOAD, examples, steps=0, **options)[1]
-    ended = trainings.train(toy_workload.WORKLOAD, examples, steps=1, clip_gradients=limit, **options)[1]
-    moved = [ended[name] - start[name] for name in start if name.endswith(("weights", "biases"))]
-    assert np.sqrt(sum(np.sum(part**2) for part in moved)) == pytest.approx(limit, rel=1e-9)
+ROWS, WIDTH, PER_EXAMPLE = 7, 3, 4
+
+
+def by_gather(table, ids):
+    return tf.reduce_mean(tf.gather(table, ids), axis=1)
+
+
+def by_sparse_lookup(table, ids):
+    """Of a ragged number of ids, since those of row 0 are left out."""
+    return tf.nn.embedding_lookup_sparse(table, tf.sparse.from_dense(ids), None, combiner="sum")
+
+
+@pytest.mark.parametrize("lookup", [by_gather, by_sparse_lookup])
+@pytest.mark.parametrize("towers", [1, 2, 4, dict(num_gpus=2, variable_update="mirrored")], ids=str)
+def test_clipping_takes_the_norm_of_the_sums_of_repeated_rows(lookup, towers):
+    """With plain SGD at rate 1 the step is numpy's mean gradient, scaled to the norm of the limit."""
+    rng, limit = np.random.default_rng(0), 0.1
+    ids, targets = rng.integers(0, ROWS, [16, PER_EXAMPLE]), rng.normal(size=[16, WIDTH])
+    ids[:, 0] = 3  # so that no example is empty
+    shares = np.full(ids.shape, 1 / PER_EXAMPLE) if lookup is by_gather else np.float64(ids > 0)
+    options = dict(num_gpus=towers) if isinstance(towers, int) else towers
+
+    def network(ids, training):
+        return lookup(v1.get_variable("table", [ROWS, WIDTH], tf.float64), ids)
+
+    workload = Workload("table", None, network, lambda outputs, labels: tf.reduce_mean((outputs - labels) ** 2))
+    options |= dict(dtype="float64", batch_size=16 // options["num_gpus"], learning_rate=1.0, clip_gradients=limit)
+    with trainings.opened(workload, Examples.from_arrays("ids", ids, targets), **options) as (built, session):
+        table = next(variable for variable in built.saved.variables if variable.op.name == "table")
+        start, _, ended = (session.run(fetch) for fetch in (table, built.report, table))
+    outputs = np.einsum("bi,biw->bw", shares, start[ids])
+    gradient = np.zeros([ROWS, WIDTH])
+    np.add.at(gradient, ids, shares[..., np.newaxis] * 2 * (outputs - targets)[:, np.newaxis] / targets.size)
+    norm = np.linalg.norm(gradient)
+    assert norm > limit
+    np.testing.assert_allclose(ended - start, -gradient * limit / norm, rtol=0, atol=1e-12)
 
 
 def test_smooth_labels_are_spread_over_all_classes():

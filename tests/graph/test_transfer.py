@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from trainings import on_host
 
 import cifar10
 from cifar10 import augment
 from tower_train.data import tf_data
-from tower_train.graph import devices, evaluation, stream, transfer
-from tower_train.graph.layout import on_host
+from tower_train.graph import stream, transfer
 from tower_train.workload import DataRequest, Examples, Workload
 
 GPUS, CPUS = ("/gpu:0", "/gpu:1"), ("/cpu:0", "/cpu:1")
@@ -18,7 +18,7 @@ IMAGES = Examples.from_arrays("images", np.zeros([9, 4, 4, 3], np.uint8), np.zer
 
 
 def of(wanted="auto", examples=IMAGES, towers=GPUS, **fields):
-    return transfer.choose(wanted, Workload("mine", None, None, **fields), examples, towers)
+    return transfer.choose_transfer(wanted, Workload("mine", None, None, **fields), examples, towers)
 
 
 def as_floats(images, draws):
@@ -58,7 +58,7 @@ def test_the_reference_workloads_are_preprocessed_on_gpus(model):
     workload = cifar10.WORKLOAD.with_options({"model": model})
     examples = workload.examples(DataRequest("train", "generated"))
     for each in (workload, dataclasses.replace(workload, augment=None)):
-        found = transfer.choose("auto", each, examples, GPUS)
+        found = transfer.choose_transfer("auto", each, examples, GPUS)
         assert found.augments_there
 
 
@@ -72,9 +72,9 @@ def test_images_are_the_same_to_the_bit_wherever_they_are_augmented(model, as_gp
     seen = []
     for there in (False, True):
         with tf.Graph().as_default(), tf.compat.v1.Session(config=two_cpus()) as session:
-            way = transfer.Transfer(CPUS, augments_there=there)
+            crossing = transfer.Transfer(CPUS, augments_there=there)
             first = tf.constant(190, tf.int64)  # an epoch is 200
-            source = stream.training_stream(workload, examples, 5, first, on_host(16, 2), way)
+            source = stream.training_stream(workload, examples, 5, first, on_host(16, 2), crossing)
             session.run(source.initializer)
             seen.append(session.run(source.batches))
         monkeypatch.setattr(augment, "_is_on_gpu", lambda tensor: as_gpus_do)
@@ -85,15 +85,3 @@ def test_images_are_the_same_to_the_bit_wherever_they_are_augmented(model, as_gp
 
 def two_cpus():
     return tf.compat.v1.ConfigProto(device_count={"CPU": 2})
-
-
-def test_images_to_evaluate_cross_as_they_are_too(cifar10_dir):
-    workload = cifar10.WORKLOAD
-    examples = workload.examples(DataRequest("test", "cifar10", str(cifar10_dir)))
-    config = workload.config(num_gpus=2)
-    for gpus, dtype in ((["one", "another"], "uint8"), (None, "float32")):
-        placed = devices.place(config, gpus_here=gpus) if gpus else devices.place(config)
-        built = evaluation.evaluation_graph(workload, examples, 4, "float32", 0.0, placed)
-        [fetched] = [op for op in built.graph.get_operations() if op.type == "IteratorGetNext"]
-        images = [tensor.dtype.name for tensor in fetched.outputs if tensor.shape.rank == 4]
-        assert images == 2 * [dtype]

@@ -88,12 +88,16 @@ def mean_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor
     return _reduce(value, _TOWERS, num_towers, key_of(place), hint="auto")
 
 
-def reduce(tensor: tf.Tensor, size: int, name: str, merge: str = "Add", final: str = "Id") -> tf.Tensor:
-    """Returns the sum (merge='Add'), 'Min', 'Max' or product ('Mul') of equal shapes over `size` workers; final='Div':
-    by size."""
+def reduce(tensor: tf.Tensor, size: int, name: str, final: str = "Id") -> tf.Tensor:
+    """Adds tensors of equal shapes over `size` workers.
+
+    Args:
+      tensor, size, name: this worker's tensor, the number of workers, a name that is the same in all of them.
+      final: 'Div' divides the sum by `size`; 'Id' does not.
+    """
     sent = _SUMMED_AS.get(tensor.dtype) or _sent(tensor.dtype)
     with tf.device(HOST):
-        reduced = _reduce(tf.cast(tensor, sent), _HOSTS, size, _take(name), merge, final)
+        reduced = _reduce(tf.cast(tensor, sent), _HOSTS, size, _take(name), final)
         return tf.cast(reduced, tensor.dtype)
 
 
@@ -161,13 +165,13 @@ class AllReduce:
     worker's bytes on the network do not grow with its devices.
 
     Attributes:
-      num_workers: as given.
+      num_workers: workers that average together.
       operations: must run in each step on all devices, even where the mean is not used: they wait for each other.
     """
 
     def __init__(
-        self, devices: Sequence[str], kind: str, dtype: tf.DType | None = None, num_workers: int = 1,
-        weight: float | None = None, name: str = "all-reduce",
+        self, devices: Sequence[str], kind: str, num_workers: int = 1, weight: float | None = None,
+        name: str = "all-reduce", dtype: tf.DType | None = None,
     ):  # fmt: skip
         """Chooses the kind of all-reduce.
 
@@ -175,35 +179,29 @@ class AllReduce:
           devices: those of the values.
           kind: 'collective' (TensorFlow's ring), 'nccl' (NVIDIA's), or 'add_n' (on one device; between workers the
             ring).
-          dtype: in which gradients are sent; None for their own, or float32 for those of half of its size.
           num_workers: each with as many devices.
           weight: of this worker in the means, 1 on average over workers; None if all weigh the same.
           name: separates its messages from those of another AllReduce of the same server.
+          dtype: in which values are sent; None for their own, or float32 for those of half of its size.
 
         Raises:
-          ConfigError: nccl without GPUs, or in bfloat16.
+          ConfigError: nccl without GPUs.
         """
         if kind == "nccl" and not all("gpu" in device for device in devices):
             raise errors.ConfigError(
                 f"--all_reduce=nccl is for GPUs, but the variables live on {', '.join(devices)}. "
                 "Use --all_reduce=collective."
             )
-        if kind == "nccl" and dtype == tf.bfloat16:
-            raise errors.ConfigError(
-                "--all_reduce_dtype=bfloat16: TensorFlow's NCCL does not send it. Leave the option out, or use "
-                "--all_reduce=collective."
-            )
         self._devices, self._kind, self._dtype, self.num_workers = devices, kind, dtype, num_workers
         self._weight, self._name = weight, name
         self.operations: list[tf.Operation] = []
         self._last_of_nccl: list[tf.Operation] = []
 
-    def mean(self, values: Sequence[Sequence[Gradient]], exactly: bool = False) -> list[list[Gradient]]:
+    def mean(self, values: Sequence[Sequence[Gradient]]) -> list[list[Gradient]]:
         """Averages values over all devices.
 
         Args:
           values: over devices, the same number of tensors of static shapes, or of IndexedSlices.
-          exactly: send them in their own dtype.
 
         Returns:
           Over devices, the means in the same order. IndexedSlices stay sparse.
@@ -215,7 +213,7 @@ class AllReduce:
             for members in _messages(values[0]):
                 message = [[local[i] for i in members] for local in values]
                 is_sparse = isinstance(message[0][0], tf.IndexedSlices)
-                results = self._sparse(message) if is_sparse else self._dense(message, exactly)
+                results = self._sparse(message) if is_sparse else self._dense(message)
                 for local, result in zip(means, results, strict=True):
                     for i, mean in zip(members, result, strict=True):
                         local[i] = mean
@@ -229,15 +227,21 @@ class AllReduce:
         """Copies worker 0's values of variables to all workers, all of which must run it. worker: this one's index."""
         return broadcast_variables(variables, self.num_workers, worker == 0, self._name)
 
-    def _dense(self, message: list[list[tf.Tensor]], exactly: bool) -> list[list[tf.Tensor]]:
+    def _dense(self, message: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         shapes, dtype = [value.shape for value in message[0]], message[0][0].dtype
-        sent = _SUMMED_AS.get(dtype, dtype) if exactly or not self._dtype else self._dtype
+        sent = self._dtype or _SUMMED_AS.get(dtype, dtype.real_dtype)
 
         def pack(local):
-            return tf.cast(self._weighted(tf.concat([tf.reshape(value, [-1]) for value in local], axis=0)), sent)
+            whole = tf.concat([tf.reshape(value, [-1]) for value in local], axis=0)
+            if dtype.is_complex:  # no collective takes it
+                whole = tf.reshape(tf.bitcast(whole, dtype.real_dtype), [-1])
+            return tf.cast(self._weighted(whole), sent)
 
         def unpack(mean):
-            parts = tf.split(tf.cast(mean, dtype), [shape.num_elements() for shape in shapes])
+            mean = tf.cast(mean, dtype.real_dtype)
+            if dtype.is_complex:
+                mean = tf.bitcast(tf.reshape(mean, [-1, 2]), dtype)
+            parts = tf.split(mean, [shape.num_elements() for shape in shapes])
             return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
         return self._on_each(unpack, self._mean(self._on_each(pack, message)))
@@ -271,13 +275,13 @@ class AllReduce:
         return means
 
     def _sparse(self, message: list[list[tf.IndexedSlices]]) -> list[list[tf.IndexedSlices]]:
-        """Joins all rows of all devices, in the order of the workers and of their devices."""
+        """Concatenates all rows of all devices, in the order of the workers and of their devices."""
         slices = [local[0] for local in message]
         parts = [[self._weighted(part.values) for part in slices], [part.indices for part in slices]]
         if self.num_workers > 1:
             with tf.device(HOST):
-                joined = [tf.concat(part, axis=0) for part in parts]
-                gathered, _ = gather(joined, self.num_workers, f"{self._name} rows")
+                rows = [tf.concat(part, axis=0) for part in parts]
+                gathered, _ = gather(rows, self.num_workers, f"{self._name} rows")
             self.operations += [part.op for part in gathered]
             parts = [[part] for part in gathered]
         count = len(slices) * self.num_workers
@@ -323,13 +327,11 @@ def _take(name: str) -> int:
     return Keys.of(v1.get_default_graph()).take(name)
 
 
-def _reduce(
-    value: tf.Tensor, group: str, size: int, key: int, merge: str = "Add", final: str = "Div", hint: str = "ring"
-) -> tf.Tensor:
+def _reduce(value: tf.Tensor, group: str, size: int, key: int, final: str = "Div", hint: str = "ring") -> tf.Tensor:
     # Without `timeout_seconds`, which would keep a thread for as long, step after step (BaseCollectiveExecutor). The
     # watchdog and the membership handle a step that hangs.
     return tf.raw_ops.CollectiveReduce(
-        input=value, group_size=size, group_key=key_of(group), instance_key=key, merge_op=merge, final_op=final,
+        input=value, group_size=size, group_key=key_of(group), instance_key=key, merge_op="Add", final_op=final,
         subdiv_offsets=[0], communication_hint=hint,
     )  # fmt: skip
 

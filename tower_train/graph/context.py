@@ -23,14 +23,14 @@ class Statistic(NamedTuple):
       moving: the variable, or this tower's copy of it.
       value: of this step; the shape and dtype of `moving`.
       momentum: moving = momentum * moving + (1 - momentum) * mean of the towers' values.
-      followed: whether `moving` has a moving average, as weights have; it must be of
-        layers.moving_collections(followed).
+      is_averaged: whether `moving` has a moving average, as weights have; it must be of
+        layers.moving_collections(is_averaged).
     """
 
     moving: tf.Variable
     value: tf.Tensor
     momentum: float
-    followed: bool = True
+    is_averaged: bool = True
 
     @property
     def is_mean(self) -> bool:
@@ -62,6 +62,7 @@ class Context:
       tower: its index, over the towers of all workers.
       synchronized_towers: number of towers that share batch statistics; 0: each has its own.
       epochs_seen: float64 scalar, the epochs seen before this step; None when nothing is trained.
+      dtype: of the arithmetic, for networks without floating-point features.
       frozen: whether new variables are not trained.
       statistics: the layers' statistics of the tower's batch; None outside of a tower that is trained.
       param_groups: {variable's name: its group}, of the variables created in blocks of layers.param_group.
@@ -73,6 +74,7 @@ class Context:
     tower: int = 0
     synchronized_towers: int = 0
     epochs_seen: tf.Tensor | None = None
+    dtype: tf.DType = tf.float32
     frozen: bool = False
     statistics: list[Statistic] | None = None
     param_groups: dict[str, ParamGroup] = dataclasses.field(default_factory=dict)
@@ -80,7 +82,7 @@ class Context:
     drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
     builds_keras: bool = False
 
-    def of_tower(self, index: int, draws: Draws | None = None):
+    def enter_tower(self, index: int, draws: Draws | None = None):
         """Enters the context of the trained tower that comes `index` after this one."""
         return entered(dataclasses.replace(self, tower=self.tower + index, statistics=[], draws=draws))
 

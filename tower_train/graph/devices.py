@@ -72,8 +72,8 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None) -> D
         up.
 
     Raises:
-      ConfigError: more GPUs, or others, than there are; the message lists those. Or one for which TensorFlow was not
-        built, or none that it can use on a machine with an NVIDIA driver, unless the CPU is asked for.
+      ConfigError: more GPUs, or others, than there are; the message lists those. Or none that TensorFlow can use on a
+        machine with an NVIDIA driver, unless the CPU is asked for.
     """
     looks, asks_for_cpu = gpus_here is None, options.device == "cpu"
     if looks:
@@ -93,53 +93,34 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None) -> D
             f"{asked}: this machine's GPUs are: {there}. Ask for those, or use --device=cpu for towers on the CPU."
         )
     chosen, seen, proto = tuple(gpus_here[i] for i in wanted), sorted(wanted), _session_config(options)
-    notes = check_binaries(chosen)
     if looks:
         seen = _seen(wanted)
         use_gpus_alike(proto)
     return Devices(
         tuple(f"/gpu:{seen.index(i)}" for i in wanted),
         tuple(f"GPU {i} ({gpu.name})" for i, gpu in zip(wanted, chosen, strict=True)),
-        proto, chosen, tuple(notes),
+        proto, chosen, tuple(compile_notes(chosen)),
     )  # fmt: skip
 
 
-def check_binaries(gpus: Iterable[Gpu], built_for: Sequence[str] | None = None) -> list[str]:
-    """Finds the GPUs for which TensorFlow must compile its kernels first.
+def compile_notes(gpus: Iterable[Gpu], built_for: Sequence[str] | None = None) -> list[str]:
+    """Returns a line for each model of GPU that is newer than TensorFlow's binaries, before minutes without a word.
 
-    Args:
-      gpus: those that are used.
-      built_for: targets of TensorFlow's build, such as ['sm_80', 'compute_90']; None: of this one. sm_80 is a binary
-        for 8.0 and later ones of 8; compute_90 is one for 9.0, and also PTX, which is compiled for all later ones
-        (TensorFlow's configure.py).
-
-    Returns:
-      A line per model, for before the first step.
-
-    Raises:
-      ConfigError: TensorFlow cannot use one of them at all.
+    built_for: targets of TensorFlow's build, such as ['sm_80', 'compute_90']; None: of this one. Those of 9 run on 9.0
+      and later ones of 9; for others TensorFlow compiles the PTX in compute_90.
     """
     if built_for is None:
         built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
-    targets = filter(None, (re.fullmatch(r"(sm|compute)_(\d+)(\d)", each) for each in built_for))
-    built = [(kind, (int(major), int(minor))) for kind, major, minor in (target.groups() for target in targets)]
-    notes = {}
-    for gpu in gpus:
-        capability = gpu.capability
-        if not capability or not built or any(capability[0] == of[0] and capability >= of for _, of in built):
-            continue
-        version, *versions = (".".join(map(str, each)) for each in (capability, *(of for _, of in built)))
-        if not any(kind == "compute" and capability >= of for kind, of in built):
-            raise errors.ConfigError(
-                f"{gpu.name} has compute capability {version}, for which this TensorFlow was not built: it runs on "
-                f"{', '.join(versions)} and later ones. Use other GPUs (--gpus), an older TensorFlow, or --device=cpu."
-            )
-        notes[gpu] = (
-            f"*** TensorFlow has no binaries for {gpu.name} (compute capability {version}): it compiles each kernel "
-            "when it is first used, so that the first start takes minutes, up to half an hour. Set "
-            f"CUDA_CACHE_MAXSIZE={_CACHE_BYTES}, and later starts find all of them in ~/.nv/ComputeCache."
-        )
-    return list(notes.values())
+    newest = max(
+        (int(target[1]) for target in map(re.compile(r"\w+_(\d+)\d").fullmatch, built_for) if target), default=99
+    )
+    return [
+        f"*** TensorFlow has no binaries for {gpu.name} (compute capability {'.'.join(map(str, gpu.capability))}): it "
+        "compiles each kernel when it is first used, so that the first start takes minutes, up to half an hour. Set "
+        f"CUDA_CACHE_MAXSIZE={_CACHE_BYTES}, and later starts find all of them in ~/.nv/ComputeCache."
+        for gpu in dict.fromkeys(gpus)
+        if gpu.capability and gpu.capability[0] > newest
+    ]
 
 
 def _gpus_here() -> list[tf.config.PhysicalDevice]:
@@ -176,8 +157,6 @@ def _session_config(options: DeviceOptions) -> tf.compat.v1.ConfigProto:
     proto = tf.compat.v1.ConfigProto(
         allow_soft_placement=True,
         log_device_placement=options.log_device_placement,
-        intra_op_parallelism_threads=options.intra_op_threads,
-        inter_op_parallelism_threads=options.inter_op_threads,
     )
     # It sinks operations into branches, which are lowered before, and so only costs time before the first step.
     proto.graph_options.rewrite_options.disable_tfg_optimizer = True

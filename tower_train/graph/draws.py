@@ -231,7 +231,7 @@ class Draws:
             )
 
 
-def check_same(by_tower: Sequence[Draws]) -> tuple[str, ...]:
+def drawing_layers(by_tower: Sequence[Draws]) -> tuple[str, ...]:
     """Returns the names of the layers that draw; GraphError if towers' layers differ in this."""
     for i, draws in enumerate(by_tower):
         if draws.names != by_tower[0].names:

@@ -7,23 +7,18 @@ around once.
 """
 
 import dataclasses
-import hashlib
 import re
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.examples import Examples, in_fixed_order
 from tower_train.graph.layout import Layout
 
 v1 = tf.compat.v1
 
 _FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL: refuse state that would not be saved
-_MOST_NUMBERS = 2**17  # of a constant that is digested; larger ones are the examples themselves
 _NAME = re.compile(r"iterator/(?:worker_\d+_of_(\d+)/)?batches_of_\w+")
-_OF_STRINGS = b"\x08\x07"  # begins a serialized tensor of strings: field 1 of TensorProto, dtype, is DT_STRING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,17 +70,14 @@ def state_of(iterator, layout: Layout, is_preprocessed: bool, length: tf.Tensor)
     state = tf.io.serialize_tensor(tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_FAIL))
 
     def put_back() -> tf.Operation:
-        has_batches = tf.equal(tf.strings.substr(variable, 0, len(_OF_STRINGS)), _OF_STRINGS)
-        about = ["it was saved with batches on their way to GPUs, as earlier versions did"]
-        with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(has_batches), about)]):
-            saved = tf.ensure_shape(tf.io.parse_tensor(variable, tf.variant), [None])
+        saved = tf.ensure_shape(tf.io.parse_tensor(variable, tf.variant), [None])
         return tf.group(tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=saved))
 
     resume = tf.cond(tf.equal(variable, b""), tf.no_op, put_back)
     return IteratorState(variables, worker, variable.assign(state).op, resume, length)
 
 
-def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tuple[tf.data.Dataset, tf.Tensor, str]:
+def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tuple[tf.data.Dataset, tf.Tensor]:
     """Makes the dataset of one worker's batches.
 
     Args:
@@ -94,23 +86,13 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
       num_workers, worker: number of workers, and index of this one.
 
     Returns:
-      The dataset; int64 scalar, the number of elements for all workers, negative if endless or unknown; a digest that
-        is the same in workers with the same order, or empty.
-
-    Raises:
-      DataError: workers could not go through the same elements.
+      The dataset; int64 scalar, the number of elements for all workers, negative if endless or unknown.
     """
-    if examples.of_worker:
-        elements, order = examples.of_worker(worker, num_workers), ""
-    else:
-        graph = v1.get_default_graph()
-        before = len(graph.get_operations())
-        elements = examples.elements()
-        order = _order(examples.name, graph.get_operations()[before:]) if num_workers > 1 else ""
+    elements = examples.of_worker(worker, num_workers) if examples.of_worker else examples.elements()
     steps = in_fixed_order(elements).batch(size, drop_remainder=True)
     if num_workers > 1 and not examples.of_worker:
         steps = steps.shard(num_workers, worker)
-    return steps, tf.data.experimental.cardinality(elements), order
+    return steps, tf.data.experimental.cardinality(elements)
 
 
 def workers_line(examples: Examples, num_workers: int) -> str | None:
@@ -126,20 +108,3 @@ def workers_line(examples: Examples, num_workers: int) -> str | None:
         f"shards:   none: each of {num_workers} workers goes through all elements and keeps its part of each step; "
         "with files= it would read less"
     )
-
-
-def _order(name: str, operations: Sequence[tf.Operation]) -> str:
-    """Digests the operations of a dataset and its constants, such as seeds and lists of files, without folders, which
-    may differ between machines. Raises DataError for operations that may give the elements in any order."""
-    digest = hashlib.sha256()
-    for op in operations:
-        if "Parallel" in op.type and op.node_def.attr["deterministic"].s == b"false":
-            raise errors.DataError(
-                f"{name}: a transformation of its dataset has deterministic=False ({op.type}), so that workers would "
-                "not agree on the order of its elements. Leave that out, or name its files with files=."
-            )
-        digest.update(f"{op.type} {[output.shape for output in op.outputs]}".encode())
-        if op.type == "Const" and op.outputs[0].shape.num_elements() <= _MOST_NUMBERS:
-            values = np.ravel(tf.make_ndarray(op.get_attr("value")))
-            digest.update(str([v.rpartition(b"/")[2] if isinstance(v, bytes) else v for v in values.tolist()]).encode())
-    return digest.hexdigest()[:16]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import context, stream, towers, transfer, update
+from tower_train.graph import context, stream, towers, update
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
@@ -17,7 +17,7 @@ from tower_train.workload import Examples, Tensors, Workload
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationGraph:
-    """The record of an evaluation graph, all that evaluating knows of it.
+    """A built evaluation graph.
 
     Attributes:
       graph: the graph.
@@ -55,8 +55,7 @@ def evaluation_graph(
     """
     graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
-        way = transfer.choose("auto", dataclasses.replace(workload, augment=None), examples, devices.towers)
-        source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers), way)
+        source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers))
         replica, outputs, by_tower = Replica(), [], []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, source.batches, strict=True)):
             draws = Draws("evaluation", source.firsts[i], tower_batch)
@@ -66,18 +65,18 @@ def evaluation_graph(
                 by_tower.append(_metrics(workload, output, labels, tower_batch))
             outputs.append(output)
 
-        def joined(by_tower: list[tf.Tensor]) -> tf.Tensor:
+        def gathered(by_tower: list[tf.Tensor]) -> tf.Tensor:
             return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(counted, axis=0))
 
         labels = [labels for _, labels in source.batches]
         towers.check_classes(workload, examples, outputs[0], workload.metrics)
         predictions = classes = None
         if towers.are_of_classes(outputs[0], examples) and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
-            predictions = joined([tf.argmax(output, axis=-1) for output in outputs])
-            classes = joined([tf.cast(of_tower, tf.int64) for of_tower in labels])
+            predictions = gathered([tf.argmax(output, axis=-1) for output in outputs])
+            classes = gathered([tf.cast(batch, tf.int64) for batch in labels])
         return EvaluationGraph(
             graph=graph,
-            metrics={name: joined([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
+            metrics={name: gathered([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
             predictions=predictions,
             labels=classes,
             restored=update.variables_to_restore(moving_average_decay),

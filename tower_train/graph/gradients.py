@@ -1,13 +1,16 @@
-"""average_gradients: from the towers' gradients to one mean, and the check that it is finite."""
+"""Gradients: their mean over towers, their weight decay, and the update only if all of them are finite."""
 
 import weakref
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from tower_train import console, errors
+from tower_train import errors
+from tower_train.console import enumeration, notice
 
 v1 = tf.compat.v1
+_MOST_NAMES = 3  # in a message
 
 Gradient = tf.Tensor | tf.IndexedSlices | None
 GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
@@ -43,21 +46,20 @@ def with_gradients(tower_grads: list[GradientsAndVariables]) -> list[GradientsAn
     """
     if not tower_grads:
         raise errors.GraphError("average_gradients got no towers; it needs the gradients of at least one.")
+    _check_same_variables(tower_grads)
     trained = []
-    for grads_and_vars in _by_variable(tower_grads):
-        variable = grads_and_vars[0][1]
-        grads = [grad for grad, _ in grads_and_vars]
-        missing = [i for i, grad in enumerate(grads) if grad is None]
-        if len(missing) == len(grads):
+    for i, (_, variable) in enumerate(tower_grads[0]):
+        missing = [f"tower_{tower}" for tower, grads in enumerate(tower_grads) if grads[i][0] is None]
+        if not missing:
+            trained.append(i)
+        elif len(missing) == len(tower_grads):
             _name_untrained(variable)
-            continue
-        if missing:
+        else:
             raise errors.GraphError(
-                f"{name_of(variable)} has no gradient in {', '.join(f'tower_{i}' for i in missing)} but has one in the "
-                "other towers. Every tower's loss must use the same variables."
+                f"{name_of(variable)} has no gradient in {', '.join(missing)} but has one in the other towers. Every "
+                "tower's loss must use the same variables."
             )
-        trained.append(grads_and_vars)
-    return [[row[i] for row in trained] for i in range(len(tower_grads))]
+    return [[grads[i] for i in trained] for grads in tower_grads]
 
 
 def add_weight_decay(
@@ -81,6 +83,22 @@ def add_weight_decay(
             (grad if decay is None else tf.convert_to_tensor(grad) + decay, variable)
             for (grad, variable), decay in zip(mean_grads, decays, strict=True)
         ]
+
+
+def clip(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
+    """Scales all gradients by limit / norm if their global norm is greater than that."""
+    summed = [(_sum_rows(gradient), variable) for gradient, variable in gradients]
+    clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in summed], limit)
+    return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]
+
+
+def _sum_rows(gradient: Gradient) -> Gradient:
+    """Sums the rows of a sparse gradient that have one index, as the norm is that of the sums."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, places = tf.unique(gradient.indices)
+    sums = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+    return tf.IndexedSlices(sums, indices, gradient.dense_shape)
 
 
 def update_if_finite(
@@ -124,10 +142,25 @@ def update_if_finite(
     return tf.cond(tf.reduce_all(applicable), applied, refused, name="train")
 
 
+def not_finite(finite: np.ndarray, names: Sequence[str], num_workers: int = 1) -> str:
+    """Names the towers and tensors at fault in a step.
+
+    Args:
+      finite: the value of update_if_finite.
+      names: of its columns.
+      num_workers: that train together.
+    """
+    *towers, mean = [enumeration([names[i] for i in np.flatnonzero(~row)], _MOST_NAMES) for row in finite]
+    faults = [f"tower_{i}: {bad}" for i, bad in enumerate(towers) if bad]
+    # The mean is at fault only if no tower is.
+    return "; ".join(faults) or f"the mean over towers{' of all workers' if num_workers > 1 else ''}: {mean}"
+
+
 def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
     """Returns a bool scalar, whether a value has neither NaN nor infinity; computed on its device."""
     with tf.device(value.device):
-        return tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value))
+        values = value.values if isinstance(value, tf.IndexedSlices) else value
+        return tf.reduce_all(tf.math.is_finite(tf.abs(values) if values.dtype.is_complex else values))
 
 
 def _are_finite(values: Sequence[Gradient]) -> tf.Tensor:
@@ -145,28 +178,25 @@ def _name_untrained(variable) -> None:
     """Names it once, even if an eager program does many steps."""
     if _untrained.get(id(variable)) is not variable:
         _untrained[id(variable)] = variable
-        console.notice(
-            f"The loss does not depend on {name_of(variable)}: it has no gradient in any tower and is not trained."
-        )
+        notice(f"The loss does not depend on {name_of(variable)}: it has no gradient in any tower and is not trained.")
 
 
-def _by_variable(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
-    """Transposes towers x variables to variables x towers."""
-    names = [[name_of(variable) for _, variable in grads_and_vars] for grads_and_vars in tower_grads]
-    shared = {name for name in names[0] if names[0].count(name) > 1}  # names may repeat outside of graphs
-    first = [variable for _, variable in tower_grads[0]]
-    for i, others in enumerate(names):
-        same = others == names[0] and all(
-            variable is other or name not in shared
-            for name, variable, (_, other) in zip(others, first, tower_grads[i], strict=True)
+def _check_same_variables(tower_grads: list[GradientsAndVariables]) -> None:
+    """Raises GraphError if towers have other variables, or others in their places."""
+    names = [name_of(variable) for _, variable in tower_grads[0]]
+    shared = {name for name in names if names.count(name) > 1}  # names may repeat outside of graphs
+    for tower, grads_and_vars in enumerate(tower_grads):
+        others = [name_of(variable) for _, variable in grads_and_vars]
+        if others == names and all(
+            variable is first or name not in shared
+            for name, (_, variable), (_, first) in zip(names, grads_and_vars, tower_grads[0], strict=True)
+        ):
+            continue
+        differing = sorted(set(others) ^ set(names)) or ["the same variables in another order"]
+        raise errors.GraphError(
+            f"tower_{tower} and tower_0 have gradients for different variables: {', '.join(differing)}. "
+            "Compute the gradients of one list of variables in every tower."
         )
-        if not same:
-            differing = sorted(set(others) ^ set(names[0])) or ["the same variables in another order"]
-            raise errors.GraphError(
-                f"tower_{i} and tower_0 have gradients for different variables: {', '.join(differing)}. "
-                "Compute the gradients of one list of variables in every tower."
-            )
-    return [list(row) for row in zip(*tower_grads, strict=True)]
 
 
 def _mean(grads: list[Gradient], name: str) -> Gradient:

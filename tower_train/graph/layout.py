@@ -30,39 +30,34 @@ class Layout:
       tower_batch: examples per tower.
       devices: of this worker's towers; each worker has as many.
       replicas: over this worker's copies of the variables, the device of each.
-      batches_each: over workers, the batches that each of its devices takes in a step, one after the other.
+      batches_per_device: over workers, the batches that each of its devices takes in a step, one after the other.
       worker: index of this one.
     """
 
     tower_batch: int
     devices: tuple[str, ...] = (HOST,)
     replicas: tuple[str, ...] = (HOST,)
-    batches_each: tuple[int, ...] = (1,)
+    batches_per_device: tuple[int, ...] = (1,)
     worker: int = 0
 
     @property
     def num_workers(self) -> int:
-        return len(self.batches_each)
+        return len(self.batches_per_device)
 
     @property
-    def towers_of_each(self) -> tuple[int, ...]:
+    def towers_per_worker(self) -> tuple[int, ...]:
         """Over workers, the batches that its devices take in a step."""
-        return tuple(len(self.devices) * batches for batches in self.batches_each)
+        return tuple(len(self.devices) * batches for batches in self.batches_per_device)
 
     @property
     def num_towers(self) -> int:
         """The batches that this worker takes in a step."""
-        return self.towers_of_each[self.worker]
-
-    @property
-    def all_towers(self) -> int:
-        """The batches of a step, over all workers."""
-        return sum(self.towers_of_each)
+        return self.towers_per_worker[self.worker]
 
     @property
     def first_tower(self) -> int:
         """The number of towers of the workers before this one."""
-        return sum(self.towers_of_each[: self.worker])
+        return sum(self.towers_per_worker[: self.worker])
 
     @property
     def worker_batch(self) -> int:
@@ -72,7 +67,7 @@ class Layout:
     @property
     def global_batch(self) -> int:
         """Examples of a step in all workers."""
-        return self.tower_batch * self.all_towers
+        return self.tower_batch * sum(self.towers_per_worker)
 
     @property
     def num_replicas(self) -> int:
@@ -82,14 +77,14 @@ class Layout:
     @property
     def weight(self) -> float | None:
         """This worker's weight in means over workers, 1 on average; None if all weigh the same."""
-        if len(set(self.batches_each)) == 1:
+        if len(set(self.batches_per_device)) == 1:
             return None
-        return self.batches_each[self.worker] * self.num_workers / sum(self.batches_each)
+        return self.batches_per_device[self.worker] * self.num_workers / sum(self.batches_per_device)
 
     @property
     def towers(self) -> tuple[Tower, ...]:
         """This worker's towers; those of one device follow each other."""
-        each, mirrored = self.batches_each[self.worker], len(self.replicas) > 1
+        each, mirrored = self.batches_per_device[self.worker], len(self.replicas) > 1
         return tuple(
             Tower(device * each + turn, name, replica=device if mirrored else 0, waits=turn > 0)
             for device, name in enumerate(self.devices)
@@ -113,11 +108,6 @@ def lay_out(
     batches = accumulate_steps * (most_workers or devices.num_workers)
     replicas = devices.towers if mirrored else (HOST,)
     return Layout(tower_batch, devices.towers, replicas, share_out(batches, devices.num_workers), devices.worker)
-
-
-def on_host(tower_batch: int, num_towers: int = 1, num_workers: int = 1, worker: int = 0) -> Layout:
-    """Lays out a step whose batches stay on the host."""
-    return Layout(tower_batch, (HOST,) * num_towers, batches_each=(1,) * num_workers, worker=worker)
 
 
 def share_out(batches: int, num_workers: int) -> tuple[int, ...]:

@@ -36,12 +36,12 @@ class LossScale:
             self._now = self._scale.read_value()  # read before the gradients, changed after them
 
     def gradients(
-        self, gradients: Callable[[tf.Tensor], GradientsAndVariables], loss: tf.Tensor
+        self, compute: Callable[[tf.Tensor], GradientsAndVariables], loss: tf.Tensor
     ) -> GradientsAndVariables:
-        """Returns the gradients of a loss, by a function that takes it."""
+        """Returns the gradients of a loss, which `compute` takes of the scaled one."""
         if self._now is None:
-            return gradients(loss)
-        scaled = gradients(loss * tf.cast(self._now, loss.dtype))
+            return compute(loss)
+        scaled = compute(loss * tf.cast(self._now, loss.dtype))
         return [(_divided(gradient, self._now), variable) for gradient, variable in scaled]
 
     def after_update(self) -> list[tuple[tf.Variable, tf.Tensor]]:
@@ -74,12 +74,7 @@ class LossScale:
         return skip().op if skips else tf.cond(overflowed, skip, lambda: tf.constant(False)).op
 
     def report(self, loss: tf.Tensor, finite: tf.Tensor) -> ScaleReport | tuple[()]:
-        """Returns its record after a step, for the log and the guard; empty for no scale.
-
-        Args:
-          loss: of the step.
-          finite: bool [...], of the parts of the step.
-        """
+        """Returns its record after a step with this loss and `finite` parts, for the log; empty for no scale."""
         if self._now is None:
             return ()
         failed = tf.logical_not(tf.reduce_all(finite))
@@ -90,8 +85,6 @@ class LossScale:
 
 
 def _divided(gradient: Gradient, scale: tf.Tensor) -> Gradient:
-    if gradient is None:
-        return None
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(_divided(gradient.values, scale), gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(scale, gradient.dtype)
+    return gradient if gradient is None else gradient / tf.cast(scale, gradient.dtype)

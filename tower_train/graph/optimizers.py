@@ -1,8 +1,6 @@
 """The optimizers by their names, and Muon: momentum whose matrices are made orthogonal, so that a step moves all
 directions of a layer alike."""
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 v1 = tf.compat.v1
@@ -13,20 +11,17 @@ _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of Jordan's Newton-Schulz iteration: 
 def make_optimizer(
     name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False, muon_iterations: int = 0
 ) -> v1.train.Optimizer:  # fmt: skip
-    """Makes an optimizer by its name on the command line; for lars see lars_gradients; muon of 0 iterations is
-    momentum."""
+    """Makes an optimizer by its name on the command line, with coefficients of the learning rate's dtype; muon of 0
+    iterations is momentum."""
+    exact = learning_rate.dtype.as_numpy_dtype  # TensorFlow would round Python's numbers to float32
+    momentum = exact(momentum)
     if name == "sgd":
         return v1.train.GradientDescentOptimizer(learning_rate)
     if name == "adam":
-        return v1.train.AdamOptimizer(learning_rate)
+        return v1.train.AdamOptimizer(learning_rate, exact(0.9), exact(0.999), exact(1e-8))
     if name == "muon" and muon_iterations:
         return Muon(learning_rate, momentum, nesterov, muon_iterations)
     return v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov)
-
-
-def create_slots(optimizer: v1.train.Optimizer, variables: Sequence[tf.Variable]) -> None:
-    """Creates an optimizer's own variables; else apply_gradients does, which may be within a conditional."""
-    optimizer._create_slots(variables)
 
 
 class Muon(v1.train.MomentumOptimizer):

@@ -8,11 +8,6 @@ from tower_train.graph.gradients import GradientsAndVariables
 
 v1 = tf.compat.v1
 INPUT = "input"
-# Obstacles of a step that does not end, besides towers.
-FOR_INPUT = "the input: the examples of this step have not come"
-FOR_AVERAGING = "the averaging between devices, the update of the variables, or a session hook"
-BETWEEN_STEPS = "what happens between steps"
-FOR_PROGRAM = "its program or its input: it has no gradients for this step"
 
 
 def count_progress(

@@ -1,6 +1,7 @@
 """Operations with random states of their own, whose draws depend on the towers and on restarts."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -8,28 +9,20 @@ import tensorflow as tf
 
 from tower_train import errors
 
-TYPES = frozenset(
-    {
-        "AllCandidateSampler", "CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", "FixedUnigramCandidateSampler",
-        "FractionalAvgPool", "FractionalMaxPool", "LearnedUnigramCandidateSampler", "LogUniformCandidateSampler",
-        "Multinomial", "NonDeterministicInts", "ParameterizedTruncatedNormal", "RandomCrop", "RandomGamma",
-        "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "RandomStandardNormal", "RandomUniform",
-        "RandomUniformInt", "RngReadAndSkip", "RngSkip", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2",
-        "StatefulRandomBinomial", "StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal",
-        "StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt", "ThreadUnsafeUnigramCandidateSampler",
-        "TruncatedNormal", "UniformCandidateSampler",
-    }
-)  # fmt: skip
+# Operations that draw have an attribute `seed`, or are a generator's.
+_OF_GENERATORS = re.compile(r"Stateful(?!PartitionedCall)[A-Z]\w*|NonDeterministicInts|Rng\w+")
+_WITHOUT_DRAWS = re.compile(r"RandomShuffleQueue.*|CudnnRNN.*(Backprop|Params).*|.*Dataset|ComputeAccidentalHits")
 _PACKAGES = os.path.dirname(os.path.dirname(tf.__file__))
-_LIBRARIES = tuple(os.path.join(_PACKAGES, name, "") for name in ("tensorflow", "keras"))
+_LIBRARIES = tuple(os.path.join(_PACKAGES, name, "") for name in ("tensorflow", "keras", "tf_keras", "tf_slim"))
+_TRAINER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
-class Found(NamedTuple):
+class StatefulOp(NamedTuple):
     """An operation with a random state of its own.
 
     Attributes:
       name: without the tower's.
-      type: of TYPES.
+      type: such as RandomUniform.
       line: of the program that made it, FILE:LINE.
     """
 
@@ -40,63 +33,39 @@ class Found(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name} ({self.type}, {self.line})"
 
-    @property
-    def instead(self) -> str:
-        """The function of tower_train that draws likewise, but by example."""
-        if "Dataset" in self.name or self.name.startswith("preprocess/"):
-            return "the draws that `augment` is given"
-        if "dropout" in self.name:
-            return "tower_train.layers.dropout"
-        return "tower_train.layers.random_normal" if "Normal" in self.type else "tower_train.layers.random_uniform"
+
+def refuse_stateful(workload: str, stateful: Sequence[StatefulOp]) -> None:
+    """Raises GraphError that names the first of these operations, by which a tower or its input is computed, and the
+    function of tower_train that draws likewise by example."""
+    first = stateful[0]
+    by_example = "tower_train.layers.random_normal" if "Normal" in first.type else "tower_train.layers.random_uniform"
+    if "Dataset" in first.name or first.name.startswith("preprocess/"):
+        by_example = "the draws that `augment` is given"
+    elif "dropout" in first.name:
+        by_example = "tower_train.layers.dropout"
+    more = f" and {len(stateful) - 1} more" if len(stateful) > 1 else ""
+    raise errors.GraphError(
+        f"workload {workload}: {first}{more} would keep a random state of its own, so that results would depend on the "
+        f"number of towers and on resuming. Use {by_example}, or --allow_stateful_random to train all the same."
+    )
 
 
-def check(workload: str, last: Sequence[tf.Operation], is_allowed: bool) -> list[str]:
-    """Looks for operations with random states of their own, by which a tower or its input is computed.
-
-    Args:
-      workload: its name.
-      last: the final operations of the tower and its input.
-      is_allowed: --allow_stateful_random.
-
-    Returns:
-      Those found, in words.
-
-    Raises:
-      GraphError: there is one, and it is not allowed.
-      ConfigError: there is none, but it is allowed.
-    """
-    stateful = list(find(last))
-    if is_allowed and not stateful:
-        raise errors.ConfigError(
-            f"--allow_stateful_random: workload {workload} has no operation with a random state of its own. Leave the "
-            "option out."
-        )
-    if stateful and not is_allowed:
-        more = f" and {len(stateful) - 1} more" if len(stateful) > 1 else ""
-        raise errors.GraphError(
-            f"workload {workload}: {stateful[0]}{more} would keep a random state of its own, so that results would "
-            f"depend on the number of towers and on resuming. Use {stateful[0].instead}, or --allow_stateful_random to "
-            "train all the same."
-        )
-    return [str(each) for each in stateful]
-
-
-def find(last: Sequence[tf.Operation]) -> Iterator[Found]:
+def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
     """Yields the operations with a random state on which the last ones depend, in the order of their creation.
 
     One that calls functions is yielded for each such type in them. Initial values of variables are not included: what
     is computed from a variable depends on its handle only.
     """
-    graph, needed = last[0].graph, {op.name for op in _ancestors(last)}
+    graph, needed = last[0].graph, {op.name for op in ancestors(last)}
     definition = graph.as_graph_def()
     bodies = {function.signature.name: function.node_def for function in definition.library.function}
     for node in definition.node:
         for each in sorted(set(_types(node, bodies, set()))) if node.name in needed else ():
-            line = _line_of(graph.get_operation_by_name(node.name))
-            yield Found(node.name.partition("/")[2] or node.name, each, line)
+            line = line_of(graph.get_operation_by_name(node.name))
+            yield StatefulOp(node.name.partition("/")[2] or node.name, each, line)
 
 
-def _ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
+def ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
     """Returns the operations and all that they depend on."""
     reached, left = set(), list(operations)
     while left:
@@ -109,7 +78,7 @@ def _ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
 
 def _types(node, bodies: dict[str, Sequence], seen: set[str]) -> Iterator[str]:
     """Yields the types by which a node draws: its own, and those within the functions that it calls."""
-    if node.op in TYPES and _draws(node):
+    if _draws(node):
         yield node.op
     for attr in node.attr.values():
         for name in {attr.func.name, *(function.name for function in attr.list.func)} - seen:
@@ -119,12 +88,13 @@ def _types(node, bodies: dict[str, Sequence], seen: set[str]) -> Iterator[str]:
 
 
 def _draws(node) -> bool:
-    """Returns False for an operation of these types that is told not to draw."""
+    if "seed" not in node.attr or _WITHOUT_DRAWS.fullmatch(node.op):
+        return bool(_OF_GENERATORS.fullmatch(node.op))
     return not node.attr["deterministic"].b and ("dropout" not in node.attr or node.attr["dropout"].f > 0)
 
 
-def _line_of(op: tf.Operation) -> str:
+def line_of(op: tf.Operation) -> str:
     """Returns the innermost line that made an operation and is not TensorFlow's or Keras' own."""
     lines = [(frame.filename, frame.lineno) for frame in op.traceback]
-    outside = [line for line in lines if not line[0].startswith(_LIBRARIES)] or lines
+    outside = [line for line in lines if not line[0].startswith((*_LIBRARIES, _TRAINER))] or lines
     return f"{os.path.basename(outside[-1][0])}:{outside[-1][1]}"

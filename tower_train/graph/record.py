@@ -1,4 +1,4 @@
-"""The record of a training graph, all that running knows of it."""
+"""The records of a built training graph, by which run/ trains it."""
 
 import dataclasses
 import math
@@ -23,20 +23,6 @@ class ScaleReport(NamedTuple):
     overflowed: tf.Tensor
 
 
-class Request(NamedTuple):
-    """One worker's request for what all do after the same step; the next step tells all of them.
-
-    Attributes:
-      value: scalar, above 0 while it asks.
-      ask: op that begins to.
-      forget: op that ends to.
-    """
-
-    value: tf.Tensor
-    ask: tf.Operation
-    forget: tf.Operation
-
-
 class StepReport(NamedTuple):
     """The small values of one step that run/ fetches; tensors in the graph, numpy values after the step.
 
@@ -46,10 +32,9 @@ class StepReport(NamedTuple):
       loss: scalar, mean over towers plus weight decay, on the weights the gradients were taken at.
       cross_entropy: scalar, the loss without weight decay.
       learning_rate: float64 scalar, what the update used.
-      stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.requests.
+      stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.ask_to_stop.
       finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
       loss_scale: empty if there is none.
-      saving: scalar, above 0 if a worker has asked for a checkpoint; empty where the chief saves without the others.
       summary: serialized Summary of this step; empty unless it is due.
     """
 
@@ -61,7 +46,6 @@ class StepReport(NamedTuple):
     stopping: tf.Tensor
     finite: tf.Tensor
     loss_scale: ScaleReport | tuple[()] = ()
-    saving: tf.Tensor | tuple[()] = ()
     summary: tf.Tensor | tuple[()] = ()
 
 
@@ -103,6 +87,22 @@ class SavedVariables:
         return sum(math.prod(variable.shape) for variable in self.variables if variable.trainable)
 
 
+class Compared(NamedTuple):
+    """Values of a step by which towers are compared with one.
+
+    Attributes:
+      losses: over this worker's towers, scalars.
+      gradients: {variable's name: its mean gradient, as it is applied}.
+      assigned: {variable's name: the value that tower 0's layers assign to it}.
+      normalizes: whether layers normalise by the statistics of a tower's batch.
+    """
+
+    losses: list[tf.Tensor]
+    gradients: dict[str, tf.Tensor | tf.IndexedSlices]
+    assigned: dict[str, tf.Tensor]
+    normalizes: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingGraph:
     """A built training graph.
@@ -118,10 +118,10 @@ class TrainingGraph:
       checked: names of what report.finite tells of, per column.
       summary: serialized Summary of this step; None without --summary_every_steps.
       progress: {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one.
-      requests: what this worker may ask all workers for, by the name of what reports it: stopping; saving where their
-        checkpoints hold something of each; none for one worker.
+      ask_to_stop: asks all workers to end after the same step, the next; None for one worker.
       saved: the contents of a checkpoint.
       random_numbers: what in a tower draws random numbers.
+      compared: values by which the towers are compared with one.
     """
 
     graph: tf.Graph
@@ -130,9 +130,10 @@ class TrainingGraph:
     stream: Stream
     train_op: tf.Operation
     report: StepReport
-    requests: dict[str, Request]
+    ask_to_stop: tf.Operation | None
     progress: dict[str, tf.Tensor]
     checked: tuple[str, ...]
     summary: tf.Tensor | None
     saved: SavedVariables
     random_numbers: RandomNumbers
+    compared: Compared

@@ -14,14 +14,12 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.examples import Tensors
-from tower_train.graph import gradients, towers
+from tower_train.graph import collected, gradients, towers
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, Statistic
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import Gradient, GradientsAndVariables
 from tower_train.graph.layout import Tower
-from tower_train.graph.record import Request
-from tower_train.graph.update import limited
 
 v1 = tf.compat.v1
 
@@ -44,7 +42,7 @@ class Replica:
 
     def __init__(self, device: str = HOST, index: int = 0, first: "Replica | None" = None):
         """Creates no variables yet. index: over this worker's replicas; first: replica 0, None for that itself."""
-        self.device, self._index = device, index
+        self.device, self._scope = device, f"copy_{index}/" if first else ""
         self.contexts: list[Context] = []
         self.tower_grads: list[GradientsAndVariables] = []
         self.tower_losses: list[tf.Tensor] = []
@@ -53,10 +51,10 @@ class Replica:
         self.weight_decay: tf.Tensor | float = 0.0
         self.moving: list[Statistic] = []
         self._first = first or self
-        self.variables = {}
-        self._names = {}  # {id of this replica's variable: name}
-        self.states = []
-        self._decays = []  # the values of its variables' regularizers
+        self.variables: dict[str, tuple[tf.Variable, Callable | None]] = {}
+        self.states: list[tf.Variable] = []
+        self._decays = []  # the values of its variables' regularizers, in the order of the variables
+        self._contained = []  # those of them that the towers' losses contain
 
     # The towers.
 
@@ -73,8 +71,10 @@ class Replica:
         """
         if self is not self._first and not self.variables:
             self._copy_variables()
+        collected.begin_tower(self._decays)
+        decays = v1.get_collection_ref(v1.GraphKeys.REGULARIZATION_LOSSES)
 
-        def create(create, **kwargs):
+        def create(create_variable, **kwargs):
             if place.index:
                 which = f"the variable {kwargs['name']!r}" if kwargs.get("name") else "a variable without a name"
                 raise errors.GraphError(
@@ -83,17 +83,23 @@ class Replica:
                     "inference and loss."
                 )
             with tf.device(self.device):
-                return create(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
+                return create_variable(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
 
-        def get(getter, name, *args, regularizer=None, **kwargs):
-            variable = getter(name, *args, regularizer=regularizer, **kwargs)
+        def get(get_variable, name, *args, regularizer=None, **kwargs):
+            before = len(decays)
+            variable = get_variable(name, *args, regularizer=regularizer, **kwargs)
+            # TensorFlow's compute the regularizer anew whenever they are used.
+            decays[before:] = [each.op.outputs[each.value_index] for each in decays[before:]]
+            self._decays += decays[before:]
             if place.index == 0:
-                self._add(variable.op.name, variable, regularizer)
-            return self._copy_of(variable)
+                self.variables.setdefault(variable.op.name, (variable, regularizer))
+            mine = self._copy_of(variable)
+            return mine if variable.trainable else collected.assigned_once(mine)
 
         with (
+            _explained(),
             tf.variable_creator_scope(create),
-            v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=get),
+            v1.variable_scope(v1.get_variable_scope(), reuse=place.index > 0 and v1.AUTO_REUSE, custom_getter=get),
             tf.device(place.device),
             v1.name_scope(f"tower_{place.index}/"),
             v1.variable_scope(v1.get_variable_scope(), custom_getter=getter),
@@ -105,6 +111,12 @@ class Replica:
         """Returns the gradients of a tower's loss for this replica's trained variables, each with the original."""
         originals = v1.trainable_variables()
         return list(zip(v1.gradients(loss, [self._copy_of(v) for v in originals]), originals, strict=True))
+
+    def whole_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of the tower that is being built, with the losses that it has collected."""
+        loss, contained = collected.whole_loss(loss, self._decays)
+        self._contained += [decay for decay in contained if not any(decay is each for each in self._contained)]
+        return loss
 
     def add(self, context: Context, loss: tf.Tensor, tower_grads: GradientsAndVariables) -> None:
         """Adds what a tower computed: what its layers noted in its context, its loss, its gradients."""
@@ -132,11 +144,11 @@ class Replica:
     def average_values(self, others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns small values that travel together: the mean loss over its towers, `others`, the mean statistics."""
         with tf.device(self.device), v1.name_scope("average_values"):
-            towers = [
+            values_of_towers = [
                 [loss, *others, *(each.value for each in context.statistics if each.is_mean)]
                 for loss, context in zip(self.tower_losses, self.contexts, strict=True)
             ]
-            return [tf.add_n(values) / len(values) for values in zip(*towers, strict=True)]
+            return [tf.add_n(values) / len(values) for values in zip(*values_of_towers, strict=True)]
 
     def receive(self, mean_grads: list[Gradient], originals: Sequence[tf.Variable], loss, statistics) -> None:
         """Takes the means over all replicas: gradients for these variables, the loss, the statistics' values."""
@@ -159,32 +171,21 @@ class Replica:
 
     # The update.
 
-    def finish_gradients(self, clip_norm: float, optimizer: str) -> None:
-        """Adds the weight decay to the mean gradients, once a variable, and limits them as the options say.
-
-        Raises:
-          GraphError: there are regularization losses without a variable, which cannot be computed from a copy.
-        """
-        decays = losses = v1.losses.get_regularization_losses()
-        if self is not self._first:
-            decays = self._decays
-            if len(decays) != len(losses):
-                raise errors.GraphError(
-                    f"There are {len(losses)} regularization losses, but {len(decays)} variables with a regularizer=. "
-                    "Declare them all so, or use --variable_update=cpu."
-                )
+    def finish_gradients(self, clip_gradients: float) -> None:
+        """Adds the weight decay to the mean gradients, once a variable, and clips them, 0 for no limit."""
+        decays = [decay for decay in self._decays if not any(decay is each for each in self._contained)]
         with tf.device(self.device):
             self.weight_decay, decayed = gradients.add_weight_decay(self.mean_grads, decays)
-            self.mean_grads = limited(decayed, clip_norm, optimizer)
+            self.mean_grads = gradients.clip(decayed, clip_gradients) if clip_gradients else decayed
 
     @contextlib.contextmanager
     def state_variables(self) -> Iterator[None]:
         """Makes variables that are created within this block, such as the optimizer's slots, belong to this replica."""
 
-        def create(create, **kwargs):
+        def create(create_variable, **kwargs):
             if self is not self._first:
                 kwargs |= _as_copy(self._first.states[len(self.states)])
-            self.states.append(create(**kwargs))
+            self.states.append(create_variable(**kwargs))
             return self.states[-1]
 
         with tf.device(self.device), tf.variable_creator_scope(create):
@@ -194,27 +195,18 @@ class Replica:
         """Returns its trained variables."""
         return [self._copy_of(variable) for variable in v1.trainable_variables()]
 
-    def original(self, variable: tf.Variable) -> tf.Variable:
-        """Returns replica 0's variable for this replica's."""
-        name = self._names.get(id(variable))
-        return self._first.variables[name][0] if name else variable
+    def name_of(self, variable: tf.Variable) -> str:
+        """Returns the canonical name of one of this replica's variables."""
+        return variable.op.name.removeprefix(self._scope)
 
     def copied(self) -> list[tf.Variable]:
         """Returns all that other replicas have a copy of, in the same order in each."""
         return [*(variable for variable, _ in self.variables.values()), *self.states]
 
-    def statistic_names(self) -> list[list[str]]:
-        """Returns over its towers the names of the variables for which their layers noted a statistic."""
-        return [[self.original(each.moving).op.name for each in context.statistics] for context in self.contexts]
-
     # The variables.
 
     def _copy_of(self, original: tf.Variable) -> tf.Variable:
         return self.variables.get(original.op.name, (original, None))[0]
-
-    def _add(self, name: str, variable: tf.Variable, regularizer: Callable | None) -> None:
-        self.variables.setdefault(name, (variable, regularizer))
-        self._names[id(variable)] = name
 
     def _copy_variables(self) -> None:
         """Copies all variables that tower 0 asked for."""
@@ -228,14 +220,34 @@ class Replica:
         for name, (original, regularizer) in first.items():
             with tf.device(self.device):
                 copy = v1.Variable(
-                    name=f"copy_{self._index}/{name}", dtype=original.dtype.base_dtype, use_resource=True,
+                    name=f"{self._scope}{name}", dtype=original.dtype.base_dtype, use_resource=True,
                     **_as_copy(original),
                 )  # fmt: skip
-                self._add(name, copy, regularizer)
+                self.variables[name] = copy, regularizer
                 if regularizer:
                     with v1.name_scope(f"{copy.op.name}/Regularizer/"):
                         decay = regularizer(copy)
                     self._decays += [] if decay is None else [decay]  # None: tf.compat.v1.no_regularizer's
+
+
+_EXPLAINED = {  # {start and end of a message of TensorFlow, around a variable's name: what to do}
+    ("Variable ", " already exists"): "exists already: a second layer would share its weights. Give each layer a "
+    "variable_scope or a name of its own; or say reuse=True there to share them.",
+    ("Unsuccessful at finding variable ", "."): "is a copy that tf.recompute_grad does not find. Recompute with "
+    "--variable_update=cpu.",
+}
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raises GraphError in one line for some of TensorFlow's errors in this block."""
+    try:
+        yield
+    except ValueError as error:
+        for (start, end), text in _EXPLAINED.items():
+            if (message := str(error)).startswith(start) and end in message:
+                raise errors.GraphError(f"{message.removeprefix(start).partition(end)[0]} {text}") from None
+        raise
 
 
 def make_replicas(devices: Sequence[str]) -> list[Replica]:
@@ -244,33 +256,36 @@ def make_replicas(devices: Sequence[str]) -> list[Replica]:
     return [first, *(Replica(device, i, first) for i, device in enumerate(devices[1:], 1))]
 
 
-def average(replicas: Sequence[Replica], all_reduce: AllReduce, requests: dict[str, Request]) -> dict[str, tf.Tensor]:
+def average(replicas: Sequence[Replica], all_reduce: AllReduce, others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Gives each replica the mean gradients, loss and statistics over all towers of all workers.
 
     Args:
       replicas: of this worker.
       all_reduce: averages between the replicas of all workers.
-      requests: of this worker, by name; they travel beside the losses.
+      others: scalars of this worker that travel beside the losses.
 
     Returns:
-      Their means over workers.
+      The means of `others` over workers.
 
     Raises:
-      GraphError: towers have different variables, gradients or statistics.
+      GraphError: there are no gradients, or towers have different variables, gradients or statistics.
     """
     grads_of_all = gradients.with_gradients(by_tower(replicas)[0])
+    if not grads_of_all[0]:
+        raise errors.GraphError(
+            "The network trains nothing: its loss depends on no variable. Get some with tf.compat.v1.get_variable."
+        )
     remaining = iter(grads_of_all)
     for replica in replicas:
         replica.tower_grads = list(itertools.islice(remaining, len(replica.tower_grads)))
-    _check_same_statistics([names for replica in replicas for names in replica.statistic_names()])
-    asked = [request.value for request in requests.values()]
+    _check_same_statistics(replicas)
     local = [replica.average_gradients() for replica in replicas]
     means = all_reduce.mean([[grad for grad, _ in grads] for grads in local])
-    values = all_reduce.mean([replica.average_values(asked) for replica in replicas], exactly=True)
+    values = all_reduce.mean([replica.average_values(others) for replica in replicas])
     originals = [variable for _, variable in local[0]]
     for replica, grads, (loss, *noted) in zip(replicas, means, values, strict=True):
-        replica.receive(grads, originals, loss, noted[len(asked) :])
-    return dict(zip(requests, values[0][1:], strict=False))
+        replica.receive(grads, originals, loss, noted[len(others) :])
+    return values[0][1 : 1 + len(others)]
 
 
 def by_tower(replicas: Sequence[Replica]) -> tuple[list[GradientsAndVariables], list[tf.Tensor]]:
@@ -292,16 +307,19 @@ def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tenso
         return all_reduce.gather(tf.bitcast(tf.stack(rows), tf.int64))
 
 
-def _check_same_statistics(names_of_towers: list[list[str]]) -> None:
+def _check_same_statistics(replicas: Sequence[Replica]) -> None:
     """Raises GraphError if some towers' layers noted a statistic that others did not."""
-    first = names_of_towers[0]
-    for others in names_of_towers:
-        if others != first:
-            name = next(pair[0] or pair[1] for pair in itertools.zip_longest(others, first) if pair[0] != pair[1])
-            count = sum(names.count(name) for names in names_of_towers)
+    names_by_tower = [
+        [replica.name_of(statistic.moving) for statistic in context.statistics]
+        for replica in replicas
+        for context in replica.contexts
+    ]
+    for names in itertools.zip_longest(*names_by_tower):  # over towers, the names of the same call
+        if len(set(names)) > 1:
+            name = next(filter(None, names))
             raise errors.GraphError(
-                f"{name} has {count} batch statistics from {len(names_of_towers)} towers. "
-                "Every tower must call its layer as often as the others."
+                f"{name} has {sum(each.count(name) for each in names_by_tower)} batch statistics from {len(names)} "
+                "towers. Every tower must call its layer as often as the others."
             )
 
 

@@ -36,22 +36,33 @@ def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
     except tf.errors.UnimplementedError as error:
         if "determinis" not in error.message.lower():
             raise
-        which = f"{error.op.name} ({error.op.type})" if error.op is not None else "an operation"
+        op = _operation(error)
+        which = f"{op.name} ({op.type})" if op else "an operation"
         raise errors.GraphError(
             f"--deterministic: {which} has no kernel on its device that repeats to the bit ({errors.reason(error)}). "
             "Leave the option out, or use another operation."
         ) from error
     except tf.errors.OpError as error:
-        is_of_tower = error.op is not None and error.op.name.startswith("tower_")
+        op = _operation(error)
+        is_of_tower = op is not None and op.name.startswith("tower_")
         if is_of_tower and isinstance(error, tf.errors.InvalidArgumentError):
             why = _why(error)
             advice = " Has a label no output? There must be one for each class." if _LABELS.search(why) else ""
             raise errors.GraphError(
-                f"workload {workload}: {error.op.name} fails on examples of {name}: {why}.{advice}"
+                f"workload {workload}: {op.name} fails on examples of {name}: {why}.{advice}"
             ) from error
         if is_of_tower or "IteratorGetNext" not in error.message:
             raise
         raise errors.DataError(f"{name}: the input failed: {_why(error)}.") from error
+
+
+def _operation(error: tf.errors.OpError) -> tf.Operation | None:
+    """Returns the operation at fault, which errors of a session's callable have in their message only."""
+    name = re.search(r"\{\{node ([^}]+)\}\}", error.message)
+    try:
+        return error.op or (name and tf.compat.v1.get_default_graph().get_operation_by_name(name[1]))
+    except KeyError:  # of a function
+        return None
 
 
 def _why(error: tf.errors.OpError) -> str:

@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from tower_train import host
 from tower_train.examples import Examples, Tensors, in_fixed_order
-from tower_train.graph import elements, transfer
+from tower_train.graph import elements
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Layout
-from tower_train.graph.transfer import Batches, Transfer
+from tower_train.graph.transfer import TO_HOST, Batches, Transfer, stage_batches
 from tower_train.workload import Workload
 
 _PREFETCHED_STEPS = 2
@@ -39,7 +39,6 @@ class Stream:
       renewal: ops that each step must run before it counts, which fetch the next step's batches; none if fetching a
         batch advances the stream.
       notes: lines on the place of preprocessing and on workers' shares of the examples.
-      order: digest of the order that workers have in common; empty if they need none.
     """
 
     batches: Batches
@@ -48,7 +47,6 @@ class Stream:
     state: elements.IteratorState | None = None
     renewal: Sequence[tf.Operation] = ()
     notes: tuple[str, ...] = ()
-    order: str = ""
 
     @property
     def arrivals(self) -> list:
@@ -65,27 +63,24 @@ class Stream:
 
 def training_stream(
     workload: Workload, examples: Examples, seed: int, examples_seen: tf.Tensor, layout: Layout,
-    way: Transfer | None = None,
+    transfer: Transfer = TO_HOST,
 ) -> Stream:  # fmt: skip
     """Makes the stream of training batches, which begin at position `examples_seen` (int64 scalar) of each step.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
     of all workers, worker 0's first. Examples in their own order take those positions in that order, except those of
     files, of which each worker has its own order.
-
-    Args:
-      workload, examples, seed, examples_seen, layout: what to train on.
-      way: of the batches to their devices; None: they stay on the host.
     """
-    way = way or Transfer()
-    here, size = examples_seen + layout.first_tower * layout.tower_batch, layout.tower_batch
-    steps = tf.data.Dataset.range(here, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
+    first, size = examples_seen + layout.first_tower * layout.tower_batch, layout.tower_batch
+    firsts = [first + i * size for i in range(layout.num_towers)]
+    steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
     # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend on
     # their number; examples by index come as whole steps, or as towers' batches several at a time.
-    parts = layout.num_towers if (way.is_staged or way.augments_there) and not examples.elements else 1
-    part_size, order = layout.worker_batch // parts, ""
+    by_tower = (transfer.is_staged or transfer.augments_there) and not examples.elements
+    parts = layout.num_towers if by_tower else 1
+    part_size = layout.worker_batch // parts
     if examples.elements:
-        dataset, length, order = elements.batches(examples, part_size, layout.num_workers, layout.worker)
+        dataset, length = elements.batches(examples, part_size, layout.num_workers, layout.worker)
         steps = tf.data.Dataset.zip(steps, dataset)
     fetch = examples.open() if examples.open else None
 
@@ -96,32 +91,33 @@ def training_stream(
     def part(first: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
         numbers = draws(first, part_size, device=None)
         features, labels = fetch(numbers.indices) if batch is None else batch
-        if not way.augments_there:
+        if not transfer.augments_there:
             features = _preprocess(workload, features, numbers)
         return _with_batch_size((features, labels), part_size)
-
-    iterator = _iterator(
-        steps, lambda first, *batch: tuple(part(first + i * part_size, *batch) for i in range(parts)), examples, parts
-    )
 
     def take() -> Batches:
         batches = iterator.get_next()
         return list(batches) if parts == layout.num_towers else _divided(batches[0], layout)
 
-    firsts, state = [here + i * size for i in range(layout.num_towers)], None
-    if way.is_staged:
-        batches, initializer, renewal = transfer.stage_batches(
-            take, iterator.initializer, way, examples_seen, layout.global_batch
+    iterator = _iterator(
+        steps, lambda first, *batch: tuple(part(first + i * part_size, *batch) for i in range(parts)), examples, parts
+    )
+    if transfer.is_staged:
+        batches, initializer, renewal = stage_batches(
+            take, iterator.initializer, transfer, examples_seen, layout.global_batch
         )
     else:
         batches, initializer, renewal = take(), iterator.initializer, ()
+    state = None
     if examples.elements:
-        state = elements.state_of(iterator, layout, not way.augments_there, length)
-    batches = _preprocess_there(
-        way, batches, size, lambda i, features: _preprocess(workload, features, draws(firsts[i], size))
-    )
-    notes = tuple(filter(None, (way.note, elements.workers_line(examples, layout.num_workers))))
-    return Stream(batches, initializer, firsts, state, renewal, notes, order)
+        state = elements.state_of(iterator, layout, not transfer.augments_there, length)
+    for i, device in enumerate(transfer.devices if transfer.augments_there else ()):
+        features, labels = batches[i]
+        with tf.device(device), tf.compat.v1.name_scope(f"tower_{i}/preprocess/"):
+            features = _preprocess(workload, tf.nest.map_structure(tf.identity, features), draws(firsts[i], size))
+            batches[i] = _with_batch_size(features, size), labels
+    notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))
+    return Stream(batches, initializer, firsts, state, renewal, notes)
 
 
 def _preprocess(workload: Workload, features: Tensors, draws: Draws) -> Tensors:
@@ -131,29 +127,15 @@ def _preprocess(workload: Workload, features: Tensors, draws: Draws) -> Tensors:
     return workload.prepare(features) if workload.prepare else features
 
 
-def _preprocess_there(
-    way: Transfer, batches: Batches, size: int, preprocess: Callable[[int, Tensors], Tensors]
-) -> Batches:
-    """Preprocesses each tower's features on its device, by preprocess(tower, features), if they are to cross before."""
-    if not way.augments_there:
-        return batches
-    preprocessed = []
-    for i, (features, labels) in enumerate(batches):
-        with tf.device(way.devices[i]), tf.compat.v1.name_scope(f"tower_{i}/preprocess/"):
-            features = preprocess(i, tf.nest.map_structure(tf.identity, features))
-            preprocessed.append((_with_batch_size(features, size), labels))
-    return preprocessed
-
-
 def _divided(whole: tuple[Tensors, Tensors], layout: Layout) -> Batches:
     size = layout.tower_batch
     return [tf.nest.map_structure(lambda t, i=i: t[i * size : (i + 1) * size], whole) for i in range(layout.num_towers)]
 
 
 def evaluation_stream(
-    workload: Workload, examples: Examples, tower_batch: int, num_towers: int, way: Transfer | None = None
+    workload: Workload, examples: Examples, tower_batch: int, num_towers: int
 ) -> tuple[Stream, list[tf.Tensor]]:
-    """Makes a stream of every example once, in order of its index.
+    """Makes a stream of every example once, in order of its index, prepared on the host.
 
     Every tower always gets tower_batch examples, since not every convolution accepts none: the end is filled up with
     the last example.
@@ -161,7 +143,7 @@ def evaluation_stream(
     Returns:
       The stream and, over towers, bool [tower_batch]: which examples count.
     """
-    way, step_size = way or Transfer(), tower_batch * num_towers
+    step_size = tower_batch * num_towers
     if examples.elements:
         steps = tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size)
         steps = tf.data.Dataset.zip(steps, in_fixed_order(examples.elements()).batch(step_size))
@@ -176,18 +158,15 @@ def evaluation_stream(
         else:
             end = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
             features, labels = tf.nest.map_structure(lambda t: tf.gather(t, tf.minimum(places, end - 1)), batch)
-        if workload.prepare and not way.augments_there:
-            features = workload.prepare(features)
+        features = workload.prepare(features) if workload.prepare else features
         return _with_batch_size((features, labels, places < end), tower_batch)
 
     iterator = _iterator(
         steps, lambda *step: (step[0], tuple(part(i, *step) for i in range(num_towers))), examples, num_towers
     )
-    first, towers = iterator.get_next()
-    batches = [tower[:2] for tower in towers]
-    batches = _preprocess_there(way, batches, tower_batch, lambda _, features: workload.prepare(features))
+    first, parts = iterator.get_next()
     firsts = [first + i * tower_batch for i in range(num_towers)]
-    return Stream(batches, iterator.initializer, firsts), [counted for *_, counted in towers]
+    return Stream([part[:2] for part in parts], iterator.initializer, firsts), [part[2] for part in parts]
 
 
 def _iterator(steps: tf.data.Dataset, step: Callable, examples: Examples, branches: int = 1):

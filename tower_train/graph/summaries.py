@@ -10,8 +10,7 @@ from tower_train.workload import Tensors
 
 v1 = tf.compat.v1
 
-ACTIVATIONS = "activations"  # the collection into which a network may put its layers' outputs
-_TOWER = "tower_0/"  # whose activations and summaries are shown
+_TOWER = "tower_0/"  # whose summaries are shown
 _IMAGES = 4  # shown of each batch
 _MOST_VALUES = 2**16  # in a histogram
 _MOST_CONSTANT_BYTES = 1024  # of a constant drawn with its value
@@ -29,8 +28,8 @@ def drawing(graph: tf.Graph) -> bytes:
 
 
 def step_summary(gradients: GradientsAndVariables, features: Tensors, update: tf.Operation) -> tf.Tensor:
-    """Serializes one Summary of a step: histograms of gradients, of variables after the update and of the first tower's
-    activations with their sparsity, some of its images, and the network's own summaries.
+    """Serializes one Summary of a step: histograms of gradients and of variables after the update, some of the first
+    tower's images, and the scalars and histograms that its network and loss summarise.
 
     Args:
       gradients: those applied.
@@ -43,14 +42,15 @@ def step_summary(gradients: GradientsAndVariables, features: Tensors, update: tf
         parts.append(_histogram(f"{variable.op.name}/gradients", values))
     with tf.control_dependencies([update]):
         parts += [_histogram(v.op.name, v.read_value()) for v in v1.trainable_variables()]
-    for activation in v1.get_collection(ACTIVATIONS, scope=_TOWER):
-        layer = _once(activation.op.name.removeprefix(_TOWER))
-        parts.append(_histogram(f"{layer}/activations", activation))
-        parts.append(v1.summary.scalar(f"{layer}/sparsity", tf.nn.zero_fraction(activation)))
     for image in tf.nest.flatten(features):
         if image.shape.rank == 4 and image.shape[-1] in (1, 3, 4):
             parts.append(v1.summary.image("images", tf.cast(image[:_IMAGES], tf.float32), max_outputs=_IMAGES))
-    return v1.summary.merge(parts + _of_the_network(), collections=[])
+    for summary in v1.get_collection(v1.GraphKeys.SUMMARIES, scope=_TOWER):
+        tag, values = tf.get_static_value(summary.op.inputs[0]), summary.op.inputs[-1]
+        make = {"ScalarSummary": tf.raw_ops.ScalarSummary, "HistogramSummary": _histogram}.get(summary.op.type)
+        if make and tag is not None:
+            parts.append(make(tags=_once(tag.item().decode().removeprefix(_TOWER)), values=values))
+    return v1.summary.merge(parts, collections=[])
 
 
 def _once(name: str) -> str:
@@ -58,9 +58,9 @@ def _once(name: str) -> str:
     return "/".join(part for part, _ in itertools.groupby(name.split("/")))
 
 
-def _histogram(tag: str, values: tf.Tensor) -> tf.Tensor:
+def _histogram(tags: str, values: tf.Tensor) -> tf.Tensor:
     # The op's name may not repeat the variable's, which the checkpoint reserves; the tag may.
-    return tf.raw_ops.HistogramSummary(tag=tag, values=_finite(sample(values)), name=f"{tag}/histogram")
+    return tf.raw_ops.HistogramSummary(tag=tags, values=_finite(sample(values)), name=f"{tags}/histogram")
 
 
 def sample(values: tf.Tensor) -> tf.Tensor:
@@ -78,18 +78,3 @@ def _finite(values: tf.Tensor) -> tf.Tensor:
     """Removes NaN and Inf, at which HistogramSummary fails, hiding their source."""
     values = tf.reshape(values, [-1])
     return tf.boolean_mask(values, tf.math.is_finite(values)) if values.dtype.is_floating else values
-
-
-def _of_the_network() -> list[tf.Tensor]:
-    """Returns the scalars and histograms that inference or loss summarised in the first tower, with tags without it."""
-    kinds = {
-        "ScalarSummary": lambda tag, values: tf.raw_ops.ScalarSummary(tags=tag, values=values),
-        "HistogramSummary": lambda tag, values: tf.raw_ops.HistogramSummary(tag=tag, values=_finite(values)),
-    }
-    renamed = []
-    for summary in v1.get_collection(v1.GraphKeys.SUMMARIES, scope=_TOWER):
-        tag = tf.get_static_value(summary.op.inputs[0])
-        if summary.op.type in kinds and tag is not None:
-            tag = _once(tag.item().decode().removeprefix(_TOWER))
-            renamed.append(kinds[summary.op.type](tag, summary.op.inputs[1]))
-    return renamed

@@ -1,12 +1,14 @@
 """One tower's network and loss, and the custom getters of its variables."""
 
 import copy
+import dataclasses
 import hashlib
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.graph import context
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Examples, Tensors, Workload
 
@@ -36,7 +38,9 @@ def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf
     """
 
     def network(features: Tensors) -> Tensors:
-        return _cast_floating(workload.inference(_cast_floating(features, dtype), training), variable_dtype(dtype))
+        with context.entered(dataclasses.replace(context.current(), dtype=dtype)):
+            outputs = workload.inference(_cast_floating(features, dtype), training)
+        return _cast_floating(outputs, variable_dtype(dtype))
 
     if not training:
         return (
@@ -98,7 +102,8 @@ def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], 
             # In sequence: together they take twice the time on a CPU, and the memory of all their activations.
             with tf.control_dependencies([tensor.op for tensor in tf.nest.flatten(outputs[-1:])]):
                 view = tf.nest.map_structure(tf.identity, view)
-            outputs.append(network(view))
+            with v1.variable_scope(v1.get_variable_scope(), reuse=bool(outputs)):
+                outputs.append(network(view))
         return tf.nest.map_structure(mean, *outputs)
 
 

@@ -1,4 +1,4 @@
-"""The way of a batch from the host to its tower's device: the place of its augmentation, and the time of its crossing.
+"""The transfer of a batch from the host to its tower's device: where it is augmented, and when it crosses.
 
 Batches for GPUs are staged: a step trains on those that the previous step left there, and leaves the next ones, which
 cross while it computes. The first ones come when the stream begins, at the run's position, so batches that lay there
@@ -24,11 +24,11 @@ _ON_HOST = (tf.string, tf.variant, tf.resource)
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """The way of batches to their devices.
+    """The transfer of batches to their devices.
 
     Attributes:
       devices: over the batches of a step, the device of its tower.
-      augments_there: whether they cross as the examples are, and are preprocessed there; else on the host.
+      augments_there: whether batches are preprocessed there, after they crossed; else on the host.
       is_staged: whether the next step's batches cross during a step.
       end: the position after the run's last example.
       note: a line on the place of preprocessing, of GPUs; else None.
@@ -41,8 +41,13 @@ class Transfer:
     note: str | None = None
 
 
-def choose(augment_on: str, workload: Workload, examples: Examples, devices: Sequence[str], end: int = 0) -> Transfer:
-    """Chooses the way of the batches.
+TO_HOST = Transfer()
+
+
+def choose_transfer(
+    augment_on: str, workload: Workload, examples: Examples, devices: Sequence[str], end: int = 0
+) -> Transfer:
+    """Chooses how the batches get to their devices.
 
     Args:
       augment_on: --augment_on; auto is the device if it is a GPU and the workload's preprocessing is made for that.
@@ -64,15 +69,15 @@ def are_gpus(devices: Sequence[str]) -> bool:
 
 
 def stage_batches(
-    take: Callable[[], Batches], begin: tf.Operation, way: Transfer, examples_seen: tf.Tensor, step_size: int
+    take: Callable[[], Batches], begin: tf.Operation, transfer: Transfer, examples_seen: tf.Tensor, step_size: int
 ) -> tuple[Batches, tf.Operation, list[tf.Operation]]:
     """Stages an iterator's batches.
 
     Args:
-      take: makes the ops that take a step's batches out of the iterator. They do not run for positions from way.end on:
-        no step needs those examples, so none of them may fail the run.
+      take: makes the ops that take a step's batches out of the iterator. They do not run for positions from
+        transfer.end on: no step needs those examples, so none of them may fail the run.
       begin: op that starts the iterator.
-      way: of the batches.
+      transfer: of the batches.
       examples_seen: int64 scalar, the position of a step's first example.
       step_size: examples per step.
 
@@ -83,7 +88,7 @@ def stage_batches(
     with tf.control_dependencies([begin, v1.tables_initializer()]):
         first = take()
     flat_first = tf.nest.flatten(first)
-    devices = [device for device, batch in zip(way.devices, first, strict=True) for _ in tf.nest.flatten(batch)]
+    devices = [device for device, batch in zip(transfer.devices, first, strict=True) for _ in tf.nest.flatten(batch)]
     position = _Place("staged/position", examples_seen, HOST)
     places = [_Place(f"staged/part_{i}", *of) for i, of in enumerate(zip(flat_first, devices, strict=True))]
     fill = [position.put(examples_seen), *(place.put(tensor) for place, tensor in zip(places, flat_first, strict=True))]
@@ -94,8 +99,12 @@ def stage_batches(
     )
     with tf.control_dependencies([in_step]):
         following = examples_seen + step_size
-    is_wanted = following < way.end
-    coming = tf.cond(is_wanted, take, lambda: tf.nest.map_structure(_like, first), name=NEXT)
+    is_wanted = following < transfer.end
+
+    def no_batches() -> Batches:
+        return tf.nest.map_structure(lambda like: tf.zeros([size or 0 for size in like.shape], like.dtype), first)
+
+    coming = tf.cond(is_wanted, take, no_batches, name=NEXT)
     renewal = [position.put(tf.where(is_wanted, following, tf.constant(_NONE, tf.int64)))]
     for place, tensor, now in zip(places, tf.nest.flatten(coming), batches, strict=True):
         renewal.append(place.put(tensor, [now.op]))
@@ -127,8 +136,3 @@ class _Place:
                 value = tf.bitcast(value, self._dtype)
         value.set_shape(self._shape)
         return value
-
-
-def _like(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a placeholder value of this shape and type."""
-    return tf.zeros([size or 0 for size in tensor.shape], tensor.dtype)

@@ -1,12 +1,12 @@
 """The update of a copy of the variables: optimizer, then moving averages; and the counters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tower_train.graph.context import ParamGroup, Statistic
 from tower_train.graph.gradients import GradientsAndVariables
-from tower_train.graph.optimizers import create_slots
+from tower_train.graph.replica import Replica
 
 v1 = tf.compat.v1
 
@@ -40,77 +40,42 @@ class Counters:
             return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
 
 
-def by_param_group(
-    gradients: GradientsAndVariables, group_of: Callable[[tf.Variable], ParamGroup]
-) -> dict[ParamGroup, GradientsAndVariables]:
-    """Groups gradients by the rates of their variables; each group needs an optimizer of its own.
-
-    The group outside of `layers.param_group` comes first, so that its optimizer's variables have the same names as
-    without such blocks.
-    """
-    groups = {ParamGroup(): []}
-    for gradient, variable in gradients:
-        groups.setdefault(group_of(variable), []).append((gradient, variable))
-    return {rate: members for rate, members in groups.items() if members or not gradients}
-
-
-def limited(gradients: GradientsAndVariables, clip_norm: float, optimizer: str) -> GradientsAndVariables:
-    """Scales all gradients by clip_norm / norm if their global norm is greater than that, 0 for no limit, and layer by
-    layer for 'lars'."""
-    if clip_norm:
-        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], clip_norm)
-        gradients = [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]
-    return lars_gradients(gradients) if optimizer == "lars" else gradients
-
-
-def lars_gradients(gradients: GradientsAndVariables, trust: float = 0.001) -> GradientsAndVariables:
-    """Scales each matrix's and each kernel's gradient by trust * norm of its weights / norm of its gradient.
-
-    Applied with momentum this is LARS (You et al. 2017, "Large batch training of convolutional networks", algorithm 1)
-    for a constant rate; the gradients hold the weight decay. Biases and scales (of rank 1) keep theirs.
-    """
-
-    def scaled(gradient, variable):
-        if variable.shape.rank < 2:
-            return gradient
-        gradient = tf.convert_to_tensor(gradient)
-        weight_norm, gradient_norm = tf.norm(variable), tf.norm(gradient)
-        usual = tf.logical_and(weight_norm > 0, gradient_norm > 0)
-        ratio = trust * weight_norm / tf.where(usual, gradient_norm, tf.ones_like(gradient_norm))
-        return gradient * tf.where(usual, ratio, tf.ones_like(ratio))
-
-    return [(scaled(gradient, variable), variable) for gradient, variable in gradients]
-
-
 def prepare_update(
-    groups: Sequence[tuple[v1.train.Optimizer, GradientsAndVariables]],
-    weights: Sequence[tf.Variable],
-    moving: Sequence[Statistic],
+    replica: Replica,
+    make_optimizer: Callable[[ParamGroup, GradientsAndVariables], v1.train.Optimizer],
+    param_groups: Mapping[str, ParamGroup],
     average_decay: float,
     global_step: tf.Variable,
 ) -> Callable[[], tf.Operation]:
     """Creates the variables of a replica's update, outside of the conditional in which a step updates.
 
     Args:
-      groups: over groups, the optimizer and the gradients that it applies.
-      weights: the trained variables, also those that have no gradient.
-      moving: the means of the batch statistics.
-      average_decay: of the moving averages of weights and followed statistics; 0 for none.
+      replica: with its mean gradients.
+      make_optimizer: makes the optimizer of a group and its gradients.
+      param_groups: {name of a variable in a block of layers.param_group: its group}.
+      average_decay: of the moving averages of weights and averaged statistics; 0 for none.
       global_step: int64 variable, steps done before this one.
 
     Returns:
       A function that builds the update, in this order: the weights, the moving statistics, the averages of both.
     """
-    averaged = [*weights, *(statistic.moving for statistic in moving if statistic.followed)]
-    for optimizer, grads in groups:
-        create_slots(optimizer, [variable for _, variable in grads])
-    averages = [_create_average(variable) for variable in averaged] if average_decay else []
+    groups = {ParamGroup(): []}  # first, so that its optimizer's variables are named as without such blocks
+    for gradient, variable in replica.mean_grads:
+        group = param_groups.get(replica.name_of(variable), ParamGroup())
+        groups.setdefault(group, []).append((gradient, variable))
+    averaged = [*replica.trained(), *(each.moving for each in replica.moving if each.is_averaged)]
+    with replica.state_variables():
+        optimizers = [(make_optimizer(group, grads), grads) for group, grads in groups.items() if grads]
+        for optimizer, grads in optimizers:
+            optimizer._create_slots([variable for _, variable in grads])  # else within the conditional
+        averages = [_create_average(variable) for variable in averaged] if average_decay else []
 
     def update() -> tf.Operation:
-        with tf.control_dependencies([optimizer.apply_gradients(grads) for optimizer, grads in groups]):
-            moved = tf.group(*[_move(statistic) for statistic in moving])
-        with tf.control_dependencies([moved]):
-            return _follow(averages, averaged, average_decay, global_step)
+        with tf.device(replica.device):
+            with tf.control_dependencies([optimizer.apply_gradients(grads) for optimizer, grads in optimizers]):
+                moved = tf.group(*[_move(statistic) for statistic in replica.moving])
+            with tf.control_dependencies([moved]):
+                return _follow(averages, averaged, average_decay, global_step)
 
     return update
 
@@ -131,10 +96,15 @@ def _follow(
     """
     if not averages:
         return tf.no_op()
+
+    def share(dtype: tf.DType) -> tf.Tensor:
+        # float32 counts more steps than smaller types.
+        wide = tf.float64 if dtype.base_dtype.real_dtype == tf.float64 else tf.float32
+        step = tf.cast(global_step, wide)
+        return tf.cast(1.0 - tf.minimum(tf.constant(decay, wide), (1.0 + step) / (10.0 + step)), dtype)
+
     with v1.name_scope(_AVERAGE):
-        step = tf.cast(global_step, tf.float32)
-        share = 1.0 - tf.minimum(tf.constant(decay), (1.0 + step) / (10.0 + step))
-        shares = {dtype: tf.cast(share, dtype) for dtype in {average.dtype for average in averages}}
+        shares = {dtype: share(dtype) for dtype in {average.dtype for average in averages}}
         return tf.group(*[
             average.assign_sub((average - variable) * shares[average.dtype], read_value=False)
             for average, variable in zip(averages, variables, strict=True)

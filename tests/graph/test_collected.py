@@ -1,0 +1,72 @@
+"""Losses in TensorFlow 1's collections, and variables that networks assign themselves: once for all towers."""
+
+import pytest
+import tensorflow as tf
+import toy_workload
+import trainings
+
+from tower_train import Workload, errors
+from tower_train.measures import softmax_cross_entropy
+from tower_train.workload import DataRequest
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.parametrize("update", ["cpu", "mirrored"])
+def test_collected_losses_count_once(update):
+    """As regularizer=, by hand in the collection, and summed up in the loss as TensorFlow's tutorials do."""
+
+    def declared(features, training):
+        return network(features, regularizer=lambda weights: 0.1 * tf.reduce_sum(weights**2))
+
+    def collected(features, training):
+        outputs = network(features)
+        with v1.variable_scope("", reuse=True):
+            weights = v1.get_variable("w", [4, 3], features.dtype)
+        v1.losses.add_loss(0.1 * tf.reduce_sum(weights**2), v1.GraphKeys.REGULARIZATION_LOSSES)
+        return outputs
+
+    def network(features, **kwargs):
+        return features @ v1.get_variable("w", [4, 3], features.dtype, **kwargs)
+
+    def total(outputs, labels):
+        return softmax_cross_entropy(outputs, labels) + v1.losses.get_regularization_loss()
+
+    examples = toy_workload.load(DataRequest("train"))
+    results = [
+        trainings.train(Workload("n", None, inference, loss), examples, 3, variable_update=mode, num_gpus=2,
+                        batch_size=4, dtype="float64")
+        for inference, loss, mode in [(declared, softmax_cross_entropy, "cpu"), (declared, total, update),
+                                      (collected, softmax_cross_entropy, update), (collected, total, update)]
+    ]  # fmt: skip
+    for result in results[1:]:
+        trainings.assert_same(result, results[0])
+
+
+def test_a_loss_that_is_collected_and_forgotten_is_named():
+    def network(features, training):
+        v1.losses.add_loss(tf.reduce_mean(features**2, name="penalty"))
+        return features @ v1.get_variable("w", [4, 3], features.dtype)
+
+    with pytest.raises(errors.GraphError, match="^penalty .* is in tf.compat.v1.GraphKeys.LOSSES, but not part of"):
+        trainings.train(Workload("n", None, network), toy_workload.load(DataRequest("train")), 1)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(num_gpus=2), dict(num_gpus=2, variable_update="mirrored")])
+def test_what_a_network_assigns_is_the_mean_over_towers_once_a_step(options):
+    def network(features, training):
+        count = v1.get_variable("count", [], tf.int64, v1.zeros_initializer(), trainable=False)
+        mean = v1.get_variable("mean", [4], features.dtype, v1.ones_initializer(), trainable=False)
+        v1.assign_add(count, 1)
+        mean.assign(0.5 * mean)
+        assert mean.assign_add(0.5 * tf.reduce_mean(features, 0)).shape == [4]
+        return features @ v1.get_variable("w", [4, 3], features.dtype)
+
+    examples = toy_workload.load(DataRequest("train"))
+    size = 96 // options.get("num_gpus", 1)  # all of them, each step
+    _, variables = trainings.train(
+        Workload("n", None, network), examples, 2, batch_size=size, dtype="float64", **options
+    )
+    of_all = examples.first(96)[0].astype("float64").mean(axis=0)
+    assert variables["count"] == 2
+    assert variables["mean"] == pytest.approx(0.25 + 0.75 * of_all, rel=1e-12)

@@ -1,0 +1,82 @@
+"""What networks in TensorFlow 1's manner leave in the graph: variables that they assign, losses in collections.
+
+A tower's assignments are statistics of its batch, and the losses that it collects are part of its loss, so that N
+towers together do once what one tower does.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.graph import context
+from tower_train.graph.random_state import ancestors, line_of
+
+v1 = tf.compat.v1
+_COLLECTIONS = (v1.GraphKeys.REGULARIZATION_LOSSES, v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS)
+
+
+def assigned_once(variable: tf.Variable) -> tf.Variable:
+    """Makes what a tower assigns to a variable that is not trained a statistic: the variable gets the mean over towers
+    once a step, or tower 0's value of whole numbers. Until then its tower alone reads what it assigned."""
+    if not isinstance(variable.assign, functools.partial):  # else it is one already
+        assigns = {"assign": lambda _, value: value, "assign_add": tf.add, "assign_sub": tf.subtract}
+        for name, combine in assigns.items():
+            setattr(variable, name, functools.partial(_assign, variable, combine, getattr(variable, name)))
+        for name in ("value", "read_value"):
+            setattr(variable, name, functools.partial(_read, variable, getattr(variable, name)))
+    return variable
+
+
+def _assign(
+    variable: tf.Variable, combine: Callable, plain: Callable, value, use_locking=None, name=None, read_value=True
+):
+    noted = context.current().statistics
+    if noted is None or v1.get_default_graph() is not variable.graph:  # no tower, or a branch or loop of one
+        return plain(value, use_locking=use_locking, name=name, read_value=read_value)
+    value = combine(variable.value(), tf.convert_to_tensor(value, variable.dtype))
+    value = tf.stop_gradient(tf.ensure_shape(value, variable.shape), name=name)
+    noted[:] = [statistic for statistic in noted if statistic.moving is not variable]
+    noted.append(context.Statistic(variable, value, momentum=0.0, is_averaged=False))
+    return value if read_value else value.op
+
+
+def _read(variable: tf.Variable, plain: Callable, *args, **kwargs) -> tf.Tensor:
+    noted = context.current().statistics or ()
+    if v1.get_default_graph() is variable.graph:
+        for statistic in noted:
+            if statistic.moving is variable and not statistic.momentum:
+                return statistic.value
+    return plain(*args, **kwargs)
+
+
+def begin_tower(decays: Sequence[tf.Tensor]) -> None:
+    """Empties the collections for another tower, but for the values of the variables' regularizers."""
+    for name in _COLLECTIONS:
+        v1.get_collection_ref(name)[:] = []
+    v1.get_collection_ref(_COLLECTIONS[0])[:] = decays
+
+
+def whole_loss(loss: tf.Tensor, decays: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Returns a tower's loss with the regularization losses that the tower has collected, and the values of the
+    variables' regularizers that it already contains. Runs UPDATE_OPS.
+
+    Raises:
+      GraphError: another loss was collected, and is not part of the loss.
+    """
+    regularization, others, updates = map(v1.get_collection, _COLLECTIONS)
+    collected = [each for each in (*regularization, *others) if each is not loss]
+    if not collected and not updates:
+        return loss, []
+    before = ancestors([loss.op]) if collected else set()
+    for each in others:
+        if each.op not in before and each is not loss:
+            raise errors.GraphError(
+                f"{each.op.name.partition('/')[2]} ({line_of(each.op)}) is in tf.compat.v1.GraphKeys.LOSSES, but not "
+                "part of the loss. Let the workload's `loss` add it, or compute it with loss_collection=None."
+            )
+    contained = [each for each in decays if each.op in before]
+    added = [each for each in regularization if each.op not in before and not any(each is decay for decay in decays)]
+    with tf.control_dependencies(updates):
+        return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]), contained

@@ -1,0 +1,74 @@
+"""Batch normalisation that is not the trainer's, over all towers: by tf.nn.moments and fused operations.
+
+Each tower normalises by its own examples, by design. To compare everything else, these functions are replaced while
+the graphs of the comparison are built.
+"""
+
+import contextlib
+import functools
+import sys
+import unittest.mock
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+from tensorflow.python.ops import nn_impl
+
+from tower_train import layers
+from tower_train.graph import context
+
+_LIBRARIES = ("tensorflow", "keras", "tf_keras", "tf_slim")
+
+
+def is_in(graph: tf.Graph) -> bool:
+    """Returns whether tower 0 of a graph computes moments over its batch."""
+    return any(op.name.startswith("tower_0/") and _is_over_batch(op) for op in graph.get_operations())
+
+
+def _is_over_batch(op: tf.Operation) -> bool:
+    if op.type.startswith("FusedBatchNorm") and "Grad" not in op.type:
+        return op.get_attr("is_training")
+    if op.type != "Mean" or not op.name.endswith("moments/mean"):
+        return False
+    axes = tf.get_static_value(op.inputs[1])
+    return axes is not None and 0 in axes.reshape(-1)
+
+
+@contextlib.contextmanager
+def over_all_towers(towers: int) -> Iterator[None]:
+    """Lets these functions compute over the batches of so many towers within this block."""
+    replacements = {
+        nn_impl.moments: functools.partial(_moments, towers, nn_impl.moments),
+        nn_impl.fused_batch_norm: functools.partial(_fused_batch_norm, towers, nn_impl.fused_batch_norm),
+    }
+    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] in _LIBRARIES]
+    with contextlib.ExitStack() as stack:
+        for module in modules:  # each has them under its own names
+            for name, value in list(vars(module).items()):
+                if callable(value) and value.__hash__ and value in replacements:
+                    stack.enter_context(unittest.mock.patch.object(module, name, replacements[value]))
+        yield
+
+
+def _moments(towers: int, plain: Callable, x, axes, shift=None, name=None, keep_dims=None, keepdims=None):
+    axes = [axis % x.shape.rank for axis in (axes if isinstance(axes, list | tuple) else [axes])]
+    if 0 not in axes or context.current().statistics is None:
+        return plain(x, axes, shift=shift, name=name, keep_dims=keep_dims, keepdims=keepdims)
+    mean = layers.mean_over_towers(tf.reduce_mean(x, axes, keepdims=True), towers)
+    variance = layers.mean_over_towers(tf.reduce_mean(tf.math.squared_difference(x, mean), axes, keepdims=True), towers)
+    return (mean, variance) if keep_dims or keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+
+
+def _fused_batch_norm(
+    towers: int, plain: Callable, x, scale, offset, mean=None, variance=None, epsilon=0.001, data_format="NHWC",
+    is_training=True, name=None, exponential_avg_factor=1.0,
+):  # fmt: skip
+    if not is_training or context.current().statistics is None or exponential_avg_factor != 1.0:
+        return plain(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)
+    axis = 1 if data_format.startswith("NC") else x.shape.rank - 1
+    axes = [each for each in range(x.shape.rank) if each != axis]
+    shape = [-1 if each == axis else 1 for each in range(x.shape.rank)]
+    mean, variance = _moments(towers, nn_impl.moments, x, axes)
+    count = towers * tf.cast(tf.size(x) // x.shape[axis], variance.dtype)
+    rows = (tf.reshape(each, shape) for each in (mean, variance, offset, scale))
+    outputs = tf.nn.batch_normalization(x, *rows, epsilon)
+    return outputs, mean, variance * (count / tf.maximum(count - 1, 1))

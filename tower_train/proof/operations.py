@@ -1,0 +1,234 @@
+"""The first operation of a network whose values differ between one tower and several, and the likely cause.
+
+A tensor of one tower corresponds to those of the same name in the towers. Rules of arithmetic say how they may differ:
+rows one after the other, a mean or a sum over the batch, what is the same for all examples. The first operation outside
+of these rules is the one to look at.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train.graph.random_state import ancestors, line_of
+from tower_train.proof.trial import Begun, Trial
+
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+_REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "Cumsum", "TopKV2", "Unique",
+                         "L2Loss", "EuclideanNorm", "FusedBatchNormV3", "Any", "All", "LogSumExp"})  # fmt: skip
+_CALLS_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+_UNFETCHABLE = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"})
+_SAME, _ROWS, _SHARE, _MEAN, _SUM = "same", "rows", "rows over the number of towers", "mean", "sum"
+
+
+@dataclasses.dataclass(frozen=True)
+class Culprit:
+    """An operation that differs.
+
+    Attributes:
+      name: without the tower's.
+      type: of the operation.
+      line: of the program that made it, FILE:LINE.
+      cause: what the towers cannot share, and what to write instead.
+    """
+
+    name: str
+    type: str
+    line: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.type}, {self.line}): {self.cause}"
+
+
+def first_difference(first: Begun, others: Begun, steps: int, tolerance: float) -> Culprit | None:
+    """Does steps in two sessions until an operation differs; returns the first that does, or None.
+
+    Args:
+      first, others: of one tower, and of any number of towers, with the same variables.
+      steps: at most so many.
+      tolerance: relative, of tensors that count as equal.
+    """
+    ops = list(_operations(first.trial, others.trial))
+    loss = first.trial.built.compared.losses[0].name
+    for _ in range(steps):
+        whole = _values(first, [[tensor] for tensor, _ in ops])
+        parts = _values(others, [tensors for _, tensors in ops])
+        seen = _Relations(others.trial.towers, tolerance, loss)
+        for (tensor, _), (value,), by_tower in zip(ops, whole, parts, strict=True):
+            if culprit := seen.look(tensor, value, by_tower):
+                return culprit
+    return None
+
+
+def assigning(trial: Trial, variable: str) -> Culprit | None:
+    """Returns the operation of tower 0 that assigns a variable; None if there is none."""
+    if (value := trial.built.compared.assigned.get(variable)) is not None:
+        return Culprit(variable, "assigned", line_of(value.op), _CAUSES["assigned"])
+    handles = [v.handle for v in trial.built.saved.variables if v.op.name == variable]
+    assigns = [op for handle in handles for op in _assigning(handle)]
+    return _named(assigns[0], "state") if assigns else None
+
+
+def _assigning(handle: tf.Tensor) -> list[tf.Operation]:
+    """Returns the operations of tower 0 that assign a variable; else its branches, loops and functions with it."""
+    ops = [op for op in handle.consumers() if op.name.startswith("tower_0/")]
+    plain = [op for op in ops if "Assign" in op.type or op.type.startswith("ResourceScatter")]
+    return plain or [op for op in ops if op.type in ("If", "While", "StatefulPartitionedCall")]
+
+
+def _operations(one: Trial, many: Trial) -> Iterator[tuple[tf.Tensor, list[tf.Tensor]]]:
+    """Yields each output of one tower's operations, and those of the same name of several towers."""
+    graph, others = one.built.graph, many.built.graph
+    needed = ancestors([one.built.train_op])
+    for op in graph.get_operations():
+        if not op.name.startswith("tower_0/") or op not in needed or not _is_fetchable(op):
+            continue
+        place = op.name.removeprefix("tower_0/")
+        try:
+            counterparts = [others.get_operation_by_name(f"tower_{i}/{place}") for i in range(many.towers)]
+        except KeyError:
+            continue
+        for i, output in enumerate(op.outputs):
+            if output.dtype not in (tf.resource, tf.variant):
+                yield output, [counterpart.outputs[i] for counterpart in counterparts]
+
+
+def _is_fetchable(op: tf.Operation) -> bool:
+    in_v1_control_flow = op._get_control_flow_context() is not None  # its tensors may be dead
+    return not in_v1_control_flow and op.type not in _UNFETCHABLE and op.graph.is_fetchable(op)
+
+
+def _values(begun: Begun, tensors: Sequence[Sequence[tf.Tensor]]) -> list[list[np.ndarray]]:
+    """Does a step; returns the values of tensors in it."""
+    return begun.session.run([begun.trial.built.train_op, tensors])[1]
+
+
+class _Relations:
+    """The relation between one tower's tensors and those of several, as operations are looked at in their order."""
+
+    def __init__(self, towers: int, tolerance: float, loss: str):
+        """loss: the name of one tower's loss."""
+        self._towers, self._tolerance, self._loss = towers, tolerance, loss
+        self._of: dict[str, str | None] = {}  # {tensor's name: its relation}
+        self._of_shapes: set[tf.Operation] = set()
+
+    def look(self, tensor: tf.Tensor, whole: np.ndarray, parts: Sequence[np.ndarray]) -> Culprit | None:
+        """Returns the culprit if this tensor is the first that breaks the rules."""
+        op, whole, parts = tensor.op, np.asarray(whole), list(map(np.asarray, parts))
+        if self._is_of_shapes(op):
+            return None
+        relation = self._of[tensor.name] = self._relation(whole, parts)
+        if tensor.name == self._loss and relation == _SUM:
+            return _named(op, "sum")
+        if _kind(op) == "state" and relation != _SAME:
+            return _of_state(op)
+        # Whole numbers also are sizes and positions.
+        is_number = whole.dtype.kind in "fc" or self._towers == 1 or _kind(op) in ("stateful", "stateless", "python")
+        return None if relation or not is_number else self._culprit(op)
+
+    def _is_of_shapes(self, op: tf.Operation) -> bool:
+        """Returns whether an operation is computed from the sizes of tensors only."""
+        sources = [tensor.op for tensor in op.inputs if tensor.op.type != "Const"]
+        is_of_shapes = bool(sources) and all(source in self._of_shapes for source in sources)
+        if op.type in _SHAPES or (is_of_shapes and _kind(op) not in ("stateful", "stateless", "python")):
+            self._of_shapes.add(op)
+        return op in self._of_shapes
+
+    def _relation(self, whole: np.ndarray, parts: list[np.ndarray]) -> str | None:
+        """Returns how one tower's tensor and the towers' agree; None if they do not."""
+        if all(self._equal(whole, part) for part in parts):
+            return _SAME
+        for relation, factor in ((_ROWS, 1), (_SHARE, self._towers)):
+            if self._are_rows(whole, parts, factor):
+                return relation
+        if whole.dtype.kind not in "fc" or any(part.shape != whole.shape for part in parts):
+            return None
+        mean = np.mean([_wide(part) for part in parts], axis=0)
+        if self._equal(whole, mean) or self._equal(whole * self._towers, mean):
+            return _MEAN
+        if self._equal(whole, mean * self._towers):
+            return _SUM
+        return _SAME if all(self._equal(whole * self._towers, part) for part in parts) else None
+
+    def _are_rows(self, whole: np.ndarray, parts: list[np.ndarray], factor: int) -> bool:
+        """Returns whether the towers' rows make one tower's times the factor, which gradients of a mean have."""
+        if factor != 1 and whole.dtype.kind not in "fc":
+            return False
+        for axis in range(whole.ndim):
+            if len({part.shape[:axis] + part.shape[axis + 1 :] for part in parts}) == 1:
+                if self._equal(whole * factor if factor != 1 else whole, np.concatenate(parts, axis=axis)):
+                    return True
+        return False
+
+    def _equal(self, one: np.ndarray, other: np.ndarray) -> bool:
+        if one.shape != other.shape:
+            return False
+        if one.dtype.kind not in "fc":
+            return bool((one == other).all())
+        one, other = _wide(one), _wide(other)
+        limit = self._tolerance * np.abs(one[np.isfinite(one)]).max(initial=0)
+        return bool(np.allclose(one, other, rtol=0, atol=limit, equal_nan=True))
+
+    def _culprit(self, op: tf.Operation) -> Culprit:
+        """Names an operation, or the reduction over the batch whose result it uses."""
+        is_reduced = False
+        while reduced := [t.op for t in op.inputs if self._of.get(t.name) in (_SHARE, _MEAN, _SUM) and _is_forward(op)]:
+            op, is_reduced = reduced[0], True
+        return _named(op, "reduction" if is_reduced else _kind(op))
+
+
+def _is_forward(op: tf.Operation) -> bool:
+    return not op.name.startswith("tower_0/gradients/")
+
+
+def _wide(value: np.ndarray) -> np.ndarray:
+    return np.asarray(value, np.complex128 if value.dtype.kind == "c" else np.float64)
+
+
+def _named(op: tf.Operation, kind: str) -> Culprit:
+    return Culprit(op.name.removeprefix("tower_0/"), op.type, line_of(op), _CAUSES[kind])
+
+
+_CAUSES: Mapping[str, str] = {
+    "stateful": "it draws from a random state of its own. Use tower_train.layers.dropout, random_uniform or "
+    "random_normal, which draw by example",
+    "stateless": "it draws numbers for the rows of a batch, and a tower's batch has others of them. Use "
+    "tower_train.layers.random_uniform or random_normal, which draw by example",
+    "python": "a Python function gives each tower other values, by random numbers or a state of its own. Compute them "
+    "from the features alone, or in the workload's augment, by its draws",
+    "constant": "Python computes this constant anew for each tower (numpy.random?). Compute it once, outside of "
+    "inference and loss, or draw it by tower_train.layers.random_uniform",
+    "state": "each tower changes a variable in a way that is no plain assign, assign_add or assign_sub. Only these are "
+    "done once a step for all towers: use one of them, outside of branches, loops and tf.function",
+    "assigned": "it gets the mean over towers of the values that they assign, once a step. Let that be a mean over "
+    "examples, or the same in every tower (a counter of steps, not of examples)",
+    "copies": "the towers' copies of this variable are no longer the same",
+    "reduction": "it goes over the examples of a batch, and a tower has its own only. Compute what belongs to each "
+    "example, and take the mean over the batch last, in the loss; for batch normalisation use "
+    "tower_train.layers.batch_normalization (docs/workloads.md, The rule of means)",
+    "sum": "the loss is a sum over the batch. Let it be the mean over its examples: tf.reduce_mean, or the sum divided "
+    "by their number (docs/workloads.md, The rule of means)",
+    "other": "its values for an example depend on the other examples of the batch, or on the tower (docs/workloads.md, "
+    "The rule of means)",
+}
+
+
+def _of_state(op: tf.Operation) -> Culprit:
+    """Names the assignment to the variable that an operation reads or assigns."""
+    assigns = _assigning(op.inputs[0])
+    return _named(assigns[0], "state") if assigns else _named(op, "copies")
+
+
+def _kind(op: tf.Operation) -> str:
+    """Returns the likely cause of a difference that begins at an operation, a key of _CAUSES."""
+    if op.type in _CALLS_PYTHON:
+        return "python"
+    if any(word in op.type for word in ("Random", "Normal", "Multinomial")):
+        return "stateless" if op.type.startswith("Stateless") else "stateful"
+    if op.type == "Const":
+        return "constant"
+    if "Assign" in op.type or op.type.startswith("ReadVariable"):
+        return "state"
+    return "reduction" if op.type in _REDUCTIONS else "other"

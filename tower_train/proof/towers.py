@@ -1,0 +1,275 @@
+"""Shows on a run's own network that its towers are one: a few small steps with one tower and with several.
+
+The steps are on the first examples of the run, on the host, in float64 if the network follows --dtype. Batch
+normalisation is computed synchronised in both, since it differs by tower otherwise, by design.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.config import Config
+from tower_train.examples import Examples
+from tower_train.graph.random_state import ancestors
+from tower_train.graph.record import TrainingGraph
+from tower_train.proof import normalization, operations
+from tower_train.proof.trial import LOSS, Begun, Gap, Trial, first_steps, gaps_after
+from tower_train.workload import Workload
+
+_MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would show nothing else
+_LARGE = 1_500  # operations of a tower from which on building them takes many seconds
+_FEW_ROUNDINGS, _NONE = 256, 1e-10  # relative differences of so many roundings, or so small, are none
+_MOST_NOISE = 1e-3  # of towers that are said to be equal
+_SENSITIVITY = 100  # and so are differences that are at most this times what one rounding of each weight changes
+_OURS = ("cifar10", "tower_train")  # packages with workloads that the tests hold to the promise
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the comparison showed.
+
+    Attributes:
+      towers, steps, examples: how many were compared; examples are those of a step.
+      dtype: of the arithmetic on the way from the weights to the loss.
+      gap: the largest relative difference, or the first that is more than rounding.
+      normalizes: whether batch normalisation was synchronised for it.
+      seconds: that it took.
+      differs: what differs, and where that begins; empty if nothing does.
+      undecided: whether one tower differs as much once its weights are rounded.
+    """
+
+    towers: int
+    steps: int
+    examples: int
+    dtype: str
+    gap: Gap
+    normalizes: bool
+    seconds: float
+    differs: str = ""
+    undecided: bool = False
+
+    @property
+    def line(self) -> str:
+        """A line for the log."""
+        if self.differs:
+            return f"*** --allow_differences: {self.differs}"
+        if self.undecided:
+            return (
+                f"*** towers: {self.towers} differ from 1 by {self.relative:.0e}, as 1 does once its weights are "
+                "rounded: this network magnifies roundings so much that nothing can be told"
+            )
+        about = f"{self.steps} step{'s' * (self.steps > 1)} of {self.examples} examples, {self.dtype}"
+        if self.normalizes:
+            about += ", batch normalisation over all towers"
+        return f"towers:   {self.towers} equal 1 on this network to {self.relative:.0e} ({about}; {self.seconds:.1f} s)"
+
+    @property
+    def relative(self) -> float:
+        return self.gap.relative if self.differs else self.gap.of_largest
+
+    @property
+    def record(self) -> dict:
+        """The entry in run.json."""
+        about = dataclasses.asdict(self) | {"differs": self.differs or None}
+        gap = about.pop("gap")
+        return about | {"largest_difference": {"of": gap["name"], "step": gap["step"], "relative": self.relative}}
+
+
+def is_due(config: Config, import_path: str | None) -> bool:
+    """Returns whether a new run is compared with one tower. import_path: of its workload; None if it has none."""
+    if config.check_towers == "never" or config.allow_stateful_random:  # of which the log tells that it differs
+        return False
+    if config.check_towers != "auto":
+        return True
+    return config.batches_per_step > 1 and (import_path or "").partition(":")[0].partition(".")[0] not in _OURS
+
+
+def compare_towers(workload: Workload, examples: Examples, config: Config, graph: TrainingGraph) -> Outcome | str:
+    """Compares a few steps of a run's towers with those of one tower.
+
+    Args:
+      workload, examples, config: of the run.
+      graph: which the run will train by.
+
+    Returns:
+      The outcome, or a line if the network cannot be built small or on the host.
+
+    Raises:
+      GraphError: they differ, and config.allow_differences is not set; or the network breaks a rule of the towers.
+    """
+    began = time.perf_counter()
+    is_large = sum(op.name.startswith("tower_0/") for op in graph.graph.get_operations()) > _LARGE
+    steps = 1 if is_large else 3
+    has_moments = normalization.is_in(graph.graph)
+    normalizes = graph.compared.normalizes or has_moments
+    # Batch statistics of two examples magnify roundings beyond measure.
+    each = min(1 if is_large and not normalizes else 4, graph.layout.tower_batch)
+    several, one = _configs(config, graph, normalizes, each)
+    examples = _at_hand(examples, steps * several.global_batch)
+    for dtype in dict.fromkeys(["float64", "float32", config.dtype]):
+        try:
+            trials = []
+            for each in (one, several):
+                synchronized = normalization.over_all_towers(each.num_gpus) if has_moments else contextlib.nullcontext()
+                with synchronized:
+                    trials.append(Trial(workload, examples, dataclasses.replace(each, dtype=dtype)))
+            break
+        except errors.GraphError as error:
+            refusal = error
+        except Exception as error:  # whatever the network's functions raise for small batches or in another dtype
+            refusal = error
+    else:
+        if isinstance(refusal, errors.GraphError):
+            raise refusal
+        return (
+            f"*** towers: not compared with one, as a step of few examples cannot be built ({errors.reason(refusal)})."
+        )
+    outcome = _compared(*trials, steps, normalizes)
+    outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - began)
+    if outcome.differs and not config.allow_differences:
+        raise errors.GraphError(
+            f"workload {workload.name}: {outcome.differs}\nChange that, or train all the same with --allow_differences."
+        )
+    return outcome
+
+
+def _configs(config: Config, graph: TrainingGraph, normalizes: bool, each: int) -> tuple[Config, Config]:
+    """Returns the options of a small training with several towers of `each` examples, and those of one tower."""
+    layout = graph.layout
+    devices = len(layout.devices) * layout.num_workers
+    batches = 1 if normalizes else min(config.accumulate_steps, _MOST_BATCHES)  # batches in turn share no statistics
+    if config.check_towers != "auto":
+        devices, batches = int(config.check_towers), 1
+    elif normalizes and devices == 1:
+        devices = min(config.accumulate_steps, _MOST_DEVICES)
+    devices = min(devices, _MOST_DEVICES) if config.check_towers == "auto" else devices
+    mirrored = devices > 1 and (config.variable_update == "mirrored" or layout.num_workers > 1)
+    several = dataclasses.replace(
+        config, device="cpu", num_gpus=devices, gpus=None, batch_size=each, global_batch_size=None,
+        accumulate_steps=batches, variable_update="mirrored" if mirrored else "cpu", all_reduce=None,
+        check_mirrors_every_steps=0, augment_on="auto", worker_hosts=None, task_index=None,
+        elastic=None, wait_for_workers=False, sync_batch_norm=graph.compared.normalizes, summary_every_steps=0,
+        stall_timeout_secs=0,
+    )  # fmt: skip
+    one = dataclasses.replace(
+        several, num_gpus=1, accumulate_steps=1, variable_update="cpu", batch_size=each * devices * batches
+    )
+    return several, one
+
+
+def _at_hand(examples: Examples, count: int) -> Examples:
+    """Returns examples by index; the first ones in place of a data set in an order of its own, which would be read
+    anew in each session."""
+    if not examples.elements:
+        return examples
+    values = tf.nest.map_structure(np.asarray, examples.first(count))
+    length = len(tf.nest.flatten(values)[0])
+
+    def fetch(indices: tf.Tensor):
+        return tf.nest.map_structure(lambda value: tf.gather(tf.constant(value), indices % length), values)
+
+    return dataclasses.replace(examples, elements=None, of_worker=None, open=lambda: fetch)
+
+
+def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
+    dtype = _dtype_on_the_way(one)
+    rounding = np.finfo(dtype.as_numpy_dtype).eps if dtype.size > 2 else {tf.bfloat16: 2**-7}.get(dtype, 2**-10)
+    with one.begun() as first, many.begun() as others:
+        gaps, of_resumed = _train(first, others, steps, resumes=True)
+    largest = max(gaps, key=lambda gap: gap.of_largest)
+    size = many.built.layout.global_batch
+    outcome = Outcome(many.towers, steps, size, dtype.name, largest, normalizes, 0.0)
+    if excess := _beyond(of_resumed, rounding):
+        return dataclasses.replace(outcome, gap=excess[0], differs=_resumed_differs(one, excess, rounding))
+    if excess := _beyond(gaps, rounding):
+        with one.begun() as first, one.begun(_rounded_weights(one, rounding)) as rounded:
+            noise = {(gap.name, gap.step): gap.absolute for gap in _train(first, rounded, steps)[0]}
+        if excess := _beyond(excess, rounding, noise):
+            return dataclasses.replace(outcome, gap=excess[0], differs=_towers_differ(one, many, excess, rounding))
+        return dataclasses.replace(outcome, undecided=largest.of_largest > _MOST_NOISE)
+    return outcome
+
+
+def _train(first: Begun, other: Begun, steps: int, resumes: bool = False) -> tuple[list[Gap], list[Gap]]:
+    """Does steps in two sessions; returns their gaps, and those of the first to a session that is resumed after its
+    first step."""
+    gaps, of_resumed, resumed = [], [], None
+    with contextlib.ExitStack() as stack:
+        for step in range(1, steps + 1):
+            for begun in filter(None, (first, other, resumed)):
+                begun.step()
+            gaps += gaps_after(step, first, other)
+            if resumed:
+                of_resumed += gaps_after(step, first, resumed)
+            elif resumes:
+                resumed = stack.enter_context(first.trial.begun(first.variables))
+    return gaps, of_resumed
+
+
+def _beyond(gaps: Sequence[Gap], rounding: float, noise: Mapping[tuple[str, int], float] | None = None) -> list[Gap]:
+    """Returns the gaps that rounding does not explain. noise: {(name, step): change by one rounding of each weight}."""
+    noise = noise or {}
+
+    def limit(gap: Gap) -> float:
+        return max(
+            max(_FEW_ROUNDINGS * rounding, _NONE) * gap.scale, _SENSITIVITY * noise.get((gap.name, gap.step), 0.0)
+        )
+
+    return [gap for gap in gaps if gap.absolute > limit(gap)]
+
+
+def _rounded_weights(trial: Trial, rounding: float) -> dict[str, np.ndarray]:
+    """Returns the initial weights, each rounded to one side or the other."""
+    rng = np.random.default_rng(0)
+    return {
+        name: value + rounding * rng.choice([-1, 1], value.shape) * value
+        for name, value in trial.initial_weights().items()
+    }
+
+
+def _dtype_on_the_way(trial: Trial) -> tf.DType:
+    """Returns the least exact type in which tower 0 computes from the weights to the loss."""
+    reached = {v.handle.op for v in trial.weights.values()}
+    before = ancestors([trial.built.compared.losses[0].op])
+    dtypes = {trial.built.compared.losses[0].dtype}
+    for op in trial.built.graph.get_operations():  # in the order of their creation, so after their inputs
+        if op in before and any(tensor.op in reached for tensor in op.inputs):
+            reached.add(op)
+            dtypes |= {tensor.dtype for tensor in op.outputs if tensor.dtype.is_floating}
+    return min(dtypes, key=lambda dtype: (dtype.size, dtype == tf.float16))
+
+
+def _towers_differ(one: Trial, many: Trial, excess: Sequence[Gap], rounding: float) -> str:
+    """Says what differs by how much, and names the first operation that does."""
+    excess = first_steps(excess)
+    text = f"{many.towers} towers differ from 1 on this network: {_by_how_much(excess)}."
+    culprit = next(filter(None, (operations.assigning(one, gap.name) for gap in excess)), None)
+    if not culprit or any(gap.name == LOSS for gap in excess):
+        with one.begun() as first, many.begun() as others:
+            culprit = operations.first_difference(first, others, excess[0].step, rounding**0.6) or culprit
+    if culprit:
+        return f"{text}\nIt begins at {culprit}."
+    return f"{text}\nNo operation of the network differs: it is in what is done to its gradients or variables."
+
+
+def _resumed_differs(one: Trial, excess: Sequence[Gap], rounding: float) -> str:
+    excess = first_steps(excess)
+    text = f"a resumed training differs from a whole one: {_by_how_much(excess)}."
+    with one.begun() as first:
+        first.step()
+        with one.begun(first.variables) as resumed:
+            culprit = operations.first_difference(first, resumed, excess[0].step - 1, rounding**0.6)
+    if culprit:
+        return f"{text}\nIt begins at {culprit}."
+    return f"{text}\nSomething of the network is kept outside of its variables."
+
+
+def _by_how_much(excess: Sequence[Gap]) -> str:
+    loss = [gap for gap in excess[1:] if gap.name == LOSS]
+    shown = " and ".join(f"{gap.name} by {gap.relative:.0e}" for gap in [excess[0], *loss])
+    return f"{shown} in step {excess[0].step}"

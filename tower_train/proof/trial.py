@@ -1,0 +1,144 @@
+"""A few small steps of a training on the host, and how far two of them differ."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train.config import Config
+from tower_train.graph import devices
+from tower_train.graph.training import training_graph
+from tower_train.workload import Examples, Workload
+
+v1 = tf.compat.v1
+LOSS, _GRADIENT = "the loss", "the gradient of "
+_NEGLIGIBLE = 1e-3  # a variable counts as at least this share of the largest weight
+
+
+class Trial:
+    """A training graph on logical CPU devices, and what is compared of it.
+
+    Attributes:
+      built: the graph.
+      towers: the batches of a step.
+      weights: {name: variable}, those that are trained.
+      fetches: the loss, the gradients and, after the update, all variables.
+    """
+
+    def __init__(self, workload: Workload, examples: Examples, config: Config):
+        """Builds the graph."""
+        placed = devices.place(config, gpus_here=[])
+        self.built = training_graph(workload, examples, config, placed)
+        self.towers = self.built.layout.num_towers
+        self._session_config = placed.session_config
+        # It takes longer than a few steps save by it.
+        self._session_config.graph_options.rewrite_options.disable_meta_optimizer = True
+        saved = {v.op.name: v for v in self.built.saved.variables if v.dtype.base_dtype != tf.string}
+        self.weights = {name: variable for name, variable in saved.items() if variable.trainable}
+        self._initializers = {name: variable.initializer for name, variable in saved.items()}
+        with self.built.graph.as_default(), tf.device(devices.HOST):
+            gradients = {name: tf.convert_to_tensor(each) for name, each in self.built.compared.gradients.items()}
+            self._begin = tf.group(
+                v1.local_variables_initializer(), v1.tables_initializer(), self.built.stream.initializer
+            )
+            with tf.control_dependencies([self.built.train_op]):
+                after = {name: variable.read_value() for name, variable in saved.items()}
+        self.fetches = {LOSS: self.built.report.loss}, gradients, after
+
+    @contextlib.contextmanager
+    def begun(self, values: Mapping[str, np.ndarray] | None = None) -> Iterator["Begun"]:
+        """Opens a session. values: of the variables; None for initial ones, at step 0."""
+        with v1.Session(graph=self.built.graph, config=self._session_config) as session:
+            feeds = {self._initializers[name].inputs[1]: value for name, value in (values or {}).items()}
+            session.run(list(self._initializers.values()), feeds)
+            session.run(self._begin)
+            yield Begun(self, session)
+
+    def initial_weights(self) -> dict[str, np.ndarray]:
+        """Returns the initial values of the weights."""
+        with self.begun() as begun:
+            return begun.session.run(self.weights)
+
+
+class Begun:
+    """A session of a trial.
+
+    Attributes:
+      variables: {name: value} after the last step.
+    """
+
+    def __init__(self, trial: Trial, session: v1.Session):
+        self.trial, self.session = trial, session
+        self.loss, self.gradients, self.variables = {}, {}, {}
+
+    def step(self) -> None:
+        """Does a step, and keeps its values."""
+        self.loss, self.gradients, self.variables = self.session.run(self.trial.fetches)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """The distance between two values of one quantity.
+
+    Attributes:
+      name: of the quantity.
+      step: after which it was seen.
+      absolute: the largest difference.
+      scale: the largest number of the first value, or at least a share of the largest of its kind.
+      largest: the largest number of its kind: of the gradients, or of the weights.
+    """
+
+    name: str
+    step: int
+    absolute: float
+    scale: float
+    largest: float
+
+    @property
+    def relative(self) -> float:
+        return self.absolute / self.scale if self.scale else float(self.absolute > 0)
+
+    @property
+    def of_largest(self) -> float:
+        return self.absolute / max(self.largest, self.scale) if self.scale else float(self.absolute > 0)
+
+
+def gaps_after(step: int, one: Begun, other: Begun) -> list[Gap]:
+    """Returns the gaps after a step in both sessions: of the loss, the gradients and then the variables."""
+    gradient = max(map(_largest, one.gradients.values()), default=0.0)
+    weight = max((_largest(one.variables[name]) for name in one.trial.weights), default=0.0)
+    return [
+        *(_gap(name, step, value, other.loss[name], 0.0, 0.0) for name, value in one.loss.items()),
+        *(
+            _gap(f"{_GRADIENT}{name}", step, value, other.gradients[name], gradient, gradient)
+            for name, value in one.gradients.items()
+        ),
+        *(
+            _gap(name, step, value, other.variables[name], _NEGLIGIBLE * weight, weight)
+            for name, value in one.variables.items()
+        ),
+    ]
+
+
+def _gap(name: str, step: int, one, other, least: float, largest: float) -> Gap:
+    one, other = (np.asarray(value) for value in (one, other))
+    if one.dtype.kind not in "fc":
+        one, other = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        distance = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
+    absolute = float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max(initial=0))
+    return Gap(name, step, absolute, max(least, _largest(one)), largest)
+
+
+def _largest(value) -> float:
+    value = np.abs(np.asarray(value))
+    return float(value[np.isfinite(value)].max(initial=0))
+
+
+def first_steps(gaps: Sequence[Gap]) -> list[Gap]:
+    """Returns the gaps of the earliest step among these, gradients and the relatively largest first."""
+    first = min((gap.step for gap in gaps), default=0)
+    of_gradients = [gap for gap in gaps if gap.name.startswith(_GRADIENT)]
+    return sorted((gap for gap in gaps if gap.step == first), key=lambda gap: (gap not in of_gradients, -gap.relative))
