@@ -3,6 +3,7 @@
 Or any program, which finds its task in TF_CONFIG: python scripts/local_cluster.py --workers=2 -- python mine.py
 With --evaluator another process is TF_CONFIG's evaluator, for train_and_evaluate of Estimators.
 
+The workers' ports are open to all who reach this machine, see docs/scaling.md.
 Each worker's lines begin with its name. Ctrl-C reaches all of them. The exit status is the chief's.
 """
 

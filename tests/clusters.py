@@ -5,6 +5,7 @@ import contextlib
 import json
 
 import jobs
+import tensorflow as tf
 
 from tower_train import Config, host, train
 
@@ -47,8 +48,8 @@ class Cluster:
         self._changes, self._stack = changes or {}, contextlib.ExitStack()
         self.workers = {index: self.start(index) for index in range(count) if index not in absent}
 
-    def start(self, index):
-        words = jobs.flags(**(self._options | {"task_index": index} | self._changes.get(index, {})))
+    def start(self, index, **changes):
+        words = jobs.flags(**(self._options | {"task_index": index} | self._changes.get(index, {}) | changes))
         return self._stack.enter_context(jobs.Trainer(*words))
 
     def __enter__(self):
@@ -75,3 +76,12 @@ def programs(count, module, *words):
     with contextlib.ExitStack() as stack:
         places = [{"cluster": {"worker": there}, "task": {"type": "worker", "index": i}} for i in range(count)]
         yield [stack.enter_context(jobs.Program(module, *words, TF_CONFIG=json.dumps(place))) for place in places]
+
+
+def write_garbage(host):
+    """Writes what is no status to all rows on a chief's board, as whoever reaches its port can."""
+    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=2000)
+    with tf.Graph().as_default(), tf.compat.v1.Session(f"grpc://{host}", config=config) as session:
+        for row in range(2):
+            place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=f"row/{row}", container="board")
+            session.run(tf.raw_ops.AssignVariableOp(resource=place, value="no status"))

@@ -76,7 +76,8 @@ sys.exit(7 - place["task"]["index"])"""
 
 
 def test_the_manifest_is_a_tfjob_that_gives_the_trainer_options_that_it_has():
-    job = yaml.safe_load(TFJOB.read_text())
+    policy, job = yaml.safe_load_all(TFJOB.read_text())
+    assert policy["spec"]["podSelector"]["matchLabels"] == {"training.kubeflow.org/job-name": job["metadata"]["name"]}
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
     assert job["spec"]["tfReplicaSpecs"].keys() == {"Chief", "Worker"}
     for spec in job["spec"]["tfReplicaSpecs"].values():

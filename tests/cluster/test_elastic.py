@@ -15,16 +15,16 @@ import soak_workload
 
 from tower_train import Config, errors
 from tower_train.cluster.agreement import RunOver
-from tower_train.cluster.membership import join_elastic
+from tower_train.cluster.membership import join
 from tower_train.cluster.rendezvous import Memory
-from tower_train.cluster.task import Task
+from tower_train.cluster.task import Policy, Task
 from tower_train.graph import devices
 
 TIMEOUT_SECS = 3
 COMMON = dict(
     workload="soak_workload:ELASTIC", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
     moving_average_decay=0.9, log_every_steps=1, summary_every_steps=0, save_every_steps=5, keep_checkpoints=0,
-    check_data=False, num_gpus=1, batch_size=3,
+    check_data=False, check_towers="never", num_gpus=1, batch_size=3,
 )  # fmt: skip
 UNSEEN = dict(workload="norm_workload")
 CHANGING = COMMON | dict(max_steps=jobs.ENDLESS, elastic="2:3", worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=30)
@@ -81,7 +81,7 @@ def members(monkeypatch):
     """Three members, of which two may train together, and the chief has by itself."""
     monkeypatch.setenv(*Memory((0,)).environment().popitem())
     hosts = tuple(clusters.hosts(3))
-    found = [join_elastic(Task(hosts, i), devices.place(Config()), 2.0, 20.0, (1, 2)) for i in range(3)]
+    found = [join(Task(hosts, i), devices.place(Config()), Policy(2.0, 20.0, sizes=(1, 2))) for i in range(3)]
     with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:  # the chief ends first
 
         def agree(index, seed=0):
@@ -94,7 +94,7 @@ def members(monkeypatch):
 
 def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_hears_of_the_end(members, capsys):
     [chief, first, _], start, agreed = members
-    assert tuple(agreed.result(jobs.WAIT_SECS)) == (3, 9) and chief.group == (0,)
+    assert tuple(agreed.result(jobs.WAIT_SECS)) == (3, 9) and chief._heartbeat.status.group == (0,)
     assert (chief.devices.num_workers, chief.devices.worker) == (1, 0)
     refused, waiting = start(2, 5), start(1)
     with pytest.raises(errors.ConfigError, match="worker 2 .* cannot train with the chief: --seed is 5, the chief's 0"):
@@ -104,7 +104,7 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
     wait_for(lambda: chief.is_to_resize and not chief._detector.is_silent(1))
     resized = chief.resized()
     assert f"Saved at step 4, as {first.task.name(1)} waits for a place. --elastic: " in str(resized), str(resized)
-    assert resized.environment == {"TOWER_TRAIN_ELASTIC": '{"group": [0, 1], "strikes": {}}'}
+    assert resized.environment == {"TOWER_TRAIN_ELASTIC": '{"group": [0, 1], "idle_starts": 0}'}
     assert not waiting.done()
     assert chief.leave("last step") == "last step"
     with pytest.raises(RunOver) as over:

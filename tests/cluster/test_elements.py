@@ -15,7 +15,6 @@ import toy_workload
 
 from tower_train import errors
 from tower_train.data import tf_data
-from tower_train.run import signals
 
 OPTIONS = jobs.TOY | dict(num_gpus=1, dtype="float64", seed=3, learning_rate=0.001, keep_checkpoints=0)
 BATCH = 16  # of two workers
@@ -63,21 +62,16 @@ def killed_run(tmp_path_factory):
     return directory
 
 
-def test_killed_workers_go_on_elsewhere_as_if_one_had_trained_and_nobody_had_killed_it(
-    killed_run, tmp_path, monkeypatch
-):
-    """On other ports each time. The second and third starts have half as many towers; the second saves at a signal."""
+def test_killed_workers_go_on_elsewhere_as_if_one_had_trained_and_nobody_had_killed_it(killed_run, tmp_path):
+    """On other ports each time. The second and third starts have half as many towers."""
     shutil.copytree(killed_run, tmp_path / "run")
-    asked = iter([True])
-    monkeypatch.setattr(signals.Received, "take_save_request", lambda received: next(asked, False))
-    options = dict(workload=element_workloads.PIPELINE, save_every_steps=0)
+    options = dict(workload=element_workloads.PIPELINE, save_every_steps=7)
     results = train_together(tmp_path / "run", max_steps=9, **options)
     assert [result.step for result in results] == [9, 9]
-    assert jobs.saved_steps(tmp_path / "run") == [5, 7, 9]  # asked for after step 6
+    assert jobs.saved_steps(tmp_path / "run") == [5, 7, 9]
     keep_only(tmp_path / "run", 7)
     results = train_together(tmp_path / "run", max_steps=14, **options)
     assert [result.step for result in results] == [14, 14]
-    monkeypatch.undo()
     jobs.train_toy(tmp_path / "one", max_steps=14, **(OPTIONS | options | dict(batch_size=BATCH)))
     jobs.assert_close(trained_variables(tmp_path / "run", 14), trained_variables(tmp_path / "one", 14))
 
@@ -85,10 +79,10 @@ def test_killed_workers_go_on_elsewhere_as_if_one_had_trained_and_nobody_had_kil
 def test_another_number_of_workers_is_refused_or_begins_an_epoch(killed_run, tmp_path, capsys):
     shutil.copytree(killed_run, tmp_path / "run")
     options = OPTIONS | dict(workload=element_workloads.UNDISTORTED, batch_size=BATCH, max_steps=5 + 6)
-    with pytest.raises(errors.RunError, match="ckpt-5: workers were 2, now 1, and it .* --on_worker_change=next_epoch"):
+    with pytest.raises(errors.RunError, match="ckpt-5: workers were 2, now 1, and it .* --override, which begins"):
         jobs.train_toy(tmp_path / "run", **options)
-    jobs.train_toy(tmp_path / "run", [taken := Taken()], on_worker_change="next_epoch", **options)
-    assert "pipeline train begins its next epoch" in capsys.readouterr().out
+    jobs.train_toy(tmp_path / "run", [taken := Taken()], override=True, **options)
+    assert "initialised afresh: " in capsys.readouterr().out
     assert_each([taken], 1)
 
 

@@ -1,13 +1,14 @@
 """The decision who is missing, from the workers' statuses alone."""
 
 import dataclasses
+import json
 
 import pytest
 
+from tower_train.cluster import failures
 from tower_train.cluster.board import WorkerState, WorkerStatus
 from tower_train.cluster.failures import FailureDetector
-from tower_train.cluster.task import Task
-from tower_train.graph import progress
+from tower_train.cluster.task import Policy, Task
 
 HOSTS = ("a:1", "b:2", "c:3")
 STARTS = tuple(f"start of {worker}" for worker in range(3))
@@ -17,12 +18,10 @@ TIMEOUT_SECS, START_TIMEOUT_SECS = 30.0, 1800.0
 class Watch:
     """A detector whose time passes when told to."""
 
-    def __init__(self, index=0, waits_for_start=False):
+    def __init__(self, index=0, waits=False):
         self.seconds, self.index = 1000.0, index
-        task = Task(HOSTS, index)
-        self.detector = FailureDetector(
-            task, TIMEOUT_SECS, START_TIMEOUT_SECS, waits_for_start, clock=lambda: self.seconds
-        )
+        policy = Policy(TIMEOUT_SECS, START_TIMEOUT_SECS, waits)
+        self.detector = FailureDetector(Task(HOSTS, index), policy, clock=lambda: self.seconds)
 
     def read(self, *statuses, state=WorkerState.TRAINING):
         self.detector.note(statuses, self.own(state))
@@ -57,18 +56,21 @@ def test_workers_that_have_not_started_have_the_time_of_a_start(capsys):
     assert text.startswith("worker 2 (c:3) has not started for 1804 s. ")
 
 
-def test_with_wait_for_workers_nobody_is_missed_before_all_have_agreed():
-    """Neither who never came, nor who came and went, nor who leaves to start again; but with a mistake all leave."""
+def test_with_wait_for_workers_nobody_is_missed_before_all_have_agreed(capsys):
+    """Neither who never came, nor who came and went, nor who leaves to start again; of those with a mistake the chief
+    ends all, and others are named."""
     for index, others in ((0, (1, 2)), (1, (0,))):
         for row in (WorkerStatus(), *(status(others[0], state=state) for state in WorkerState)):
-            watch = Watch(index, waits_for_start=True)
+            watch = Watch(index, waits=True)
             watch.read(*[status(0), row][-len(others) :], state=WorkerState.READY)
             assert watch.failure(WorkerState.READY, after=10 * START_TIMEOUT_SECS) is None
             if row.start_id and row.state is not WorkerState.OVER:
                 assert watch.failure(WorkerState.TRAINING) is not None
         mistaken = status(others[0], state=WorkerState.FAILED, failure="seed", exit_status=2)
         watch.read(*[status(0), mistaken][-len(others) :], state=WorkerState.READY)
-        assert watch.failure(WorkerState.READY)[1] == 2
+        failure = watch.failure(WorkerState.READY)
+        assert failure is None if index == 0 else failure[1] == 2
+    assert capsys.readouterr().out.count("*** worker 1 (b:2): seed\n") == 1
 
 
 def test_the_chief_hears_nothing_of_workers_that_are_still_with_an_earlier_start_of_it():
@@ -140,26 +142,29 @@ def test_whoever_has_done_all_steps_misses_nobody():
 
 def test_a_status_is_read_as_it_was_written():
     written = status(
-        1, state=WorkerState.READY, about={"--seed": 5}, steps=[3, 9], members=["x"], stopped_by="last step"
+        1, state=WorkerState.READY, about={"--seed": 5}, steps=(3, 9), members=("x",), stopped_by="last step"
     )
     assert WorkerStatus.from_json(written.to_json()) == written
-    assert WorkerStatus.from_json("{}") == WorkerStatus()
-    assert WorkerStatus.from_json('{"of_a_later_version": 1, "step": 4}') == WorkerStatus(step=4)
+    later = json.loads(written.to_json()) | {"of_a_later_version": 1}
+    assert WorkerStatus.from_json(json.dumps(later)) == written
+    wrong = [json.dumps(later | {name: {}}) for name in ("start_id", "state", "members", "heartbeat", "is_final")]
+    for text in ("{}", "", "[]", "5", "null", "{", '"x"', "[" * 5000, b"\xff", *wrong):
+        assert WorkerStatus.from_json(text) is None
 
 
 STEP = dict(state=WorkerState.TRAINING, stalled_secs=TIMEOUT_SECS + 1)
-AVERAGING = status(0, stalled=progress.FOR_AVERAGING, **STEP)
+AVERAGING = status(0, stalled=failures.FOR_AVERAGING, **STEP)
 
 
 @pytest.mark.parametrize(
     ("third", "who"),
     [
         (dict(STEP, stalled="tower_1"), "worker 2 (c:3) waits for tower_1"),
-        (dict(STEP, stalled=progress.FOR_INPUT), "worker 2 (c:3) waits for the input: the examples of"),
-        (dict(STEP, stalled=progress.BETWEEN_STEPS), "worker 2 (c:3) waits for what happens between steps"),
+        (dict(STEP, stalled=failures.FOR_INPUT), "worker 2 (c:3) waits for the input: the examples of"),
+        (dict(STEP, stalled=failures.BETWEEN_STEPS), "worker 2 (c:3) waits for what happens between steps"),
         (dict(STEP, stalled="tower_1", stalled_secs=TIMEOUT_SECS - 1), None),
         (
-            dict(STEP, stalled=progress.FOR_AVERAGING),
+            dict(STEP, stalled=failures.FOR_AVERAGING),
             "worker 0 (the chief, a:1) waits for the averaging between devices",
         ),
         ({}, None),  # the third one saves or evaluates
@@ -179,7 +184,7 @@ def test_a_worker_that_lives_and_takes_no_part_in_a_step_is_named_after_the_time
 def test_normalising_towers_that_wait_for_another_workers_are_not_named_where_its_input_is_late():
     watch = Watch()
     waiting = [status(i, stalled="tower_0, tower_1", **STEP) for i in range(2)]
-    watch.read(*waiting, status(2, stalled=progress.FOR_INPUT, **STEP))
+    watch.read(*waiting, status(2, stalled=failures.FOR_INPUT, **STEP))
     assert "seen: worker 2 (c:3) waits for the input" in watch.failure()[0]
 
 
@@ -209,7 +214,7 @@ def test_who_has_ended_is_named_by_those_whose_step_waits_for_it_and_not_before(
 
 def test_a_program_that_computes_nothing_is_left_in_peace_until_another_worker_waits_for_it():
     """As after the last step, while the chief evaluates."""
-    idle, waits = (dict(stalled=what, stalled_secs=31.0) for what in (progress.FOR_PROGRAM, progress.FOR_AVERAGING))
+    idle, waits = (dict(stalled=what, stalled_secs=31.0) for what in (failures.FOR_PROGRAM, failures.FOR_AVERAGING))
     watch = Watch()
     own = dataclasses.replace(watch.own(WorkerState.TRAINING), **idle)
     watch.detector.note([status(0, **idle), status(1, **idle), status(2, **idle)], own)

@@ -7,6 +7,7 @@ import socket
 import time
 
 import clusters
+import forked
 import jobs
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ import tensorflow as tf
 
 from tower_train import Config, errors, train
 from tower_train.cluster import heartbeat, membership
+from tower_train.cluster.agreement import Agreement
 from tower_train.cluster.board import WorkerState, WorkerStatus
-from tower_train.cluster.task import Task
+from tower_train.cluster.task import Policy, Task
 from tower_train.graph import devices
 
-TIMEOUT_SECS = 8
+TIMEOUT_SECS = 4
 COMMON = dict(
     workload="norm_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, moving_average_decay=0.9,
     clip_gradients=0.5, log_every_steps=1, summary_every_steps=0, keep_checkpoints=0,
@@ -55,31 +57,54 @@ def test_a_worker_whose_input_hangs_while_it_lives_is_named_and_all_leave(tmp_pa
     assert jobs.saved_steps(tmp_path) == [5]
 
 
-def test_a_run_whose_workers_are_killed_waits_and_goes_on_with_every_example_once(tmp_path):
-    """First the second worker dies, then the chief; each is started again by the same command. In the end SIGTERM to
-    the second worker ends both after the same step, saved."""
-    alone = tmp_path / "alone"
-    jobs.train_toy(alone, **(COMMON | dict(batch_size=12, max_steps=25)))
+def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_every_example_once(tmp_path, monkeypatch):
+    """First the second worker dies, then the chief; each is started again by the same command, but at first by a wrong
+    one. In the end SIGTERM to the second worker ends both after the same step, saved."""
+    monkeypatch.setenv(forked.FORK_AGAIN, "1")
+    alone, run = tmp_path / "alone", tmp_path / "run"
     options = FAULTY | dict(workload="norm_workload:SLOW", batch_size=6, sync_batch_norm=True, wait_for_workers=True,
-                            worker_timeout_secs=5)  # fmt: skip
-    with clusters.Cluster(tmp_path, 2, **options) as cluster:
-        for lost, other, step in ((1, 0, 7), (0, 1, 16)):
-            cluster.wait_for_step(tmp_path, step)
+                            worker_timeout_secs=3)  # fmt: skip
+
+    def refused(cluster, **changes):
+        with cluster.start(1, **changes) as wrong:
+            assert wrong.process.wait(jobs.WAIT_SECS) == 2, wrong.output()
+            [line] = [line for line in wrong.output().splitlines() if "error: " in line]
+        return line.partition("error: ")[2]
+
+    with clusters.Cluster(run, 2, **options) as cluster:
+        cluster.wait_for_step(run, 4)
+        stray = f"{cluster.hosts[0]},{clusters.hosts(1)[0]}"
+        assert "cannot train with the chief: --learning_rate is 0.5, the chief's 0.05; the list of workers is" in (
+            refused(cluster, worker_hosts=stray, learning_rate=0.5)
+        )
+        ignored = f"Ignored on the status board, as worker 1 ({cluster.hosts[1]}) did not write it: b'no status'"
+        chief = cluster.workers[0]
+        chief.wait_until(lambda: clusters.write_garbage(cluster.hosts[0]) or ignored in chief.output())
+        cluster.wait_for_step(run, jobs.logged_step(run) + 3)
+        assert chief.output().count(ignored) == 1 and "was started again" not in "".join(cluster.outputs())
+        for lost, other in ((1, 0), (0, 1)):
+            cluster.wait_for_step(run, jobs.logged_step(run) + 3)
             cluster.workers[lost].process.kill()
             cluster.end(lost)
             missed = f"worker {lost} ({'the chief, ' if lost == 0 else ''}{cluster.hosts[lost]}) is missing"
             cluster.workers[other].wait_until(lambda: missed in cluster.workers[other].output())  # noqa: B023
+            if lost:
+                why = refused(cluster, seed=5)
+                cluster.workers[0].wait_until(lambda: f"*** {why}" in cluster.workers[0].output())  # noqa: B023
+                assert "cannot train with the chief: --seed is 5, the chief's 0. " in why
             cluster.workers[lost] = cluster.start(lost)
-        cluster.wait_for_step(tmp_path, 25)
+        cluster.wait_for_step(run, jobs.logged_step(run) + 3)
         cluster.workers[1].process.send_signal(signal.SIGTERM)
         assert cluster.end(0, 1) == [143, 143], cluster.outputs()
-    records = jobs.metrics(tmp_path)
+    records = jobs.metrics(run)
+    jobs.train_toy(alone, **(COMMON | dict(batch_size=12, max_steps=len(records))))
     assert [record["examples"] for record in records] == list(range(12, 12 * len(records) + 1, 12))
     np.testing.assert_allclose(
-        [record["loss"] for record in records[:25]], [record["loss"] for record in jobs.metrics(alone)], rtol=1e-9
+        [record["loss"] for record in records], [record["loss"] for record in jobs.metrics(alone)], rtol=1e-9
     )
-    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == "another worker"
-    assert jobs.saved_steps(tmp_path)[-1] == len(records)
+    jobs.assert_close(jobs.variables(run), jobs.variables(alone))
+    assert jobs.read_json(run, "result.json")["stopped_by"] == "another worker"
+    assert jobs.saved_steps(run)[-1] == len(records)
 
 
 def test_who_cannot_train_along_is_named(tmp_path):
@@ -118,7 +143,7 @@ def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after
     options = COMMON | dict(batch_size=6, max_steps=jobs.ENDLESS, learning_rate=1e-30, eval_every_steps=5)
     options["early_stopping_patience_epochs"] = 1.0
     first, second = (clusters.train_together(tmp_path, 2, **options) for _ in range(2))
-    assert [result.stopped_by for result in first + second] == ["no gain for 1 epochs"] * 4
+    assert [result.stopped_by for result in first + second] == ["no gain"] * 4
     assert len({result.step for result in first + second}) == 1
     assert [result.loss is None for result in first + second] == [False, False, True, True]
 
@@ -130,10 +155,10 @@ def test_a_program_that_calls_train_is_told_that_it_must_be_started_again(tmp_pa
                    worker_timeout_secs=2)  # fmt: skip
     with concurrent.futures.ThreadPoolExecutor() as pool:
         trained = pool.submit(train, "norm_workload", chief)
-        with membership.join(Task(tuple(hosts), 1), devices.place(Config()), 30.0, 30.0, waits_for_start=True) as other:
-            while other._chief.about is None:
+        with membership.join(Task(tuple(hosts), 1), devices.place(Config()), Policy(30.0, 30.0, waits=True)) as other:
+            while other._detector.statuses[0].about is None:
                 time.sleep(0.01)
-            other.agree(lambda: other._chief.about, 0, 0)
+            other.agree(lambda: other._detector.statuses[0].about, 0, 0)
         with pytest.raises(errors.WorkerError, match=r"worker 1 .* is missing: .* train\(\) must be started again"):
             trained.result(jobs.WAIT_SECS)
 
@@ -143,7 +168,8 @@ def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(m
     monkeypatch.setattr(heartbeat, "_GRACE_SECS", 0.2)
     hosts, left = tuple(clusters.hosts(2)), queue.Queue()
     chief, other = (
-        membership.join(Task(hosts, index), devices.place(Config()), 2.0, 60.0, True, left.put) for index in (0, 1)
+        membership.join(Task(hosts, index), devices.place(Config()), Policy(2.0, 60.0, True), left.put)
+        for index in (0, 1)
     )
     with concurrent.futures.ThreadPoolExecutor() as pool, chief:
         with other:
@@ -155,7 +181,7 @@ def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(m
 
 def test_a_worker_that_fails_before_the_chief_has_started_is_named():
     hosts = tuple(clusters.hosts(2))
-    chief, other = (membership.join(Task(hosts, i), devices.place(Config()), 6.0, 60.0, False) for i in (0, 1))
+    chief, other = (membership.join(Task(hosts, i), devices.place(Config()), Policy(6.0, 60.0)) for i in (0, 1))
 
     def fail():
         with other:
@@ -172,18 +198,28 @@ def test_a_worker_that_fails_before_the_chief_has_started_is_named():
 def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(monkeypatch):
     monkeypatch.setattr(heartbeat, "_GRACE_SECS", 0.2)
     hosts, left = tuple(clusters.hosts(2)), queue.Queue()
-    members = [membership.join(Task(hosts, i), devices.place(Config()), 30.0, 60.0, False, left.put) for i in (0, 1)]
+    members = [membership.join(Task(hosts, i), devices.place(Config()), Policy(30.0, 60.0), left.put) for i in (0, 1)]
     with concurrent.futures.ThreadPoolExecutor() as pool, members[0] as chief, members[1] as other:
 
         def both(function, *about):
-            return [pool.submit(getattr(each, function), *words) for each, words in zip(members, about, strict=True)]
+            return [pool.submit(function(each), *words) for each, words in zip(members, about, strict=True)]
 
-        for agreed in both("agree", (dict, 0, 0), (dict, 0, 0)):
+        for agreed in both(lambda member: member.agree, (dict, 0, 0), (dict, 0, 0)):
             agreed.result(jobs.WAIT_SECS)
+        second = heartbeat.Heartbeat(Task(hosts, 1), Policy(30.0, 60.0), f"grpc://{hosts[0]}", left.put)
+        second.start()  # as on another machine, with the same command
+        with pytest.raises(
+            errors.ConfigError, match=r"worker 1 .* trains already, in another process\. Stop that first"
+        ):
+            Agreement(Task(hosts, 1), second).reach(dict, 0, 0)
+        second.leave_for(errors.ConfigError("refused"))
+        second.end()
         for about in ({"w": "float64[4]"}, {"w": "float64[4]", "v": "none"}):
-            for same in both("compare", (about,), (about,)):
+            for same in both(lambda member: member.agreement.compare, (about,), (about,)):
                 same.result(jobs.WAIT_SECS)
-        _, compared = both("compare", ({"w": "float64[4]", "b": "int32[]"},), ({"w": "float64[5]"},))
+        _, compared = both(
+            lambda member: member.agreement.compare, ({"w": "float64[4]", "b": "int32[]"},), ({"w": "float64[5]"},)
+        )
         with pytest.raises(errors.ConfigError) as found:
             compared.result(jobs.WAIT_SECS)
         assert str(found.value).startswith(
@@ -198,10 +234,12 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
 
 def test_a_worker_that_waits_follows_the_chief_from_one_start_to_the_next():
     hosts = tuple(clusters.hosts(2))
-    member = membership.join(Task(hosts, 1), devices.place(Config()), 30.0, 30.0, waits_for_start=True)
+    member = membership.join(Task(hosts, 1), devices.place(Config()), Policy(30.0, 30.0, waits=True))
+
+    about = {"--seed": 5, "the list of workers": list(hosts)}
 
     def show(**chief):
-        member._detector.note([WorkerStatus(about={"--seed": 5}, **chief)], member._heartbeat.status)
+        member._detector.note([WorkerStatus(about=about, **chief)], member._heartbeat.status)
 
     def wait_for(chief):
         deadline = time.monotonic() + jobs.WAIT_SECS
@@ -232,15 +270,14 @@ def test_a_worker_that_waits_follows_the_chief_from_one_start_to_the_next():
     (tf.errors.UnavailableError, "Connection reset by peer"),
 ])  # fmt: skip
 def test_a_connection_that_is_lost_without_a_missing_worker_is_a_reason_to_start_all_again(kind, text):
-    member = membership.join(Task(tuple(clusters.hosts(2)), 0), devices.place(Config()), 0.5, 60.0, True)
+    member = membership.join(Task(tuple(clusters.hosts(2)), 0), devices.place(Config()), Policy(0.5, 60.0, True))
     with pytest.raises(errors.WorkerError, match=f"connection to another worker was lost at step 0 .{text}"):
         with member.failures_named():
             raise kind(None, None, f"Graph execution error:\n\n{text}")
 
 
-def test_signals_to_a_worker_outside_of_its_steps_do_no_harm(tmp_path):
-    """SIGUSR1 before its first step, SIGTERM while it waits for the chief's last evaluation: the run has finished."""
-    options = COMMON | dict(workload="norm_workload:SIGNALLED", batch_size=4, max_steps=3, eval_at_end=True)
+def test_a_signal_to_a_worker_that_waits_for_the_chiefs_last_evaluation_does_no_harm(tmp_path):
+    options = COMMON | dict(workload="norm_workload:SLOWLY_EVALUATED", batch_size=4, max_steps=3, eval_at_end=True)
     with clusters.Cluster(tmp_path, 2, **options) as cluster:
         cluster.wait_for_step(tmp_path, 3)
         time.sleep(1)
@@ -252,7 +289,7 @@ def test_signals_to_a_worker_outside_of_its_steps_do_no_harm(tmp_path):
 
 def test_a_runtime_error_of_a_users_hook_is_not_taken_for_a_lost_worker():
     began = time.monotonic()
-    member = membership.join(Task(tuple(clusters.hosts(2)), 0), devices.place(Config()), 600.0, 600.0, False)
+    member = membership.join(Task(tuple(clusters.hosts(2)), 0), devices.place(Config()), Policy(600.0, 600.0))
     with pytest.raises(RuntimeError, match="mine"), member.failures_named():
         raise RuntimeError("mine")
     assert time.monotonic() - began < 300

@@ -4,7 +4,7 @@ import pytest
 
 from tower_train import errors
 from tower_train.cluster.rendezvous import Memory, Rendezvous
-from tower_train.cluster.task import Task
+from tower_train.cluster.task import Policy, Task
 
 HOSTS = ("a:1", "b:2", "c:3", "d:4", "e:5")
 SETTLE_SECS, START_TIMEOUT_SECS = 30.0, 1800.0
@@ -15,8 +15,8 @@ class Chief:
 
     def __init__(self, sizes=(2, 4), **memory):
         self.seconds = 1000.0
-        self.rendezvous = Rendezvous(Task(HOSTS, 0), sizes, Memory(**memory), SETTLE_SECS, START_TIMEOUT_SECS,
-                             clock=lambda: self.seconds)  # fmt: skip
+        policy = Policy(SETTLE_SECS, START_TIMEOUT_SECS, sizes=sizes)
+        self.rendezvous = Rendezvous(Task(HOSTS, 0), policy, Memory(**memory), clock=lambda: self.seconds)
 
     def choose(self, *ready, after=0.0):
         self.seconds += after
@@ -27,8 +27,6 @@ def test_all_that_may_take_part_begin_at_once_and_the_others_are_spare():
     assert Chief().choose(4, 1, 3) == (0, 1, 3, 4)
     assert Chief().choose(4, 1, 2, 3) == (0, 1, 2, 3)
     assert Chief(sizes=(1, 1)).choose() == (0,)
-    # Those that are known stay, though others were there sooner.
-    assert Chief(sizes=(2, 3), group=(0, 2, 4)).choose(1, 2, 3, 4) == (0, 2, 4)
 
 
 def test_fewer_begin_when_nobody_has_come_for_a_while():
@@ -51,11 +49,11 @@ def test_those_that_are_left_of_a_start_begin_at_once():
 
 def test_a_start_is_prepared_for_a_group_of_allowed_size_with_oneself():
     for task, group, sizes, expected in (
-        (0, (), (2, 4), [0, 1, 2, 3]), (4, (), (2, 4), [0, 1, 2, 4]), (0, (0, 2, 3), (2, 4), [0, 2, 3]),
-        (0, (0,), (2, 4), [0, 1]), (0, (0, 3), (3, 4), [0, 1, 3]), (4, (0,), (3, 4), [0, 1, 4]),
-        (0, (0, 2, 4), (1, 2), [0, 2]), (2, (0, 9), (1, 2), [2]),
+        (0, (), (2, 4), [0, 1, 2, 3]), (4, (), (2, 4), [1, 2, 3, 4]), (0, (0, 2, 3), (2, 4), [0, 2, 3]),
+        (0, (0,), (2, 4), [0, 1, 2, 3]), (4, (0,), (3, 4), [1, 2, 3, 4]), (0, (0, 2, 4), (1, 2), [0, 2]),
     ):  # fmt: skip
-        assert Memory(group).expected(Task(HOSTS, task), sizes) == expected
+        policy = Policy(SETTLE_SECS, START_TIMEOUT_SECS, sizes=sizes)
+        assert Rendezvous(Task(HOSTS, task), policy, Memory(group)).expected == expected
 
 
 def test_too_few_wait_and_then_leave_for_good(capsys):
@@ -77,38 +75,15 @@ def test_who_waits_is_taken_in_once_the_others_have_trained_for_a_while():
         assert rendezvous.is_to_grow(group, ready, trained_secs) == grows
 
 
-def test_who_is_lost_before_a_first_step_again_and_again_is_taken_in_no_more(capsys):
-    """A step of a start with it makes good what was before."""
-    memory = Memory(strikes={1: 1})
-    for has_stepped, group, lost, strikes in (
-        (True, (0, 1, 2), {2}, {}), (False, (0, 1, 2), {2}, {0: 1, 2: 1}), (True, (0, 1), set(), {2: 1}),
-        (True, (0, 1, 2), {2}, {}), (False, (0, 1, 2), {2}, {0: 1, 2: 1}), (False, (0, 1, 2), {2}, {0: 2, 2: 2}),
-        (True, (0, 1), set(), {2: 2}), (False, (0, 1, 2), {1, 2}, {0: 1, 1: 1, 2: 3}), (True, (0, 1), set(), {2: 3}),
-        (False, (0, 2), {2}, {0: 1, 2: 4}), (False, (0, 2), {2}, {0: 2, 2: 5}),
-    ):  # fmt: skip
-        memory = memory.after(has_stepped, group, lost, set(group) - lost)
-        assert memory.strikes == strikes
-    chief = Chief(strikes=memory.strikes)
-    assert not chief.rendezvous.is_to_grow((0, 1), [2], 31) and chief.rendezvous.is_to_grow((0, 1), [2, 3], 31)
-    chief.choose(1, 2)
-    assert chief.choose(1, 2, after=31) == (0, 1)
-    [line] = capsys.readouterr().out.splitlines()
-    assert line.startswith("*** worker 2 (c:3) was lost 5 times in a row before its first step, and is not taken in")
-
-
 def test_starts_that_come_to_no_step_have_an_end():
-    memory = Memory()
-    for _ in range(10):
-        memory.check_idle_starts()
-        memory = memory.after(False, (0, 1), (), (0, 1))
+    assert Chief(idle_starts=9).choose(1, 2, 3) == (0, 1, 2, 3)
     with pytest.raises(errors.WorkerError, match="^10 starts in a row ended before their first step") as left:
-        memory.check_idle_starts()
+        Chief(idle_starts=10).choose(1, 2, 3)
     assert left.value.is_final
-    memory.after(True, (0, 1), (), (0, 1)).check_idle_starts()
 
 
 def test_what_is_remembered_is_read_as_it_was_written(monkeypatch):
-    written = Memory((0, 3), {2: 1})
+    written = Memory((0, 3), 1)
     [(name, value)] = written.environment().items()
     assert Memory.of_environment() == Memory()
     monkeypatch.setenv(name, value)

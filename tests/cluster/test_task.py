@@ -68,10 +68,10 @@ def test_empty_jobs_and_an_evaluator_beside_the_workers_are_left_out(monkeypatch
             json.dumps({"cluster": {"worker": WORKERS, "ps": ["d:4"]}, "task": {"type": "worker", "index": 0}}),
             "job 'ps'",
         ),
-        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 3}}), "'worker' 3, which"),
+        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 3}}), "'worker' 3, but"),
         (
             json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "evaluator", "index": 0}}),
-            "this is evaluator 0, which trains nothing",
+            "this is 'evaluator' 0, but only the chief",
         ),
     ],
 )
@@ -122,8 +122,8 @@ def test_slurm_tasks_that_are_laid_out_otherwise_are_refused(monkeypatch):
         (dict(PROCID="-1"), "SLURM_PROCID is '-1'"),
         (dict(PROCID="4"), "of which this is number 4"),
         (dict(STEP_NODELIST="n[1-"), r"n\[1-"),
-        (dict(STEP_NODELIST="n[2-1]"), "none or too many"),
-        (dict(STEP_NODELIST="n[1-999999999]"), "none or too many"),
+        (dict(STEP_NODELIST="n[2-1]"), "are not"),
+        (dict(STEP_NODELIST="n[1-999999999]"), "not as in"),
         (dict(STEP_NODELIST="n[1-3]"), "'n3'"),
         (dict(STEP_NODELIST=""), "SLURM_STEP_NODELIST is ''"),
         (dict(STEP_TASKS_PER_NODE="2(x"), "SLURM_STEP_TASKS_PER_NODE"),

@@ -1,13 +1,13 @@
 """The agreement of a cluster's workers: which start of each trains, and that all of them train the same."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 
 from tower_train import errors
 from tower_train.cluster.board import WorkerState, WorkerStatus
-from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.heartbeat import Heartbeat
-from tower_train.cluster.rendezvous import RESIZED, Rendezvous
+from tower_train.cluster.rendezvous import RESIZED
 from tower_train.cluster.task import Task
 from tower_train.console import say
 
@@ -15,6 +15,7 @@ _MOST_SHOWN = 5  # differences between workers
 _COMPARISON = "number of the comparison"
 
 
+@dataclasses.dataclass(eq=False)
 class RunOver(Exception):
     """A run that has ended while this worker waited for a place in it.
 
@@ -23,9 +24,8 @@ class RunOver(Exception):
       step: its last.
     """
 
-    def __init__(self, stopped_by: str, step: int):
-        super().__init__(stopped_by, step)
-        self.stopped_by, self.step = stopped_by, step
+    stopped_by: str
+    step: int
 
 
 class Agreement:
@@ -33,25 +33,23 @@ class Agreement:
 
     Args:
       task: this process's.
-      detector: has the others' statuses.
-      rendezvous: decides who trains.
-      heartbeat: tells this worker's status.
+      heartbeat: tells this worker's status, and has the others'.
     """
 
-    def __init__(self, task: Task, detector: FailureDetector, rendezvous: Rendezvous, heartbeat: Heartbeat):
-        self._task, self._detector, self._rendezvous, self._heartbeat = task, detector, rendezvous, heartbeat
+    def __init__(self, task: Task, heartbeat: Heartbeat):
+        self._task, self._heartbeat = task, heartbeat
         self._named_chief, self._comparisons = "", 0
 
     def reach(self, about: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
         """Waits until all workers are ready; arguments, result and errors as of Membership.agree."""
-        self._rendezvous.memory.check_idle_starts()
+        about = _as_read({"the list of workers": self._task.hosts, **about()})
         if self._task.is_chief:
-            self._heartbeat.tell(about=about(), steps=(steps_done, last_step), step=steps_done)
+            self._heartbeat.tell(about=about, steps=(steps_done, last_step), step=steps_done)
             self._heartbeat.tell(state=WorkerState.TRAINING, members=self._await_others())
         else:
-            chief = self._await_chief(_as_read(about()))
+            chief = self._await_chief(about)
             steps_done, last_step = chief.steps
-            self._heartbeat.tell(state=WorkerState.TRAINING, step=steps_done, members=tuple(chief.members))
+            self._heartbeat.tell(state=WorkerState.TRAINING, step=steps_done, members=chief.members)
         return steps_done, last_step
 
     def compare(self, about: Mapping) -> None:
@@ -69,27 +67,32 @@ class Agreement:
         self._heartbeat.tell(about=about)
         if self._task.is_chief:
             return
-        while (self._detector.statuses[0].about or {}).get(_COMPARISON) != self._comparisons:
+        while (self._chief.about or {}).get(_COMPARISON) != self._comparisons:
             self._heartbeat.tell()  # to look now
             self._heartbeat.pause()
         try:
-            self._compare(about, self._detector.statuses[0].about)
+            self._compare(about, self._chief.about)
         except errors.ConfigError as error:
             self._heartbeat.fail(error)
             raise
 
+    @property
+    def _chief(self) -> WorkerStatus:
+        return self._heartbeat.detector.statuses[0]
+
     def _await_others(self) -> tuple[str, ...]:
         """Waits, in the chief, until the rendezvous has chosen a group; returns its start_ids over all workers."""
-        while (group := self._rendezvous.choose(self._detector.ready(self._heartbeat.status))) is None:
+        detector, status = self._heartbeat.detector, self._heartbeat.status
+        while (group := self._heartbeat.rendezvous.choose(detector.ready(status))) is None:
             self._heartbeat.pause()
-        start_ids = [self._heartbeat.status.start_id, *(status.start_id for status in self._detector.statuses[1:])]
+        start_ids = [status.start_id, *(other.start_id for other in detector.statuses[1:])]
         return tuple(start_id if i in group else "" for i, start_id in enumerate(start_ids))
 
     def _await_chief(self, about: dict) -> WorkerStatus:
         """Waits for a start of the chief that trains with this start of this worker; returns its status."""
         compared = None
-        while self._heartbeat.status.start_id not in (chief := self._detector.statuses[0]).members:
-            if self._rendezvous.is_elastic:
+        while self._heartbeat.status.start_id not in (chief := self._chief).members:
+            if self._heartbeat.rendezvous.is_elastic:
                 self._wait_for_place(chief)
             is_of_now = chief.about is not None and chief.state is not WorkerState.OVER
             if is_of_now and chief.start_id != compared:
@@ -97,6 +100,11 @@ class Agreement:
                 self._heartbeat.note(state=WorkerState.STARTING, chief=compared)
                 self._compare(about, chief.about)
                 self._heartbeat.tell(state=WorkerState.READY)
+            if self._heartbeat.is_displaced:
+                raise errors.ConfigError(
+                    f"{self._task.name(self._task.index)} trains already, in another process. Stop that first, or give "
+                    "this one another --task_index."
+                )
             self._heartbeat.pause()
         return chief
 
@@ -107,8 +115,8 @@ class Agreement:
             say(f"*** The run has ended at step {chief.step} ({chief.stopped_by}), without this worker.")
             raise RunOver(chief.stopped_by, chief.step)
         if chief.state is WorkerState.TRAINING and self._named_chief != chief.start_id:
-            self._named_chief, training, most = chief.start_id, sum(map(bool, chief.members)), self._rendezvous.most
-            say(f"*** {training} of at most {most} train, at step {chief.step}: waiting for a place among them.")
+            self._named_chief, most, step = chief.start_id, self._heartbeat.rendezvous.most, chief.step
+            say(f"*** {len(chief.group)} of at most {most} train, at step {step}: waiting for a place among them.")
 
     def _compare(self, about: dict, chiefs: dict) -> None:
         """Raises ConfigError if this worker would train something else than the chief."""

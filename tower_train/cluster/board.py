@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.task import Task
+from tower_train.console import say
 
 v1 = tf.compat.v1
 _SERVER = "/job:worker/task:0"
@@ -58,11 +59,18 @@ class WorkerStatus:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "WorkerStatus":
-        """Reads a row; fields of other versions of this program are left out."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        known = {name: value for name, value in dict(json.loads(text)).items() if name in names}
-        return cls(**known | {"state": WorkerState(known.get("state", cls.state))})
+    def from_json(cls, text: bytes) -> "WorkerStatus | None":
+        """Reads a row; None if it is none. Fields of other versions of this program are left out."""
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        try:
+            content = json.loads(text)
+            values = {name: content[name] for name in defaults if name in content}
+            values |= {name: tuple(value) for name, value in values.items() if type(value) is list}
+            values["state"] = WorkerState(values["state"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        has_types = all(type(values.get(name, it)) is type(it) for name, it in defaults.items() if it is not None)
+        return cls(**values) if has_types else None
 
 
 class Board:
@@ -84,7 +92,8 @@ class Board:
     ):  # fmt: skip
         self._target, self._task, self._start_of, self._pause, self._session = target, task, start_of, pause, None
         self._config = v1.ConfigProto(device_filters=[_SERVER], operation_timeout_in_ms=round(timeout_secs * 1000))
-        self._num_read = len(task.hosts) if task.is_chief else 1
+        self._read = range(len(task.hosts)) if task.is_chief else [0, task.index]
+        self._last, self._named = [WorkerStatus()] * len(task.hosts), set()
         with tf.Graph().as_default() as self._graph, tf.device(f"{_SERVER}/cpu:0"):
             self._text = v1.placeholder(tf.string, [])
             self._rows, self._labels, self._states = (
@@ -99,12 +108,19 @@ class Board:
 
     def clear(self) -> None:
         """Empties all rows; for the chief, before any exchange."""
-        self._run([write for write, _ in self._rows], "{}")
+        self._run([write for write, _ in self._rows], WorkerStatus().to_json())
 
-    def exchange(self, status: WorkerStatus) -> Sequence[WorkerStatus]:
-        """Writes this worker's row and returns those it may read: the chief all, the others the chief's; or OpError."""
-        fetches = [self._rows[self._task.index][0], *(read for _, read in self._rows[: self._num_read])]
-        return [WorkerStatus.from_json(text) for text in self._run(fetches, status.to_json())[1:]]
+    def exchange(self, status: WorkerStatus | None) -> Sequence[WorkerStatus]:
+        """Writes this worker's row, if given, and returns those it reads: the chief all, the others the chief's and
+        their own; or OpError. What cannot be read counts as before: whoever reaches the server can write there."""
+        writes, text = ([self._rows[self._task.index][0]], status.to_json()) if status else ([], "")
+        texts = self._run([*writes, *(self._rows[i][1] for i in self._read)], text)[len(writes) :]
+        for i, row in zip(self._read, texts, strict=True):
+            if not (read := WorkerStatus.from_json(row)) and i not in self._named:
+                self._named.add(i)
+                say(f"*** Ignored on the status board, as {self._task.name(i)} did not write it: {row[:80]!r}")
+            self._last[i] = read or self._last[i]
+        return [self._last[i] for i in self._read]
 
     def hand_out(self, states: Sequence[bytes]) -> None:
         """Leaves, in the chief, the restored states, over workers; call it before any `fetch`."""

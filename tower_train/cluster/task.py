@@ -1,4 +1,4 @@
-"""This process's task among several that train together: from the command line, TF_CONFIG or Slurm."""
+"""This process's task among several that train together, and the policy for those that are missing."""
 
 import dataclasses
 import json
@@ -10,10 +10,15 @@ from tower_train import errors
 from tower_train.options import rules
 
 _SLURM_PORT = 8888  # of a node's first task, as of TensorFlow's SlurmClusterResolver
-_MOST_NODES, _MOST_SHOWN = 10_000, 200
-_RANGE, _RANGE_ENDS = r"[0-9]{1,9}(?:-[0-9]{1,9})?", r"([0-9]+)(?:-([0-9]+))?"
-_EVALUATOR = "evaluator"
+_RANGE = r"([0-9]{1,5})(?:-([0-9]{1,5}))?"  # 1 or 1-2
 _JOBS = ("chief", "master", "worker")  # of TF_CONFIG, in the order in which their tasks are counted
+_RESTART = (
+    "The same command on every machine, or the return of the missing one with --wait_for_workers, goes on from the "
+    "last checkpoint."
+)
+_AGAIN = "a program that calls train() must be started again. Both then go on from the last checkpoint."
+_WAITING = f"--wait_for_workers: python -m tower_train starts itself again; {_AGAIN}"
+RESIZES = f"--elastic: python -m tower_train starts itself again, with those that are there; {_AGAIN}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +44,31 @@ class Task:
     def name(self, index: int) -> str:
         """Returns a worker's name for people."""
         return f"worker {index} ({'the chief, ' if index == 0 else ''}{self.hosts[index]})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The policy of workers for those that are missing.
+
+    Attributes:
+      worker_timeout_secs: seconds without a heartbeat after which a worker that had started is missing.
+      start_timeout_secs: seconds after which a worker that has not started is missing.
+      waits: before the first step, absent workers are waited for without a limit.
+      sizes: least and most workers of an elastic cluster, which goes on without lost workers; None: all train.
+      next_step: advice after a failure; None: that of a run.
+    """
+
+    worker_timeout_secs: float
+    start_timeout_secs: float
+    waits: bool = False
+    sizes: tuple[int, int] | None = None
+    next_step: str | None = None
+
+    @property
+    def advice(self) -> str:
+        """The next step after a failure, for messages."""
+        usual = RESIZES if self.sizes else _WAITING if self.waits else _RESTART
+        return self.next_step or f"The step under way is not saved. {usual}"
 
 
 def find_task(worker_hosts: str | None, task_index: int | None) -> Task:
@@ -68,20 +98,16 @@ def of_jobs(jobs: Mapping[str, Sequence[str]], kind: str, index: int) -> Task:
     Raises:
       ConfigError: there are other kinds, hosts are not as they must be, or there is no such task.
     """
-    if kind == _EVALUATOR:  # Kubeflow's has its cluster without itself
+    if others := sorted(job for job, hosts in jobs.items() if hosts and job not in (*_JOBS, "evaluator")):
         raise errors.ConfigError(
-            f"TF_CONFIG says that this is {_EVALUATOR} {index}, which trains nothing; only train_and_evaluate of "
-            "tower_train.estimator uses one. Start the program on chief and workers only."
-        )
-    if others := sorted(job for job, hosts in jobs.items() if hosts and job not in (*_JOBS, _EVALUATOR)):
-        raise errors.ConfigError(
-            f"TF_CONFIG has the job {_shown(others[0])}, for which there is no use here. Use chief and worker only."
+            f"TF_CONFIG has the job {others[0]!a:.200}, for which there is no use here. Use chief and worker only."
         )
     hosts = tuple(host for job in _JOBS for host in jobs.get(job, ()))
-    rules.check_hosts(hosts, f"TF_CONFIG={_shown(str(jobs))}")
+    rules.check_hosts(hosts, f"TF_CONFIG={str(jobs)!a:.200}")
     if kind not in _JOBS or not 0 <= index < len(jobs.get(kind, ())):
         raise errors.ConfigError(
-            f"TF_CONFIG says that this is {_shown(kind)} {index}, which its cluster {_shown(str(jobs))} has not."
+            f"TF_CONFIG says that this is {kind!a:.200} {index}, but only the chief and workers of its cluster "
+            f"{str(jobs)!a:.200} train. Start the program there (with an evaluator: train_and_evaluate of Estimators)."
         )
     return Task(hosts, sum(len(jobs.get(job, ())) for job in _JOBS[: _JOBS.index(kind)]) + index)
 
@@ -100,7 +126,7 @@ def _from_tf_config() -> Task | None:
         index = _number("the task's index", str(content["task"]["index"]))
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:  # bad JSON, or of another form
         raise errors.ConfigError(
-            f"TF_CONFIG={_shown(text)} cannot be understood ({type(error).__name__}: {_shown(str(error))}). It must be "
+            f"TF_CONFIG={text!a:.200} cannot be understood ({type(error).__name__}: {str(error)!a:.200}). It must be "
             'as in {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
         ) from None
     return of_jobs(jobs, kind, index)
@@ -120,13 +146,13 @@ def _from_slurm() -> Task | None:
             raise ValueError(f"{tasks} tasks, of which this is number {index}, are not {counts[:9]} on {nodes[:9]}")
     except ValueError as error:
         raise errors.ConfigError(
-            f"Slurm's variables cannot be understood: {_shown(str(error))}. Give --worker_hosts and --task_index."
+            f"Slurm's variables cannot be understood: {str(error)!a:.200}. Give --worker_hosts and --task_index."
         ) from None
     places = [(node, _SLURM_PORT + i) for node, count in zip(nodes, counts, strict=True) for i in range(count)]
     here = variable("SLURMD_NODENAME", places[index][0])
     if places[index][0] != here:
         raise errors.ConfigError(
-            f"Slurm runs task {index} on {_shown(here)}, but in the order of its nodes that would be on "
+            f"Slurm runs task {index} on {here!a:.200}, but in the order of its nodes that would be on "
             f"{places[index][0]}. Use srun --distribution=block, or give --worker_hosts and --task_index=$SLURM_PROCID."
         )
     return Task(tuple(f"{node}:{port}" for node, port in places), index)
@@ -153,15 +179,8 @@ def _nodes(text: str) -> list[str]:
         match = re.fullmatch(rf"([\w.-]+)(?:\[({_RANGE}(?:,{_RANGE})*)\])?", part, re.ASCII)
         if not match:
             raise ValueError(f"SLURM_STEP_NODELIST is {text!r}, not as in n[1-2],m")
-        prefix, ranges = match.groups()
+        prefix, ranges = match[1], match[2]
         nodes += [] if ranges else [prefix]
-        for first, last in ((first, last or first) for first, last in re.findall(_RANGE_ENDS, ranges or "")):
-            if not 0 <= int(last) - int(first) < _MOST_NODES:
-                raise ValueError(f"SLURM_STEP_NODELIST is {text!r}, of which {first}-{last} are none or too many")
-            nodes += [f"{prefix}{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+        for first, last in re.findall(_RANGE, ranges or ""):
+            nodes += [f"{prefix}{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
     return nodes
-
-
-def _shown(text: str) -> str:
-    """A text from the environment, in messages."""
-    return ascii(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")

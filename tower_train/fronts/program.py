@@ -1,22 +1,25 @@
 """A program with its own session, as one worker of a cluster: its rank, its devices, its end."""
 
 import atexit
+import functools
 import os
 import sys
+import threading
+import time
 
 import tensorflow as tf
 
 from tower_train import __version__, errors
 from tower_train.cluster import failures, membership
-from tower_train.cluster.task import Task, find_task
-from tower_train.cluster.watchdog import MeansWatchdog
+from tower_train.cluster.task import Policy, Task, find_task
 from tower_train.config import DeviceOptions
 from tower_train.console import notice
 from tower_train.graph import devices
 
 v1 = tf.compat.v1
 
-IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError)
+_IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError)
+_LOOK_SECS = 1.0
 _NEXT_STEP = (
     "The step under way is lost. Start the program again on every machine: it goes on from its last checkpoint, if it "
     "keeps one."
@@ -38,14 +41,16 @@ class Cluster:
       device: the part of a device's name that separates this worker's from another's; sessions outside of the cluster,
         in which operations between workers would wait for ever, refuse it.
       counts: [how often gradients arrived to be averaged, how often their means were there].
-      stall_timeout_secs: as given.
     """
 
-    def __init__(
-        self, task: Task, placed: devices.Devices, worker_timeout_secs: float, start_timeout_secs: float,
-        stall_timeout_secs: float,
-    ):  # fmt: skip
-        """Joins the cluster and waits until all workers have. Arguments as for `init`.
+    def __init__(self, task: Task, placed: devices.Devices, policy: Policy, stall_timeout_secs: float):
+        """Joins the cluster and waits until all workers have.
+
+        Args:
+          task: this process's.
+          placed: its towers' devices.
+          policy: of all workers, for those that are missing.
+          stall_timeout_secs: as for `init`.
 
         Raises:
           ConfigError: another version of TensorFlow, or of this package, than the chief's.
@@ -54,11 +59,11 @@ class Cluster:
         """
         self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
         self.local_rank, self.local_size = _local(task)
-        self.membership = membership.join(task, placed, worker_timeout_secs, start_timeout_secs, next_step=_NEXT_STEP)
+        self.membership = membership.join(task, placed, policy)
         self.target, self.devices = self.membership.target, placed.towers
         self.device, self.counts = f"/job:worker/replica:0/task:{task.index}", [0, 0]
-        self.stall_timeout_secs, self._is_open = stall_timeout_secs, True
-        self._watch = MeansWatchdog(self.membership, stall_timeout_secs, self.counts)
+        self._is_open, self._ended = True, threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=[stall_timeout_secs], name="means", daemon=True)
         self.membership.__enter__()
         try:
             self.membership.agree(_versions, 0, 0)
@@ -66,7 +71,21 @@ class Cluster:
             self.shutdown(error)
             raise
         if self.size > 1:
-            self._watch.start()
+            self._thread.start()
+
+    def _watch(self, stall_timeout_secs: float) -> None:
+        """Tells the others, in a thread, how many means there were, and what this worker has waited for since."""
+        counts, since, is_over = self.counts[:], time.monotonic(), False
+        while not is_over:  # the last look is after the end, to tell the others
+            is_over = self._ended.wait(_LOOK_SECS)
+            if counts != self.counts or not counts[0]:
+                counts, since = self.counts[:], time.monotonic()
+            arrived, averaged = counts
+            waits, seconds = arrived > averaged, time.monotonic() - since
+            self.membership.note_means(averaged, seconds if waits else 0.0)
+            is_stalled = 0 < stall_timeout_secs < seconds
+            what = failures.FOR_AVERAGING if waits else failures.FOR_PROGRAM
+            self.membership.note_stall(*((what, seconds - stall_timeout_secs) if is_stalled else ("", 0.0)))
 
     @property
     def session_config(self) -> v1.ConfigProto:
@@ -89,7 +108,9 @@ class Cluster:
         if not self._is_open:
             return
         self._is_open = False
-        self._watch.stop()
+        self._ended.set()
+        if self._thread.ident:
+            self._thread.join()
         try:
             if error is None:
                 self.membership.leave(None)
@@ -127,54 +148,64 @@ def init(
     """
     global _current
     if _current is None:
-        _End()
+        leave_by_status()
         task = find_task(None, None)
         placed = devices.place(_device_options(task, num_gpus, gpus))
-        _current = Cluster(task, placed, worker_timeout_secs, start_timeout_secs, stall_timeout_secs)
+        policy = Policy(worker_timeout_secs, start_timeout_secs, next_step=_NEXT_STEP)
+        _current = Cluster(task, placed, policy, stall_timeout_secs)
     return _current
 
 
-class _End:
-    """Takes part in Python's end of a program.
+@functools.cache
+def leave_by_status() -> None:
+    """Lets a program that an uncaught UserError ends leave with that one's status, from now on.
 
-    The cluster is told of an uncaught exception and explains it; one that names a worker or an option becomes one line,
-    and its status the process's. Otherwise the process leaves when all others do.
+    The cluster is told of the error and explains it; one that names a worker or an option becomes one line. At its end
+    the process leaves when all others do.
     """
+    before, statuses = sys.excepthook, []
 
-    def __init__(self):
-        self._status, self._excepthook, sys.excepthook = 0, sys.excepthook, self._explain
-        atexit.register(self._leave)
+    def say(error):
+        notice(f"error: {error}")
+        statuses.append(error.exit_status)
 
-    def _explain(self, kind, error, trace) -> None:
-        """Python's excepthook."""
-        if _current and failures.is_of_another_session(error, _current.target):
-            error = errors.ConfigError(
-                "A session was opened in which there are no other workers. Open it with master=cluster.target, which "
-                f"is {_current.target!r}."
-            )
-        elif _current and failures.may_be_anothers(error):
-            error = _current.membership.failure_behind(error)
+    def explain(kind, error, trace):
         if _current:
+            error = _explained(error, _current)
             _current.shutdown(error)
-        if isinstance(error, IN_ONE_LINE):
-            self._note(error)
-        else:
-            self._excepthook(kind, error, trace)
+        if isinstance(error, _IN_ONE_LINE):
+            say(error)
+            return
+        before(kind, error, trace)
+        if isinstance(error, errors.UserError):
+            statuses.append(error.exit_status)
 
-    def _leave(self) -> None:
+    def leave():
         try:
             if _current:
                 _current.shutdown()
         except errors.UserError as error:
-            self._note(error)
-        if self._status:
+            say(error)
+        if statuses:
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 stream.flush()
-            os._exit(self._status)
+            os._exit(statuses[0])
 
-    def _note(self, error: errors.UserError) -> None:
-        notice(f"error: {error}")
-        self._status = error.exit_status
+    sys.excepthook = explain
+    atexit.register(leave)
+
+
+def _explained(error: BaseException, cluster: Cluster) -> BaseException:
+    """Returns the error behind one of TensorFlow's: of a session outside of the cluster, or of another worker."""
+    text = error.message if isinstance(error, tf.errors.InvalidArgumentError) else ""
+    if cluster.target and "/job:worker" in text and "/job:localhost" in text:  # operations of Cluster.device
+        return errors.ConfigError(
+            "A session was opened in which there are no other workers. Open it with master=cluster.target, which "
+            f"is {cluster.target!r}."
+        )
+    is_of_variables = isinstance(error, tf.errors.FailedPreconditionError) and not failures.is_of_earlier_start(error)
+    may_be_anothers = isinstance(error, (tf.errors.OpError, RuntimeError)) and not is_of_variables
+    return cluster.membership.failure_behind(error) if may_be_anothers else error
 
 
 def is_initialized() -> bool:
