@@ -430,6 +430,48 @@ def simclr():
     return SimClr()
 
 
+class MomentumContrast(keras.Model):
+    """After MoCo v3 (Chen et al. 2021, algorithm 1): views against all keys, of a target that follows the encoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.target = dense(4, 5, 3), dense(4, 5, 3)
+        self.temperature = self.add_weight(shape=(), initializer="ones", name="temperature")
+        self.hits = keras.metrics.SparseCategoricalAccuracy(name="hits")
+        self.target.trainable = False
+
+    def losses_of(self, x, keys, places):
+        """A mean over the examples of x: each is to find its key, which is at its place among all keys."""
+        mine = ops.argmax(ops.equal(x[:, :1], places[None, :]), axis=1)
+        logits = ops.matmul(ops.normalize(self.encoder(x - 0.1)), ops.transpose(keys)) / self.temperature
+        self.hits.update_state(mine, logits)
+        return ops.mean(keras.losses.sparse_categorical_crossentropy(mine, logits, from_logits=True))
+
+    def follow(self):
+        for slow, fast in zip(self.target.weights, self.encoder.weights, strict=True):
+            slow.assign(0.9 * slow + 0.1 * fast)
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            keys = ops.normalize(self.target(x) + 0.1 * self.encoder(x))
+            loss = self.losses_of(x, keys, x[:, 0])
+        updated(tape, loss, self.trainable_weights, self.optimizer)
+        self.follow()
+        return {"hits": self.hits.result()}
+
+    def tower_step(self, x):
+        keys, places = yield steps.Join((ops.normalize(self.target(x) + 0.1 * self.encoder(x)), x[:, 0]))
+        yield steps.Loss(self.losses_of(x, keys, places))
+        yield steps.Once(self.follow)
+        return {"hits": self.hits.result()}
+
+
+@example(lambda: {"optimizer": "adam"}, lambda: {"x": numbers(11, 4)}, on_workers=True)
+def momentum_contrast():
+    """A queue's or a momentum encoder's step: joined rows against the tower's, and an assignment done once."""
+    return MomentumContrast()
+
+
 class Distiller(keras.Model):
     """vision/knowledge_distillation.py: a `compute_loss` of its own, which needs the inputs."""
 
@@ -500,7 +542,7 @@ def sparse_batches():
     return tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x), classes(11, 3))).batch(4)
 
 
-@example(crossentropy, lambda: {"x": sparse_batches()})
+@example(crossentropy, lambda: {"x": sparse_batches()}, on_workers=True)
 def sparse_inputs():
     """A data set of tf.SparseTensor."""
     inputs = keras.Input([6], sparse=True)

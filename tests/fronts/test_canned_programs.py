@@ -1,12 +1,9 @@
 """Programs of TensorFlow's guides for 1.x run with tower_train.estimator instead of tf.estimator."""
 
-import itertools
 import re
 
 import iris_program
-import jobs
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tower_train import estimator as tf_estimator
@@ -16,22 +13,11 @@ CENSUS_DEFAULTS = [[0], [""], [""], [""], [0], [""]]
 EDUCATIONS = ["Bachelors", "HS-grad", "Masters"]
 
 
-def assert_iris(printed):
+def test_iris_on_two_towers(tmp_path, capsys):
+    iris_program.main(tmp_path, 2)
+    printed = capsys.readouterr().out
     assert float(re.search(r"Test set accuracy: (\d\.\d+)", printed)[1]) > 0.9
     assert re.findall(r'Prediction is "(\w+)" \(\d+.\d%\), expected "\1"', printed) == iris_program.SPECIES
-
-
-def test_iris(tmp_path, capsys):
-    iris_program.main(tmp_path, 1)
-    assert_iris(capsys.readouterr().out)
-
-
-def test_iris_on_two_towers_hears_of_no_deprecation_but_that_of_what_it_calls(tmp_path):
-    process = jobs.command("iris_program", str(tmp_path), "2", cwd=jobs.TESTS / "fronts")
-    assert process.returncode == 0, process.stderr
-    assert_iris(process.stdout)
-    deprecated = re.findall(r"From (\S+?):\d+: (\S+) .*is deprecated and will be removed", process.stderr)
-    assert {name for _, name in deprecated} <= {"numeric_column", "calling"}, deprecated
 
 
 def build_model_columns():
@@ -105,28 +91,3 @@ def test_census(tmp_path):
     example_input_fn = tf_estimator.export.build_parsing_serving_input_receiver_fn(feature_spec)
     exported = model.export_saved_model(str(tmp_path / "export"), example_input_fn)
     assert tf.io.gfile.exists(exported + b"/saved_model.pb")
-
-
-def test_boston(tmp_path):
-    names = ["crim", "zn", "rm"]
-    rng = np.random.default_rng(0)
-    homes = rng.normal(size=[100, 3])
-    prices = homes @ [1.0, -1.0, 2.0] + 10
-
-    def get_input_fn(rows, num_epochs=None, shuffle=True):
-        return tf_estimator.inputs.numpy_input_fn(
-            x={k: homes[rows, i] for i, k in enumerate(names)}, y=prices[rows], batch_size=20, num_epochs=num_epochs,
-            shuffle=shuffle,
-        )  # fmt: skip
-
-    feature_cols = [tf.feature_column.numeric_column(k) for k in names]
-    regressor = tf_estimator.DNNRegressor(
-        feature_columns=feature_cols, hidden_units=[10, 10], model_dir=tmp_path,
-        config=tf_estimator.RunConfig(num_gpus=2, tf_random_seed=1),
-    )  # fmt: skip
-    regressor.train(input_fn=get_input_fn(slice(80)), steps=300)
-    ev = regressor.evaluate(input_fn=get_input_fn(slice(80, 100), num_epochs=1, shuffle=False))
-    assert ev["loss"] == pytest.approx(20 * ev["average_loss"], rel=1e-5) and ev["average_loss"] < 1
-    y = regressor.predict(input_fn=get_input_fn(slice(80, 86), num_epochs=1, shuffle=False))
-    predictions = list(p["predictions"][0] for p in itertools.islice(y, 6))
-    np.testing.assert_allclose(predictions, prices[80:86], atol=3)

@@ -1,4 +1,4 @@
-"""Canned estimators train what numpy trains on the joined batches of all towers."""
+"""Canned estimators train what numpy trains on the joined batches of all towers, under the names of 1.15."""
 
 import jobs
 import keras
@@ -74,14 +74,6 @@ def assert_linear(estimator, expected):
 
 @pytest.mark.parametrize("towers", [1, 3])
 class TestLinear:
-    def test_regressor(self, tmp_path, towers):
-        settings = config(towers, save_summary_steps=1)
-        estimator = tf_estimator.LinearRegressor([number, kind], tmp_path, optimizer=SGD, config=settings)
-        estimator.train(input_fn(TARGET), steps=STEPS)
-        expected, losses = trained(squared, TARGET, 1, towers)
-        assert_linear(estimator, expected)
-        np.testing.assert_allclose(losses_of(tmp_path), losses, rtol=1e-5)
-
     def test_classifier_of_two_classes_with_weights(self, tmp_path, towers):
         settings = config(towers, save_summary_steps=1)
         estimator = tf_estimator.LinearClassifier(
@@ -163,40 +155,6 @@ def test_wide_and_deep_parts_have_their_own_optimizers_and_a_common_loss(tmp_pat
         assert f"dnn/dnn/{layer}/activation" in tags["histograms"]
 
 
-def test_optimizers_by_name_have_the_learning_rates_of_1_15(tmp_path):
-    linear, deep, columns = "linear/linear_model/bias_weights", "dnn/logits/bias", [number]
-    canned = [
-        (0.2, linear, tf_estimator.LinearRegressor(columns, tmp_path / "linear", optimizer="SGD")),
-        (0.05, deep, tf_estimator.DNNRegressor([2], columns, tmp_path / "deep", optimizer="SGD")),
-        (0.3, "baseline/bias", tf_estimator.BaselineRegressor(tmp_path / "baseline", optimizer="SGD")),
-        (0.005, linear, tf_estimator.DNNLinearCombinedRegressor(tmp_path / "wide", columns, "SGD")),
-        (
-            0.001,
-            deep,
-            tf_estimator.DNNLinearCombinedRegressor(tmp_path / "deep of both", None, None, columns, "SGD", [2]),
-        ),
-    ]
-    ones = np.ones(COUNT, np.float32)
-    for rate, bias, estimator in canned:
-        estimator.train(input_fn(ones), steps=1)
-        first = f"{estimator.model_dir}/model.ckpt-0"
-        predictions = estimator.predict(input_fn(None, epochs=1), checkpoint_path=first)
-        before = np.array([next(predictions)["predictions"] for _ in range(4)])
-        moved = estimator.get_variable_value(bias) - tf.train.load_variable(first, bias)
-        assert moved == pytest.approx(rate * 2 * (1 - before).sum(), rel=1e-4), estimator.model_dir
-
-
-def test_baselines_learn_the_frequencies_and_the_mean(tmp_path):
-    settings = {"config": config(2), "optimizer": "SGD", "loss_reduction": MEAN}
-    classifier = tf_estimator.BaselineClassifier(tmp_path / "c", 3, **settings)
-    classifier.train(input_fn(CLASS3, batch=COUNT // 2), steps=200)
-    [*predictions] = classifier.predict(input_fn(None, epochs=1))
-    np.testing.assert_allclose(predictions[0]["probabilities"], np.bincount(CLASS3) / COUNT, atol=1e-4)
-    regressor = tf_estimator.BaselineRegressor(tmp_path / "r", **settings)
-    regressor.train(input_fn(TARGET, batch=COUNT // 2), steps=30)
-    assert regressor.get_variable_value("baseline/bias") == pytest.approx([TARGET.mean()], abs=1e-5)
-
-
 def test_batches_are_normalised_and_the_first_towers_statistics_kept(tmp_path):
     estimator = tf_estimator.DNNRegressor(
         [2], [number], tmp_path, optimizer=SGD, activation_fn=None, batch_norm=True, config=config(2)
@@ -228,7 +186,7 @@ def test_dropout_follows_the_seed_differs_between_towers_and_is_for_training_onl
         class Masks(v1.train.SessionRunHook):
             def before_run(self, run_context):
                 graph = run_context.session.graph
-                names = [f"{tower}dnn/hiddenlayer_0/dropout/GreaterEqual:0" for tower in ("", "tower_1/")]
+                names = [f"{tower}dnn/dropout/dropout/GreaterEqual:0" for tower in ("", "tower_1/")]
                 return v1.train.SessionRunArgs([graph.get_tensor_by_name(name) for name in names])
 
             def after_run(self, run_context, run_values):
@@ -252,3 +210,66 @@ def test_a_hook_finds_the_librarys_own_names_of_ops_on_two_towers(tmp_path):
     logged = tf_estimator.LoggingTensorHook({"loss": "linear/head/weighted_loss/Sum"}, every_n_iter=1)
     estimator.train(input_fn(TARGET), hooks=[logged], steps=2)
     assert estimator.get_variable_value("global_step") == 2
+
+
+NAMES = ["no", "yes"]
+STRINGS = np.array(NAMES)[CLASS]
+
+
+def checkpoint(directory, values):
+    """Writes a model_dir's checkpoint of variables with these names and values."""
+    directory.mkdir(exist_ok=True)
+    with tf.Graph().as_default(), v1.Session() as session:
+        step = v1.train.create_global_step()
+        for name, value in values.items():
+            v1.get_variable(name, initializer=np.asarray(value, np.float32))
+        session.run([v1.global_variables_initializer()])
+        session.run(step.assign(100))
+        return v1.train.Saver().save(session, str(directory / "model.ckpt"), step)
+
+
+LINEAR = {
+    "linear/linear_model/number/weights": [[1.5]],
+    "linear/linear_model/kind/weights": [[-1.0], [0.5], [2.0]],
+    "linear/linear_model/bias_weights": [-0.75],
+    # The names of 1.15's optimizer slots, which nothing but training needs.
+    "linear/linear_model/number/weights/part_0/Ftrl": [[0.1]],
+}
+LOGITS = DENSE @ [[-1.0], [0.5], [2.0], [1.5]] - 0.75
+PROBABILITY = 1 / (1 + np.exp(-LOGITS[:, 0]))
+
+
+def test_variables_have_the_names_of_1_15(tmp_path):
+    embedding = tf.feature_column.embedding_column(kind, 2)
+    crossed = tf.feature_column.crossed_column(["kind", tf.feature_column.bucketized_column(number, [0.0])], 5)
+    estimator = tf_estimator.DNNLinearCombinedClassifier(
+        tmp_path,
+        [crossed, kind],
+        "Ftrl",
+        [embedding, number],
+        "Adagrad",
+        [4, 3],
+        n_classes=3,
+        config=config(2),
+    )
+    estimator.train(input_fn(CLASS3), steps=1)
+    deep = [
+        f"dnn/{layer}/{name}" for layer in ("hiddenlayer_0", "hiddenlayer_1", "logits") for name in ("kernel", "bias")
+    ]
+    deep.append("dnn/input_from_feature_columns/input_layer/kind_embedding/embedding_weights")
+    wide = ["kind/weights", "kind_X_number_bucketized/weights", "bias_weights"]
+    wide = [f"linear/linear_model/{name}" for name in wide]
+    slots = [f"{name}/Adagrad" for name in deep] + [f"{name}/{slot}" for name in wide for slot in ("Ftrl", "Ftrl_1")]
+    assert sorted(estimator.get_variable_names()) == sorted([*deep, *wide, *slots, "global_step"])
+
+
+def test_weights_of_1_15_begin_a_training(tmp_path):
+    checkpoint(tmp_path / "old", LINEAR)
+    estimator = tf_estimator.LinearClassifier(
+        [number, kind], tmp_path / "new", optimizer=v1.train.GradientDescentOptimizer(1e-9), config=config(2),
+        warm_start_from=str(tmp_path / "old"),
+    )  # fmt: skip
+    estimator.train(input_fn(CLASS), steps=1)
+    for name in ("number/weights", "kind/weights", "bias_weights"):
+        name = f"linear/linear_model/{name}"
+        np.testing.assert_allclose(estimator.get_variable_value(name), LINEAR[name], atol=1e-6)

@@ -7,7 +7,7 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import expected_weights, input_fn, make, model_fn, weights_of
+from regression import expected_weights, input_fn, make, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -33,23 +33,6 @@ def test_arguments_are_read_only_properties_in_the_order_of_1_15():
     changed = copy.deepcopy(config).replace(save_checkpoints_secs=30, num_gpus=2)
     assert (changed.save_checkpoints_steps, changed.save_checkpoints_secs, changed.num_gpus) == (None, 30, 2)
     assert (changed.mine, changed.model_dir, config.num_gpus) == (1, "a", None)
-
-
-def test_a_subclass_may_override_a_property(tmp_path):
-    class Mine(RunConfig):
-        @property
-        def model_dir(self):
-            return str(tmp_path)
-
-    estimator = tf_estimator.Estimator(model_fn, config=Mine())
-    assert estimator.model_dir == str(tmp_path) and isinstance(estimator.config, Mine)
-
-
-def test_without_tf_config_there_is_one_process():
-    config = RunConfig()
-    assert (config.is_chief, config.task_type, config.task_id, config.global_id_in_cluster) == (True, "worker", 0, 0)
-    assert (config.num_worker_replicas, config.num_ps_replicas, config.master) == (1, 0, "")
-    assert (config.evaluation_master, config.service, config.cluster_spec.as_dict()) == ("", None, {})
 
 
 @pytest.mark.parametrize("kind", ["worker", "chief", "master"])
@@ -100,11 +83,6 @@ def test_properties_tell_the_task_in_a_cluster(monkeypatch, cluster, kind, index
     assert config.cluster_spec.as_dict() == ({} if kind == "evaluator" else cluster)
 
 
-def test_masters_that_tf_config_names(monkeypatch):
-    set_task(monkeypatch, {}, session_master="here", eval_session_master="there")
-    assert (RunConfig().master, RunConfig().evaluation_master) == ("here", "there")
-
-
 def test_an_evaluator_ends_once_it_has_evaluated_the_last_step(tmp_path, monkeypatch):
     exported = []
 
@@ -117,8 +95,8 @@ def test_an_evaluator_ends_once_it_has_evaluated_the_last_step(tmp_path, monkeyp
     make(tmp_path).train(input_fn, max_steps=3)
     spec = tf_estimator.EvalSpec(input_fn, name="test", start_delay_secs=0, throttle_secs=1, exporters=Exported())
     set_task(monkeypatch, CLUSTER, "evaluator")
-    result, _ = tf_estimator.train_and_evaluate(make(tmp_path), tf_estimator.TrainSpec(input_fn, 3), spec)
-    assert result["global_step"] == 3 and exported == [(f"{tmp_path}/model.ckpt-3", 3, True)]
+    tf_estimator.train_and_evaluate(make(tmp_path), tf_estimator.TrainSpec(input_fn, 3), spec)
+    assert exported == [(f"{tmp_path}/model.ckpt-3", 3, True)]
     assert jobs.events(tmp_path / "eval_test").Scalars("loss")[0].step == 3
 
 
@@ -136,16 +114,6 @@ def test_jobs_without_tasks_and_an_evaluator_may_be_in_the_cluster(monkeypatch):
         assert (config.is_chief, config.num_worker_replicas, config.num_ps_replicas) == expected
 
 
-def test_tf_config_may_name_the_model_dir(monkeypatch):
-    set_task(monkeypatch, {"worker": ["a:1"]}, model_dir="there")
-    assert RunConfig().model_dir == RunConfig(model_dir="there").model_dir == "there"
-
-
-def test_none_for_both_intervals_saves_never(tmp_path):
-    make(tmp_path, save_checkpoints_steps=None, save_checkpoints_secs=None).train(input_fn)
-    assert jobs.saved_steps(tmp_path) == []
-
-
 def test_device_fn_places_the_ops_of_one_tower(tmp_path):
     placed = []
 
@@ -159,19 +127,6 @@ def test_device_fn_places_the_ops_of_one_tower(tmp_path):
         make(tmp_path, 2, device_fn=lambda op: "/cpu:0").train(input_fn)
 
 
-def test_what_1_15_had_for_clusters_is_accepted():
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
-    config = RunConfig(
-        eval_distribute=strategy, protocol="grpc", experimental_max_worker_delay_secs=1, session_creation_timeout_secs=9
-    )
-    assert (config.eval_distribute, config.protocol, config.session_creation_timeout_secs) == (strategy, "grpc", 9)
-
-    class DistributeConfig:  # tf.contrib.distribute's, which left TensorFlow
-        train_distribute, eval_distribute = strategy, None
-
-    assert RunConfig(experimental_distribute=DistributeConfig()).train_distribute is strategy
-
-
 def test_settings_that_cannot_be():
     for kwargs, match in [
         ({"worker_timeout_secs": 0}, "worker_timeout_secs=0; it must be a number of seconds, above 0"),
@@ -179,18 +134,3 @@ def test_settings_that_cannot_be():
     ]:
         with pytest.raises(errors.ConfigError, match=match):
             RunConfig(**kwargs)
-
-
-def test_subclasses_read_what_they_read_of_tensorflow_1_15s(tmp_path):
-    class Mine(tf_estimator.Estimator):
-        def about(self):
-            return self._model_dir, self._config.model_dir, self._session_config, self._params
-
-    given = tf.compat.v1.ConfigProto(log_device_placement=True)
-    for config, expected in (
-        (None, tf_estimator.get_default_session_config()),
-        (tf_estimator.RunConfig(session_config=given), given),
-    ):
-        estimator = Mine(lambda features, labels, mode, params: None, str(tmp_path), config, {"rate": 0.5})
-        assert estimator.about() == (str(tmp_path), str(tmp_path), expected, {"rate": 0.5})
-        assert estimator.config.session_config == expected and expected is not None

@@ -1,12 +1,14 @@
-"""An Estimator trains the model_fns that people wrote for one device, and names the fault of others."""
+"""An Estimator trains the model_fns that people wrote for one device, with their arguments and metrics."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import BATCH, EVAL, TRAIN, X, Y, input_fn, make, model_fn
+from regression import BATCH, EVAL, TRAIN, X, Y, expected_weights, input_fn, make, model_fn, weights_of
 
-from tower_train import errors, layers
+from tower_train import errors
 from tower_train import estimator as tf_estimator
+from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
 
@@ -88,14 +90,6 @@ def test_a_model_fn_of_keras_layers_keeps_its_names_and_its_moving_averages(tmp_
     assert len([name for name in estimator.get_variable_names() if name.endswith("kernel")]) == 1
 
 
-def test_names_of_features_of_several_types(tmp_path):
-    def numbered(features, labels, mode, params):
-        return model_fn({"x": features[1] + features["x"]}, labels, mode, params)
-
-    found = make(tmp_path, fn=numbered).evaluate(lambda: ({1: 0 * X, "x": X}, Y), 1)
-    assert found["loss"] == pytest.approx(np.mean(Y**2))
-
-
 def test_what_a_model_fn_must_not_do(tmp_path):
     def own_update(features, labels, mode):
         w = v1.get_variable("w", [3], tf.float64)
@@ -106,13 +100,6 @@ def test_what_a_model_fn_must_not_do(tmp_path):
     with pytest.raises(errors.GraphError, match=r"called apply_gradients .* \[0\] times"):
         make(tmp_path, 2, own_update).train(input_fn)
 
-    def of_its_own_rate(features, labels, mode, params):
-        with layers.param_group(rate_factor=2.0):
-            return model_fn(features, labels, mode, params)
-
-    with pytest.raises(errors.GraphError, match="weights is created in a block of layers.param_group"):
-        make(tmp_path, 2, of_its_own_rate).train(input_fn)
-
     calls = []
 
     def another_each_time(features, labels, mode):
@@ -122,3 +109,104 @@ def test_what_a_model_fn_must_not_do(tmp_path):
         make(tmp_path, 2, lambda features, labels, mode, params: (
             another_each_time(features, labels, mode) or model_fn(features, labels, mode, params)
         )).train(input_fn)  # fmt: skip
+
+
+def test_arguments_are_passed_by_name_in_any_order(tmp_path):
+    def turned(mode, params, labels, features):
+        return model_fn(features, labels, mode, params)
+
+    class Callable:
+        def __call__(self, config, mode, features, labels, params):
+            assert config.num_gpus == 2
+            return turned(mode, params, labels, features)
+
+    for i, fn in enumerate([turned, Callable(), lambda labels, mode, params, features: turned(mode, params, labels,
+                                                                                              features)]):  # fmt: skip
+        estimator = make(tmp_path / str(i), 2, fn).train(input_fn)
+        np.testing.assert_allclose(weights_of(estimator), expected_weights(6, 2), atol=1e-12)
+        assert estimator.evaluate(input_fn).keys() == {"mae", "loss", "global_step"}
+        next(estimator.predict(input_fn))
+
+
+def test_an_input_context_gives_the_number_of_towers(tmp_path):
+    def per_replica(input_context):
+        return input_fn(batch=input_context.get_per_replica_batch_size(12))
+
+    estimator = make(tmp_path, 3).train(per_replica)
+    np.testing.assert_allclose(weights_of(estimator), expected_weights(4, 3), atol=1e-12)
+
+
+def with_metrics(make_metrics, in_training=False):
+    def fn(features, labels, mode, params):
+        spec = model_fn(features, labels, mode, params)
+        if mode == EVAL or (in_training and mode == TRAIN):
+            return spec._replace(eval_metric_ops=make_metrics(features, labels))
+        return spec
+
+    return fn
+
+
+def keras_metrics(features, labels):
+    mean = keras.metrics.Mean(name="average")
+    mean.update_state(labels)
+    error = keras.metrics.MeanAbsoluteError()
+    error.update_state(labels[:, tf.newaxis], features["x"][:, :1])
+    per_batch = keras.metrics.Mean(name="per_batch")
+    per_batch.update_state(tf.reduce_mean(labels))  # its count does not depend on the input
+    return {"average": mean, "error": error, "per_batch": per_batch}
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_keras_metrics_are_over_all_batches_and_not_in_checkpoints(tmp_path, towers):
+    estimator = make(tmp_path, towers, with_metrics(keras_metrics, in_training=True)).train(input_fn)
+    for _ in range(2):  # they begin anew
+        found = estimator.evaluate(lambda: input_fn(batch=20))
+        assert found["average"] == pytest.approx(Y.mean(), abs=1e-6)
+        assert found["error"] == pytest.approx(np.abs(Y - X[:, 0]).mean(), abs=1e-6)
+        assert found["per_batch"] == pytest.approx(np.mean([Y[:20].mean(), Y[20:40].mean(), Y[40:].mean()]), abs=1e-6)
+    names = estimator.get_variable_names()
+    assert not [name for name in names if "average" in name or "error" in name]
+
+
+def test_keras_metrics_that_cannot_be(tmp_path):
+    def never(features, labels):
+        return {"average": keras.metrics.Mean()}
+
+    def twice(features, labels):
+        mean = keras.metrics.Mean()
+        mean.update_state(labels)
+        mean.update_state(labels + 1)
+        return {"average": mean}
+
+    for fn in (never, twice):
+        with pytest.raises(ValueError, match="call update_state once in a model_fn"):
+            make(tmp_path, fn=with_metrics(fn)).evaluate(input_fn)
+
+
+def test_add_metrics(tmp_path):
+    seen = []
+
+    def more(labels, predictions, config):
+        seen.append((predictions, config.model_dir))
+        return {"mean_label": v1.metrics.mean(labels)}
+
+    estimator = make(tmp_path, params={"rate": 2**-5}).train(input_fn)
+    extended = tf_estimator.add_metrics(estimator, more)
+    found = extended.evaluate(lambda: input_fn(batch=10))
+    assert found.keys() == {"mae", "mean_label", "loss", "global_step"}
+    assert found["mean_label"] == pytest.approx(Y.mean(), abs=1e-6)
+    assert found["mae"] == pytest.approx(estimator.evaluate(input_fn)["mae"])
+    assert seen == [({}, str(tmp_path))] and isinstance(extended, tf_estimator.Estimator)
+
+
+def test_names_are_the_librarys_or_subclasses():
+    theirs = {name: value for name, value in vars(library.api).items() if not name.startswith("_")}
+    assert vars(tf_estimator).keys() >= theirs.keys()
+    for name in ("EstimatorSpec", "EvalSpec", "BestExporter", "WarmStartSettings", "BinaryClassHead"):
+        assert getattr(tf_estimator, name) is theirs[name]
+    assert tf_estimator.experimental.stop_if_lower_hook is library.api.experimental.stop_if_lower_hook
+    for cls in (tf_estimator.DNNClassifier, tf_estimator.experimental.KMeans):
+        assert issubclass(cls, tf_estimator.Estimator)
+    assert issubclass(tf_estimator.DNNClassifier, library.api.DNNClassifier)
+    assert library.estimator.Estimator is tf_estimator.Estimator  # where the library makes its own
+    assert library.run_config.RunConfig is tf_estimator.RunConfig

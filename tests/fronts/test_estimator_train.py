@@ -32,12 +32,6 @@ def test_batches_that_do_not_suffice_for_all_towers_are_left_out(tmp_path):
     np.testing.assert_allclose(weights_of(estimator), expected_weights(2, 5), atol=1e-12)
 
 
-def test_steps_count_from_here_and_max_steps_from_the_first_step(tmp_path):
-    for kwargs, expected in [({"steps": 3}, 3), ({"steps": 3}, 6), ({"max_steps": 8}, 8), ({"max_steps": 8}, 8)]:
-        estimator = make(tmp_path, 2).train(lambda: input_fn(epochs=None), **kwargs)
-        assert estimator.get_variable_value("global_step") == expected
-
-
 def test_a_resumed_run_goes_on_with_the_weights_and_the_momentum(tmp_path):
     for end in (4, 9):
         make(tmp_path, 2).train(lambda end=end: input_fn(epochs=None).skip(2 * (end - 4)), max_steps=end)
@@ -83,23 +77,6 @@ def test_large_arrays_of_the_input_do_not_get_into_the_files(tmp_path):
     assert max(path.stat().st_size for path in tmp_path.iterdir()) < large.nbytes / 2
 
 
-def test_checkpoints_are_kept_as_configured(tmp_path):
-    make(tmp_path, save_checkpoints_steps=2, keep_checkpoint_max=3).train(input_fn)
-    assert jobs.saved_steps(tmp_path) == [8, 10, 12]
-
-
-def test_checkpoints_of_savers_of_the_users_own(tmp_path):
-    own = tf_estimator.CheckpointSaverHook(str(tmp_path), save_steps=2, checkpoint_basename="mine")
-    estimator = make(tmp_path).train(input_fn, steps=3, hooks=[own])
-    assert estimator.latest_checkpoint() == f"{tmp_path}/mine-3"
-    for file in tmp_path.glob("mine-3.*"):
-        file.rename(tmp_path / f"model.ckpt{file.suffix}")  # without a step in its name
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt"')
-    assert estimator.evaluate(input_fn)["global_step"] == 3
-    estimator.train(input_fn, max_steps=3)
-    assert estimator.train(input_fn, max_steps=4).get_variable_value("global_step") == 4
-
-
 def test_params_and_config_reach_model_fn_and_input_fn(tmp_path):
     def with_config(features, labels, mode, params, config):
         assert config.num_gpus == 2 and config.model_dir == str(tmp_path)
@@ -123,12 +100,9 @@ def test_what_is_not_finite_stops_the_run_before_it_changes_the_weights(tmp_path
     np.testing.assert_allclose(weights_of(make(tmp_path)), expected_weights(2, 2), atol=1e-12)
 
 
-def test_input_that_does_not_suffice_for_towers(tmp_path):
-    estimator = make(tmp_path, 2)
-    with pytest.raises(errors.DataError, match="a step takes 2 batches, one a tower"):
-        estimator.train(lambda: input_fn(count=BATCH))
+def test_tensors_are_no_input_for_towers(tmp_path):
     with pytest.raises(errors.DataError, match="input_fn returned a tuple, of which each tower and worker would get"):
-        estimator.train(lambda: ({"x": tf.constant(X)}, tf.constant(Y)))
+        make(tmp_path, 2).train(lambda: ({"x": tf.constant(X)}, tf.constant(Y)))
 
 
 def test_towers_that_cannot_be(tmp_path):
@@ -153,8 +127,37 @@ def test_a_strategy_trains_on_towers_one_per_device(tmp_path, strategy):
     estimator = make(tmp_path, None, train_distribute=strategy, eval_distribute=strategy).train(input_fn)
     np.testing.assert_allclose(weights_of(estimator), expected_weights(12 // towers, towers), atol=1e-12)
     assert estimator.evaluate(input_fn)["global_step"] == 12 // towers
-    assert estimator.config.train_distribute is strategy
 
 
 def test_a_strategys_gpus_carry_the_towers():
     assert tf_estimator.RunConfig(train_distribute=Strategy("GPU:1", "GPU:3")).towers == [1, 3]
+
+
+def test_early_stopping_within_train_and_evaluate(tmp_path):
+    estimator = make(tmp_path, save_checkpoints_steps=2)
+    hook = tf_estimator.experimental.stop_if_higher_hook(
+        estimator, "loss", 1e-9, run_every_secs=None, run_every_steps=1
+    )
+    train = tf_estimator.TrainSpec(lambda: input_fn(epochs=None), max_steps=50, hooks=[hook])
+    result, _ = tf_estimator.train_and_evaluate(estimator, train, tf_estimator.EvalSpec(input_fn, throttle_secs=0))
+    assert result["global_step"] == 2  # which was saved and evaluated before the hook looks
+
+
+def test_evaluations_in_memory_are_of_the_variables_as_they_are(tmp_path):
+    estimator = make(tmp_path, 2)
+    hook = tf_estimator.experimental.InMemoryEvaluatorHook(estimator, input_fn, name="now", every_n_iter=2)
+    estimator.train(lambda: input_fn(epochs=None), steps=3, hooks=[hook])
+    found = jobs.events(tmp_path / "eval_now").Scalars("mae")
+    values = [expected_weights(step, 2) for step in (0, 2, 3)]
+    expected = [np.abs(X @ v[:3] + v[3] - Y).mean() for v in values]
+    assert [event.step for event in found] == [0, 2, 3]
+    np.testing.assert_allclose([event.value for event in found], expected, atol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_is_also_1_15s_error(tmp_path):
+    def bad_batch():
+        return tf.data.Dataset.from_tensor_slices(({"x": X}, Y * np.nan)).batch(4)
+
+    with pytest.raises(tf_estimator.NanLossDuringTrainingError, match="not finite at step 1") as caught:
+        make(tmp_path, 2).train(bad_batch)
+    assert isinstance(caught.value, errors.NonFiniteError)

@@ -5,7 +5,6 @@ import pytest
 import regression
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train import estimator as tf_estimator
 
 v1 = tf.compat.v1
@@ -87,32 +86,15 @@ class TestNumpyInputFn:
         [features] = drawn(numpy_input_fn({"__target_key__": np.arange(2)}, shuffle=False))
         assert features["__target_key__"].tolist() == [0, 1]
 
-    def test_static_shapes_are_those_of_1_15(self):
-        x = np.zeros([10, 3], np.float32)
-        with tf.Graph().as_default():
-            assert numpy_input_fn(x, batch_size=4, shuffle=False)().shape.as_list() == [None, 3]
-            assert numpy_input_fn(x, batch_size=4, num_epochs=None, shuffle=False)().shape.as_list() == [4, 3]
-
-    @pytest.mark.parametrize(
-        ("x", "y", "message"),
-        [
-            (list(range(4)), np.arange(4), "x must be an array or a dict of arrays; got a list"),
-            ({}, np.arange(4), "x is an empty dict"),
-            (np.array([[], []]), np.arange(2), r"x has the shape \[2, 0\]"),
-            ({"a": np.arange(4)}, {}, "y is an empty dict"),
-            ({"a": np.arange(4)}, np.arange(10), r"same length; got lengths \[4, 10\]"),
-            ({"a": np.arange(1), "b": np.arange(4)}, None, "same length"),
-            ({"a": np.arange(4), "b": np.arange(4)}, {"b": np.arange(4), "c": np.arange(4)}, r"same names: \['b'\]"),
-            ({"a": np.array(["x", np.nan], object)}, None, r"x\['a'\] holds objects of type float.*fillna"),
-        ],
-    )
-    def test_other_arguments_are_refused(self, x, y, message):
-        with pytest.raises(errors.DataError, match=message):
-            numpy_input_fn(x, y, shuffle=False)
-
-    def test_shuffle_has_to_be_given(self):
-        with pytest.raises(errors.ConfigError, match="shuffle=None; give True"):
-            numpy_input_fn(np.arange(4), np.arange(4))
+    def test_mistakes_are_the_librarys(self):
+        for x, y, shuffle, error in [
+            (list(range(4)), None, False, TypeError),
+            ({}, None, False, ValueError),
+            ({"a": np.arange(4)}, np.arange(10), False, ValueError),
+            (np.arange(4), np.arange(4), None, ValueError),
+        ]:
+            with pytest.raises(error):
+                numpy_input_fn(x, y, shuffle=shuffle)
 
     def test_towers_train_on_its_batches(self, tmp_path):
         input_fn = numpy_input_fn(
@@ -157,11 +139,9 @@ class TestPandasInputFn:
         ("kwargs", "message"),
         [
             ({"y": Column([1, 2, 3, 4])}, "x and y must have the same index"),
-            ({"y": [1, 2, 3, 4]}, "x and y must have the same index"),
             ({"target_column": "a", "y": Y}, "x has a column 'a'"),
-            ({"x": np.arange(4)}, "x must be a pandas.DataFrame; got a ndarray"),
         ],
     )
-    def test_other_arguments_are_refused(self, kwargs, message):
-        with pytest.raises(errors.UserError, match=message):
-            pandas_input_fn(**({"x": self.X, "shuffle": False} | kwargs))
+    def test_labels_that_do_not_match_are_refused(self, kwargs, message):
+        with pytest.raises(ValueError, match=message):
+            pandas_input_fn(self.X, shuffle=False, **kwargs)

@@ -11,8 +11,8 @@ import trainings
 
 import tower_train
 from tower_train import errors, layers
-from tower_train.config import Config
-from tower_train.graph import context
+from tower_train.config import Config, ExportOptions
+from tower_train.inference import saved_model
 
 v1 = tf.compat.v1
 SIZE, CLASSES = 6, 3
@@ -146,6 +146,20 @@ def test_layers_with_tables_look_up_in_each_graph_what_keras_does():
     np.testing.assert_allclose(found, model(tf.constant(words)), rtol=1e-6)
 
 
+def test_an_exported_network_with_tables_looks_up_what_keras_does(tmp_path):
+    words = np.array([[b"cat"], [b"dog"], [b"bird"], [b"cow"]] * 4)
+    texts = tower_train.Examples.from_arrays("words", words, np.arange(16) % CLASSES, ["a", "b", "c"])
+    task, folder = workload(texts, with_tables), tmp_path / "export"
+    tower_train.train(task, Config(train_dir=str(tmp_path / "run"), max_steps=3, batch_size=4, num_gpus=2, device="cpu",
+                                   moving_average_decay=0.0, check_data=False, summary_every_steps=0))  # fmt: skip
+    saved_model.export(ExportOptions(train_dir=str(tmp_path / "run")), folder, task)
+    served = tf.saved_model.load(str(folder)).signatures["serving_default"](features=tf.constant(words))
+    trained, model = jobs.variables(tmp_path / "run"), with_tables()
+    names = [*(f"embedding{i}/embeddings" for i in ("", "_1", "_2")), "dense/kernel", "dense/bias"]
+    model.set_weights([trained[name] for name in names])
+    np.testing.assert_allclose(served["logits"], model(tf.constant(words)), rtol=1e-5, atol=1e-6)
+
+
 def test_initial_values_follow_the_seed_and_the_names_only(examples):
     first = train(examples, small(), 0)[1]
     keras.layers.Dense(1), keras.layers.Conv2D(1, 1)  # so that Keras would number the next ones differently
@@ -263,7 +277,8 @@ def masks_of(build, steps=1, **options):
         return seen[-1]
 
     def loss(outputs, labels):
-        return tf.reduce_mean(outputs) * v1.get_variable("weight", [], outputs.dtype)
+        with v1.variable_scope("", reuse=True):
+            return tf.reduce_mean(outputs) * v1.get_variable("weight", [], outputs.dtype)
 
     with trainings.opened(tower_train.Workload("ones", None, inference, loss), ones, dtype="float64", **options) as (
         built, session,
@@ -329,7 +344,7 @@ def test_towers_that_drop_in_a_recurrent_layer_match_one_tower(examples):
 def test_what_cannot_draw_by_example_is_named_in_the_log_and_in_run_json(examples, tmp_path, capsys):
     def run(name, *layers):
         config = Config(train_dir=str(tmp_path / name), max_steps=3, num_gpus=2, batch_size=4, device="cpu",
-                        check_data=False, summary_every_steps=0)  # fmt: skip
+                        check_data=False, summary_every_steps=0, check_towers="never")  # fmt: skip
         tower_train.train(workload(examples, drawing(*layers)), config)
         lines = [line for line in capsys.readouterr().out.splitlines() if "Drawn by tower" in line]
         reader = tf.train.load_checkpoint(str(tmp_path / name))
@@ -341,20 +356,6 @@ def test_what_cannot_draw_by_example_is_named_in_the_log_and_in_run_json(example
     assert written == {"by_example": ["seed_generator"], "by_tower": ["mine"], "stateful": []}
     assert draws == [0, 3], "only what does not draw by example counts its draws, once a step"
     assert run("dropout", lambda: keras.layers.Dropout(0.5))[0] == []
-
-
-def test_the_towers_of_another_worker_drop_what_as_many_towers_of_one_process_would(examples):
-    masks = []
-    for first, towers in ((0, 3), (2, 1)):
-        inference = workload(examples, small(dropout=0.5)).inference
-        with tf.Graph().as_default() as graph, v1.Session() as session:
-            for index in range(towers):
-                with v1.variable_scope("", reuse=v1.AUTO_REUSE), context.Context(tower=first).of_tower(index):
-                    inference(tf.ones([8, SIZE, SIZE, 2]), True)
-            session.run(v1.global_variables_initializer())
-            masks.append(session.run([op.inputs[0] for op in graph.get_operations() if op.type == "SelectV2"]))
-    (_, second, third), (other,) = masks
-    assert np.array_equal(other, third) and not np.array_equal(other, second)
 
 
 def test_dropout_resumes_exactly(examples, tmp_path):
@@ -370,6 +371,33 @@ def test_dropout_resumes_exactly(examples, tmp_path):
     whole = run("whole", jobs.copy_after(3, tmp_path / "whole", tmp_path / "resumed"))
     assert jobs.saved_steps(tmp_path / "resumed") == [2]
     jobs.assert_identical(run("resumed"), whole)
+
+
+def test_a_network_that_is_called_twice_has_its_weights_once(examples):
+    network = tower_train.keras_network(drawing())
+
+    def twice(features, training):
+        return network(features, training) + network(-features, training)
+
+    _, variables = trainings.train(tower_train.Workload("twice", None, twice), examples, 1, num_gpus=2, batch_size=4)
+    assert [name for name in variables if name.endswith("kernel")] == ["dense/kernel"]
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("float64", "float64"), ("bfloat16", "float32")])
+def test_a_network_of_integers_computes_in_the_runs_dtype(dtype, kept):
+    computed = []
+
+    def build():
+        words = keras.Input((3,), dtype="int32")
+        means = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(9, 4)(words))
+        computed.append(means.dtype)
+        return keras.Model(words, keras.layers.Dense(2)(means))
+
+    words = np.arange(24, dtype=np.int32).reshape(8, 3) % 9
+    examples = tower_train.Examples.from_arrays("words", words, np.arange(8) % 2)
+    workload = tower_train.Workload("words", None, tower_train.keras_network(build))
+    _, variables = trainings.train(workload, examples, 1, batch_size=8, dtype=dtype)
+    assert computed == [dtype] and variables["dense/kernel"].dtype == kept
 
 
 def test_constraints_hold_after_a_step(examples):

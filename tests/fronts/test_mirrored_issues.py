@@ -1,7 +1,13 @@
 """Programs in which MirroredStrategy is wrong or fails, by the issue that tells of them, train here as on one device.
 
-`python tests/fronts/test_mirrored_issues.py` shows both sides: by how much weights differ from one device's.
+`python tests/fronts/test_mirrored_issues.py` shows both sides: by how much weights differ from one device's. Several
+machines (keras#20585), of which test_multi_worker_models.py holds the right side:
+
+    scripts/local_cluster --workers=2 -- python tests/fronts/test_mirrored_issues.py mirrored  # or: towers
 """
+
+import contextlib
+import sys
 
 import keras
 import numpy as np
@@ -89,7 +95,53 @@ def tensorflow_47344():
     return network, chosen, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
 
 
-ISSUES = [tensorflow_41657_and_36224, keras_17429, keras_20164, dropout, tensorflow_47344]
+def tensorflow_33929():
+    """tensorflow#33929: clipnorm=, by which each replica clips its part of the gradient."""
+    clipping = lambda: settings() | {"optimizer": keras.optimizers.SGD(0.1, global_clipnorm=0.1)}  # noqa: E731
+    return network, clipping, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+
+
+def keras_18978():
+    """keras#18978: use_ema=True with ema_overwrite_frequency=3."""
+    averaging = lambda: settings(use_ema=True, ema_overwrite_frequency=3)  # noqa: E731
+    return network, averaging, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+
+
+def masks():
+    """Masked steps of sequences, whose number differs between replicas."""
+
+    def build():
+        recurrent = layers.SimpleRNN(3, return_sequences=True)
+        return keras.Sequential(
+            [keras.Input([5], dtype="int32"), layers.Embedding(9, 4, mask_zero=True), recurrent, layers.Dense(1)]
+        )
+
+    rng = np.random.default_rng(0)
+    words = rng.integers(1, 9, [64, 5]) * (np.arange(5) < rng.integers(1, 6, [64, 1]))
+    return build, settings, dict(x=words, y=numbers(320, 1).reshape(64, 5, 1), batch_size=16, epochs=2)
+
+
+class Positions(layers.Layer):
+    """Adds an embedding of positions."""
+
+    def build(self, shape):
+        self.embedding = layers.Embedding(shape[1], 1)
+        self.embedding.build([shape[1]])
+
+    def call(self, x):
+        return x + self.embedding(ops.arange(x.shape[1]))[:, 0]
+
+
+def positions():
+    """An embedding of positions, as of transformers, whose rows Adam gets once from each replica."""
+    build = lambda: keras.Sequential([keras.Input([4]), Positions(), layers.Dense(3)])  # noqa: E731
+    return build, settings, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+
+
+ISSUES = [
+    tensorflow_41657_and_36224, keras_17429, keras_20164, tensorflow_33929, keras_18978, tensorflow_47344, dropout,
+    masks, positions,
+]  # fmt: skip
 
 
 def trained(build, compiled, data, wrap=lambda model: model):
@@ -126,12 +178,28 @@ def mirrored(build, compiled, data):
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:60]}"
 
 
+def on_workers(side):
+    """Prints by how much the weights that all workers train differ from one device's, or how that fails."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if side == "mirrored" else None
+    build, compiled, data = network, settings, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+    try:
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            found = trained(
+                build, compiled, data, tower_train.multi_gpu_model if side == "towers" else lambda model: model
+            )
+        print(f"{side} {difference(found, trained(build, compiled, data)):.0e}")
+    except ValueError as error:
+        print(f"{side} ValueError: {str(error)[:40]} ... {str(error)[-90:]}")
+
+
 def main():
     """Prints a row for each issue."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(REPLICAS))
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
+    if len(sys.argv) > 1:
+        return on_workers(sys.argv[1])
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(REPLICAS))
     for issue in ISSUES:
         build, compiled, data = issue()
         expected = trained(build, compiled, data)

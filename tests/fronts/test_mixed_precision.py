@@ -49,16 +49,15 @@ def test_a_convolution_is_trained_by_a_plain_optimizer(policy, name, atol):
         assert {weight.dtype for weight in model.weights} == {"float32"}
 
 
-@pytest.mark.parametrize("gpus", [2, 3])
-def test_steps_are_skipped_where_the_whole_batchs_gradients_overflow(policy, gpus):
+def test_steps_are_skipped_where_the_whole_batchs_gradients_overflow(policy):
     """One example has all of the gradient, which towers must not multiply by their number."""
     policy("mixed_float16")
     x, y = np.zeros([6, 3], np.float32), np.zeros([6, 2], np.float32)
     x[0], y[0] = 1, 8
-    for power in range(10, 20):
+    for power in (14, 15, 16):
         scaled = keras.mixed_precision.LossScaleOptimizer
         models = fit_both(
-            dense, gpus, lambda scale=2.0**power, scaled=scaled: dict(
+            dense, 3, lambda scale=2.0**power, scaled=scaled: dict(
                 loss="mse", optimizer=scaled(keras.optimizers.SGD(0.0), initial_scale=scale)), x, y, batch_size=6,
         )  # fmt: skip
         (one, _), (template, _) = models

@@ -128,13 +128,6 @@ def random_seed() -> int | None:
     return context.global_seed()
 
 
-def has_unseeded_shuffle(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset shuffles in another order in each process, outside of functions that make datasets."""
-    if hasattr(dataset, "_seed2") and not (int(dataset._seed) or int(dataset._seed2)):
-        return True
-    return any(map(has_unseeded_shuffle, dataset._inputs()))
-
-
 def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Returns the metrics that a model and its layers have as attributes and update in their calls."""
     found = [metric for layer in model._flatten_layers() for metric in own_metrics(layer)]
@@ -241,16 +234,16 @@ def seed_state(seed) -> keras.Variable | None:
     return getattr(seed, "state", None)
 
 
-def moving_statistics_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns the moving averages of a model's batch normalisation."""
-    layers = [layer for layer in sublayers(model) if isinstance(layer, keras.layers.BatchNormalization)]
-    return [variable for layer in layers for variable in layer.non_trainable_variables]
-
-
-def spectral_state_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns what spectral normalisation assigns: kernels and vectors, the same whatever the examples."""
-    layers = [layer for layer in sublayers(model) if isinstance(layer, keras.layers.SpectralNormalization)]
-    return [variable for layer in layers for variable in (layer.kernel, layer.vector_u)]
+def assigned_by_layers(model: keras.Model) -> tuple[set[int], set[int]]:
+    """Returns the ids of variables that Keras' layers assign in training: the moving averages of batch normalisation,
+    and the kernels and vectors of spectral normalisation, which are the same whatever the examples."""
+    moving, same = set(), set()
+    for layer in sublayers(model):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            moving |= {id(variable) for variable in layer.non_trainable_variables}
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            same |= {id(layer.kernel), id(layer.vector_u)}
+    return moving, same
 
 
 def attached(tensor) -> dict[str, tf.Tensor]:

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.program import Cluster, current
+from tower_train.fronts.program import Cluster, current
 from tower_train.graph import collectives
 from tower_train.graph.collectives import AllReduce, Keys
 from tower_train.graph.devices import HOST
@@ -115,7 +115,7 @@ def average_over_workers(
         return list(grads_and_vars)
     keys, device, local = Keys.of(v1.get_default_graph()), cluster.devices[0], {}
     with v1.name_scope("average_over_workers"), tf.device(cluster.device):
-        with tf.control_dependencies([keys.compared(cluster.membership.compare)]):
+        with tf.control_dependencies([keys.compared(cluster.membership.agreement.compare)]):
             for name, (grad, variable) in sorted(zip(names, grads_and_vars, strict=True), key=lambda pair: pair[0]):
                 keys.meaning[f"the gradient of {name}"] = "none"
                 if grad is not None:
@@ -124,7 +124,7 @@ def average_over_workers(
                     rows = "rows of " if is_sparse else ""
                     keys.meaning[f"the gradient of {name}"] = rows + collectives.described(grad.dtype, variable.shape)
         arrived = _counted(cluster, 0, local.values())
-        all_reduce = AllReduce([device], "collective", dtype, cluster.size, name=f"averaging {list(local)}")
+        all_reduce = AllReduce([device], "collective", cluster.size, name=f"averaging {list(local)}", dtype=dtype)
         [means] = all_reduce.mean([list(local.values())])
         with tf.control_dependencies([_counted(cluster, 1, [arrived, *means])]), tf.device(device):
             means = [_slices(mean) if isinstance(mean, tf.IndexedSlices) else tf.identity(mean) for mean in means]
@@ -231,7 +231,7 @@ def broadcast_variables(
         return tf.no_op("broadcast")
     keys = Keys.of(v1.get_default_graph())
     keys.meaning |= {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
-    with tf.device(cluster.device), tf.control_dependencies([keys.compared(cluster.membership.compare)]):
+    with tf.device(cluster.device), tf.control_dependencies([keys.compared(cluster.membership.agreement.compare)]):
         return collectives.broadcast_variables(variables, cluster.size, cluster.rank == root_rank)
 
 

@@ -3,22 +3,20 @@
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster import program
-from tower_train.fronts import distributed
+from tower_train.fronts import distributed, program
 from tower_train.fronts.distributed import BroadcastGlobalVariablesHook, broadcast_variables
 from tower_train.graph import collectives
 from tower_train.graph.collectives import Keys, described
 
 __all__ = [
-    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedOptimizer", "Max", "Min", "Product",
-    "Sum", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "init",
-    "is_initialized", "local_rank", "local_size", "rank", "session_config", "shutdown", "size", "target",
+    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedOptimizer", "Sum", "allgather",
+    "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "init", "is_initialized",
+    "local_rank", "local_size", "rank", "session_config", "shutdown", "size", "target",
 ]  # fmt: skip
 
 v1 = tf.compat.v1
 
-Average, Sum, Min, Max, Product, Adasum = "average", "sum", "min", "max", "product", "Adasum"
-_MERGES = {Average: "Add", Sum: "Add", Min: "Min", Max: "Max", Product: "Mul"}
+Average, Sum, Adasum = "average", "sum", "Adasum"
 
 
 class Compression:
@@ -124,65 +122,43 @@ def allreduce(
     tensor: tf.Tensor | tf.IndexedSlices, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: tf.DType | None = Compression.none, op: str | None = None, name: str | None = None,
 ) -> tf.Tensor | tf.IndexedSlices:  # fmt: skip
-    """Reduces tensors of one shape and dtype over workers, by default to their mean; gradients are reduced alike.
+    """Adds tensors of one shape and dtype over workers, or by default averages them. It has no gradient.
 
     Args:
       tensor: a number type; IndexedSlices are gathered.
       average: False for the sum, as `op`.
       device_dense, device_sparse: not used.
       compression: a dtype to send it in.
-      op: Average, Sum, Min, Max or Product.
+      op: Average or Sum.
       name: identifies the operation in all workers; without it they must make such operations in the same order.
 
     Returns:
       The same in all workers. The mean of whole numbers is rounded towards zero.
     """
     op = op or (Sum if average is False else Average)
-    if op not in _MERGES:
-        raise errors.GraphError(f"allreduce(op={op!r}): choose Average, Sum, Min, Max or Product.")
+    if op not in (Average, Sum):
+        raise errors.GraphError(f"allreduce(op={op!r}): choose Average or Sum.")
     if isinstance(tensor, tf.IndexedSlices):
         values = allgather(tensor.values, name and f"{name}/values")
         values = values / size() if op == Average else values
         return tf.IndexedSlices(values, allgather(tensor.indices, name and f"{name}/indices"), tensor.dense_shape)
-
-    @tf.custom_gradient
-    def reduced(local):
-        sent = local if compression is None or not local.dtype.is_floating else tf.cast(local, compression)
-        final = "Div" if op == Average else "Id"
-        result = _between_workers(
-            "allreduce", name, sent, f"{op} of {described(local.dtype, local.shape)}",
-            lambda value, size, name: collectives.reduce(value, size, name, _MERGES[op], final),
-        )  # fmt: skip
-        return tf.cast(result, local.dtype), lambda grad: allreduce(
-            grad, op=_linear(op), name=name and f"{name}/gradient"
-        )
-
-    return reduced(tf.convert_to_tensor(tensor))
+    tensor = tf.convert_to_tensor(tensor)
+    sent = tensor if compression is None or not tensor.dtype.is_floating else tf.cast(tensor, compression)
+    result = _between_workers(
+        "allreduce", name, sent, f"{op} of {described(tensor.dtype, tensor.shape)}",
+        lambda value, size, name: collectives.reduce(value, size, name, "Div" if op == Average else "Id"),
+    )  # fmt: skip
+    return tf.cast(result, tensor.dtype)
 
 
 def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-    """Returns the rows of all workers, in their order.
+    """Returns the rows of all workers, in their order. It has no gradient.
 
     Args:
       tensor: [rows, ...], with any number of rows in each worker; the rest of the shape is the same.
       name: as for allreduce.
     """
-
-    @tf.custom_gradient
-    def gathered(local):
-        counts = _gather(tf.shape(local)[:1], name and f"{name}/counts")
-
-        def gradient(grad):
-            with tf.control_dependencies([counts]):  # which all workers must take part in
-                first = tf.reduce_sum(counts[: rank()])
-            return allreduce(grad, op=Sum, name=name and f"{name}/gradient")[first : first + tf.shape(local)[0]]
-
-        return _gather(local, name), gradient
-
-    return gathered(tf.convert_to_tensor(tensor))
-
-
-def _gather(tensor: tf.Tensor, name: str | None) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
     if tensor.shape.rank == 0:
         raise errors.GraphError(f"allgather got {tensor.name}, a scalar. It needs rows: give it tensor[tf.newaxis].")
     return _between_workers(
@@ -192,7 +168,7 @@ def _gather(tensor: tf.Tensor, name: str | None) -> tf.Tensor:
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.Tensor:
-    """Returns worker root_rank's tensor in all workers.
+    """Returns worker root_rank's tensor in all workers. It has no gradient.
 
     Args:
       tensor: of a known shape, the same in all workers.
@@ -200,23 +176,13 @@ def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.
       name: as for allreduce.
     """
     distributed.check_rank(root_rank, program.current())
-
-    @tf.custom_gradient
-    def sent(local):
-        def gradient(grad):
-            total = allreduce(grad, op=Sum, name=name and f"{name}/gradient")
-            with tf.control_dependencies([total]):  # which all workers must take part in
-                return tf.identity(total) if rank() == root_rank else tf.zeros_like(total)
-
-        result = _between_workers(
-            "broadcast", name, local, f"{described(local.dtype, local.shape)} of worker {root_rank}",
-            lambda value, size, name: collectives.broadcast(
-                value if rank() == root_rank else None, local.dtype, local.shape, size, name
-            ),
-        )  # fmt: skip
-        return result, gradient
-
-    return sent(tf.convert_to_tensor(tensor))
+    tensor = tf.convert_to_tensor(tensor)
+    return _between_workers(
+        "broadcast", name, tensor, f"{described(tensor.dtype, tensor.shape)} of worker {root_rank}",
+        lambda value, size, name: collectives.broadcast(
+            value if rank() == root_rank else None, tensor.dtype, tensor.shape, size, name
+        ),
+    )  # fmt: skip
 
 
 def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: str, make) -> tf.Tensor:
@@ -228,12 +194,5 @@ def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: st
     name = f"{name} {known.count(name)}"
     known.meaning[name] = meaning
     with v1.name_scope(kind), tf.device(cluster.device):
-        with tf.control_dependencies([known.compared(cluster.membership.compare)]):
+        with tf.control_dependencies([known.compared(cluster.membership.agreement.compare)]):
             return make(tf.identity(tensor), cluster.size, name)
-
-
-def _linear(op: str) -> str:
-    """Returns the reduction of an operation's gradients."""
-    if op not in (Average, Sum):
-        raise errors.GraphError(f"allreduce(op={op!r}) has no gradient. Take Average or Sum, or tf.stop_gradient.")
-    return op

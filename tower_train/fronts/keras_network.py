@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tower_train import errors, layers
 from tower_train.fronts import compat, keras_variables
+from tower_train.fronts.lockstep.tower_call import tower_call
 from tower_train.graph import context, towers
 from tower_train.graph.draws import Draws
 
@@ -44,9 +45,9 @@ def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = N
         are layers with `trainable = False`.
 
     Returns:
-      inference: (features, training) -> outputs. The arithmetic is in the dtype of the features, float32 if none of
-        them is floating point. It raises ConfigError if freeze_until names no layer or `build` returned no such model,
-        and GraphError if a layer does what towers cannot.
+      inference: (features, training) -> outputs. The arithmetic is in the dtype of the features, the run's if none
+        of them is floating point. It raises ConfigError if freeze_until names no layer or `build` returned no such
+        model, and GraphError if a layer does what towers cannot.
     """
 
     @functools.cache
@@ -55,7 +56,7 @@ def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = N
 
     def inference(features, training: bool):
         dtypes = [tensor.dtype for tensor in tf.nest.flatten(features) if tensor.dtype.is_floating]
-        return network((dtypes or [tf.float32])[0].name)(features, training)
+        return network((dtypes or [context.current().dtype])[0].name)(features, training)
 
     return inference
 
@@ -152,6 +153,7 @@ class _Network:
         self._moving: set[int] = set()  # ids of variables that follow the batch statistics
         self._in_graph: dict[int, tf.Variable] = {}  # by id of the model's: of the tower being built
         self._made = weakref.WeakKeyDictionary()  # {graph: {function: what it made there}}
+        self._graphs = weakref.WeakSet()  # in which it has been called
         self._normalizing: list[keras.layers.BatchNormalization] = []  # by the towers' rules
         self._eager: list[tuple[keras.Layer, str, Any]] = []  # (layer, attribute, what makes it in a graph)
         self._normalizing_alone: list[keras.Layer] = []  # by rules of their own
@@ -164,33 +166,22 @@ class _Network:
                 f"--sync_batch_norm: {self._normalizing_alone[0].name} of {self._model.name} is a batch normalisation "
                 "that is not keras.layers.BatchNormalization over the last axis. Leave the option out."
             )
-        variables = self._variables
-        self._in_graph = {id(v): mine for v, mine in zip(variables, self._graph_variables(), strict=True)}
-        values = [tf.convert_to_tensor(self._in_graph[id(v)]) for v in variables]
-        seeds = keras_variables.tower_seeds(variables, values, context.current().tower) if training else {}
-        before = [seeds.get(id(v), value) for v, value in zip(variables, values, strict=True)]
-        with (
-            _floatx(self._dtype),
-            self._layers_in_towers(),
-            compat.drawn_otherwise(self._draws),
-            keras.StatelessScope(
-                zip(variables, before, strict=True), collect_losses=True, initialize_variables=False
-            ) as scope,
-        ):
-            outputs = self._model(features, training=training)
+        self._in_graph = {id(v): mine for v, mine in zip(self._variables, self._graph_variables(), strict=True)}
+        values = [(v, tf.convert_to_tensor(self._in_graph[id(v)])) for v in self._variables]
+        with _floatx(self._dtype), self._layers_in_towers(), compat.drawn_otherwise(self._draws):
+            called = tower_call(self._model, values, features, training)
         if training:
-            if scope.losses:
+            if called.losses:
                 raise errors.GraphError(
                     f"keras_network: {self._model.name} has layers that add to the loss (add_loss or an activity "
                     "regularizer). Put that into the workload's loss."
                 )
-            for v, value, given in zip(variables, values, before, strict=True):
-                now = scope.get_current_value(v)
-                if now is not given:
-                    if compat.is_seed_state(v):
-                        context.current().drawn_by_tower.add(self._layer_with(v))
-                    self._note(v, now + (value - given) if id(v) in seeds else now)
-        return outputs
+            for v, value in called.assigned:  # the variable gets the towers' mean
+                if compat.is_seed_state(v):
+                    context.current().drawn_by_tower.add(self._layer_with(v))
+                moving = self._in_graph[id(v)]
+                layers.note(context.Statistic(moving, value, momentum=0.0, is_averaged=False))
+        return called.outputs
 
     def _layer_with(self, variable: keras.Variable) -> str:
         """Returns the name of the innermost layer that has a variable."""
@@ -207,20 +198,19 @@ class _Network:
         name = self._generators.get(id(compat.seed_state(seed)), "keras")
         return None if each == 0 else _Draws(draws, name, each)
 
-    def _note(self, variable: keras.Variable, value: tf.Tensor) -> None:
-        """Notes a value that this tower's layers assigned: the variable gets the towers' mean."""
-        moving = self._in_graph[id(variable)]
-        layers.note(context.Statistic(moving, value, momentum=0.0, followed=False))
-
-    def _graph_variables(self) -> Iterator[tf.Variable]:
-        """Yields the graph's variables: the first tower creates them, on the CPU."""
-        trained = not context.current().frozen
-        for v, name, initializer in zip(self._variables, self._names, self._initializers, strict=True):
-            yield v1.get_variable(
-                name, v.shape, v.dtype, initializer, v.regularizer if v.trainable else None, trainable=v.trainable,
-                collections=None if v.trainable else layers.moving_collections(trained and id(v) in self._moving),
-                constraint=v.constraint,
-            )  # fmt: skip
+    def _graph_variables(self) -> list[tf.Variable]:
+        """Returns the graph's variables: the first tower creates them, on the CPU; further calls share them."""
+        trained, graph = not context.current().frozen, v1.get_default_graph()
+        with v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE if graph in self._graphs else None):
+            self._graphs.add(graph)
+            return [
+                v1.get_variable(
+                    name, v.shape, v.dtype, initializer, v.regularizer if v.trainable else None, trainable=v.trainable,
+                    collections=None if v.trainable else layers.moving_collections(trained and id(v) in self._moving),
+                    constraint=v.constraint,
+                )
+                for v, name, initializer in zip(self._variables, self._names, self._initializers, strict=True)
+            ]  # fmt: skip
 
     def _adapt(self, layer: keras.Layer) -> None:
         """Makes a layer fit for towers."""

@@ -1,26 +1,10 @@
-"""Keras variables as variables of a graph: their initial values, and each tower's random states."""
+"""Keras variables as variables of a graph: their initial values."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tower_train.fronts import compat
-
-_FAR_APART = 0x9E3779B9  # 2**32 over the golden ratio: its multiples share no neighbourhood (Knuth, vol. 3, 6.4)
-
-
-def tower_seeds(variables: list[keras.Variable], values: list[tf.Tensor], index: int) -> dict[int, tf.Tensor]:
-    """Returns {id of a seed state: its value for a tower}: towers must not draw the same dropout masks.
-
-    Args:
-      variables: a model's, seed states or not.
-      values: their values.
-      index: of the tower; the first one has the seeds of the model alone.
-    """
-    if not index:
-        return {}
-    seeds = [(v, value) for v, value in zip(variables, values, strict=True) if compat.is_seed_state(v)]
-    return {id(v): value + tf.constant([index * _FAR_APART, 0], value.dtype) for v, value in seeds}
 
 
 def constant(value: np.ndarray):

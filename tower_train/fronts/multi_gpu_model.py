@@ -43,11 +43,15 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       ConfigError: missing GPUs, or a model that cannot be split; several workers, one of which differs.
       RunError, WorkerError: as for tower_train.cluster.init.
     """
-    _check_model(model)
+    _refuse_own_steps(model)
     placed = placement.place(gpus, "gpus")
     together = workers.find()
-    if together or len(placed.towers) > 1:
-        _check_divisible(model)
+    stateful = [layer.name for layer in compat.sublayers(model) if getattr(layer, "stateful", False)]
+    if stateful and (together or len(placed.towers) > 1):
+        raise errors.ConfigError(
+            f"multi_gpu_model: the layer {stateful[0]!r} is stateful: it keeps a state of each example of the batch, "
+            "of which a tower has only a part. Use gpus=1, or stateful=False with the state as an input and an output."
+        )
     if cpu_relocation:
         _relocate(model)
     merge_device = HOST if cpu_merge else placed.towers[0]
@@ -56,8 +60,8 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     return TowerModel(model, placed.towers, merge_device)
 
 
-def _check_model(model) -> None:
-    """Raises ConfigError for a model that cannot be split over towers."""
+def _refuse_own_steps(model) -> None:
+    """Raises ConfigError for no model, one of another strategy, and one whose steps towers would not call."""
     if not isinstance(model, keras.Model):
         raise errors.ConfigError(f"multi_gpu_model got a {type(model).__name__}; it needs a keras.Model.")
     if tf.distribute.has_strategy():
@@ -71,16 +75,6 @@ def _check_model(model) -> None:
             f"multi_gpu_model: {type(model).__name__} defines its own {', '.join(overridden)}, which towers would not "
             "call. Put the computation into call() and add_loss(), or into losses and metrics for compile(), or the "
             "training into a tower_step() (tower_train.steps)."
-        )
-
-
-def _check_divisible(model) -> None:
-    """Raises ConfigError for a model that has state with a row for each example of a batch."""
-    stateful = [layer.name for layer in compat.sublayers(model) if getattr(layer, "stateful", False)]
-    if stateful:
-        raise errors.ConfigError(
-            f"multi_gpu_model: the layer {stateful[0]!r} is stateful: it keeps a state of each example of the batch, "
-            "of which a tower has only a part. Use gpus=1, or stateful=False with the state as an input and an output."
         )
 
 

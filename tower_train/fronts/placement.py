@@ -28,7 +28,7 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
     """
     devices.let_memory_grow(tf.config.get_visible_devices("GPU"))
     here = [device.name for device in tf.config.list_logical_devices("GPU")]
-    ids, count = _asked(gpus, argument, len(here))
+    ids = _asked(gpus, argument, len(here))
     missing = [i for i in ids if i >= len(here)] if here or _is_list(gpus) else []
     if missing:
         there = ", ".join(map(str, range(len(here)))) or "none"
@@ -40,7 +40,7 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
         placed = devices.place(DeviceOptions(gpus=tuple(ids)), here)
         devices.use_gpus_alike(placed.session_config)
         return dataclasses.replace(placed, towers=tuple(f"/gpu:{i}" for i in ids))
-    if count > 1:
+    if (count := len(ids)) > 1:
         console.notice(f"There is no GPU: {count} towers on the CPU.")
     placed = devices.place(DeviceOptions(num_gpus=count, device="cpu"))
     if in_session:
@@ -53,8 +53,8 @@ def _is_list(gpus) -> bool:
     return isinstance(gpus, (Sequence, np.ndarray)) and not isinstance(gpus, str)
 
 
-def _asked(gpus, argument: str, gpus_here: int) -> tuple[list[int], int]:
-    """Returns the ids of the GPUs asked for, and the number of towers."""
+def _asked(gpus, argument: str, gpus_here: int) -> list[int]:
+    """Returns the ids of the GPUs asked for, one for each tower."""
     if gpus is None:
         gpus = max(gpus_here, 1)
     ids = list(gpus) if _is_list(gpus) else range(gpus) if _is_count(gpus) else []
@@ -65,7 +65,7 @@ def _asked(gpus, argument: str, gpus_here: int) -> tuple[list[int], int]:
     ids = [int(i) for i in ids]
     if len(set(ids)) != len(ids):
         raise errors.ConfigError(f"{argument}={gpus} names a GPU twice. Name each GPU once.")
-    return ids, len(ids)
+    return ids
 
 
 def _is_count(value) -> bool:

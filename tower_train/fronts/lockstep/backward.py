@@ -1,6 +1,5 @@
 """The gradient of the whole batch's loss, from the losses of towers, including those through joined tensors."""
 
-import enum
 from collections.abc import Sequence
 
 import keras
@@ -8,9 +7,10 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep.exchange import Kind
-from tower_train.fronts.lockstep.merges import Meeting
+from tower_train.fronts.lockstep.exchange import Merge
+from tower_train.fronts.lockstep.meeting import Meeting
 from tower_train.fronts.lockstep.requests import Loss
+from tower_train.fronts.lockstep.tower import added
 from tower_train.graph import gradients
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
@@ -31,137 +31,105 @@ def batch_gradients(meeting: Meeting, losses: Sequence[Loss]) -> GradientsAndVar
     """
     towers, variables = meeting.towers, losses[0].variables
     scale = losses[0].optimizer.scale_loss(tf.ones([], losses[0].value.dtype))
-    shares = _shares(meeting, losses)
     rows, of_rows = [[] for _ in towers], [[] for _ in towers]  # over towers: of joined tensors, and gradients by them
     for k in reversed(range(len(towers[0].joins))):
         local, copies = zip(*(tower.joins[k] for tower in towers), strict=True)
-        grads = []
+        by_tower = []
         for i, tower in enumerate(towers):
             # Weighted afterwards: so it overflows and is rounded where the gradient of one device is.
-            of_loss = [_times(grad, shares[i]) for grad in tower.gradients([losses[i].value], [scale], copies[i])]
+            of_loss = [
+                _times(grad, tower.part.share) for grad in tower.gradients([losses[i].value], [scale], copies[i])
+            ]
             of_later = tower.gradients(rows[i], of_rows[i], copies[i]) if rows[i] else [None] * len(of_loss)
-            grads.append([_sum(pair) for pair in zip(of_loss, of_later, strict=True)])
+            by_tower.append([added(pair) for pair in zip(of_loss, of_later, strict=True)])
         with tf.device(meeting.device):
-            sums = [_sum(of_towers) for of_towers in zip(*grads, strict=True)]
-            reached = [i for i, total in enumerate(sums) if total is not None]
-            parts = [[each[i] for each in local] for i in reached]
-            for of_towers, cut in zip(parts, _cut(meeting, parts, [sums[i] for i in reached]), strict=True):
+            sums = [added(of_towers) for of_towers in zip(*by_tower, strict=True)]
+            reached = [(each, total) for *each, total in zip(*local, sums, strict=True) if total is not None]
+            for of_towers, cut in zip((each for each, _ in reached), _cut(meeting, reached), strict=True):
                 for i, (part, grad) in enumerate(zip(of_towers, cut, strict=True)):
                     rows[i].append(part)
                     of_rows[i].append(grad)
-    by_tower = [
+    of_weights = [
         tower.weight_gradients(
-            [loss.value, *rows[i]], [scale * tf.cast(shares[i], scale.dtype), *of_rows[i]], variables
+            [loss.value, *rows[i]], [scale * tf.cast(tower.part.share, scale.dtype), *of_rows[i]], variables
         )
         for i, (tower, loss) in enumerate(zip(towers, losses, strict=True))
     ]
-    if all(grad is None for grads in by_tower for grad in grads):
+    if all(grad is None for grads in of_weights for grad in grads):
         raise errors.ConfigError(
             f"tower_step yields a Loss that depends on none of its {len(variables)} variables. What was computed "
             "before the last yield of a Loss or a Once is a constant after it: compute the loss anew, or yield the "
             "two losses in one list."
         )
     with tf.device(HOST):
-        return _total(meeting, [list(zip(grads, variables, strict=True)) for grads in by_tower])
-
-
-def _shares(meeting: Meeting, losses: Sequence[Loss]) -> list[tf.Tensor]:
-    """Returns the towers' parts of the whole batch's loss."""
-    there, total = [tower.part.examples for tower in meeting.towers], meeting.towers[0].part.total
-    if losses[0].examples is not None and not meeting.is_alone:
-        counted = [tf.cast(loss.examples, total.dtype) for loss in losses]
-        there = [tf.where(examples > 0, each, 0) for examples, each in zip(there, counted, strict=True)]
-        [total] = meeting.exchange([(Kind.SUM, tf.add_n(there))])
-    return [tf.math.divide_no_nan(each, total) for each in there]
+        return _total(meeting, [list(zip(grads, variables, strict=True)) for grads in of_weights])
 
 
 def _times(grad, share: tf.Tensor):
     return None if grad is None else tf.convert_to_tensor(grad) * tf.cast(share, grad.dtype)
 
 
-def _sum(grads: Sequence):
-    """Adds gradients, those of float16 as if without rounding in between; None if there are none."""
-    there = [grad for grad in grads if grad is not None]
-    if len(there) < 2 or there[0].dtype != tf.float16:
-        return tf.add_n(there) if there else None
-    return tf.cast(tf.add_n([tf.cast(grad, tf.float32) for grad in there]), tf.float16)
-
-
-def _cut(meeting: Meeting, rows: Sequence[Sequence[tf.Tensor]], sums: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+def _cut(meeting: Meeting, joined: Sequence[tuple]) -> list[list[tf.Tensor]]:
     """Cuts gradients by joined tensors into those by the towers' rows of them.
 
     Args:
       meeting: of the towers.
-      rows: over joined tensors, over towers.
-      sums: over joined tensors, the sums of these towers' gradients by them.
+      joined: over joined tensors, the towers' rows, and the sum of these towers' gradients.
 
     Returns:
-      The gradients, ordered like `rows`.
+      Over joined tensors and towers, the gradients.
     """
-    counts = [[tf.shape(each)[0] for each in meeting.rows(of_towers)] for of_towers in rows]
-    before = meeting.exchange([(Kind.BEFORE, tf.add_n(count)) for count in counts])
-    wholes = meeting.exchange([(Kind.SUM, grad) for grad in sums])
-    return [_cut_one(*each) for each in zip(rows, counts, before, wholes, strict=True)]
-
-
-def _cut_one(rows: Sequence[tf.Tensor], counts: Sequence, begin: tf.Tensor, whole: tf.Tensor) -> list[tf.Tensor]:
-    """Cuts one gradient: the towers' rows, and how many of them are in the whole, from a place on."""
-    cut = []
-    for part, size in zip(rows, counts, strict=True):
-        missing = tf.zeros(tf.concat([[tf.shape(part)[0] - size], tf.shape(part)[1:]], 0), whole.dtype)
-        cut.append(tf.concat([whole[begin : begin + size], missing], axis=0))
-        begin += size
-    return cut
+    sizes = [[tf.shape(rows)[0] for rows in meeting.rows(of_towers)] for of_towers, _ in joined]
+    begins = meeting.exchange([(Merge.BEFORE, tf.add_n(each)) for each in sizes])
+    wholes = meeting.exchange([(Merge.SUM, total) for _, total in joined])
+    cuts = []
+    for (of_towers, _), size_of_each, begin, whole in zip(joined, sizes, begins, wholes, strict=True):
+        cuts.append([])
+        for rows, size in zip(of_towers, size_of_each, strict=True):
+            missing = tf.zeros(tf.concat([[tf.shape(rows)[0] - size], tf.shape(rows)[1:]], 0), whole.dtype)
+            cuts[-1].append(tf.concat([whole[begin : begin + size], missing], axis=0))
+            begin += size
+    return cuts
 
 
 def _total(meeting: Meeting, tower_grads: list[GradientsAndVariables]) -> GradientsAndVariables:
     """Returns the sums over the towers of all processes, with the slices that one device would have."""
-    means = gradients.average_gradients(tower_grads)  # names variables without gradients
+    trained = gradients.with_gradients(tower_grads)  # names variables without gradients
     if meeting.is_alone:
-        return means
-    of_variable = [{id(variable): grad for grad, variable in grads} for grads in tower_grads]
-    by_tower = [[grads[id(variable)] for grads in of_variable] for _, variable in means]
-    rows = [_rows(grads[0]) for grads in by_tower]
-    pairs = list(zip(rows, by_tower, strict=True))
-    wholes = iter(meeting.exchange([sent for each in pairs for sent in _sent(*each)]))
+        return trained[0]
+    variables = [variable for _, variable in trained[0]]
+    by_variable = [[grad for grad, _ in of_towers] for of_towers in zip(*trained, strict=True)]
+    wholes = iter(meeting.exchange([sent for grads in by_variable for sent in _sent(grads)]))
     in_float16, total = _computed_in_float16(meeting.model), []
-    for (kind, grads), (_, variable) in zip(pairs, means, strict=True):
+    for grads, variable in zip(by_variable, variables, strict=True):
         whole = next(wholes)
-        if kind is _Rows.ALL and id(variable) in in_float16:  # one device sums in float16, where the sum may overflow
+        if isinstance(grads[0], tf.IndexedSlices):
+            whole = tf.IndexedSlices(whole, next(wholes), grads[0].dense_shape)
+            whole = whole if _has_rows_each(grads[0].indices) else _with_rows_once(whole)
+        elif id(variable) in in_float16:  # one device sums in float16, where the sum may overflow
             whole = tf.cast(tf.cast(whole, tf.float16), whole.dtype)
-        elif kind is not _Rows.ALL:
-            indices = grads[0].indices if kind is _Rows.SAME else next(wholes)
-            whole = tf.IndexedSlices(whole, indices, grads[0].dense_shape)
-        total.append((_with_rows_once(whole) if kind is _Rows.ONCE else whole, variable))
+        total.append((whole, variable))
     return total
 
 
-class _Rows(enum.Enum):
-    """The rows of a variable that the towers' gradients have."""
-
-    ALL = enum.auto()
-    SAME = enum.auto()  # of slices that are not of examples, such as positions': the same in each tower
-    ONCE = enum.auto()  # each at most once, as in a sparse input's product with a kernel
-    EACH = enum.auto()  # once for each of its uses by an example
+def _sent(grads: Sequence) -> list[tuple[Merge, tf.Tensor]]:
+    """Returns the towers' gradients of a variable for an exchange; those of slices are values and indices."""
+    if not isinstance(grads[0], tf.IndexedSlices):
+        return [(Merge.SUM, tf.add_n(grads))]
+    return [(Merge.ROWS, tf.concat([getattr(g, name) for g in grads], axis=0)) for name in ("values", "indices")]
 
 
-def _rows(grad) -> _Rows:
-    if not isinstance(grad, tf.IndexedSlices):
-        return _Rows.ALL
-    if tf.executing_eagerly():
-        return _Rows.EACH
-    op = grad.indices.op
-    while op.type in ("Reshape", "Identity", "Cast"):
-        op = op.inputs[0].op
-    if op.type == "Unique":
-        return _Rows.ONCE
-    return _Rows.EACH if _depends_on_data(grad.indices) else _Rows.SAME
+def _has_rows_each(indices: tf.Tensor) -> bool:
+    """Returns whether one device too has a row once for each use by an example, which Keras' Adam squares one by one.
 
-
-def _depends_on_data(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor of a step is computed of more than constants and the shapes of others."""
-    constants = {id(inside) for outside, inside in getattr(tensor.graph, "captures", ()) if hasattr(outside, "numpy")}
-    ahead, seen = [tensor], set()
+    Other rows are of no examples, as positions', or unique, as those of a sparse input's product.
+    """
+    constants = {id(inside) for outside, inside in indices.graph.captures if hasattr(outside, "numpy")}
+    ahead, seen = [indices], set()
+    while indices.op.type in ("Reshape", "Identity", "Cast"):
+        indices = indices.op.inputs[0]
+    if indices.op.type == "Unique":
+        return False
     while ahead:
         tensor = ahead.pop()
         op = tensor.op
@@ -173,19 +141,8 @@ def _depends_on_data(tensor: tf.Tensor) -> bool:
     return False
 
 
-def _sent(kind: _Rows, grads: Sequence) -> list[tuple[Kind, tf.Tensor]]:
-    if kind is _Rows.ALL:
-        return [(Kind.SUM, tf.add_n([tf.convert_to_tensor(grad) for grad in grads]))]
-    if kind is _Rows.SAME:
-        return [(Kind.SUM, tf.add_n([grad.values for grad in grads]))]
-    return [
-        (Kind.ROWS, tf.concat([grad.values for grad in grads], axis=0)),
-        (Kind.ROWS, tf.concat([grad.indices for grad in grads], axis=0)),
-    ]
-
-
 def _with_rows_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Adds the slices of each row: to an optimizer such as Adam two of them are not their sum."""
+    """Adds the slices of each row."""
     rows, places = tf.unique(slices.indices)
     return tf.IndexedSlices(
         tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows)), rows, slices.dense_shape

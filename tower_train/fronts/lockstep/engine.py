@@ -1,18 +1,19 @@
 """A model's step in all towers, which wait for each other at each yield; and its rehearsal in none."""
 
 import inspect
+import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep import backward, merges, parts
-from tower_train.fronts.lockstep.exchange import Exchange, Kind, alone
-from tower_train.fronts.lockstep.requests import Join, Loss, Once
-from tower_train.fronts.lockstep.tower import Finished, Step, Tower
+from tower_train.fronts.lockstep import backward, parts
+from tower_train.fronts.lockstep.exchange import Exchange, Merge, alone
+from tower_train.fronts.lockstep.meeting import Meeting
+from tower_train.fronts.lockstep.requests import Finished, Join, Loss, Once
+from tower_train.fronts.lockstep.tower import Step, Tower
 from tower_train.fronts.lockstep.tower_call import TowerScope
 from tower_train.graph import random_state
 from tower_train.graph.devices import HOST
@@ -20,39 +21,29 @@ from tower_train.graph.devices import HOST
 Trained = list[tuple[keras.optimizers.Optimizer, list[keras.Variable]]]
 
 
-class Places(NamedTuple):
-    """The place that a step runs in.
-
-    Attributes:
-      devices: over the towers of all processes; None for those of others.
-      merge_device: where the towers' tensors are joined.
-      exchange: with other processes.
-    """
-
-    devices: Sequence[str | None]
-    merge_device: str
-    exchange: Exchange = alone
-
-
-def run(model: keras.Model, step: Step, data, places: Places) -> tuple[merges.Meeting, list]:
+def run(
+    model: keras.Model, step: Step, data, devices: Sequence[str | None], merge_device: str, exchange: Exchange = alone
+) -> tuple[Meeting, list]:
     """Runs a model's step on consecutive parts of a batch.
 
     Args:
       model: with all its variables.
       step: (model, data) -> its requests; the model's `tower_step` or one of `default_step`.
       data: a structure of tensors [batch, ...].
-      places: of the towers.
+      devices: over the towers of all processes; None for those of others.
+      merge_device: where the towers' tensors are joined.
+      exchange: with other processes.
 
     Returns:
       The towers at the end of the step, and over them what the step returned.
     """
-    devices = {i: device for i, device in enumerate(places.devices) if device}
-    cut = parts.split(data, list(devices), len(places.devices))
-    towers = [Tower(model, step, part, device) for part, device in zip(cut, devices.values(), strict=True)]
-    meeting = merges.Meeting(model, towers, places.exchange, places.merge_device, is_own(step))
+    here = {i: device for i, device in enumerate(devices) if device}
+    cut = parts.split(data, list(here), len(devices))
+    towers = [Tower(model, step, part, device) for part, device in zip(cut, here.values(), strict=True)]
+    meeting = Meeting(model, towers, exchange, merge_device, is_own(step))
     answers = [None] * len(towers)
     while True:
-        requests = [requested(model, tower.advance(answer)) for tower, answer in zip(towers, answers, strict=True)]
+        requests = [_requested(model, tower.advance(answer)) for tower, answer in zip(towers, answers, strict=True)]
         kind = type(requests[0])
         if any(type(request) is not kind for request in requests):
             raise errors.ConfigError(
@@ -61,10 +52,8 @@ def run(model: keras.Model, step: Step, data, places: Places) -> tuple[merges.Me
         if kind is Join:
             answers = meeting.join([request.tensors for request in requests])
             continue
-        updates = []
-        if kind is list:
-            for losses in zip(*requests, strict=True):
-                updates.append((losses[0].optimizer, backward.batch_gradients(meeting, losses)))
+        by_loss = zip(*requests, strict=True) if kind is list else ()
+        updates = [(losses[0].optimizer, backward.batch_gradients(meeting, losses)) for losses in by_loss]
         with tf.device(HOST):
             meeting.update_metrics()
             meeting.assign()
@@ -72,7 +61,9 @@ def run(model: keras.Model, step: Step, data, places: Places) -> tuple[merges.Me
                 return meeting, [request.result for request in requests]
             for optimizer, grads_and_vars in updates:
                 optimizer.apply_gradients(grads_and_vars)
-            answers = [_once(requests[0], places.exchange) if kind is Once else None] * len(towers)
+            # Keras' own steps do once what is the same in all processes.
+            shared = exchange if is_own(step) else alone
+            answers = [_once(requests[0], shared) if kind is Once else None] * len(towers)
         for tower in towers:
             tower.begin_phase()
 
@@ -89,15 +80,14 @@ def _once(request: Once, exchange: Exchange):
     with TowerScope([]) as scope:
         returned = request.function()
     flat = keras.tree.flatten(returned)
-    values = [value for _, value in scope.assigned.values()]
-    wholes = iter(exchange([(Kind.CHIEFS, each) for each in [*values, *flat] if tf.is_tensor(each)]))
+    values = [*(value for _, value in scope.assigned.values()), *flat]
+    wholes = iter(exchange([(Merge.CHIEFS, value) for value in values if tf.is_tensor(value)]))
     for variable, _ in scope.assigned.values():
         variable.assign(next(wholes))
-    flat = [next(wholes) if tf.is_tensor(each) else each for each in flat]
-    return keras.tree.pack_sequence_as(returned, flat)
+    return keras.tree.pack_sequence_as(returned, [next(wholes) if tf.is_tensor(each) else each for each in flat])
 
 
-def requested(model: keras.Model, request) -> Join | Once | Finished | list[Loss]:
+def _requested(model: keras.Model, request) -> Join | Once | Finished | list[Loss]:
     """Checks the requests that a step yields, and completes them; ConfigError for anything else."""
     if isinstance(request, Join | Once | Finished):
         return request
@@ -135,7 +125,7 @@ def _complete(model: keras.Model, name: str, loss: Loss) -> Loss:
         )
     if not variables:
         raise errors.ConfigError(f"{name} has no variables to train in this step: all are frozen.")
-    return Loss(value, variables, optimizer, loss.examples)
+    return Loss(value, variables, optimizer)
 
 
 def rehearse(model: keras.Model, step: Step, data, count: int) -> Trained:
@@ -152,7 +142,7 @@ def rehearse(model: keras.Model, step: Step, data, count: int) -> Trained:
       Over optimizers, all the variables that they train.
     """
     requests = []
-    specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else parts.spec_of(leaf), data)
+    specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
     # Eagerly, so that variables have their values now.
     with compat.eager_mode(), tf.device(HOST), keras.StatelessScope(), keras.SymbolicScope():
         graph = (
@@ -168,13 +158,11 @@ def rehearse(model: keras.Model, step: Step, data, count: int) -> Trained:
             "keras.random with a keras.random.SeedGenerator draws the same for all."
         )
     trained: dict[int, tuple] = {}
-    for request in requests:
-        request = requested(model, request)
-        for loss in request if isinstance(request, list) else []:
-            _, variables = trained.setdefault(id(loss.optimizer), (loss.optimizer, []))
-            known = {id(variable) for variable in variables}
-            variables += [variable for variable in loss.variables if id(variable) not in known]
-    return list(trained.values())
+    of_losses = (_requested(model, request) for request in requests if not isinstance(request, Join | Once))
+    for loss in itertools.chain(*of_losses):
+        _, variables = trained.setdefault(id(loss.optimizer), (loss.optimizer, {}))
+        variables.update({id(variable): variable for variable in loss.variables})
+    return [(optimizer, list(variables.values())) for optimizer, variables in trained.values()]
 
 
 def _requests(model: keras.Model, step: Step, batch) -> list:
@@ -197,6 +185,6 @@ def _requests(model: keras.Model, step: Step, batch) -> list:
                 requests.append(generator.send(answer))
         except StopIteration:
             return requests
-        answer = requests[-1].tensors if isinstance(requests[-1], Join) else None
-        if isinstance(requests[-1], Once):
-            answer = requests[-1].function()
+        request = requests[-1]
+        answer = request.tensors if isinstance(request, Join) else None
+        answer = request.function() if isinstance(request, Once) else answer

@@ -16,21 +16,22 @@ _WHOLE = 8  # batches of a series of which workers compare each byte
 _SAMPLE = 4096  # numbers of each tensor that they compare of later ones
 
 
-class Kind(enum.Enum):
-    """Ways in which the workers' tensors become one."""
+class Merge(enum.Enum):
+    """Ways in which the values of towers, or of workers, become one."""
 
     ROWS = enum.auto()  # one after the other
-    SUM = enum.auto()
+    MEAN = enum.auto()  # over the towers' examples; not for workers
+    SUM = enum.auto()  # over towers that have examples
     BEFORE = enum.auto()  # the sum over the workers before this one
-    CHIEFS = enum.auto()  # the chief's
+    CHIEFS = enum.auto()  # the chief's, of its first tower
 
 
-Exchange = Callable[[Sequence[tuple[Kind, tf.Tensor]]], list[tf.Tensor]]
+Exchange = Callable[[Sequence[tuple[Merge, tf.Tensor]]], list[tf.Tensor]]
 
 
-def alone(local: Sequence[tuple[Kind, tf.Tensor]]) -> list[tf.Tensor]:
+def alone(local: Sequence[tuple[Merge, tf.Tensor]]) -> list[tf.Tensor]:
     """The Exchange of a process by itself."""
-    return [tf.zeros_like(tensor) if kind is Kind.BEFORE else tensor for kind, tensor in local]
+    return [tf.zeros_like(tensor) if way is Merge.BEFORE else tensor for way, tensor in local]
 
 
 def begin(workers: Workers, series: str, data) -> Exchange:
@@ -45,10 +46,9 @@ def begin(workers: Workers, series: str, data) -> Exchange:
     leaves = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
 
     def compare(examples, *arrays):
-        name, number = workers.next_batch(series)
-        digest = functools.reduce(lambda crc, each: zlib.crc32(_bytes(each, number > _WHOLE), crc), arrays, 0)
-        facts = {"the number of its examples": int(examples)}
-        workers.check_order(name, [int(each[0]) for each in workers.gather(name, [np.array(digest)], **facts)])
+        batch, number = workers.next_batch(series)
+        checksum = functools.reduce(lambda crc, each: zlib.crc32(_bytes(each, number > _WHOLE), crc), arrays, 0)
+        workers.gather(batch, **{"the number of examples": int(examples), "the examples' checksum": checksum})
         return [np.int32(examples)]
 
     _called(compare, [tf.convert_to_tensor(parts.batch_size(data), tf.int32)], leaves)
@@ -62,7 +62,7 @@ def _bytes(array: np.ndarray, is_sampled: bool) -> bytes:
     return numbers[:: max(1, numbers.size // _SAMPLE)].tobytes() if is_sampled else numbers.tobytes()
 
 
-def _exchange(workers: Workers, local: Sequence[tuple[Kind, tf.Tensor]]) -> list[tf.Tensor]:
+def _exchange(workers: Workers, local: Sequence[tuple[Merge, tf.Tensor]]) -> list[tf.Tensor]:
     for _, tensor in local:
         if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
             raise errors.ConfigError(
@@ -70,30 +70,29 @@ def _exchange(workers: Workers, local: Sequence[tuple[Kind, tf.Tensor]]) -> list
                 f"{type(tensor).__name__}, which workers cannot send to each other. Give labels, weights, joined "
                 "tensors and metrics as dense tensors of numbers."
             )
-    is_sum = [kind is Kind.SUM and tensor.dtype.is_floating for kind, tensor in local]
+    is_sum = [way is Merge.SUM and tensor.dtype.is_floating for way, tensor in local]
     summed = [tensor for each, (_, tensor) in zip(is_sum, local, strict=True) if each]
     others = [pair for each, pair in zip(is_sum, local, strict=True) if not each]
-    types = ", ".join(f"{kind.name} of {tensor.dtype.name}" for kind, tensor in local)
 
     def gather(*arrays):
-        by_worker = workers.gather("an exchange of a step", arrays, **{"what is exchanged": types})
-        kinds = zip([kind for kind, _ in others], zip(*by_worker, strict=True), strict=True)
-        return [_merged(kind, of_workers, workers.rank) for kind, of_workers in kinds]
+        by_worker = workers.gather("an exchange of a step", arrays)
+        ways = zip([way for way, _ in others], zip(*by_worker, strict=True), strict=True)
+        return [_merged(way, of_workers, workers.rank) for way, of_workers in ways]
 
     gathered = iter(_called(gather, [tensor for _, tensor in others]) if others else [])
     sums = iter(_called(lambda *arrays: workers.sum(arrays), summed) if summed else [])
     wholes = [next(sums if each else gathered) for each in is_sum]
-    for (kind, tensor), whole in zip(local, wholes, strict=True):
-        whole.set_shape([None, *tensor.shape[1:]] if kind is Kind.ROWS else tensor.shape)
+    for (way, tensor), whole in zip(local, wholes, strict=True):
+        whole.set_shape([None, *tensor.shape[1:]] if way is Merge.ROWS else tensor.shape)
     return wholes
 
 
-def _merged(kind: Kind, of_workers: Sequence[np.ndarray], rank: int) -> np.ndarray:
-    if kind is Kind.ROWS:
+def _merged(way: Merge, of_workers: Sequence[np.ndarray], rank: int) -> np.ndarray:
+    if way is Merge.ROWS:
         return np.concatenate(of_workers)
-    if kind is Kind.CHIEFS:
+    if way is Merge.CHIEFS:
         return of_workers[0]
-    counted = of_workers if kind is Kind.SUM else of_workers[:rank]
+    counted = of_workers if way is Merge.SUM else of_workers[:rank]
     return functools.reduce(np.add, counted, np.zeros_like(of_workers[0]))
 
 
@@ -106,5 +105,4 @@ def _called(function: Callable, tensors: Sequence[tf.Tensor], more: Sequence[tf.
         except errors.UserError as error:  # which `workers` keeps; TensorFlow logs an error with all that led to it
             raise RuntimeError(str(error)) from None
 
-    found = tf.numpy_function(run, [*tensors, *more], [tensor.dtype for tensor in tensors])
-    return found if isinstance(found, list) else [found]  # the only one, of a step that runs eagerly
+    return tf.numpy_function(run, [*tensors, *more], [tensor.dtype for tensor in tensors])

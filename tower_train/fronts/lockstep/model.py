@@ -1,21 +1,29 @@
 """The model of multi_gpu_model: Keras' own training, with each step done in lockstep by towers."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep import default_step, engine, merges, parts
+from tower_train.fronts.lockstep import default_step, engine, parts, proof
 from tower_train.fronts.lockstep.exchange import Exchange, alone
 from tower_train.fronts.lockstep.tower import Step
 from tower_train.graph.devices import HOST
+
+_EAGERLY = (
+    "run_eagerly=True: the towers' step is a graph. Debug the model itself, model.fit(...), which trains the same; or "
+    "leave it out."
+)
+_noted: list[bool] = []  # whether `fit` has said that there is `check`
 
 
 class TowerModel(keras.Model):
     """A Keras model whose batches are split over towers. All its weights are those of `template`.
 
     A training step is the template's `tower_step`, by default that of Keras' fit. A test_step or predict_step of the
-    template's own runs on the first tower's device.
+    template's own runs on the first tower's device. What it saves is the template, which can be loaded anywhere.
     """
 
     def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str):
@@ -35,20 +43,9 @@ class TowerModel(keras.Model):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.template, name)
 
-    @property
-    def layers(self):
-        """The template's layers."""
-        return self.template.layers
-
-    @property
-    def input(self):
-        """The template's symbolic input."""
-        return self.template.input
-
-    @property
-    def output(self):
-        """The template's symbolic output."""
-        return self.template.output
+    layers = property(lambda self: self.template.layers)
+    input = property(lambda self: self.template.input)
+    output = property(lambda self: self.template.output)
 
     @property
     def metrics(self):
@@ -63,31 +60,47 @@ class TowerModel(keras.Model):
         return self.template(inputs, training=training)
 
     def compile(self, *args, **kwargs):
-        """Compiles the template, with the arguments of its own `compile`; ConfigError for jit_compile=True."""
+        """Compiles the template, with the arguments of its own `compile`; ConfigError for XLA and eager steps."""
         if kwargs.get("jit_compile") is True:
             raise errors.ConfigError("jit_compile=True: XLA compiles for one device only. Leave it out.")
         self.template.compile(*args, **kwargs)
         self._begin_anew()
         self._compile_as_template()
 
+    def check(self, x, y=None, sample_weight=None) -> str:
+        """Shows on the first of these examples that the towers train what one device trains, by Keras' own step or one
+        tower's `tower_step`. All variables are as before after it.
+
+        Returns:
+          A line for people.
+
+        Raises:
+          ConfigError: too few examples, or several workers.
+          GraphError: the towers differ by more than rounding; the message names the variable.
+        """
+        if len(self._all_towers) > len(self.towers):
+            raise errors.ConfigError("check: it compares the towers of one process. Call it without other workers.")
+        alone = self.template if self._train is default_step.train else TowerModel(self.template, self.towers[:1], HOST)
+        return proof.compare_steps(self, alone, (x, y, sample_weight), len(self.towers))
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args, **kwargs):
+        if not _noted and len(self._all_towers) > 1:
+            _noted.append(True)
+            console.notice(
+                "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
+            )
+        return super().fit(*args, **kwargs)
+
     def _begin_anew(self) -> None:
         self._trained: engine.Trained | None = None  # None before the optimizers have their variables
         self._means: dict[str, keras.metrics.Mean] = {}  # over the epoch's examples, of what steps return
 
     def _compile_as_template(self) -> None:
-        template = self.template
-        about = dict(run_eagerly=template.run_eagerly, steps_per_execution=template.steps_per_execution)
-        super().compile(template.optimizer, jit_compile=False, **about)
-
-    def fit(self, x=None, y=None, batch_size=None, *args, **kwargs):
-        """Trains as keras.Model.fit; batch_size is the global batch, of at least an example per tower."""
-        count = len(self._all_towers)
-        if batch_size is not None and batch_size < count:
-            raise errors.ConfigError(
-                f"batch_size={batch_size} is the global batch, which {count} towers share out. Give at least {count}, "
-                "or fewer gpus."
-            )
-        return super().fit(x, y, batch_size, *args, **kwargs)
+        if self.template.run_eagerly:
+            raise errors.ConfigError(_EAGERLY)
+        about = dict(run_eagerly=False, steps_per_execution=self.template.steps_per_execution)
+        super().compile(self.template.optimizer, jit_compile=False, **about)
 
     def train_step(self, data):
         """Does a step in all towers, and returns the epoch's metrics, and means of what else the step reports."""
@@ -107,21 +120,24 @@ class TowerModel(keras.Model):
                 return self.template.predict_step(data)
         if not self.template.built:
             engine.rehearse(self.template, default_step.predict, data, len(self.towers))
-        places = engine.Places(self.towers, self._merge_device)
-        _, [outputs, *_] = engine.run(self.template, default_step.predict, data, places)
+        _, [outputs, *_] = engine.run(self.template, default_step.predict, data, self.towers, self._merge_device)
         return outputs
 
     def _run_step(self, step: Step, data) -> dict[str, tf.Tensor]:
         """Does a step in all towers; returns the epoch's metrics, and means of what else it reports."""
+        if tf.executing_eagerly():  # as tf.config.run_functions_eagerly(True) makes it
+            raise errors.ConfigError(_EAGERLY)
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._trained is None:
             self.prepare(step, data)
-        places = engine.Places(self._all_towers, self._merge_device, self._exchange(step, data))
-        meeting, returned = engine.run(self.template, step, data, places)
+        exchange = self._exchange(step, data)
+        meeting, returned = engine.run(self.template, step, data, self._all_towers, self._merge_device, exchange)
+        if not engine.is_own(step):
+            return returned[0]
         with tf.device(HOST):
-            logs: merges.Logs = meeting.logs(returned)
+            results, means = meeting.logs(returned)
             examples = parts.batch_size(data)
-            return logs.results | {name: self._mean(name, value, examples) for name, value in logs.means.items()}
+            return results | {name: self._mean(name, value, examples) for name, value in means.items()}
 
     def prepare(self, step: Step, data) -> None:
         """Makes the variables that the steps need."""
@@ -143,42 +159,21 @@ class TowerModel(keras.Model):
         self._means[name].update_state(value, sample_weight=examples)
         return self._means[name].result()
 
-    def summary(self, *args, **kwargs):
-        """Prints the template's summary and the towers' devices."""
-        self.template.summary(*args, **kwargs)
-        print_fn = kwargs.get("print_fn") or print
-        print_fn(f"{len(self.towers)} towers: {', '.join(self.towers)}")
-
-    def get_layer(self, name=None, index=None):
-        """Returns a layer of the template, or the template itself by its name."""
-        return self.template if name == self.template.name else self.template.get_layer(name, index)
-
-    # A file of this model is one of the template, which can be loaded anywhere.
-    def save(self, *args, **kwargs):
-        """Saves the template."""
-        return self.template.save(*args, **kwargs)
-
-    def save_weights(self, *args, **kwargs):
-        """Saves the template's weights."""
-        return self.template.save_weights(*args, **kwargs)
-
-    def load_weights(self, *args, **kwargs):
-        """Loads weights that were saved by the template."""
-        return self.template.load_weights(*args, **kwargs)
-
-    def export(self, *args, **kwargs):
-        """Exports the template."""
-        return self.template.export(*args, **kwargs)
-
-    def get_config(self):
-        """Returns the template's configuration."""
-        return self.template.get_config()
-
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Raises ConfigError, since Keras would use it to clone the model."""
         raise errors.ConfigError("A TowerModel has no configuration of its own. Clone its template instead.")
 
-    def to_json(self, **kwargs):
-        """Returns the template's architecture."""
-        return self.template.to_json(**kwargs)
+
+def _of_template(name: str):
+    """Makes a method of keras.Model that of the template."""
+
+    @functools.wraps(getattr(keras.Model, name))
+    def method(self, *args, **kwargs):
+        return getattr(self.template, name)(*args, **kwargs)
+
+    return method
+
+
+for _name in ("save", "save_weights", "load_weights", "export", "get_config", "to_json", "summary", "get_layer"):
+    setattr(TowerModel, _name, _of_template(_name))

@@ -19,14 +19,11 @@ class Loss:
       value: floating-point scalar, a mean over the tower's examples.
       variables: trainable weights of the model that are trained; None: all of them.
       optimizer: None: the one that the model was compiled with.
-      examples: number or scalar, over which `value` is the mean in this tower, such as its tokens that are not masked;
-        None: the tower's examples. It weighs towers against each other.
     """
 
     value: tf.Tensor
     variables: Sequence[keras.Variable] | None = None
     optimizer: keras.optimizers.Optimizer | None = None
-    examples: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,3 +50,10 @@ class Once:
     """
 
     function: Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Finished:
+    """The end of a step, with what it returned."""
+
+    result: Any

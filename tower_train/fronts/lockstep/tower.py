@@ -1,7 +1,6 @@
 """One tower's run of a step: from yield to yield, on the tower's device, with its part of the batch."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -10,29 +9,10 @@ import tensorflow as tf
 
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep.parts import Part
+from tower_train.fronts.lockstep.requests import Finished
 from tower_train.fronts.lockstep.tower_call import TowerScope, drawn_by_example
 
 Step = Callable[[keras.Model, Any], Generator]  # (model, the tower's part of a batch) -> the step's requests
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Finished:
-    """The end of a tower's step.
-
-    Attributes:
-      result: what the step returned.
-    """
-
-    result: Any
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MetricUpdate:
-    """A call of a metric's update_state in a tower."""
-
-    metric: keras.metrics.Metric
-    args: tuple
-    kwargs: dict
 
 
 class Tower:
@@ -44,7 +24,7 @@ class Tower:
     Attributes:
       part: of the batch.
       device: string.
-      updates: over calls of update_state in this phase.
+      updates: over calls of metrics' update_state in this phase, (metric, args, kwargs).
       results: over metrics' results, (the scalar, the metric, its name in a result of several, or None).
       joins: over the Joins of this phase, (the tower's tensors, its copies of the joined ones), floating point.
     """
@@ -60,9 +40,10 @@ class Tower:
         """
         self.part, self.device = part, device
         self._model, self._steps = model, step(model, part.data)
-        self.results: list[tuple[tf.Tensor, keras.metrics.Metric, str | None]] = []
-        self._metrics = list({id(m): m for m in [*model.metrics, *compat.layer_metrics(model)]}.values())
+        self._weights = {id(weight): weight for weight in model.trainable_weights}
+        self._metrics = {id(m): m for m in [*model.metrics, *compat.layer_metrics(model)]}.values()
         self._added_losses: dict[int, set] = {}
+        self.results: list[tuple[tf.Tensor, keras.metrics.Metric, str | None]] = []
         self.begin_phase()
 
     @property
@@ -72,13 +53,13 @@ class Tower:
 
     def begin_phase(self) -> None:
         """Reads the weights again."""
-        self.updates: list[MetricUpdate] = []
+        self.updates: list[tuple[keras.metrics.Metric, tuple, dict]] = []
         self.joins: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
         self._tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+        self._sources: list[tuple[int, tf.Tensor]] = []  # (id of a weight, a copy of it), one more if it is assigned
         with tf.device(self.device), self._tape:
-            copies = [(weight, self._watched(weight.value)) for weight in self._model.trainable_weights]
-        self._sources = {id(weight): [copy] for weight, copy in copies}
-        self._scope = TowerScope(copies, self._assign)
+            copies = [(weight, self._value(weight, weight.value)) for weight in self._weights.values()]
+        self._scope = TowerScope(copies, self._value)
 
     def advance(self, answer: Any) -> Any:
         """Runs the step to its next yield, whose value it returns, or to its end, for which it returns Finished.
@@ -86,7 +67,7 @@ class Tower:
         Args:
           answer: the result of the last yield.
         """
-        drawn = drawn_by_example(self.part, type(self._model).__name__)
+        drawn = drawn_by_example(self.part.cuts if self.part.count > 1 else (), type(self._model).__name__)
         losses, name = compat.added_losses(self._model, self._added_losses), f"tower_{self.part.index}/"
         with contextlib.ExitStack() as stack:
             for context in (tf.device(self.device), tf.name_scope(name), self._scope, drawn, losses):
@@ -128,11 +109,13 @@ class Tower:
 
     def weight_gradients(self, targets: Sequence[tf.Tensor], of_targets: Sequence, variables: Sequence) -> list:
         """Computes gradients by weights, as `gradients`."""
-        sources = [self._sources[id(variable)] for variable in variables]
-        grads = iter(self.gradients(targets, of_targets, [source for each in sources for source in each]))
-        of_copies = [[next(grads) for _ in each] for each in sources]
+        of_weight = {id(variable): [] for variable in variables}
+        sources = [(key, copy) for key, copy in self._sources if key in of_weight]
+        grads = self.gradients(targets, of_targets, [copy for _, copy in sources])
+        for (key, _), grad in zip(sources, grads, strict=True):
+            of_weight[key].append(grad)
         with tf.device(self.device):
-            return [_sum([grad for grad in each if grad is not None]) for each in of_copies]
+            return [added(of_copies) for of_copies in of_weight.values()]
 
     def _watched(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a copy that depends on nothing."""
@@ -141,15 +124,15 @@ class Tower:
         self._tape.watch(copy)
         return copy
 
-    def _assign(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Returns the new value of a variable in this phase."""
-        if id(variable) not in self._sources:
+    def _value(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value that a variable has in this phase once it is assigned this one."""
+        if id(variable) not in self._weights:
             return value
-        self._sources[id(variable)].append(self._watched(value))
-        return self._sources[id(variable)][-1]
+        self._sources.append((id(variable), self._watched(value)))
+        return self._sources[-1][1]
 
     def _recorder(self, metric: keras.metrics.Metric) -> Callable:
-        return lambda *args, **kwargs: self.updates.append(MetricUpdate(metric, args, kwargs))
+        return lambda *args, **kwargs: self.updates.append((metric, args, kwargs))
 
     def _reader(self, metric: keras.metrics.Metric) -> Callable:
         read = metric.result
@@ -163,8 +146,12 @@ class Tower:
         return result
 
 
-def _sum(grads: list):
-    """Adds gradients; None if there are none. A single one may be sparse."""
-    if len(grads) < 2:
-        return grads[0] if grads else None
-    return tf.add_n([tf.convert_to_tensor(grad) for grad in grads])
+def added(grads: Sequence):
+    """Adds gradients, those of float16 as if without rounding in between; None if there are none. One alone may be
+    sparse."""
+    present = [grad for grad in grads if grad is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    if present[0].dtype != tf.float16:
+        return tf.add_n(present)
+    return tf.cast(tf.add_n([tf.cast(grad, tf.float32) for grad in present]), tf.float16)

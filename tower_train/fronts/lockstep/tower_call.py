@@ -1,7 +1,7 @@
 """A call of a Keras model in a tower: on values of its variables, which stay as they are."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep.parts import Part
+from tower_train.fronts.lockstep import parts
 
 
 class TowerScope(keras.StatelessScope):
@@ -19,15 +19,15 @@ class TowerScope(keras.StatelessScope):
       assigned: {id: (variable, value)}.
     """
 
-    def __init__(self, values: Iterable[tuple], assign: Callable | None = None, initialize_variables: bool = True):
+    def __init__(self, values: Iterable[tuple], assign: Callable | None = None):
         """Creates the scope; it begins when it is entered.
 
         Args:
           values: (variable, value), used instead of the variable's own value.
           assign: (variable, value) -> the value that the variable has from then on.
-          initialize_variables: as for keras.StatelessScope.
         """
-        super().__init__(values, collect_losses=True, initialize_variables=initialize_variables)
+        # Variables without a value are a model's that was built for its layers only, and get none here.
+        super().__init__(values, collect_losses=True, initialize_variables=False)
         self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self._assign = assign or (lambda variable, value: value)
 
@@ -51,27 +51,34 @@ class Called(NamedTuple):
     assigned: list[tuple[keras.Variable, tf.Tensor]]
 
 
-def tower_call(model: keras.Model, values: Iterable[tuple], x, training: bool, **scope_args) -> Called:
+def tower_call(
+    model: keras.Model, values: Iterable[tuple], x, training: bool, tower: int = 0, num_towers: int = 1
+) -> Called:
     """Calls a model on values of its variables.
 
     Args:
       model: with all its variables.
       values: (variable, tensor), used instead of the variable's own value.
-      x: its input.
+      x: its input, a structure of tensors [batch, ...].
       training: as for the model's call.
-      scope_args: further arguments of TowerScope.
+      tower: the tower's index among all.
+      num_towers: of towers with batches as large, over which random numbers are drawn together: each takes the rows of
+        its examples; 1: Keras draws as always.
     """
-    with TowerScope(values, **scope_args) as scope:
+    sizes = [parts.batch_size(leaf) for leaf in keras.tree.flatten(x) if leaf.shape.rank] if num_towers > 1 else []
+    cuts = [parts.Cut(size, tower * size, num_towers * size, size) for size in sizes]
+    # Not model.stateless_call: it skips __call__, with its casts, and mixes added losses with weights' regularizers.
+    with TowerScope(values) as scope, drawn_by_example(cuts, model.name):
         outputs = model(x, training=training)
     return Called(outputs, [tf.reduce_sum(loss) for loss in scope.losses], list(scope.assigned.values()))
 
 
 @contextlib.contextmanager
-def drawn_by_example(part: Part, program: str) -> Iterator[None]:
+def drawn_by_example(cuts: Sequence[parts.Cut], program: str) -> Iterator[None]:
     """Makes keras.random draw for the whole batch within this block, of which the tower takes the rows of its examples.
 
     Args:
-      part: the tower's.
+      cuts: of the tower's tensors; none if it has the whole batch.
       program: the name, for messages, of what draws.
     """
 
@@ -82,8 +89,8 @@ def drawn_by_example(part: Part, program: str) -> Iterator[None]:
             "or use gpus=1."
         )
 
-    if part.count == 1:
+    if not cuts:
         yield
         return
-    with compat.drawn_for_more(part.rows_of_draw, refuse):
+    with compat.drawn_for_more(lambda size: parts.cut_of_draw(cuts, size), refuse):
         yield

@@ -4,19 +4,18 @@ Keras' steps run where the program has begun TensorFlow, long before it is known
 collective operations are no longer possible. So they run in a session on the worker's server, which the step calls.
 """
 
+import contextlib
 import functools
-import json
+import pickle
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster import program
 from tower_train.cluster.task import find_task
-from tower_train.cluster.watchdog import MeansWatchdog
+from tower_train.fronts import program
 from tower_train.graph import collectives
 from tower_train.graph.devices import HOST
 
@@ -26,7 +25,6 @@ SEED = (
     "Give shuffles and generators a seed, as in dataset.shuffle(1000, seed=1), or call keras.utils.set_random_seed "
     "before the data are made."
 )
-_LOOK_SECS = 1.0
 _WORD = np.dtype(np.int64)  # messages are sent in words of this type
 
 
@@ -38,46 +36,37 @@ class Workers:
 
     Attributes:
       rank, size, is_chief: as of the cluster.
-      failure: the error that ended an exchange, if one did.
     """
 
     def __init__(self, cluster: program.Cluster):
         self.rank, self.size, self.is_chief = cluster.rank, cluster.size, cluster.is_chief
-        self.failure: errors.UserError | None = None
+        self._failure: errors.UserError | None = None
         self._membership, self._lock = cluster.membership, threading.Lock()
         self._graph = tf.Graph()
         self._session = v1.Session(cluster.target, self._graph, cluster.session_config)
         self._membership.session_opened(self._session)
-        self._series, self._batch, self._batches, self._is_waiting = "", 0, 0, False
-        watch = MeansWatchdog(self._membership, cluster.stall_timeout_secs)
-        threading.Thread(target=self._watch, args=[watch], name="exchanges", daemon=True).start()
+        self._series, self._batch, self._batches, self._counts = "", 0, 0, cluster.counts
+        self._note_progress()
 
-    def _watch(self, watch: MeansWatchdog) -> None:
-        """Reports this worker's progress, and how long it has waited for the others."""
-        while True:
-            time.sleep(_LOOK_SECS)
-            begun = max(self._batches, 1)  # others may be waited for before the first batch too
-            watch.note(begun, begun - self._is_waiting)
-
-    def gather(self, point: str, arrays: Sequence[np.ndarray] = (), **facts: str | int) -> list[list[np.ndarray]]:
+    def gather(self, point: str, arrays: Sequence[np.ndarray] = (), **facts: str | int) -> list[Sequence[np.ndarray]]:
         """Returns the arrays over workers.
 
         Args:
           point: this worker's place in the program.
-          arrays: of the same number and dtypes in all workers.
+          arrays: in any number and shape.
           facts: by name, values that must be the same in all workers.
 
         Raises:
           ConfigError: in all workers, if one of them differs from the chief.
           WorkerError: a worker is missing.
         """
-        message = _packed({"point": point, "facts": facts}, arrays)
-        words, lengths = self._run("gather", self._gathered, message)
-        ends = np.cumsum(lengths)
-        by_worker = [_unpacked(words[end - n : end], arrays) for end, n in zip(ends, lengths, strict=True)]
-        for i, (about, _) in enumerate(by_worker):
-            self._compare(i, about, by_worker[0][0])
-        return [unpack() for _, unpack in by_worker]
+        # Pickled, as whoever reaches a worker's server can have it run anything anyway.
+        message = pickle.dumps((point, facts, [np.asarray(array) for array in arrays]))
+        words, lengths = self._run("gather", self._gathered, _words(message))
+        by_worker = [pickle.loads(part) for part in np.split(words, np.cumsum(lengths)[:-1])]
+        for i, (*its, _) in enumerate(by_worker):
+            self._compare(i, its, by_worker[0][:2])
+        return [arrays for *_, arrays in by_worker]
 
     def sum(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the sums over workers, to the bit the same in all, of arrays of equal shapes."""
@@ -91,33 +80,28 @@ class Workers:
                 sums[i] = part.reshape(np.shape(arrays[i]))
         return sums
 
-    def broadcast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the chief's arrays; all workers give arrays of the same shapes and dtypes."""
-        message = _packed({}, arrays)
-        [words] = self.sum([message if self.is_chief else np.zeros_like(message)])
-        return _unpacked(words, arrays)[1]()
-
     def begin_batches(self, series: str = "") -> None:
         """Notes that a series of batches begins; series: its name for messages."""
         self._series, self._batch = series, 0
-        if isinstance(self.failure, errors.ConfigError):  # all workers are at the same place
-            self.failure = None
+        if isinstance(self._failure, errors.ConfigError):  # all workers are at the same place
+            self._failure = None
 
     def next_batch(self, kind: str) -> tuple[str, int]:
         """Notes that a batch begins; returns its name, and its number in the series."""
         self._batches += 1
         self._batch += 1
+        self._note_progress()
         return f"batch {self._batch} of {kind}{self._series}", self._batch
 
-    def check_order(self, batch: str, digests: Sequence[int]) -> None:
-        """Raises ConfigError in all workers if digests, over workers, of what they read for a batch differ."""
-        differing = next((i for i, digest in enumerate(digests) if digest != digests[0]), None)
-        if differing is not None:
-            self.failure = errors.ConfigError(
-                f"{self._membership.task.name(differing)} has read other examples for {batch} than the chief, or in "
-                f"another order. {SEED}"
-            )
-            raise self.failure
+    @contextlib.contextmanager
+    def failures_named(self) -> Iterator[None]:
+        """Raises within this block the error of an exchange itself, not what TensorFlow makes of it."""
+        try:
+            yield
+        except tf.errors.OpError:
+            if self._failure:
+                raise self._failure from None
+            raise
 
     def _gathered(self, message: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
         [words], lengths = collectives.gather([message], self.size, name)
@@ -135,32 +119,38 @@ class Workers:
 
     def _run(self, name: str, make: Callable, array: np.ndarray):
         with self._lock:
-            if isinstance(self.failure, errors.WorkerError):
-                raise self.failure
+            if isinstance(self._failure, errors.WorkerError):
+                raise self._failure
             fed, results = self._made(name, make, array.dtype)
-            self._is_waiting = True
+            self._note_progress(is_waiting=True)
             try:
                 with self._membership.failures_named():
                     return self._session.run(results, {fed: array})
             except errors.UserError as error:
-                self.failure = error
+                self._failure = error
                 raise
             finally:
-                self._is_waiting = False
+                self._note_progress()
 
-    def _compare(self, worker: int, its: dict, chiefs: dict) -> None:
+    def _note_progress(self, is_waiting: bool = False) -> None:
+        """Notes the batches begun, of which the last one may wait for other workers, for the cluster to watch."""
+        begun = max(self._batches, 1)  # others may be waited for before the first batch too
+        self._counts[:] = begun, begun - is_waiting
+
+    def _compare(self, worker: int, its: tuple[str, dict], chiefs: tuple[str, dict]) -> None:
         """Raises ConfigError if a worker is elsewhere than the chief, or has other facts."""
-        differing = [f"it has come to {its['point']}, the chief to {chiefs['point']}"]
-        if its["point"] == chiefs["point"]:
-            its, chiefs = its["facts"], chiefs["facts"]
-            differing = [f"{name} is {its.get(name, 'not given')}, the chief's {chiefs.get(name, 'not given')}"
-                         for name in {**chiefs, **its} if its.get(name) != chiefs.get(name)]  # fmt: skip
+        (point, facts), (chiefs_point, chiefs_facts) = its, chiefs
+        differing = [f"it has come to {point}, the chief to {chiefs_point}"]
+        if point == chiefs_point:
+            names = [name for name in {**chiefs_facts, **facts} if facts.get(name) != chiefs_facts.get(name)]
+            pairs = [(name, *(of.get(name, "not given") for of in (facts, chiefs_facts))) for name in names]
+            differing = [f"{name} is {value}, the chief's {chiefs_value}" for name, value, chiefs_value in pairs]
         if differing:
-            self.failure = errors.ConfigError(
-                f"{self._membership.task.name(worker)} cannot train with the chief: {'; '.join(differing)}. Start "
-                "all workers with the same program and data."
+            self._failure = errors.ConfigError(
+                f"{self._membership.task.name(worker)} cannot train with the chief in {point}: {'; '.join(differing)}. "
+                f"Start all workers with the same program and data. {SEED}"
             )
-            raise self.failure
+            raise self._failure
 
 
 @functools.cache
@@ -169,26 +159,5 @@ def find() -> Workers | None:
     return None if find_task(None, None).is_alone else Workers(program.init(gpus=()))
 
 
-def _packed(about: Mapping, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns a message: the length of its head, the head, the arrays; in whole words."""
-    head = json.dumps({"about": about, "shapes": [np.shape(array) for array in arrays]}).encode()
-    parts = [len(head).to_bytes(_WORD.itemsize, "little"), head, *(np.asarray(array).tobytes() for array in arrays)]
-    message = b"".join(parts)
+def _words(message: bytes) -> np.ndarray:
     return np.frombuffer(message + bytes(-len(message) % _WORD.itemsize), _WORD)
-
-
-def _unpacked(message: np.ndarray, alike: Sequence[np.ndarray]):
-    """Returns a message's head and a function that returns its arrays, of the dtypes of these."""
-    data = message.tobytes()
-    begin = _WORD.itemsize + int.from_bytes(data[: _WORD.itemsize], "little")
-    head = json.loads(data[_WORD.itemsize : begin])
-
-    def arrays():
-        found, offset = [], begin
-        for shape, other in zip(head["shapes"], alike, strict=True):
-            count = int(np.prod(shape))
-            found.append(np.frombuffer(data, np.asarray(other).dtype, count, offset).reshape(shape))
-            offset += found[-1].nbytes
-        return found
-
-    return head["about"], arrays

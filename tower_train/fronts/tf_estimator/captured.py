@@ -1,35 +1,40 @@
-"""Takes gradients from a model_fn's own optimizer calls: they are averaged, and applied once for all towers."""
+"""Takes a model_fn's changes of variables: gradients are averaged, and all is assigned once for all towers."""
 
 import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+import keras
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
+from tower_train.fronts.tf_estimator import library
 from tower_train.graph.collectives import AllReduce
 
 v1 = tf.compat.v1
+LOCAL = (v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES)
+_GLOBAL = (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.TRAINABLE_VARIABLES)
 _current = contextvars.ContextVar("captured", default=None)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Update:
     """One call of apply_gradients.
 
     Attributes:
       grads_and_vars: its arguments.
       apply: (grads_and_vars) -> op that applies these instead, and increments the global step if asked to.
-      placeholder: the op that the caller got. It does nothing; ops that wait for it must wait for the update.
       looks_itself: whether `apply` handles gradients that are not finite, as an optimizer that scales the loss does.
+      placeholder: the op that the caller got. It does nothing; ops that wait for it must wait for the update. It has
+        the control inputs of the caller, such as its UPDATE_OPS.
     """
 
     grads_and_vars: list
     apply: Callable[[list], tf.Operation]
-    placeholder: tf.Operation
     looks_itself: bool = False
+    placeholder: tf.Operation = dataclasses.field(default_factory=lambda: tf.no_op("train"))
 
 
 @dataclasses.dataclass
@@ -37,25 +42,28 @@ class Captured:
     """The changes that one call of a model_fn makes to variables, in their order.
 
     Attributes:
-      tower: the tower's index in this worker.
-      num_towers: of all workers.
+      tower, num_towers: its index among the towers of all workers, and their number.
+      is_first: whether it is this worker's first.
       updates: its calls of apply_gradients.
       assigned: the variables that Keras layers and metrics assign to (moving averages, seeds, sums), each with its new
         value. In a graph Keras does not do so itself.
     """
 
-    tower: int = 0
-    num_towers: int = 1
+    tower: int
+    num_towers: int
+    is_first: bool
     updates: list[Update] = dataclasses.field(default_factory=list)
     assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
 
+    def record(self, *args, **kwargs) -> tf.Operation:
+        """Takes one call's gradients, arguments as for `Update`, and returns its placeholder."""
+        self.updates.append(Update(*args, **kwargs))
+        return self.updates[-1].placeholder
+
     def multiply_gradients(self) -> None:
         """Multiplies gradients with num_towers, so that their mean over towers is a sum."""
-        self.updates = [
-            dataclasses.replace(update, grads_and_vars=[(_times(g, self.num_towers), v) for g, v in grads_and_vars])
-            for update in self.updates
-            for grads_and_vars in [update.grads_and_vars]
-        ]
+        for update in self.updates:
+            update.grads_and_vars = [(_times(grad, self.num_towers), v) for grad, v in update.grads_and_vars]
 
 
 def _times(grad: tf.Tensor | tf.IndexedSlices | None, factor: int) -> tf.Tensor | tf.IndexedSlices | None:
@@ -65,45 +73,41 @@ def _times(grad: tf.Tensor | tf.IndexedSlices | None, factor: int) -> tf.Tensor 
 
 
 @contextlib.contextmanager
-def capturing(tower: int, num_towers: int) -> Iterator[Captured]:
-    """Keeps optimizers of this thread from applying gradients within this block, in which a model_fn is called."""
-    captured = Captured(tower, num_towers)
+def capturing(tower: int, num_towers: int, is_first: bool) -> Iterator[Captured]:
+    """Keeps optimizers and Keras layers of this thread from changing variables within this block, which calls a
+    model_fn."""
+    captured = Captured(tower, num_towers, is_first)
     token = _current.set(captured)
-    apply_gradients = v1.train.Optimizer.apply_gradients
 
-    def capture(optimizer, grads_and_vars, global_step=None, name=None):
-        def original(averaged):
-            return apply_gradients(optimizer, averaged, global_step, name)
+    def capturing_calls(apply_gradients):
+        def capture(optimizer, grads_and_vars, *args, **kwargs):
+            pairs = list(grads_and_vars)
+            if not current():  # another thread's
+                return apply_gradients(optimizer, pairs, *args, **kwargs)
+            return current().record(pairs, lambda averaged: apply_gradients(optimizer, averaged, *args, **kwargs))
 
-        return original(grads_and_vars) if _current.get() is None else record(grads_and_vars, original)
+        return capture
+
+    def assign_later(assign, variable, value):
+        if current():
+            current().assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
+        else:
+            assign(variable, value)
 
     try:
-        with (
-            compat.replaced(v1.train.Optimizer, "apply_gradients", capture),
-            compat.intercepted_assignments(_capture_assign),
-        ):
+        with contextlib.ExitStack() as stack:
+            for optimizer in (v1.train.Optimizer, library.keras_v2.optimizers.legacy.Optimizer):
+                captures = capturing_calls(optimizer.apply_gradients)
+                stack.enter_context(compat.replaced(optimizer, "apply_gradients", captures))
+            stack.enter_context(compat.intercepted_assignments(assign_later))
             yield captured
     finally:
         _current.reset(token)
 
 
-def _capture_assign(assign, variable, value) -> None:
-    if _current.get() is None:  # another thread's
-        assign(variable, value)
-    else:
-        _current.get().assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
-
-
-def note(pairs) -> list[tf.Operation]:
-    """Leaves assignments, pairs (variable of the graph, new value), to the step of all towers.
-
-    Returns:
-      The ops that an update has to wait for; elsewhere than in a tower the op that assigns.
-    """
-    if _current.get() is None:
-        return [assign(pairs)]
-    _current.get().assigned.extend(pairs)
-    return []
+def current() -> Captured | None:
+    """Returns the record of the model_fn that is being called; None elsewhere."""
+    return _current.get()
 
 
 def assign_merged(captures: Sequence[Captured], all_reduce: AllReduce) -> tf.Operation:
@@ -127,7 +131,7 @@ def assign_merged(captures: Sequence[Captured], all_reduce: AllReduce) -> tf.Ope
     values = [[value for _, value in each] for each in zip(*(captured.assigned for captured in captures), strict=True)]
     averaged = [i for i, variable in enumerate(variables) if variable.dtype.is_floating]
     means = [tf.ensure_shape(tf.add_n(values[i]) / len(captures), variables[i].shape) for i in averaged]
-    [means] = all_reduce.mean([means], exactly=True)
+    [means] = all_reduce.mean([means])
     merged = {i: of_towers[0] for i, of_towers in enumerate(values)} | dict(zip(averaged, means, strict=True))
     return assign(zip(variables, merged.values(), strict=True))
 
@@ -143,18 +147,29 @@ def assign(pairs) -> tf.Operation:
         return tf.group([variable.assign(value, read_value=False) for variable, value in pairs])
 
 
-def current() -> Captured | None:
-    """Returns the record of the model_fn that is being called; None elsewhere."""
-    return _current.get()
+def _metric_pair(name: str, metric):
+    """Returns a metric of Keras 3 that a model_fn has updated as (value, update_op), and any other as it is.
+
+    Its variables are reset for each evaluation, and in no checkpoint.
+
+    Raises:
+      GraphError: it is not updated, or more than once.
+    """
+    if not isinstance(metric, keras.Metric) or not current():
+        return metric
+    variables = {id(v.value): v.value for v in metric.variables}
+    assigned = [(variable, value) for variable, value in current().assigned if id(variable) in variables]
+    if not assigned or len(assigned) != len({id(variable) for variable, _ in assigned}):
+        raise errors.GraphError(
+            f"eval_metric_ops[{name!r}]: call update_state once in a model_fn, where each call begins at the same "
+            "values. Join the tensors, or use several metrics."
+        )
+    for key in _GLOBAL:
+        collection = v1.get_collection_ref(key)
+        collection[:] = [variable for variable in collection if id(variable) not in variables]
+    for key in LOCAL:
+        v1.get_collection_ref(key).extend(variables.values())
+    return metric.result(), assign(assigned)
 
 
-def tower() -> int:
-    """Returns the index of the tower that a model_fn is called for; 0 elsewhere, such as for an export."""
-    return _current.get().tower if _current.get() else 0
-
-
-def record(grads_and_vars, apply: Callable[[list], tf.Operation], looks_itself: bool = False) -> tf.Operation:
-    """Takes one call's gradients, within `capturing`, and returns its placeholder. Arguments as in `Update`."""
-    placeholder = tf.no_op("train")  # has the control inputs of the caller, such as its UPDATE_OPS
-    _current.get().updates.append(Update(list(grads_and_vars), apply, placeholder, looks_itself))
-    return placeholder
+library.convert_metrics(_metric_pair)

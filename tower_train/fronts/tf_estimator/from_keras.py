@@ -6,63 +6,52 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tower_train import console, errors
+from tower_train import errors
 from tower_train.fronts import compat, keras_variables
 from tower_train.fronts.lockstep.tower_call import tower_call
-from tower_train.fronts.tf_estimator import captured, eval_metrics, library
+from tower_train.fronts.tf_estimator import captured, library
 from tower_train.fronts.tf_estimator.keras_optimizers import KerasOptimizer, copies_of
-from tower_train.fronts.tf_estimator.keras_structures import (
-    arranged_features,
-    arranged_labels,
-    by_name,
-    without_weights,
-)
-from tower_train.fronts.tf_estimator.library import EstimatorSpec, ModeKeys
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
-_BY_NAME, _BY_OBJECT = "saver", "checkpoint"
+_of_keras_2 = library.keras_lib.model_to_estimator
 
 
 def model_to_estimator(
     keras_model: keras.Model | None = None, keras_model_path=None, custom_objects: dict | None = None, model_dir=None,
-    config: RunConfig | None = None, checkpoint_format: str = _BY_NAME, metric_names_map: dict | None = None,
-    export_outputs: dict | None = None,
+    config: RunConfig | None = None, checkpoint_format: str = "saver", **of_keras_2,
 ) -> Estimator:  # fmt: skip
     """Makes an Estimator that trains a Keras model with its compiled losses, metrics and optimizer.
 
     It begins with the model's present weights, and does not change the model. A model without weights gets them with
     the first batch. Features named just "features" and "sample_weights" are the model's inputs and the examples'
-    weights.
+    weights. A model of Keras 2 (tf_keras) is the library's: its optimizer is one of tf_keras.optimizers.legacy.
 
     Args:
       keras_model: a compiled model.
       keras_model_path: a file of a model saved by Keras, instead.
       custom_objects: {name: class or function} that the file needs.
       model_dir, config: as for Estimator.
-      checkpoint_format: "saver"; "checkpoint" is accepted, but checkpoints have variables' names, not objects.
-      metric_names_map: {name of a metric in Keras: its name in evaluations}.
-      export_outputs: {name of an output: class of its export signature, such as export.RegressionOutput}, in addition
-        to a signature of all outputs.
+      checkpoint_format: accepted; the checkpoints of models of Keras 3 have variables' names, as with "saver".
+      of_keras_2: metric_names_map and export_outputs, for such models only.
 
     Raises:
-      ConfigError: there is not one model, or it is not compiled, or was made in a tf.Graph.
+      ConfigError: there is not one model, or it is not compiled or cannot be loaded.
     """
     if (keras_model is None) == (keras_model_path is None):
         raise errors.ConfigError("model_to_estimator: give either keras_model or keras_model_path.")
-    if checkpoint_format not in (_BY_NAME, _BY_OBJECT, None):
-        raise errors.ConfigError(f'model_to_estimator: checkpoint_format={checkpoint_format!r}; it must be "saver".')
-    if checkpoint_format == _BY_OBJECT:
-        console.notice('Checkpoints have variables by names, as with checkpoint_format="saver".')
-    model = keras_model if keras_model_path is None else _loaded(os.fspath(keras_model_path), custom_objects)
-    if not isinstance(model, keras.Model):
+    if isinstance(keras_model, library.keras_v2.Model):
+        return _of_keras_2(keras_model, None, custom_objects, model_dir, config, checkpoint_format, **of_keras_2)
+    if of_keras_2:
+        raise errors.ConfigError(f"model_to_estimator: {', '.join(of_keras_2)} is for models of Keras 2 only.")
+    model = keras_model or _loaded(os.fspath(keras_model_path), custom_objects)
+    if not isinstance(model, keras.Model) or not model.compiled:
         raise errors.ConfigError(
-            f"model_to_estimator: keras_model is a {type(model).__name__}; it must be a Keras model."
+            f"model_to_estimator: keras_model is {model!r:.100}; it must be a compiled Keras model. Call its compile() "
+            "first."
         )
-    if not model.compiled:
-        raise errors.ConfigError("model_to_estimator: the model is not compiled. Call its compile() first.")
-    return _KerasEstimator(_KerasModelFn(model, metric_names_map or {}, export_outputs or {}), model_dir, config)
+    return _KerasEstimator(_KerasModelFn(model), model_dir, config)
 
 
 def _loaded(path: str, custom_objects: dict | None) -> keras.Model:
@@ -100,43 +89,45 @@ class _KerasEstimator(Estimator):
 class _KerasModelFn:
     """A Keras model as a model_fn: Keras computes with the values of variables of the Estimator's graph."""
 
-    def __init__(self, model: keras.Model, metric_names: dict[str, str], signatures: dict[str, type]):
-        self._model, self._metric_names, self._signatures = model, metric_names, signatures
+    def __init__(self, model: keras.Model):
+        self._model = model
         self._initial = _values(model) if model.built else None
         self._optimizer = KerasOptimizer(copies_of(model.optimizer))
 
     def __call__(self, features, labels, mode):
-        model, training = self._model, mode == ModeKeys.TRAIN
-        features, sample_weights = without_weights(features)
-        x = arranged_features(model, features)
+        model, training = self._model, mode == library.api.ModeKeys.TRAIN
+        is_weighted = isinstance(features, dict) and features.keys() == {"features", "sample_weights"}
+        x, weights = (features["features"], features["sample_weights"]) if is_weighted else (features, None)
+        if isinstance(x, dict) and len(x) == 1 and isinstance(model, keras.Sequential):
+            [x] = x.values()  # its input has no name that a user would know
         if self._initial is None:
             self._initial = _built(model, x)
-        mine = self.make_variables()
-        values = [tf.identity(mine[id(v)]) for v in model.variables]
-        seeds = keras_variables.tower_seeds(model.variables, values, captured.tower())
-        before = [(v, seeds.get(id(v), value)) for v, value in zip(model.variables, values, strict=True)]
-        outputs, added_losses, assigned = tower_call(model, before, x, training)
-        predictions = by_name(model, outputs)
-        if mode == ModeKeys.PREDICT:
-            return EstimatorSpec(mode, predictions, export_outputs=self._export_outputs(predictions))
-        y = arranged_labels(model, labels, outputs)
+        graphs, tower = self.make_variables(), captured.current()
+        before = [(v, tf.identity(graphs[id(v)])) for v in model.variables]
+        outputs, added_losses, assigned = tower_call(model, before, x, training, tower.tower, tower.num_towers)
+        predictions = outputs if isinstance(outputs, dict) else dict(
+            zip(_output_names(model, outputs), keras.tree.flatten(outputs), strict=True)
+        )  # fmt: skip
+        if mode == library.api.ModeKeys.PREDICT:
+            export_outputs = {library.SERVING: library.api.export.PredictOutput(predictions)}
+            return library.api.EstimatorSpec(mode, predictions, export_outputs=export_outputs)
+        y = _arranged(labels, outputs, predictions)
         compat.build_losses_and_metrics(model, x, y)
-        metrics = {} if training else _in_graph(model.metrics_variables, {}, list(eval_metrics.LOCAL), "metrics/")
-        sums = [(v, tf.identity(metrics.get(id(v), tf.zeros(v.shape, v.dtype)))) for v in model.metrics_variables]
-        with keras.StatelessScope([*before, *sums], collect_losses=True) as measured:
-            loss = model.compute_loss(x, y, outputs, sample_weights, training=training)
+        sums = {} if training else _in_graph(model.metrics_variables, {}, list(captured.LOCAL), "metrics/")
+        zeros = {id(v): tf.zeros(v.shape, v.dtype) for v in model.metrics_variables}
+        sums_before = [(v, tf.identity((sums or zeros)[id(v)])) for v in model.metrics_variables]
+        with keras.StatelessScope([*before, *sums_before], collect_losses=True) as measured:
+            loss = model.compute_loss(x, y, outputs, weights, training=training)
             loss = tf.add_n([loss, *(tf.cast(added, loss.dtype) for added in added_losses)])
-            names = [] if training else model.compute_metrics(x, y, outputs, sample_weights)
+            if not training:
+                model.compute_metrics(x, y, outputs, weights)
         if not training:
-            now = [(metrics[id(v)], measured.get_current_value(v)) for v in model.metrics_variables]
-            return EstimatorSpec(mode, predictions, loss, eval_metric_ops=self._metrics(now, names))
-        weights = [mine[id(v)] for v in model.trainable_variables]
-        grads = self._optimizer.gradients(loss, weights, model.trainable_variables)
-        with tf.control_dependencies(captured.note((mine[id(v)], value) for v, value in assigned)):
-            train_op = self._optimizer.apply_gradients(
-                grads, weights, model.trainable_variables, v1.train.get_global_step()
-            )
-        return EstimatorSpec(mode, predictions, loss, train_op)
+            update = captured.assign((sums[id(v)], measured.get_current_value(v)) for v in model.metrics_variables)
+            return library.api.EstimatorSpec(mode, predictions, loss, eval_metric_ops=_metrics(model, sums, update))
+        tower.assigned.extend((graphs[id(v)], value) for v, value in assigned)
+        trained = [graphs[id(v)] for v in model.trainable_variables]
+        train_op = self._optimizer.minimize(loss, v1.train.get_global_step(), trained)
+        return library.api.EstimatorSpec(mode, predictions, loss, train_op)
 
     def make_variables(self) -> dict:
         """Makes the graph's variables; returns {id of the Keras variable: the graph's}."""
@@ -144,41 +135,36 @@ class _KerasModelFn:
             raise errors.ConfigError("The model has no weights before its first batch. Build it, or train first.")
         return _in_graph(self._model.variables, self._initial)
 
-    def _export_outputs(self, predictions: dict) -> dict:
-        unknown = ", ".join(map(str, self._signatures.keys() - predictions.keys()))
-        if unknown:
-            raise errors.ConfigError(
-                f"export_outputs names {unknown}; the model's outputs are {', '.join(predictions)}."
-            )
-        return {library.SERVING: library.export_lib.PredictOutput(predictions)} | {
-            name: make(predictions[name]) for name, make in self._signatures.items()
-        }
 
-    def _metrics(self, now: list[tuple], names) -> dict:
-        """Returns the compiled metrics over all batches, and each output's loss, {name: (value, update_op)}.
+def _arranged(labels, outputs, predictions: dict):
+    """Returns labels as the model's outputs are, a dict's by the names of the outputs; GraphError if one has none."""
+    if not isinstance(labels, dict) or isinstance(outputs, dict):
+        return labels
+    if unknown := [str(name) for name in labels if name not in predictions]:
+        raise errors.GraphError(
+            f"input_fn gives the labels {', '.join(unknown)}; the model's outputs are {', '.join(predictions)}. "
+            "Name labels as the model's last layers."
+        )
+    if len(labels) < len(predictions):
+        return labels  # Keras knows which outputs have no loss
+    return keras.tree.pack_sequence_as(outputs, [labels[name] for name in predictions])
 
-        Args:
-          now: over the model's metrics variables, the graph's variable and its value after this batch.
-          names: of the metrics.
-        """
-        update = captured.assign(now)
-        read = zip(self._model.metrics_variables, [tf.identity(v) for v, _ in now], strict=True)
-        with keras.StatelessScope(read):
-            values = self._model.get_metrics_result()
-        names = [name for name in names if name != "loss"]
-        unknown = sorted(set(self._metric_names) - set(names))
-        if unknown:
-            raise errors.ConfigError(
-                f"metric_names_map renames {', '.join(unknown)}; the model's metrics are {', '.join(names) or 'none'}."
-            )
-        return {self._metric_names.get(name, name): (tf.convert_to_tensor(values[name]), update) for name in names}
+
+def _output_names(model: keras.Model, outputs) -> list[str]:
+    if isinstance(model, keras.Sequential):
+        return [model.layers[-1].name]
+    count = len(keras.tree.flatten(outputs))
+    return getattr(model, "output_names", None) or [f"output_{i + 1}" for i in range(count)]
+
+
+def _metrics(model: keras.Model, sums: dict, update: tf.Operation) -> dict:
+    """Returns the compiled metrics over all batches, and each output's loss, {name: (value, update_op)}."""
+    with keras.StatelessScope([(v, tf.identity(sums[id(v)])) for v in model.metrics_variables]):
+        values = model.get_metrics_result()
+    return {name: (tf.convert_to_tensor(value), update) for name, value in values.items() if name != "loss"}
 
 
 def _values(model: keras.Model) -> dict[int, np.ndarray]:
-    if not all(hasattr(v.value.handle, "numpy") for v in model.variables):
-        raise errors.ConfigError(
-            "model_to_estimator: the model was made in a tf.Graph, where weights have no values yet. Make it outside."
-        )
     with compat.eager_mode():
         return {id(v): v.numpy() for v in model.variables}
 

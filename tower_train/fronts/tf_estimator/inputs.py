@@ -25,7 +25,7 @@ class Batches:
       all_reduce: between the workers, which end together.
 
     Attributes:
-      hook: starts the data.
+      hooks: start the data.
       arrivals: available once the batches are.
       ask_to_stop: the op that ends the input of all workers; None for a process by itself.
 
@@ -40,13 +40,11 @@ class Batches:
                 "Return a tf.data.Dataset."
             )
         self._iterator, self.arrivals, self.ask_to_stop = v1.data.make_initializable_iterator(dataset), [], None
-        initializers = [self._iterator.initializer]
+        self.hooks = [library.util._DatasetInitializerHook(self._iterator)]
         if all_reduce.num_workers > 1:
-            self._elements, more = self._take_together(num_batches, all_reduce)
-            initializers.append(more)
+            self._elements = self._take_together(num_batches, all_reduce)
         else:
             self._elements = [self._next() for _ in range(num_batches)]
-        self.hook = _Start(initializers, num_batches, all_reduce.num_workers)
 
     def __iter__(self) -> Iterator[tuple]:
         return map(library.util.parse_iterator_result, self._elements)
@@ -57,9 +55,9 @@ class Batches:
         self.arrivals = tf.nest.flatten(element, expand_composites=True)
         return element
 
-    def _take_together(self, num_batches: int, all_reduce: AllReduce) -> tuple[list, tf.Operation]:
+    def _take_together(self, num_batches: int, all_reduce: AllReduce) -> list:
         """Takes the batches of a session.run, which ends in all workers as at the end of a data set if one lacks a
-        batch or was asked to stop. Returns them, and a further initializer."""
+        batch or was asked to stop."""
         asked = v1.get_variable("tower_train/asked_to_stop", [], tf.bool, v1.zeros_initializer(), trainable=False,
                                 collections=[v1.GraphKeys.LOCAL_VARIABLES])  # fmt: skip
         self.ask_to_stop = asked.assign(True, read_value=False)
@@ -69,32 +67,11 @@ class Batches:
                 optionals.append(self._iterator.get_next_as_optional())
             self.arrivals = [optionals[-1].has_value()]
         ready = tf.reduce_all([~asked.read_value(), *(optional.has_value() for optional in optionals)])
-        [[share]] = all_reduce.mean([[tf.cast(ready, tf.float32)]], exactly=True)
+        [[share]] = all_reduce.mean([[tf.cast(ready, tf.float32)]])
         nothing = v1.data.make_initializable_iterator(tf.data.Dataset.range(0))
+        self.hooks.append(library.util._DatasetInitializerHook(nothing))
         with tf.control_dependencies([tf.cond(share < 1, lambda: tf.group(nothing.get_next()), tf.no_op)]):
-            return [optional.get_value() for optional in optionals], nothing.initializer
-
-
-class _Start(v1.train.SessionRunHook):
-    """Starts the data once variables and tables are initialised, and misses it at the end."""
-
-    def __init__(self, initializers: list[tf.Operation], num_batches: int, num_workers: int):
-        self._initializers, self._num_batches, self._num_workers = initializers, num_batches, num_workers
-        self._steps = 0
-
-    def after_create_session(self, session, coord):
-        session.run(self._initializers)
-
-    def after_run(self, run_context, run_values):
-        self._steps += 1
-
-    def end(self, session):
-        if not self._steps:
-            raise errors.DataError(
-                f"input_fn yielded too little to train on: a step takes {self._num_batches} batches, one a tower"
-                f"{' of each worker' * (self._num_workers > 1)}. Look at its files and filters, or repeat() the data "
-                "set."
-            )
+            return [optional.get_value() for optional in optionals]
 
 
 @contextlib.contextmanager

@@ -1,14 +1,12 @@
 """Keras optimizers in the graph of an Estimator, which apply the mean of the towers' gradients."""
 
-import contextlib
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import captured, library
 
@@ -21,16 +19,16 @@ def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optim
     Keras numbers the names of all optimizers but a program's first: the copies, and so checkpoints, have no number.
     """
     with compat.eager_mode():
-        found = keras.optimizers.serialize(optimizer)
-    described = found
+        serialized = keras.optimizers.serialize(optimizer)
+    described = serialized
     while described:
         described["config"]["name"] = re.sub(r"_\d+$", "", described["config"]["name"])
         described = described["config"].get("inner_optimizer")  # of one that scales the loss
-    return lambda: keras.optimizers.deserialize(copy.deepcopy(found))  # it takes parts out
+    return lambda: keras.optimizers.deserialize(copy.deepcopy(serialized))  # it takes parts out
 
 
 class KerasOptimizer:
-    """A Keras optimizer with the interface of tf.compat.v1.train's: it trains variables of the default graph.
+    """A Keras optimizer with the interface of tf.compat.v1.train's, for use in a model_fn.
 
     Args:
       make: returns the Keras optimizer, of the default graph; called once per training graph.
@@ -41,46 +39,29 @@ class KerasOptimizer:
         self._optimizer: keras.optimizers.Optimizer | None = None  # of the graph that is being built
 
     def minimize(self, loss: tf.Tensor, global_step=None, var_list: list[tf.Variable] | None = None) -> tf.Operation:
-        """Returns the op that does a step, within a call of a model_fn."""
+        """Returns the op that does a step."""
         weights = var_list or v1.trainable_variables()
-        variables = list(map(_stored_in, weights))
-        return self.apply_gradients(self.gradients(loss, weights, variables), weights, variables, global_step)
-
-    def gradients(self, loss: tf.Tensor, weights, variables: list[keras.Variable]) -> list[tf.Tensor | None]:
-        """Returns this tower's gradients of the loss, scaled as the optimizer needs; see apply_gradients."""
-        if not captured.tower():  # the first tower's optimizer is all towers'
-            with tf.control_dependencies(None):  # initial values wait for nothing
-                self._optimizer = self._make()
-                with _standing_in(weights, variables), tf.variable_creator_scope(_named_under(self._optimizer.name)):
-                    self._optimizer.build(variables)
+        variables = {weight.ref(): _stored_in(weight) for weight in weights}
+        if captured.current().is_first:  # its optimizer is all towers'
+            self._optimizer = self._make()
+            # Initial values wait for nothing.
+            with tf.control_dependencies(None), tf.variable_creator_scope(_named_under(self._optimizer.name)):
+                self._optimizer.build(list(variables.values()))
         optimizer = self._optimizer or self._make()  # a canned Estimator has one of its own in each tower
-        return v1.gradients(optimizer.scale_loss(loss), weights)
-
-    def apply_gradients(self, grads, weights, variables: list[keras.Variable], global_step) -> tf.Operation:
-        """Returns the op that applies gradients.
-
-        Args:
-          grads: over weights, this tower's, from `gradients`.
-          weights: the graph's variables.
-          variables: over weights, their Keras variables.
-          global_step: the counter of steps to increment; None for none.
-        """
-        optimizer = self._optimizer
+        grads = v1.gradients(optimizer.scale_loss(loss), weights)
 
         def apply(mean_grads):
-            names = {w.ref(): v for w, v in zip(weights, variables, strict=True)}
-            trained = [names[w.ref()] for _, w in mean_grads]
+            trained = [variables[weight.ref()] for _, weight in mean_grads]
 
             def update(*grads):
-                with _standing_in(weights, variables):
-                    optimizer.apply(grads, trained)
+                optimizer.apply(grads, trained)
                 return tf.constant(0) if global_step is None else global_step.assign_add(1)
 
             # Within a function TensorFlow keeps the order of Keras' assignments.
             return tf.function(update, autograph=False)(*[grad for grad, _ in mean_grads])
 
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        return captured.record(zip(grads, weights, strict=True), apply, looks_itself=scales)
+        return captured.current().record(list(zip(grads, weights, strict=True)), apply, looks_itself=scales)
 
 
 def _stored_in(weight: tf.Variable) -> keras.Variable:
@@ -99,34 +80,12 @@ def _named_under(scope: str) -> Callable:
     return create_named
 
 
-@contextlib.contextmanager
-def _standing_in(weights: list[tf.Variable], variables: list[keras.Variable]) -> Iterator[None]:
-    """Makes the graph's variables the storage of Keras variables within this block."""
-    before = [v.value for v in variables]
-    try:
-        for v, weight in zip(variables, weights, strict=True):
-            compat.set_storage(v, weight)
-        yield
-    finally:
-        for v, value in zip(variables, before, strict=True):
-            compat.set_storage(v, value)
-
-
-def for_canned(optimizer) -> KerasOptimizer | None:
-    """Returns the KerasOptimizer of a canned Estimator's optimizer, or None if that is not one of Keras.
-
-    Raises:
-      ConfigError: it scales the loss.
-    """
+def _for_canned(optimizer) -> KerasOptimizer | None:
+    """Returns the KerasOptimizer of a canned Estimator's optimizer, or None if that is not one of Keras."""
     made = optimizer() if callable(optimizer) else optimizer
-    if isinstance(made, keras.optimizers.LossScaleOptimizer):
-        raise errors.ConfigError(
-            f"optimizer={made!r}: canned Estimators compute in float32, which needs no loss scale. Give its inner "
-            "optimizer."
-        )
     if not isinstance(made, keras.optimizers.Optimizer):
         return None
     return KerasOptimizer((lambda: made) if callable(optimizer) else copies_of(made))
 
 
-library.convert_optimizers(for_canned)
+library.convert_optimizers(_for_canned)

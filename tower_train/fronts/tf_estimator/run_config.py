@@ -33,9 +33,10 @@ class RunConfig(library.run_config.RunConfig):
         self, *args, num_gpus: int | None = None, gpus: Sequence[int] | None = None,
         worker_timeout_secs: float = Config.worker_timeout_secs, stall_timeout_secs: float = 1800.0, **kwargs,
     ):  # fmt: skip
-        self._set_towers(num_gpus, gpus, worker_timeout_secs, stall_timeout_secs)
+        self._num_gpus, self._gpus = num_gpus, gpus
+        self._worker_timeout_secs, self._stall_timeout_secs = worker_timeout_secs, stall_timeout_secs
         super().__init__(*args, **kwargs)
-        self._check()
+        self._validate_towers()
 
     num_gpus = property(lambda self: self._num_gpus, doc="The number of towers; None if not given.")
     gpus = property(lambda self: self._gpus, doc="The ids of the towers' GPUs; None if not given.")
@@ -54,26 +55,15 @@ class RunConfig(library.run_config.RunConfig):
 
     def replace(self, **changes) -> "RunConfig":
         """Returns a copy with other values."""
-        of_towers = {name: changes.pop(name, getattr(self, name)) for name in _OF_TOWERS}
-        replaced = super().replace(**changes)
-        replaced._set_towers(**of_towers)
-        replaced._check()
+        allowed = [*library.run_config._DEFAULT_REPLACEABLE_LIST, *_OF_TOWERS]
+        replaced = self._replace(copy.deepcopy(self), allowed, **changes)
+        replaced._validate_towers()
         return replaced
 
-    def __deepcopy__(self, memo) -> "RunConfig":
-        copied = object.__new__(type(self))
-        for name, value in vars(self).items():  # a copy of a strategy would be one more
-            vars(copied)[name] = value if name.endswith("_distribute") else copy.deepcopy(value, memo)
-        return copied
-
-    def _set_towers(self, num_gpus, gpus, worker_timeout_secs, stall_timeout_secs) -> None:
-        self._num_gpus, self._gpus = num_gpus, gpus
-        self._worker_timeout_secs, self._stall_timeout_secs = worker_timeout_secs, stall_timeout_secs
-
-    def _check(self) -> None:
-        given = [name for name in ("train_distribute", "num_gpus", "gpus") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise errors.ConfigError(f"RunConfig: {' and '.join(given)} both say what trains. Give one of them.")
+    def _validate_towers(self) -> None:
+        values = [name for name in ("train_distribute", "num_gpus", "gpus") if getattr(self, name) is not None]
+        if len(values) > 1:
+            raise errors.ConfigError(f"RunConfig: {' and '.join(values)} both say what trains. Give one of them.")
         for name, allowed in (("worker_timeout_secs", "above 0"), ("stall_timeout_secs", "0 or more")):
             value = getattr(self, name)
             if not isinstance(value, numbers.Real) or value < 0 or (value == 0 and allowed == "above 0"):

@@ -1,16 +1,16 @@
 """The Estimator: the library's, with a tower per device in training and the workers of TF_CONFIG."""
 
-import contextlib
-import copy
 import functools
 import itertools
 import os
+import types
 from collections.abc import Iterator
 from concurrent import futures
 
 import tensorflow as tf
+from tensorflow.python.training import training as training_module
 
-from tower_train import console, errors
+from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.fronts import compat, placement
 from tower_train.fronts.tf_estimator import captured, inputs, library, towers, workers
@@ -19,9 +19,10 @@ from tower_train.graph import devices
 from tower_train.graph.collectives import AllReduce
 
 v1 = tf.compat.v1
-TRAIN = library.ModeKeys.TRAIN
+TRAIN, PREDICT = library.api.ModeKeys.TRAIN, library.api.ModeKeys.PREDICT
 # Of this process with others, which keep what a key was used for. All have as many.
 _trainings = itertools.count()
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in checkpoints of models of Keras 2 that name objects, not variables
 _SEED_STEP = 1_000_003  # between the graph seeds of workers
 
 
@@ -45,6 +46,7 @@ class Estimator(library.estimator.Estimator):
     _train_distribution = _eval_distribution = property(lambda self: None, lambda self, strategy: None)
     _device_fn = property(lambda self: self._config.device_fn or devices.HOST, lambda self, function: None)
     _training: "_Training | None" = None  # while `train` runs
+    _restored: str | None = None  # while `evaluate` runs
 
     @functools.cached_property
     def _placed(self) -> devices.Devices:
@@ -55,13 +57,7 @@ class Estimator(library.estimator.Estimator):
             raise errors.ConfigError(
                 f"RunConfig: device_fn places the ops of one tower, and there are {len(placed.towers)}. Leave it out."
             )
-        asked = self._session_config
-        if asked.HasField("gpu_options") and "gpu" in placed.towers[0]:
-            console.notice(
-                "RunConfig: session_config.gpu_options have no effect, as GPUs are the same for all of a process. Use "
-                "tf.config.set_visible_devices and tf.config.set_logical_device_configuration at its start."
-            )
-        self._session_config = _merged(placed, asked)
+        self._session_config = workers.merged(placed, self._session_config)
         return placed
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None) -> "Estimator":
@@ -75,6 +71,10 @@ class Estimator(library.estimator.Estimator):
                 self._training = None
             member.leave(None)
         return self
+
+    def evaluate(self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None) -> dict:
+        with compat.replaced(self, "_restored", checkpoint_path):
+            return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
 
     def predict(self, *args, **kwargs) -> Iterator:
         """Yields predictions; see the library. The caller's graph and session stay as they are in between."""
@@ -90,19 +90,15 @@ class Estimator(library.estimator.Estimator):
     def _export_all_saved_models(self, export_dir_base, *args, **kwargs) -> bytes:
         return super()._export_all_saved_models(os.fsdecode(export_dir_base), *args, **kwargs)
 
-    def _train_model(self, input_fn, hooks, saving_listeners):
-        return self._train_model_default(input_fn, hooks, saving_listeners)
-
     def _create_and_assert_global_step(self, graph):
-        with v1.device(devices.HOST):
+        with v1.device(devices.HOST):  # in the file of the checkpoint that has the variables
             return super()._create_and_assert_global_step(graph)
 
     def _call_input_fn(self, input_fn, mode, input_context=None):
-        training = self._training if mode == TRAIN else None
-        placed, count = (training.member.devices, len(self._placed.towers)) if training else (self._placed, 1)
-        context = tf.distribute.InputContext(placed.num_workers, placed.worker, placed.num_workers * count)
-        if not training:
-            context = tf.distribute.InputContext()
+        training, context = self._training if mode == TRAIN else None, tf.distribute.InputContext()
+        if training:
+            placed = training.member.devices
+            context = tf.distribute.InputContext(placed.num_workers, placed.worker, training.num_towers)
         with inputs.arrays_outside_the_graph():
             return super()._call_input_fn(input_fn, mode, context)
 
@@ -119,7 +115,7 @@ class Estimator(library.estimator.Estimator):
         seed, worker = self._config.tf_random_seed, training.member.devices.worker
         if seed is not None and worker:  # their input may be shuffled alike; their towers draw differently
             v1.set_random_seed(seed + worker * _SEED_STEP)
-        return batches, None, [batches.hook, training.guard]
+        return batches, None, [*batches.hooks, training.guard]
 
     def _call_model_fn(self, features, labels, mode, config):
         def call(features, labels):
@@ -132,37 +128,54 @@ class Estimator(library.estimator.Estimator):
 
         if captured.current():  # of the model_fn of an Estimator that calls this one's
             return call(features, labels)
-        batches = features if isinstance(features, inputs.Batches) else [(features, labels)]
-        places = self._placed.towers if isinstance(features, inputs.Batches) else self._placed.towers[:1]
         training = (self._training if mode == TRAIN else None) or _Training(self._placed)
-        num_workers, seed = training.all_reduce.num_workers, self._config.tf_random_seed
+        batches = features if isinstance(features, inputs.Batches) else [(features, labels)]
+        places = self._placed.towers[: None if isinstance(features, inputs.Batches) else 1]
+        worker = training.member.devices.worker if training.member else 0
         with v1.device(self._device_fn):
-            specs, captures = towers.build_towers(call, batches, places, num_workers, seed)
-            if mode != TRAIN:
-                return specs[0]
-            training.guard.step = step = towers.train_step(specs, captures, training.all_reduce)
-            return specs[0]._replace(loss=step.loss, train_op=step.op)
+            specs, captures = towers.build_towers(
+                call, batches, places, training.all_reduce.num_workers, worker, self._config.tf_random_seed
+            )
+            spec = specs[0]
+            if mode == TRAIN:
+                spec = towers.train_step(specs, captures, training.all_reduce, training.guard)
+        path = self._restored or (None if worker else self.latest_checkpoint())
+        if path and mode != PREDICT and not spec.scaffold.saver:
+            self._compare_with_checkpoint(path)
+        return spec
 
-    def _train_with_estimator_spec(self, spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
+    def _compare_with_checkpoint(self, path: str) -> None:
+        """Raises ConfigError if a checkpoint does not fit the model: TensorFlow restores other shapes in silence."""
+        saved = tf.train.load_checkpoint(path)
+        shapes, types = saved.get_variable_to_shape_map(), saved.get_variable_to_dtype_map()
+        for variable in [] if _OBJECTS in shapes else v1.global_variables():
+            name, dtype = variable.op.name, variable.dtype.base_dtype
+            fits = name in shapes and types[name] == dtype and variable.shape.is_compatible_with(shapes[name])
+            if not fits and "/part_" not in name:  # parts are saved as a whole
+                there = f"{types[name].name}{shapes[name]}" if name in shapes else "missing"
+                raise errors.ConfigError(
+                    f"{path} does not fit the model, whose variable {name} is {dtype.name}{variable.shape.as_list()}; "
+                    f"there it is {there}. Train in another model_dir, or with the model that wrote it."
+                )
+
+    def _train_with_estimator_spec(self, *args):
         train, training = super()._train_with_estimator_spec, self._training
-        if training.member.task.is_alone:
-            return train(spec, worker_hooks, hooks, global_step_tensor, saving_listeners)
         member = training.member
+        if member.task.is_alone:
+            return train(*args)
         newest = self.latest_checkpoint() if member.task.is_chief else None
-        done = library.estimator._load_global_step_from_checkpoint_dir(self._model_dir) if newest else 0
+        done = int(library.estimator._load_global_step_from_checkpoint_dir(self._model_dir)) if newest else 0
         last = done + training.steps if training.steps else training.max_steps
-        sessions = workers.Sessions(member, self._config, training.batches, training.all_reduce, (int(done), last))
-        spec = spec._replace(train_op=tf.group(spec.train_op, sessions.counting))
-        config = copy.deepcopy(self._config)
-        config._cluster_spec = tf.train.ClusterSpec({})  # the chief reports, not another worker
-        with contextlib.ExitStack() as stack:
-            replaced = {"_config": config, "_session_config": _merged(member.devices, self._session_config)}
-            if not member.task.is_chief:
-                replaced["_warm_start_settings"] = None
-            for name, value in replaced.items():
-                stack.enter_context(compat.replaced(self, name, value))
-            stack.enter_context(library.opened_by(sessions.open))
-            return train(spec, worker_hooks, hooks, global_step_tensor, saving_listeners)
+        open_session = functools.partial(
+            workers.open_session, member, self._config, training.batches, training.all_reduce, (done, last)
+        )
+        warm_start = self._warm_start_settings if member.task.is_chief else None
+        with (
+            compat.replaced(self, "_warm_start_settings", warm_start),
+            compat.replaced(self._config, "_cluster_spec", tf.train.ClusterSpec({})),  # a master reports by itself
+            compat.replaced(training_module, "MonitoredTrainingSession", open_session),
+        ):
+            return train(*args)
 
 
 class _Training:
@@ -193,19 +206,14 @@ class _Training:
         self.all_reduce = AllReduce((devices.HOST,), kind, num_workers=num_workers, name=name)
 
 
-def _merged(placed: devices.Devices, asked: v1.ConfigProto) -> v1.ConfigProto:
-    """Returns the ConfigProto of these devices with the other settings that were asked for."""
-    proto = copy.deepcopy(placed.session_config)
-    proto.MergeFrom(asked)
-    devices.use_gpus_alike(proto)
-    proto.device_filters[:] = placed.session_config.device_filters  # a session sees this worker's devices only
-    return proto
-
-
-def with_towers(cls: type) -> type:
-    """Returns a canned Estimator's class whose Estimators are trained on towers."""
-    about = {"__doc__": cls.__doc__, "__module__": "tower_train.estimator"}
-    return type(cls.__name__, (Estimator, cls), about)
+def on_towers(module: types.ModuleType) -> dict[str, type]:
+    """Returns {name: class} of the library's Estimators in a module, as classes whose Estimators train on towers."""
+    about = {"__module__": "tower_train.estimator"}
+    return {
+        name: type(name, (Estimator, cls), about | {"__doc__": cls.__doc__})
+        for name, cls in vars(module).items()
+        if isinstance(cls, type) and issubclass(cls, Estimator.__base__) and cls is not Estimator.__base__
+    }
 
 
 # Where the library makes its own, such as in add_metrics, it makes these.

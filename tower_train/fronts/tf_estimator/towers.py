@@ -4,45 +4,26 @@ import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
-from tower_train import console, errors
+from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator.captured import Captured, assign_merged, capturing
-from tower_train.fronts.tf_estimator.library import EstimatorSpec
-from tower_train.graph import context, gradients
+from tower_train.fronts.tf_estimator.library import api
+from tower_train.graph import gradients
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
-_MOST_NAMES = 3  # in a message
 
 # Each tower has its own: its total loss must not contain another's losses.
 _OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
 
 
-class TrainStep(NamedTuple):
-    """One step of all towers.
-
-    Attributes:
-      op: does the step.
-      loss: scalar, the mean of all towers' losses.
-      finite: bool [towers + 1, 1 + gradients], of gradients.update_if_finite; None if a single tower updates its
-        variables without an optimizer of TensorFlow's.
-      checked: names of its columns.
-    """
-
-    op: tf.Operation
-    loss: tf.Tensor
-    finite: tf.Tensor | None = None
-    checked: tuple[str, ...] = ()
-
-
 def build_towers(
-    call: Callable, batches: Iterable[tuple], devices: Sequence[str], num_workers: int, seed: int | None
-) -> tuple[list[EstimatorSpec], list[Captured]]:
+    call: Callable, batches: Iterable[tuple], devices: Sequence[str], num_workers: int, worker: int, seed: int | None
+) -> tuple[list[api.EstimatorSpec], list[Captured]]:
     """Builds one tower per device: the first creates the variables, on the CPU, later ones get the same.
 
     The first tower has no name scope, so that hooks know its ops by the model's own names.
@@ -52,6 +33,7 @@ def build_towers(
       batches: over towers, (features, labels).
       devices: over towers, a device string.
       num_workers: each with as many towers.
+      worker: index of this one.
       seed: of the initial values that Keras layers draw; None for another one each time.
 
     Returns:
@@ -65,22 +47,13 @@ def build_towers(
     for i, (device, (features, labels)) in enumerate(zip(devices, batches, strict=True)):
         with (
             tf.device(device),
-            v1.name_scope(f"tower_{i}/") if i else contextlib.nullcontext(),
-            tf.variable_creator_scope(shared.recalling(f"tower_{i}") if i else shared.create),
-            shared.variable_scope(is_first=not i),
-            shared.unassigned() if i else contextlib.nullcontext(),
+            shared.tower(i),
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             _python_seed(seed),
-            capturing(i, len(devices) * num_workers) as captured,
-            context.entered(context.Context()) as tower,
+            capturing(worker * len(devices) + i, len(devices) * num_workers, is_first=not i) as captured,
         ):
             specs.append(call(features, labels))
             captures.append(captured)
-        for name in tower.param_groups:
-            raise errors.GraphError(
-                f"{name} is created in a block of layers.param_group, which is for workloads. Give it an optimizer of "
-                "its own in model_fn."
-            )
         of_first = of_first or {key: graph.get_collection(key) for key in _OF_ONE_TOWER}
         for key in _OF_ONE_TOWER:
             graph.clear_collection(key)
@@ -89,136 +62,35 @@ def build_towers(
     return specs, captures
 
 
-def train_step(specs: list[EstimatorSpec], captures: list[Captured], all_reduce: AllReduce) -> TrainStep:
-    """Makes one update for all towers.
-
-    Args:
-      specs: from build_towers in mode TRAIN.
-      captures: from there too.
-      all_reduce: averages between workers.
-
-    Raises:
-      GraphError: towers that cannot be averaged.
-    """
-    is_alone = captures[0].num_towers == 1
-    losses = [tf.reshape(spec.loss, []) for spec in specs]
-    loss = specs[0].loss
-    if not is_alone:
-        [[loss]] = all_reduce.mean([[tf.add_n(losses) / len(specs)]], exactly=True)
-        for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
-            if summary.op.type == "ScalarSummary" and summary.op.name == "loss":  # of the first tower
-                compat.set_input(summary.op, 1, tf.cast(loss, summary.op.inputs[1].dtype))
-    assigned = assign_merged(captures, all_reduce)
-    counts = {len(captured.updates) for captured in captures}
-    if is_alone and counts == {0}:
-        return TrainStep(tf.group(specs[0].train_op, assigned), loss)
-    if len(counts) > 1 or counts == {0}:
-        raise errors.GraphError(
-            f"model_fn called apply_gradients of a tf.compat.v1.train optimizer {sorted(counts)} times in its towers. "
-            "Each tower must do so equally often, at least once: that is where gradients are averaged."
-        )
-    finite, applied = _update_if_finite(losses, captures, loss, all_reduce, assigned)
-    for captured in captures:
-        for update in captured.updates:
-            compat.add_control_input(update.placeholder, finite.op)  # ops that wait for it wait for the update
-    checked = ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
-    op = tf.group(specs[0].train_op, finite, assigned)
-    # The optimizers' own ops are in a branch, where whoever loads this graph would not find them.
-    v1.get_default_graph().get_collection_ref(v1.GraphKeys.TRAIN_OP)[:] = [op]
-    return TrainStep(op, loss, finite, checked)
-
-
-class NonFiniteLossError(errors.NonFiniteError, v1.train.NanLossDuringTrainingError):
-    """A loss or a gradient that is NaN or infinite, also by the library's name for it."""
-
-    __str__ = Exception.__str__  # the library's contains only its name
-
-
-class FiniteGuard(v1.train.SessionRunHook):
-    """Stops at a step that was not finite, which has changed no variable.
-
-    Attributes:
-      step: the step, set before the session begins.
-    """
-
-    step: TrainStep
-
-    def before_run(self, run_context):
-        if self.step.finite is not None:
-            return v1.train.SessionRunArgs([self.step.finite, v1.train.get_global_step()])
-        return None
-
-    def after_run(self, run_context, run_values):
-        if run_values.results is None:
-            return
-        finite, step = run_values.results
-        if finite.all():
-            return
-        rows = [f"tower_{i}" for i in range(len(finite) - 1)] + ["the mean over towers"]
-        faults = []
-        for row, flags in zip(rows, finite, strict=True):
-            bad = [name for name, is_finite in zip(self.step.checked, flags, strict=True) if not is_finite]
-            if bad and not (faults and row == rows[-1]):  # the mean is at fault only if no tower is
-                faults.append(f"{row}: {console.enumeration(bad, _MOST_NAMES)}")
-        raise NonFiniteLossError(
-            f"not finite at step {step + 1}: {'; '.join(faults)}. This step has not changed the variables, and the "
-            "last checkpoint stays. Try a lower learning rate, or look at the examples."
-        )
-
-
-def _update_if_finite(losses: list[tf.Tensor], captures: list[Captured], loss: tf.Tensor, all_reduce, assigned):
-    """Averages and applies the gradients, call by call, after what layers assign; returns what is finite, and the
-    applied pairs looked at."""
-    calls = list(zip(*[captured.updates for captured in captures], strict=True))
-    averaged = [
-        _over_workers(gradients.average_gradients([update.grads_and_vars for update in call]), all_reduce)
-        for call in calls
-    ]
-    tower_grads = [
-        [p for update in c.updates if not update.looks_itself for p in update.grads_and_vars] for c in captures
-    ]
-    applied = [pair for call, mean in zip(calls, averaged, strict=True) if not call[0].looks_itself for pair in mean]
-
-    def apply():
-        return tf.group([call[0].apply(mean) for call, mean in zip(calls, averaged, strict=True)])
-
-    # The first tower's updates were told to wait for these, such as its UPDATE_OPS.
-    before = [assigned, *(op for call in calls for op in call[0].placeholder.control_inputs)]
-    with tf.control_dependencies(before):
-        return gradients.update_if_finite(tower_grads, losses, applied, loss, apply), applied
-
-
-def _over_workers(
-    grads_and_vars: gradients.GradientsAndVariables, all_reduce: AllReduce
-) -> gradients.GradientsAndVariables:
-    """Averages this worker's means over towers over workers."""
-    if all_reduce.num_workers == 1:
-        return grads_and_vars
-    [means] = all_reduce.mean([[_of_known_shape(*pair) for pair in grads_and_vars]])
-    return [(mean, variable) for mean, (_, variable) in zip(means, grads_and_vars, strict=True)]
-
-
-def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor | tf.IndexedSlices:
-    """Returns a gradient of its variable's shape; of a sparse one, workers may have rows for any number of indices."""
-    if not isinstance(grad, tf.IndexedSlices):
-        return tf.ensure_shape(grad, variable.shape)
-    values = tf.ensure_shape(grad.values, [None, *variable.shape[1:]])
-    any_number = v1.placeholder_with_default(values, [None, *variable.shape[1:]])
-    return tf.IndexedSlices(any_number, grad.indices, grad.dense_shape)
-
-
 class _SharedVariables:
-    """Creators of variables. Those of get_variable are found again by their names; those of tf.Variable and of Keras
+    """The variables of all towers. Those of get_variable are known by their names; those of tf.Variable and of Keras
     layers, created anew at each call, by their names and order."""
 
     def __init__(self):
         self._created = {}
 
-    def variable_scope(self, is_first: bool):
-        """Returns the scope in which get_variable creates, or finds again, under the same names in each tower."""
-        if is_first:
-            return v1.variable_scope(v1.get_variable_scope())
-        return v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE, custom_getter=self._of_its_type)
+    @contextlib.contextmanager
+    def tower(self, index: int) -> Iterator[None]:
+        """Makes the first tower's block create variables on the host, and later towers' blocks get them."""
+        scope = v1.get_variable_scope()
+        if not index:
+            with tf.variable_creator_scope(self._create), v1.variable_scope(scope):
+                yield
+            return
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(v1.name_scope(f"tower_{index}/"))
+            stack.enter_context(tf.variable_creator_scope(self._recalling(f"tower_{index}")))
+            stack.enter_context(v1.variable_scope(scope, reuse=v1.AUTO_REUSE, custom_getter=self._of_its_type))
+            for variable in itertools.chain(*self._created.values()):  # the first tower alone moves averages and counts
+                for name in ("assign", "assign_add", "assign_sub"):
+                    stack.enter_context(compat.replaced(variable, name, _reading(variable)))
+            yield
+
+    def _create(self, create, **kwargs):
+        with tf.device(HOST):
+            variable = create(**kwargs)
+        self._created.setdefault(kwargs.get("name"), []).append(variable)
+        return variable
 
     def _of_its_type(self, getter, name, *args, **kwargs):
         """Gets variables whose type follows from an initial value, which reuse ignores; a custom getter."""
@@ -226,29 +98,7 @@ class _SharedVariables:
             kwargs["dtype"] = self._created[name][0].dtype.base_dtype
         return getter(name, *args, **kwargs)
 
-    def create(self, create, **kwargs):
-        """A variable creator for the first tower."""
-        with tf.device(HOST):
-            variable = create(**kwargs)
-        self._created.setdefault(kwargs.get("name"), []).append(variable)
-        return variable
-
-    @contextlib.contextmanager
-    def unassigned(self) -> Iterator[None]:
-        """Disables assignments to variables within this block: only the first tower moves averages, counters and the
-        like."""
-
-        def reading(variable):
-            return lambda *args, **kwargs: tf.identity(variable)
-
-        with contextlib.ExitStack() as stack:
-            for variable in itertools.chain(*self._created.values()):
-                for name in ("assign", "assign_add", "assign_sub"):
-                    stack.enter_context(compat.replaced(variable, name, reading(variable)))
-            yield
-
-    def recalling(self, tower: str):
-        """Returns a variable creator for another tower."""
+    def _recalling(self, tower: str):
         left = {name: list(variables) for name, variables in self._created.items()}
 
         def recall(create, **kwargs):
@@ -263,6 +113,10 @@ class _SharedVariables:
         return recall
 
 
+def _reading(variable: tf.Variable) -> Callable:
+    return lambda *args, **kwargs: tf.identity(variable)
+
+
 @contextlib.contextmanager
 def _python_seed(seed: int | None) -> Iterator[None]:
     """Seeds Python's random numbers, with which Keras seeds its initializers, within this block."""
@@ -273,3 +127,115 @@ def _python_seed(seed: int | None) -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
+
+
+class NonFiniteLossError(errors.NonFiniteError, v1.train.NanLossDuringTrainingError):
+    """A loss or a gradient that is NaN or infinite, also by the library's name for it."""
+
+    __str__ = Exception.__str__  # the library's contains only its name
+
+
+class FiniteGuard(v1.train.SessionRunHook):
+    """Stops at a step that was not finite, which has changed no variable.
+
+    Attributes:
+      finite: as of gradients.update_if_finite; None if a single tower updates its variables without an optimizer of
+        TensorFlow's.
+      checked: names of its columns.
+    """
+
+    finite: tf.Tensor | None = None
+    checked: tuple[str, ...] = ()
+
+    def before_run(self, run_context):
+        if self.finite is not None:
+            return v1.train.SessionRunArgs([self.finite, v1.train.get_global_step()])
+        return None
+
+    def after_run(self, run_context, run_values):
+        if run_values.results is None:
+            return
+        finite, step = run_values.results
+        if not finite.all():
+            raise NonFiniteLossError(
+                f"not finite at step {step + 1}: {gradients.not_finite(finite, self.checked)}. This step has not "
+                "changed the variables, and the last checkpoint stays. Try a lower learning rate, or look at the "
+                "examples."
+            )
+
+
+def train_step(
+    specs: list[api.EstimatorSpec], captures: list[Captured], all_reduce: AllReduce, guard: FiniteGuard
+) -> api.EstimatorSpec:
+    """Makes one update for all towers.
+
+    Args:
+      specs: from build_towers in mode TRAIN.
+      captures: from there too.
+      all_reduce: averages between workers.
+      guard: gets what it has to look at.
+
+    Returns:
+      The first tower's, with the mean of all towers' losses, and the op that does a step of all towers.
+
+    Raises:
+      GraphError: towers that cannot be averaged.
+    """
+    is_alone = captures[0].num_towers == 1
+    losses = [tf.reshape(spec.loss, []) for spec in specs]
+    loss = specs[0].loss
+    if not is_alone:
+        [[loss]] = all_reduce.mean([[tf.add_n(losses) / len(specs)]])
+        for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
+            if summary.op.type == "ScalarSummary" and summary.op.name == "loss":  # of the first tower
+                compat.set_input(summary.op, 1, tf.cast(loss, summary.op.inputs[1].dtype))
+    assigned = assign_merged(captures, all_reduce)
+    counts = {len(captured.updates) for captured in captures}
+    if is_alone and counts == {0}:
+        return specs[0]._replace(train_op=tf.group(specs[0].train_op, assigned))
+    if len(counts) > 1 or counts == {0}:
+        raise errors.GraphError(
+            f"model_fn called apply_gradients of a tf.compat.v1.train optimizer {sorted(counts)} times in its towers. "
+            "Each tower must do so equally often, at least once: that is where gradients are averaged."
+        )
+    guard.finite, applied = _update_if_finite(losses, captures, loss, all_reduce, assigned)
+    guard.checked = ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
+    for captured in captures:
+        for update in captured.updates:
+            compat.add_control_input(update.placeholder, guard.finite.op)  # ops that wait for it wait for the update
+    op = tf.group(specs[0].train_op, guard.finite, assigned)
+    # The optimizers' own ops are in a branch, where whoever loads this graph would not find them.
+    v1.get_default_graph().get_collection_ref(v1.GraphKeys.TRAIN_OP)[:] = [op]
+    return specs[0]._replace(loss=loss, train_op=op)
+
+
+def _update_if_finite(losses: list[tf.Tensor], captures: list[Captured], loss: tf.Tensor, all_reduce, assigned):
+    """Averages and applies the gradients, call by call, after what layers assign; returns what is finite, and the
+    applied pairs looked at."""
+    calls = list(zip(*[captured.updates for captured in captures], strict=True))
+    averaged = [gradients.average_gradients([update.grads_and_vars for update in call]) for call in calls]
+    if all_reduce.num_workers > 1:
+        flat = [_of_known_shape(*pair) for means in averaged for pair in means]
+        over_workers = iter(all_reduce.mean([flat])[0])
+        averaged = [[(next(over_workers), variable) for _, variable in means] for means in averaged]
+    tower_grads = [
+        [p for update in c.updates if not update.looks_itself for p in update.grads_and_vars] for c in captures
+    ]
+    applied = [pair for call, mean in zip(calls, averaged, strict=True) if not call[0].looks_itself for pair in mean]
+
+    def apply():
+        return tf.group([call[0].apply(mean) for call, mean in zip(calls, averaged, strict=True)])
+
+    # The first tower's updates were told to wait for these, such as its UPDATE_OPS.
+    before = [assigned, *(op for call in calls for op in call[0].placeholder.control_inputs)]
+    with tf.control_dependencies(before):
+        return gradients.update_if_finite(tower_grads, losses, applied, loss, apply), applied
+
+
+def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor | tf.IndexedSlices:
+    """Returns a gradient of its variable's shape; of a sparse one, workers may have rows for any number of indices."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return tf.ensure_shape(grad, variable.shape)
+    values = tf.ensure_shape(grad.values, [None, *variable.shape[1:]])
+    any_number = v1.placeholder_with_default(values, [None, *variable.shape[1:]])
+    return tf.IndexedSlices(any_number, grad.indices, grad.dense_shape)

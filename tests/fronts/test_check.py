@@ -1,0 +1,45 @@
+"""parallel_model.check shows on a few examples whether towers train what Keras trains."""
+
+import keras
+import numpy as np
+import pytest
+
+from tower_train import errors, multi_gpu_model
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=[16, 4]).astype(np.float32), RNG.integers(3, size=16)
+
+
+class Centered(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs - keras.ops.mean(inputs, axis=0)
+
+
+def parallel(*layers):
+    model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(3)])
+    model = multi_gpu_model(model, gpus=2)
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize("layer", [keras.layers.Dropout(0.5), keras.layers.BatchNormalization()])
+def test_towers_that_train_what_keras_trains_are_shown_to(layer):
+    model = parallel(keras.layers.Dense(8, "relu"), layer)
+    before = model.template.get_weights()
+    assert model.check(X, Y).startswith("2 towers equal one device on this model to ")
+    assert all((one == other).all() for one, other in zip(before, model.template.get_weights(), strict=True))
+
+
+def test_a_layer_over_the_batch_is_found():
+    with pytest.raises(errors.GraphError, match="^2 towers differ from one device on this model: .*(kernel|bias)"):
+        parallel(Centered()).check(X, Y)
+
+
+def test_too_few_examples_are_refused():
+    with pytest.raises(errors.ConfigError, match="fewer than 8 examples, 4 for each of 2 towers"):
+        parallel().check(X[:7], Y[:7])
+
+
+def test_batch_normalisation_beside_random_numbers_cannot_be_told():
+    with pytest.raises(errors.ConfigError, match="Check it without its random layers"):
+        parallel(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)).check(X, Y)

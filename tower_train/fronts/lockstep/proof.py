@@ -1,0 +1,104 @@
+"""Shows on a few examples that the towers of a Keras model train what one device trains."""
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from tower_train import errors
+from tower_train.fronts import compat
+
+_STEPS, _EACH = 2, 4  # examples of a tower
+_FEW_ROUNDINGS, _SENSITIVITY = 256, 100  # as in tower_train.proof.towers
+
+
+def compare_steps(towers: keras.Model, alone: keras.Model, batch: Sequence, count: int) -> str:
+    """Compares two steps of a model's towers with two of one device, and leaves the model as it was.
+
+    Args:
+      towers, alone: compiled models with the same variables, one of which has towers.
+      batch: x, y, sample_weight.
+      count: of the towers.
+
+    Returns:
+      A line for people.
+
+    Raises:
+      ConfigError: there are too few examples, or the model cannot be compared.
+      GraphError: a variable differs by more than rounding.
+    """
+    normalizes = any(isinstance(each, keras.layers.BatchNormalization) for each in compat.sublayers(alone))
+    if normalizes and any(compat.is_seed_state(variable) for variable in alone.variables):
+        raise errors.ConfigError(
+            "check: batch normalisation is by tower and random numbers are by example, so that a model with both "
+            "cannot be compared. Check it without its random layers."
+        )
+    rows = _rows(batch, count, normalizes)
+    if not alone.optimizer.built:
+        alone.optimizer.build(alone.trainable_variables)
+    variables = [*alone.variables, *alone.optimizer.variables, *alone.metrics_variables]
+    before = [variable.numpy() for variable in variables]
+    weights = {id(variable) for variable in alone.trainable_variables}
+    rounded = [_rounded(b) if id(v) in weights else b for v, b in zip(variables, before, strict=True)]
+
+    def after(model: keras.Model, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        _assign(variables, values)
+        for _ in range(_STEPS):
+            model.train_on_batch(*rows)
+        return [variable.numpy() for variable in variables]
+
+    try:
+        expected, received, noise = after(alone, before), after(towers, before), after(alone, rounded)
+    finally:
+        _assign(variables, before)
+    metrics = {id(variable) for variable in alone.metrics_variables}
+    largest = max(
+        _difference(variable, *values, count)
+        for variable, *values in zip(variables, expected, received, noise, strict=True)
+        if np.issubdtype(values[0].dtype, np.floating) and id(variable) not in metrics
+    )
+    about = ", the same for each tower, as batch normalisation is by tower" if normalizes else ""
+    return (
+        f"{count} towers equal one device on this model to {largest:.0e} ({_STEPS} steps of {_EACH * count} "
+        f"examples{about})"
+    )
+
+
+def _rows(batch: Sequence, count: int, normalizes: bool) -> list:
+    """Returns x, y and sample_weight of a step; with batch normalisation the same for each tower, so that all have the
+    same statistics."""
+    size = _EACH * count
+
+    def first(values):
+        values = np.asarray(values)
+        if len(values) < size:
+            raise errors.ConfigError(
+                f"check: there are fewer than {size} examples, {_EACH} for each of {count} towers."
+            )
+        return np.concatenate([values[:_EACH]] * count) if normalizes else values[:size]
+
+    return [None if part is None else keras.tree.map_structure(first, part) for part in batch]
+
+
+def _rounded(value: np.ndarray) -> np.ndarray:
+    """Returns a value with each number rounded to one side or the other."""
+    return value * (1 + np.finfo(value.dtype).eps * np.random.default_rng(0).choice([-1, 1], value.shape))
+
+
+def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _difference(
+    variable: keras.Variable, one: np.ndarray, several: np.ndarray, rounded: np.ndarray, count: int
+) -> float:
+    """Returns the difference of a variable; GraphError if rounding does not explain it."""
+    scale, distance, noise = (np.abs(each).max(initial=0) for each in (one, one - several, one - rounded))
+    if not distance <= max(_FEW_ROUNDINGS * np.finfo(one.dtype).eps * scale, _SENSITIVITY * noise):
+        raise errors.GraphError(
+            f"{count} towers differ from one device on this model: {variable.path} by {distance / (scale or 1):.0e} "
+            f"after {_STEPS} steps of {_EACH * count} examples. A layer or a loss computes over the examples of a "
+            "batch, of which a tower has a part only, or draws otherwise."
+        )
+    return distance / max(scale, 1)
