@@ -55,14 +55,7 @@ def test_good_data_is_passed_over_in_silence():
         (ordered(LABELS % 2), ["no example is of class cat (of the 500 looked at). Does the dataset come sorted by"]),
         (ordered(np.sort(LABELS)), ["no example is of class cat"]),
         (arrays(features=changed(np.s_[5:100:2, 2], np.nan)), ["examples looked at have features that are not finite"]),
-        (
-            arrays(features=changed(np.s_[:, 1], np.inf)),
-            ["500 of 500 examples looked at have", "features 1 are the"],
-        ),
-        (
-            arrays(features=changed(np.s_[:, [0, 3]], 7)),
-            ["features 0, 3 are the same in all 500 examples looked at"],
-        ),
+        (arrays(features=changed(np.s_[:, 1], np.inf)), ["500 of 500 examples looked at have"]),
         (arrays(features=np.ones([900, 5, 5])), ["all 500 examples looked at have the same features."]),
     ],
 )

@@ -13,6 +13,7 @@ from tower_train.run import choices
 PROCESSOR = (
     "processor\t: {core}\nmodel name\t: Some avx512_bf16 processor\n{name}\t\t: fpu sse2 {flags}\nbugs\t\t: bf16\n\n"
 )
+AUTO = Config(dtype="auto")
 NONE = "since this processor has no fast bfloat16 instructions"
 UNKNOWN = "since {path} does not tell this processor's instructions"
 
@@ -51,20 +52,17 @@ def test_a_processor_is_known_by_its_flags(text, expected, cpuinfo_path):
     if text is not None:
         cpuinfo_path.write_text(text)
     dtype, why = expected
-    assert choices.of_processor() == (dtype, why.format(path=cpuinfo_path))
+    config, [note] = choices.resolve(AUTO, {}, devices.place(AUTO))
+    assert (config.dtype, note) == (dtype, f"dtype: {dtype}, {why.format(path=cpuinfo_path)}")
 
 
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
-        ([Gpu("A100", (8, 0))], ("bfloat16", "since A100 has arithmetic for it")),
-        ([Gpu("H200", (9, 0)), Gpu("A100", (8, 0))], ("bfloat16", "since every GPU used has arithmetic for it")),
-        ([Gpu("A100", (8, 0)), Gpu("T4", (7, 5))],
-         ("float16", "since T4 has no bfloat16 arithmetic (compute capability 7.5, below 8.0)")),
-        ([Gpu("V100", (7, 0))],
-         ("float16", "since V100 has no bfloat16 arithmetic (compute capability 7.0, below 8.0)")),
-        ([Gpu("T4", (7, 5)), Gpu("P100", (6, 0))],
-         ("float32", "since P100 has no fast arithmetic in float16 (compute capability 6.0, below 7.0)")),
+        ([Gpu("H200", (9, 0)), Gpu("A100", (8, 0))], ("bfloat16", "since A100 has compute capability 8.0")),
+        ([Gpu("A100", (8, 0)), Gpu("T4", (7, 5))], ("float16", "since T4 has compute capability 7.5")),
+        ([Gpu("V100", (7, 0))], ("float16", "since V100 has compute capability 7.0")),
+        ([Gpu("T4", (7, 5)), Gpu("P100", (6, 0))], ("float32", "since P100 has compute capability 6.0")),
         ([Gpu("T4", (7, 5)), Gpu("X")], ("float32", "since the compute capability of X is not known")),
         ([Gpu("X")], ("float32", "since the compute capability of X is not known")),
     ],
@@ -77,18 +75,21 @@ def test_only_the_gpus_that_are_used_are_looked_at():
     here = [Gpu("a", (9, 0)), Gpu("b", (7, 0)), Gpu("c", (8, 6))]
     for options, expected in [(dict(num_gpus=1), "bfloat16"), (dict(num_gpus=2), "float16"),
                               (dict(gpus=(0, 2)), "bfloat16"), (dict(gpus=(1,)), "float16")]:  # fmt: skip
-        assert choices.resolve_dtype("auto", None, devices.place(Config(**options), here).gpus)[0] == expected
+        config = Config(dtype="auto", **options)
+        assert choices.resolve(config, {}, devices.place(config, here))[0].dtype == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_one_that_is_asked_for_is_left_alone(dtype):
-    assert choices.resolve_dtype(dtype, "bfloat16", []) == (dtype, [])
+    config, notes = choices.resolve(Config(dtype=dtype), {"dtype": "bfloat16"}, devices.place(Config()))
+    assert (config.dtype, notes) == (dtype, [])
 
 
 def test_float16_is_said_to_be_for_gpus_where_there_are_none():
-    [note] = choices.resolve_dtype("float16", None, [])[1]
+    config = Config(dtype="float16", variable_update="cpu")
+    [note] = choices.resolve(config, {}, devices.place(config))[1]
     assert note.startswith("*** --dtype=float16 is for GPUs: on a processor")
-    assert choices.resolve_dtype("float16", None, [Gpu("V100", (7, 0))]) == ("float16", [])
+    assert choices.resolve(config, {}, devices.place(config, [Gpu("V100", (7, 0))]))[1] == []
 
 
 def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys):

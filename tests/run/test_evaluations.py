@@ -10,6 +10,7 @@ import pytest
 from tower_train import errors
 from tower_train.cluster import membership
 from tower_train.inference import evaluator, report
+from tower_train.run import evaluations
 
 
 def precision(train_dir, split, indices=slice(None)):
@@ -25,7 +26,8 @@ def test_evaluation_does_not_disturb_training(tmp_path):
     jobs.assert_identical(jobs.variables(tmp_path / "evaluated"), jobs.variables(tmp_path / "plain"))
 
 
-def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
+def test_each_evaluation_looks_at_training_examples_too_and_a_start_warns_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(report, "overfitting", lambda *_: "*** they part")
     jobs.train_toy(tmp_path, max_steps=20, eval_every_steps=10, keep_checkpoints=1)
     found = jobs.read_json(tmp_path, "result.json")
     train, test = found["train_evaluation"], found["evaluation"]
@@ -34,34 +36,29 @@ def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
     assert mean == pytest.approx(precision(tmp_path, "train"))
     above = "above" if mean >= other else "below"
     line = f"on 96 training examples: precision @ 1 = {mean:.3f} ({abs(mean - other):.3f} {above})"
-    assert line in capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    assert line in lines and lines.count("*** they part") == 1
     curve = jobs.events(tmp_path / "eval").Scalars("train precision @ 1")
     assert [event.step for event in curve] == [10, 20]
 
 
 @pytest.mark.parametrize("count", [1, 30])
-def test_a_sample_is_the_same_each_time(count, tmp_path):
-    jobs.train_toy(tmp_path, max_steps=10, eval_every_steps=10, train_eval_examples=count)
+def test_a_sample_is_the_same_each_time(count, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluations, "TRAINING_EXAMPLES", count)
+    jobs.train_toy(tmp_path, max_steps=10, eval_every_steps=10)
     chosen = np.sort(np.random.default_rng(0).choice(96, count, replace=False))
     found = jobs.read_json(tmp_path, "result.json")["train_evaluation"]
     assert found["num_examples"] == count
     assert found["metrics"]["precision @ 1"]["mean"] == pytest.approx(precision(tmp_path, "train", chosen))
 
 
-def test_a_dataset_in_an_order_of_its_own_is_sampled_too(tmp_path):
-    jobs.train_toy(
-        tmp_path, workload=element_workloads.PIPELINE, max_steps=10, eval_every_steps=10, train_eval_examples=40
-    )
+def test_a_dataset_in_an_order_of_its_own_is_sampled_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluations, "TRAINING_EXAMPLES", 40)
+    jobs.train_toy(tmp_path, workload=element_workloads.PIPELINE, max_steps=10, eval_every_steps=10)
     assert jobs.read_json(tmp_path, "result.json")["train_evaluation"]["num_examples"] == 40
 
 
-def test_the_warning_comes_once_a_start(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(report, "overfitting", lambda *_: "*** they part")
-    jobs.train_toy(tmp_path, max_steps=20, eval_every_steps=10)
-    assert capsys.readouterr().out.count("*** they part") == 1
-
-
-AT_END = dict(max_steps=7, eval_every_steps=5, train_eval_examples=0)
+AT_END = dict(max_steps=7, eval_every_steps=5)
 
 
 def test_the_last_step_is_evaluated_where_that_is_asked_for(tmp_path, capsys):
@@ -94,7 +91,7 @@ def test_one_that_was_killed_is_made_up_for_once(tmp_path, monkeypatch, capsys):
     def killed(self, path):
         raise KeyboardInterrupt
 
-    options = dict(max_steps=7, eval_at_end=True, train_eval_examples=0)
+    options = dict(max_steps=7, eval_at_end=True)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(evaluator.Evaluator, "evaluate", killed)
         jobs.train_toy(tmp_path, **options)

@@ -129,7 +129,7 @@ def test_the_same_start_trains_without_evaluations(tmp_path):
     assert jobs.train_toy(tmp_path, workload=workload, max_steps=2).step == 2
 
 
-@pytest.mark.parametrize("when", [dict(eval_every_steps=7), dict(eval_at_end=True, train_eval_examples=0)])
+@pytest.mark.parametrize("when", [dict(eval_every_steps=7), dict(eval_at_end=True)])
 def test_the_look_ahead_changes_no_bit(when, tmp_path, monkeypatch):
     tried = []
     try_out = evaluator.Evaluator.try_out
@@ -168,13 +168,6 @@ class TestClasses:
             self.train(tmp_path, np.zeros(30, int), ["ant"])
         assert not list(tmp_path.iterdir())
         assert self.train(tmp_path, np.zeros(30, int), ["ant"], check_data=False).step == 1
-
-    def test_one_that_occurs_is_told_also_of_test_examples(self, tmp_path, capsys):
-        self.train(tmp_path, np.ones(30, int), ["ant", "bee", "cat"], eval_at_end=True)
-        lines = capsys.readouterr().out.splitlines()
-        for split in ("train", "test"):
-            line = f"*** {split}: no example is of class ant, cat (of all)."
-            assert lines.count(line) == 1
 
     def test_none_at_all_are_refused(self):
         with pytest.raises(errors.DataError, match=r"mine: holds no examples \(0\)"):

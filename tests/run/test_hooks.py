@@ -4,6 +4,8 @@ import jobs
 import pytest
 import tensorflow as tf
 
+from tower_train import Config, train
+
 v1 = tf.compat.v1
 
 
@@ -39,6 +41,22 @@ def test_a_hook_fetches_feeds_and_traces_and_the_steps_stay_the_same(toy_run, tm
     assert hook.traced == [False, True, False, True]
     jobs.train_toy(tmp_path, [jobs.At({})], max_steps=40)
     jobs.assert_identical(jobs.variables(tmp_path, 40), jobs.variables(toy_run, 40))
+
+
+def test_a_function_gets_each_step_and_its_report_and_may_end_the_run(toy_run, tmp_path):
+    seen = []
+
+    def after_step(step, report):
+        seen.append((step, float(report.loss), int(report.examples)))
+        return step == 20
+
+    options = jobs.TOY | dict(train_dir=str(tmp_path), max_steps=40)
+    result = train("toy_workload", Config(**options), after_step=after_step)
+    assert (result.step, result.stopped_by) == (20, "a session hook")
+    assert [(step, examples) for step, _, examples in seen] == [(step, 16 * step) for step in range(1, 21)]
+    logged = {record["step"]: record["loss"] for record in jobs.metrics(toy_run)}
+    assert {step: loss for step, loss, _ in seen if step % 5 == 0} == {step: logged[step] for step in (5, 10, 15, 20)}
+    jobs.assert_identical(jobs.variables(tmp_path, 20), jobs.variables(toy_run, 20))
 
 
 def test_a_tensor_that_two_hooks_feed_is_refused(tmp_path):

@@ -3,8 +3,6 @@
 import dataclasses
 import io
 import os
-import pathlib
-import re
 import sys
 
 import hypothesis
@@ -12,9 +10,8 @@ import jobs
 import pytest
 from hypothesis import strategies
 
-from cifar10 import records
 from tower_train import config, errors
-from tower_train.options import command_line, declare
+from tower_train.options import command_line, parse
 from tower_train.run_dir import directory
 
 FIELDS = list(dataclasses.fields(config.Config))
@@ -26,7 +23,7 @@ many = hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
 @hypothesis.given(field=strategies.sampled_from(FIELDS), text=strategies.text(max_size=30))
 def test_any_text_is_a_value_or_a_config_error(field, text):
     try:
-        declare.parse(field, text)
+        parse(field, text)
     except errors.ConfigError as error:
         assert field.name in str(error)
 
@@ -71,57 +68,13 @@ def test_any_json_file_is_an_object_or_a_run_error(content, tmp_path_factory):
         assert str(folder / "run.json") in str(error)
 
 
-@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000])
-def test_deep_json_is_a_run_error_and_no_crash(content, tmp_path):
-    (tmp_path / "run.json").write_bytes(content)
+def test_deep_json_is_a_run_error_and_no_crash(tmp_path):
+    (tmp_path / "run.json").write_bytes(b'{"a":' * 100_000)
     with pytest.raises(errors.RunError, match="cannot be read"):
         directory.RunDirectory(tmp_path).read("run.json")
 
 
-@few
-@hypothesis.given(
-    junk=strategies.lists(strategies.binary(max_size=40).filter(lambda line: b"\n" not in line), max_size=5)
-)
-def test_rubbish_in_the_metrics_is_dropped_and_the_steps_stay(junk, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("metrics")
-    lines = [b'{"step": 5}', *junk, b'{"step": 10}', b'{"step": "x"}', b'{"step": 15}']
-    (folder / "metrics.jsonl").write_bytes(b"\n".join(lines))
-    directory.RunDirectory(folder).cut_metrics(10)
-    steps = [record["step"] for record in jobs.metrics(folder)]
-    assert [step for step in steps if step in (5, 10, 15)] == [5, 10]
-
-
-@few
-@hypothesis.given(
-    content=strategies.binary(max_size=200), count=strategies.integers(0, 3), label=strategies.integers(0, 255)
-)
-def test_any_data_file_is_records_or_a_data_error(content, count, label, tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "file.bin"
-    path.write_bytes(content + (bytes([label]) + bytes(records.RECORD_BYTES - 1)) * count)
-    whole = not content and count and label < 10
-    try:
-        assert len(records.read([path]).labels) == count and whole
-    except errors.DataError as error:
-        assert str(path) in str(error) and not whole
-
-
-@pytest.mark.parametrize("kind", ["symlink loop", "directory", "device"])
-def test_a_data_file_that_is_none_is_a_data_error(kind, tmp_path):
-    path = tmp_path / "data_batch_1.bin"
-    if kind == "symlink loop":
-        path.symlink_to(path)
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        path = pathlib.Path("/dev/zero")
-    with pytest.raises(errors.DataError, match=re.escape(str(path))):
-        records.read([path])
-
-
-NAMES = {
-    "newline": b"a\nb", "not UTF-8": b"a\xff\xfeb", "255 characters": b"x" * 255, "256 characters": b"x" * 256,
-    "terminal": b"\x1b[31mred",
-}  # fmt: skip
+NAMES = {"newline": b"a\nb", "not UTF-8": b"a\xff\xfeb", "256 characters": b"x" * 256}
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
@@ -136,14 +89,6 @@ def test_a_train_dir_of_any_name_is_used_or_refused_in_one_line(name, tmp_path):
     else:
         assert os.path.exists(bytes(tmp_path) + b"/" + name + b"/model.ckpt-2.index")
         assert os.listdir(bytes(tmp_path)) == [name]
-
-
-def test_no_module_unpickles():
-    """Checkpoints, arrays and JSON are read by formats that hold data only."""
-    sources = [path for folder in ("tower_train", "cifar10") for path in (jobs.ROOT / folder).rglob("*.py")]
-    assert len(sources) > 30
-    for path in sources:
-        assert not re.search(r"import (pickle|marshal|shelve)|allow_pickle=True|\beval\(", path.read_text()), path
 
 
 def test_stdout_that_takes_nothing_does_not_end_a_run(tmp_path, monkeypatch):

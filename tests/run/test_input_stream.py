@@ -8,7 +8,6 @@ import element_workloads
 import jobs
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tower_train import EvaluateOptions, errors, evaluate_run
 from tower_train.data import tf_data
@@ -148,17 +147,6 @@ def test_an_input_that_fails_is_one_line(batch_size, tmp_path):
     workload = element_workloads.workload(element_workloads.failing)
     with pytest.raises(errors.DataError, match="^failing train: the input failed: no such row"):
         jobs.train_toy(tmp_path, workload=workload, max_steps=20, batch_size=batch_size)
-
-
-def test_a_checkpoint_with_batches_on_their_way_to_gpus_is_refused(tmp_path, monkeypatch):
-    """As earlier versions saved them: a tensor of strings, the state and the batches."""
-    serialize = tf.io.serialize_tensor
-    with monkeypatch.context() as patch:
-        patch.setattr(tf.io, "serialize_tensor", lambda state: serialize(tf.stack([serialize(state)] * 3)))
-        jobs.train_toy(tmp_path, workload=element_workloads.IN_ORDER, max_steps=2)
-    with pytest.raises(errors.RunError, match="it was saved with batches on their way to GPUs") as error:
-        jobs.train_toy(tmp_path, workload=element_workloads.IN_ORDER, max_steps=5)
-    assert "\n" not in str(error.value)
 
 
 def test_a_dataset_made_by_other_steps_is_refused(whole_run, tmp_path):

@@ -1,7 +1,6 @@
 """--profile_steps: a profile of just these steps, and never more than a line about one that cannot be."""
 
 import re
-import shutil
 
 import jobs
 import pytest
@@ -43,13 +42,6 @@ def test_a_resumed_run_and_one_that_ends_before_profile_what_they_do(tmp_path, c
     assert f"Profiled: steps {profiled}, " in capsys.readouterr().out
     first, last = map(int, profiled.split(" to "))
     assert sorted(planes(tmp_path)["/host:CPU"]["train"]) == list(range(first, last + 1))
-
-
-def test_steps_that_were_done_before_are_told(toy_run, tmp_path, capsys):
-    shutil.copytree(toy_run, tmp_path / "run")
-    jobs.train_toy(tmp_path / "run", max_steps=41, profile_steps=(10, 20))
-    assert "*** --profile_steps=10,20: those steps were done before. Nothing is profiled.\n" in capsys.readouterr().out
-    assert not (tmp_path / "run" / "plugins").exists()
 
 
 def test_steps_after_the_last_are_refused(tmp_path):

@@ -1,5 +1,6 @@
 """A run that is killed at any moment and started again is the run that nobody killed."""
 
+import json
 import shutil
 import signal
 
@@ -100,10 +101,14 @@ def test_a_finished_run_started_again_is_left_as_it_is(toy_run, tmp_path, capsys
     result = jobs.train_toy(directory, max_steps=40)
     assert (result.step, result.loss) == (40, None)
     assert "Step 40 was reached before; nothing to do." in capsys.readouterr().out
-    after = jobs.contents(directory)
-    assert {path: after[path] for path in before if path.name != "run.json"} == {
-        path: content for path, content in before.items() if path.name != "run.json"
+    after, of_start = jobs.contents(directory), {"run.json", "result.json"}  # in which only the start's time is new
+    assert {path: after[path] for path in before if path.name not in of_start} == {
+        path: content for path, content in before.items() if path.name not in of_start
     }
+    assert jobs.read_json(directory, "result.json").keys() - json.loads(before[directory / "result.json"]) <= {
+        "started"
+    }
+    assert jobs.read_json(directory, "result.json")["step"] == 40
     assert [(event.step, event.value) for event in jobs.events(directory).Scalars("total_loss")] == curves
 
 

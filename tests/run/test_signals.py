@@ -1,15 +1,12 @@
 """Ctrl-C and kill end a run after the step under way, and it can go on from there."""
 
-import dataclasses
 import os
 import signal
 import subprocess
-import sys
 import threading
 
 import jobs
 import pytest
-import toy_workload
 
 from tower_train.run import signals
 from tower_train.run_dir import checkpoint
@@ -54,7 +51,8 @@ def test_a_signal_during_the_final_save_leaves_a_finished_run(number, tmp_path, 
 
 def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():
     before = [signal.getsignal(number) for number in signals.STOPPING]
-    with pytest.raises(ZeroDivisionError), signals.noted() as received:
+    received = signals.Received()
+    with pytest.raises(ZeroDivisionError), signals.noted(received):
         assert received.stopping is None
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
@@ -63,41 +61,10 @@ def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():
     assert [signal.getsignal(number) for number in signals.STOPPING] == before
 
 
-def test_a_save_is_asked_for_once_however_many_signals_came_before_it():
-    with signals.noted() as received:
-        assert not received.take_save_request()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert [received.take_save_request(), received.take_save_request()] == [True, False]
-        assert received.stopping is None
-
-
-def test_a_request_saves_and_the_run_goes_on(tmp_path):
-    with jobs.Trainer(*jobs.toy_flags(tmp_path, max_steps=jobs.ENDLESS, save_every_steps=0)) as trainer:
-        trainer.wait_until(lambda: jobs.logged_step(tmp_path) >= 20)
-        assert jobs.saved_steps(tmp_path) == []
-        trainer.process.send_signal(signal.SIGUSR1)
-        trainer.wait_until(lambda: jobs.saved_steps(tmp_path))
-        [step] = jobs.saved_steps(tmp_path)
-        trainer.wait_until(lambda: jobs.logged_step(tmp_path) > step + 10)
-        assert f"Saved {tmp_path}/model.ckpt-{step}, as SIGUSR1 asks." in trainer.output()
-
-
-def test_a_request_before_the_first_step_does_no_harm(tmp_path):
-    def examples(request):
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return toy_workload.WORKLOAD.examples(request)
-
-    before = signal.getsignal(signal.SIGUSR1)
-    workload = dataclasses.replace(toy_workload.WORKLOAD, examples=examples)
-    assert jobs.train_toy(tmp_path, workload=workload, max_steps=1).step == 1
-    assert signal.getsignal(signal.SIGUSR1) == before
-
-
 STUCK = """
 import ctypes
 from tower_train.run import signals
-with signals.noted():
+with signals.noted(signals.Received()):
     print("ready", flush=True)
     while True:
         ctypes.CDLL(None).sleep(600)  # as a step in TensorFlow's C++: no Python handler runs meanwhile
@@ -107,7 +74,6 @@ with signals.noted():
 def test_a_second_interrupt_leaves_at_once_also_inside_a_step_that_never_ends():
     with jobs.Program("-c", STUCK) as program:
         program.wait_until(lambda: "ready" in program.output())
-        program.process.send_signal(signal.SIGUSR1)
         program.process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
             program.process.wait(0.5)
@@ -121,22 +87,3 @@ def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
     thread.start()
     thread.join()
     assert results[0].step == 5
-
-
-def test_a_save_that_is_asked_for_while_a_process_starts_itself_again_does_no_harm():
-    source = (
-        "import os, signal, sys\n"
-        "from tower_train.options import command_line\n"
-        "if 'again' not in os.environ:\n"
-        "    command_line.start_again({'again': '1'})\n"
-        "os.kill(os.getpid(), signal.SIGUSR1)\n"  # as early as can be
-        "from tower_train.run import signals\n"
-        "with signals.survived(signals.SAVING):\n"
-        "    print('alive')\n"
-        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
-        "    print('still')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", source], env=jobs.environment(), capture_output=True, text=True, timeout=jobs.WAIT_SECS
-    )
-    assert (done.returncode, done.stdout) == (0, "alive\nstill\n"), done.stderr

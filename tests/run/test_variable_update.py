@@ -19,7 +19,8 @@ A100, FAKE = Gpu("A100", (8, 0)), Gpu("fake GPU")
 def resolve(num_gpus, began_with=None, gpu=A100, **options):
     """(variable_update, all_reduce, lines)"""
     placed = devices.place(Config(num_gpus=num_gpus, **options), [gpu] * num_gpus if gpu else [])
-    config, lines = choices.resolve_variable_update(Config(num_gpus=num_gpus, **options), began_with, placed)
+    before = {"variable_update": began_with} if began_with else {}
+    config, lines = choices.resolve(Config(num_gpus=num_gpus, **options), before, placed)
     return config.variable_update, config.all_reduce, lines
 
 
@@ -47,7 +48,6 @@ def test_towers_on_gpus_have_their_variables_there_and_others_on_the_host(num_gp
         (dict(variable_update="mirrored", all_reduce="add_n"), ("mirrored", "add_n")),
         (dict(all_reduce="collective"), ("mirrored", "collective")),
         (dict(check_mirrors_every_steps=5), ("mirrored", "nccl")),
-        (dict(all_reduce_dtype="bfloat16"), ("mirrored", "collective")),
         (dict(began_with="cpu"), ("cpu", None)),
         (dict(began_with="mirrored"), ("mirrored", "nccl")),
         (dict(began_with="cpu", all_reduce="nccl"), ("mirrored", "nccl")),
@@ -67,22 +67,20 @@ def test_it_also_holds_for_towers_on_the_cpu(options):
 def test_without_nccl_it_is_the_ring_and_the_line_says_why():
     _, all_reduce, lines = resolve(2, gpu=FAKE)
     assert all_reduce == "collective" and lines[1].endswith("NVIDIA's GPUs, which fake GPU is not known to be")
-    _, all_reduce, lines = resolve(2, all_reduce_dtype="bfloat16")
-    assert all_reduce == "collective" and lines[1].endswith("since TensorFlow's NCCL does not send bfloat16")
 
 
 def test_several_towers_on_one_gpu_average_by_the_ring():
     config = Config(num_gpus=2, variable_update="mirrored")
     placed = devices.place(config, [A100, A100])
     placed.session_config.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[1024, 1024])
-    config, lines = choices.resolve_variable_update(config, None, placed)
+    config, lines = choices.resolve(config, {}, placed)
     assert config.all_reduce == "collective" and "several towers on one GPU" in lines[0]
 
 
 def graph_on(num_gpus):
     config = Config(num_gpus=num_gpus, batch_size=2)
     placed = devices.place(config, [A100] * num_gpus)
-    config, _ = choices.resolve_variable_update(config, None, placed)
+    config, _ = choices.resolve(config, {}, placed)
     return training.training_graph(toy_workload.WORKLOAD, toy_workload.load(DataRequest("train")), config, placed).graph
 
 

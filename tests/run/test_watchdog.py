@@ -10,11 +10,11 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config
-from tower_train.cluster.watchdog import StepWatchdog
 from tower_train.graph import devices
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.training import training_graph
 from tower_train.run import choices, train
+from tower_train.run.watchdog import StepWatchdog
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 
@@ -34,11 +34,8 @@ def sleeping_once(positions, first):
 
 
 def slow_input(features, draws):
-    return features + tf.cast(0 * sleeping_once(draws.positions, 32), features.dtype)[:, tf.newaxis]
-
-
-def with_positions(features, draws):
-    return tf.concat([features, tf.cast(draws.positions, features.dtype)[:, tf.newaxis]], axis=1)
+    positions = tf.cast(sleeping_once(draws.positions, 16), features.dtype)  # where step 2 begins
+    return tf.concat([features, positions[:, tf.newaxis]], axis=1)
 
 
 def slow_second_tower(features, training):
@@ -48,37 +45,29 @@ def slow_second_tower(features, training):
     return toy_workload.network(features[:, :4] + tf.stop_gradient(0 * positions)[:, tf.newaxis], training)
 
 
-@pytest.mark.parametrize(
-    ("changes", "waits_for"),
-    [
-        (dict(augment=slow_input), "the input: the examples of this step have not come"),
-        (dict(augment=with_positions, inference=slow_second_tower), "tower_1"),
-    ],
-    ids=["input", "tower"],
-)
-def test_a_step_that_does_not_end_is_reported_with_what_it_waits_for(changes, waits_for, tmp_path, capsys):
-    workload = dataclasses.replace(toy_workload.WORKLOAD, **changes)
+def test_a_step_that_does_not_end_is_reported_with_what_it_waits_for(tmp_path, capsys):
+    workload = dataclasses.replace(toy_workload.WORKLOAD, augment=slow_input, inference=slow_second_tower)
     result = jobs.train_toy(tmp_path, workload=workload, **STALL)
     output = capsys.readouterr().out
     assert result.step == 4
-    assert f"s: waiting for {waits_for}.\n" in output
+    assert "s: waiting for the input: the examples of this step have not come.\n" in output
+    assert "s: waiting for tower_1.\n" in output
     assert "Thread 0x" in output and " in run\n" in output  # the stacks
-    assert "*** Going on, after " in output
+    assert output.count("*** Going on, after ") == 2
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "what"),
-    [
-        (checkpoint.Checkpoints, "save", "a save"),
-        (tf.profiler.experimental, "start", "the profiler to start"),
-        (tf.profiler.experimental, "stop", "a profile to be written"),
-    ],
-)
-def test_what_does_not_end_beside_the_steps_is_reported(owner, name, what, tmp_path, monkeypatch, capsys):
-    function = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *args: time.sleep(SECONDS) or function(*args))
-    jobs.train_toy(tmp_path, profile_steps=(2, 3), **STALL)
-    assert f"s: waiting for {what}.\n" in capsys.readouterr().out
+def test_what_does_not_end_beside_the_steps_is_reported(tmp_path, monkeypatch, capsys):
+    slow = {
+        (checkpoint.Checkpoints, "save"): "a save",
+        (tf.profiler.experimental, "start"): "the profiler to start",
+        (tf.profiler.experimental, "stop"): "a profile to be written",
+    }
+    for owner, name in slow:
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, f=function: time.sleep(SECONDS) or f(*args))
+    jobs.train_toy(tmp_path, profile_steps=(2, 3), **STALL | dict(save_every_steps=0))
+    output = capsys.readouterr().out
+    assert all(f"s: waiting for {what}.\n" in output for what in slow.values())
 
 
 def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_the_same(tmp_path):
@@ -111,7 +100,7 @@ def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
             with watchdog.doing(what):
                 seconds[0] += takes
                 wait_for_looks()
-        watchdog.after_run()
+        watchdog.end_step()
         seconds[0] += 12.0
         wait_for_looks()
     reports = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*** ")]
@@ -168,4 +157,4 @@ def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_nam
 def test_steps_that_wait_for_other_devices_are_watched_by_default(options, gpus, num_workers, expected):
     config = Config(**options)
     placed = dataclasses.replace(devices.place(config, gpus), num_workers=num_workers)
-    assert choices.stall_timeout_secs(config, placed) == expected
+    assert choices.resolve(config, {}, placed)[0].stall_timeout_secs == expected

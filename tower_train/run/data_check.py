@@ -20,7 +20,7 @@ _ENOUGH = 20  # expected examples of a class in a sample from which its absence 
 
 
 def warnings(workload: Workload, examples: Examples) -> list[str]:
-    """Warns of missing classes, and of features that are constant or not finite.
+    """Warns of missing classes, and of features that are all the same or not finite.
 
     Looks at all labels if they are at hand, and at SAMPLE examples as evaluation sees them: without augmentation, but
     with the workload's `prepare`.
@@ -29,9 +29,7 @@ def warnings(workload: Workload, examples: Examples) -> list[str]:
       DataError: a label that is no class, one class only, or examples that cannot be read.
     """
     features, labels = _look_at(workload, examples)
-    lines = of_all_labels(examples)
-    if examples.class_names and examples.labels is None:
-        lines += _about_classes(labels, examples)
+    lines = list(_about_classes(labels, examples)) if examples.class_names else []
     for values in tf.nest.flatten(features):
         lines += _about_features(values, examples.name)
     return lines
@@ -55,15 +53,11 @@ def _look_at(workload: Workload, examples: Examples) -> tuple:
     return tf.nest.map_structure(lambda *tensors: np.concatenate(tensors), *joined)
 
 
-def of_all_labels(examples: Examples) -> list[str]:
-    """Warns of classes only, from the labels of all examples if they are at hand; raises as `warnings`."""
-    is_known = examples.labels is not None and examples.class_names
-    return list(_about_classes(examples.labels, examples)) if is_known else []
-
-
 def _about_classes(labels: np.ndarray, examples: Examples) -> Iterator[str]:
-    """Warns of classes without an example among labels: those of all examples, or of the sample."""
+    """Warns of classes without an example, by all labels if they are at hand, else by those of the sample."""
     names, is_sample = examples.class_names, examples.labels is None
+    if not is_sample:
+        labels = examples.labels
     if len(names) == 1:
         raise errors.DataError(
             f"{examples.name}: there is one class only, {names[0]}, and nothing to tell apart. Give examples of two "
@@ -85,9 +79,5 @@ def _about_features(values: np.ndarray, name: str) -> Iterator[str]:
     bad = np.sum(~np.isfinite(rows).all(axis=1))
     if bad:
         yield f"*** {name}: {bad} of {len(rows)} examples looked at have features that are not finite."
-    constant = np.flatnonzero((rows == rows[0]).all(axis=0)) if len(rows) > 1 else []
-    if rows.size and len(constant) == rows.shape[1]:
+    if rows.size and len(rows) > 1 and (rows == rows[0]).all():
         yield f"*** {name}: all {len(rows)} examples looked at have the same features."
-    elif len(constant) and values.ndim == 2:  # not of images, whose corners may be black
-        shown = enumeration(list(map(str, constant)), _MOST_NAMES)
-        yield f"*** {name}: features {shown} are the same in all {len(rows)} examples looked at (columns count from 0)."

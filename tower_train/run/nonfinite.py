@@ -4,11 +4,14 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import enumeration, say
-from tower_train.graph.record import StepReport, TrainingGraph
-from tower_train.run.actions import Action, Running
+from tower_train.graph import gradients
+from tower_train.graph.record import TrainingGraph
+from tower_train.run.actions import Running
+from tower_train.run.hooks import Action
 
 v1 = tf.compat.v1
 _MOST_NAMES = 3  # in a message
+_MOST_IN_A_ROW = 10  # skipped steps: bad examples are rare, so more of them are a network that has diverged
 _UNTOUCHED = (
     "This step has not changed the variables, and the last checkpoint stays. Try a lower --learning_rate, or look at "
     "the examples."
@@ -21,39 +24,34 @@ class Guard(Action):
     The graph has left the variables unchanged. A skipped step counts: global_step and examples_seen move on, so that
     each step keeps its examples. A step that fails only because the loss scale is too large is always skipped, and is
     no fault.
-
-    Attributes:
-      loss: of the last step that was not skipped; None before one.
-      skipped: number of steps skipped for a fault.
     """
 
     def __init__(self, running: Running):
         self._start, config = running.start, running.start.config
-        self._most_in_a_row = config.max_nonfinite_in_a_row if config.on_nonfinite == "skip" else None
-        self._in_a_row = self.skipped = 0
-        self.loss: float | None = None
+        self._skips, self._tally, self._in_a_row = config.on_nonfinite == "skip", running.tally, 0
 
     def __call__(self, step, report):
         if report.finite.all():
-            self._in_a_row, self.loss = 0, report.loss
+            self._in_a_row, self._tally.loss = 0, float(report.loss)
             return
         if report.loss_scale and report.loss_scale.overflowed:
             say(f"*** loss scale: too great at step {step}, which is skipped; now {report.loss_scale.scale:g}.")
             return
-        skips, global_batch = self._most_in_a_row is not None, self._start.graph.layout.global_batch
-        first = int(report.examples) - skips * global_batch  # a step that ends the run has not counted its examples
-        about = f"not finite at step {step}: {_what_is_not_finite(self._start.graph, report)}. Its batch: positions "
-        about += f"{first} to {first + global_batch - 1} of the stream of examples"
-        if not skips:
+        layout = self._start.graph.layout
+        # A step that ends the run has not counted its examples.
+        first = int(report.examples) - (layout.global_batch if self._skips else 0)
+        about = (
+            f"not finite at step {step}: "
+            f"{gradients.not_finite(report.finite, self._start.graph.checked, layout.num_workers)}. Its batch: "
+            f"positions {first} to {first + layout.global_batch - 1} of the stream of examples"
+        )
+        if not self._skips:
             raise errors.NonFiniteError(f"{about}. {_UNTOUCHED}")
-        self.skipped += 1
+        self._tally.skipped_steps += 1
         self._in_a_row += 1
-        if self._in_a_row >= self._most_in_a_row:
-            raise errors.NonFiniteError(
-                f"{about}. It is number {self._in_a_row} in a row, as many as --max_nonfinite_in_a_row allows. "
-                f"{_UNTOUCHED}"
-            )
-        say(f"*** {about}. Skipped: the variables are as before; {self.skipped} skipped since this start.")
+        if self._in_a_row == _MOST_IN_A_ROW:
+            raise errors.NonFiniteError(f"{about}. It is number {self._in_a_row} in a row. {_UNTOUCHED}")
+        say(f"*** {about}. Skipped: the variables are as before; {self._tally.skipped_steps} skipped since this start.")
 
 
 def check_variables(session: v1.Session, graph: TrainingGraph, step: int) -> None:
@@ -65,15 +63,3 @@ def check_variables(session: v1.Session, graph: TrainingGraph, step: int) -> Non
             f"not finite after step {step}: the update overflowed in {enumeration(bad, _MOST_NAMES)}. It was not "
             "saved, and the last checkpoint stays. Try a lower --learning_rate."
         )
-
-
-def _what_is_not_finite(graph: TrainingGraph, report: StepReport) -> str:
-    """Names the towers and tensors at fault in a step."""
-    everywhere = "the mean over towers" + (" of all workers" if graph.layout.num_workers > 1 else "")
-    rows = [f"tower_{i}" for i in range(graph.layout.num_towers)] + [everywhere]
-    faults = []
-    for row, flags in zip(rows, report.finite, strict=True):
-        bad = [name for name, is_finite in zip(graph.checked, flags, strict=True) if not is_finite]
-        if bad and not (faults and row == everywhere):  # the mean is at fault only if no tower is
-            faults.append(f"{row}: {enumeration(bad, _MOST_NAMES)}")
-    return "; ".join(faults)

@@ -3,10 +3,11 @@
 import dataclasses
 import enum
 import signal
+from collections.abc import Mapping
 
 from tower_train import errors
-from tower_train.cluster.agreement import RunOver
 from tower_train.cluster.rendezvous import RESIZED as ANOTHER_SIZE
+from tower_train.inference.evaluator import Evaluation
 from tower_train.run_dir import directory
 
 
@@ -22,10 +23,6 @@ class StopReason(str, enum.Enum):
     ANOTHER_WORKER = "another worker"
     ERROR = "an error"
 
-    def text(self, no_gain_epochs: float) -> str:
-        """Returns the words for people and result.json."""
-        return f"no gain for {no_gain_epochs:g} epochs" if self is StopReason.NO_GAIN else self.value
-
     @property
     def exit_status(self) -> int:
         return 128 + signal.Signals[self.name] if self.name in signal.Signals.__members__ else 0
@@ -33,7 +30,7 @@ class StopReason(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a run; also the content of result.json, beside the last evaluation.
+    """The result of a run; as_dict is the content of result.json, beside the last evaluation.
 
     Attributes:
       train_dir: of the run; empty in a worker that is not the chief.
@@ -43,14 +40,13 @@ class Result:
       seconds: duration of this start, from opening the session to the last save.
       training_secs: of these, from the beginning of this start's first step to the end of its last, less evaluations;
         None if there were no steps.
-      reason: why the run stopped; not in result.json.
-      stopped_by: the same as text: 'last step', 'SIGINT', 'SIGTERM', 'no gain for K epochs' or 'a session hook', of any
-        worker; in result.json also 'another worker', or the message of a NonFiniteError.
+      reason: why the run stopped, in any worker.
       checkpoint: path of the newest checkpoint.
       data: name of the training examples.
       notice: remark on the data for the user, or None.
       failed_saves: saves of this start that failed.
       skipped_steps: steps of this start whose update was skipped by --on_nonfinite=skip.
+      failure: the error that ended the steps, or of the last save or evaluation; None if all went well.
     """
 
     train_dir: str
@@ -59,37 +55,41 @@ class Result:
     examples_per_sec: float | None
     seconds: float
     reason: StopReason
-    stopped_by: str
     checkpoint: str | None
     data: str = ""
     notice: str | None = None
     failed_saves: int = 0
     skipped_steps: int = 0
     training_secs: float | None = None
+    failure: errors.UserError | None = None
+
+    @property
+    def stopped_by(self) -> str:
+        """The reason in words, or the message of the error that ended the steps."""
+        return str(self.failure) if self.reason is StopReason.ERROR else self.reason.value
 
     def as_dict(self) -> dict:
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "reason"}
+        """Returns the content of result.json."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("reason", "failure")]
+        return {name: getattr(self, name) for name in [*names, "stopped_by"]}
 
 
 def write(
-    run_dir: directory.RunDirectory, result: Result, failure: errors.UserError | None, evaluations: dict
+    run_dir: directory.RunDirectory, result: Result, evaluations: Mapping[str, Evaluation]
 ) -> errors.UserError | None:
-    """Writes result.json; returns the steps' failure, or else the failure to write result.json."""
+    """Writes result.json; returns the result's failure, or else the failure to write."""
     try:
+        changed = {name: evaluation.as_dict() for name, evaluation in evaluations.items()}
+        changed["started"] = run_dir.read(directory.RUN)["started"]  # which shows that this start ended
         # A start without steps keeps the earlier result.
         if result.training_secs is not None or run_dir.read(directory.RESULT).get("step") != result.step:
-            run_dir.update(directory.RESULT, result.as_dict() | evaluations)
-        elif changed := evaluations | ({"stopped_by": result.stopped_by} if failure else {}):
-            run_dir.update(directory.RESULT, changed)
+            changed |= result.as_dict()
+        elif result.failure:
+            changed["stopped_by"] = result.stopped_by
+        run_dir.update(directory.RESULT, changed)
     except errors.RunError as error:
-        return failure or save_error(result.step, str(error).rstrip("."))
-    return failure
-
-
-def without_part(over: RunOver, no_gain_epochs: float) -> Result:
-    """Returns the result of a worker that waited for a place until the run was over."""
-    reason = StopReason(over.stopped_by)
-    return Result("", over.step, None, None, 0.0, reason, reason.text(no_gain_epochs), None)
+        return result.failure or save_error(result.step, str(error).rstrip("."))
+    return result.failure
 
 
 def save_error(step: int, why: str) -> errors.SaveError:

@@ -4,9 +4,9 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import say
-from tower_train.graph.record import StepReport
 from tower_train.run import nonfinite, sessions
-from tower_train.run.actions import Action, Running
+from tower_train.run.actions import Running
+from tower_train.run.hooks import Action
 from tower_train.run.results import save_error
 from tower_train.run_dir import logs
 
@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 
 class Saver(Action):
-    """Saves every few steps, on request and at the end, and evaluates what it saved.
+    """Saves every few steps and at the end, and evaluates what it saved.
 
     If a save or an evaluation fails, earlier checkpoints stay, the run goes on, and the next interval tries again.
 
@@ -22,64 +22,42 @@ class Saver(Action):
       running: the start in the chief.
       metrics, writer: flushed before each save, so that their records reach up to the step at which a killed run
         resumes.
-
-    Attributes:
-      failures: number of failed saves.
     """
 
     def __init__(self, running: Running, metrics: logs.MetricsFile, writer: logs.EventWriter):
         self._running, self._start, self._logs = running, running.start, (metrics, writer)
-        self._request = running.start.graph.requests.get("saving")
         self._saved_step = running.start.steps_done or None
-        self.failures, self._save_error, self._evaluation_error = 0, None, None
+        self._save_error, self._evaluation_error = None, None
 
-    def begin(self) -> None:
-        """Evaluates the checkpoint of an earlier start that was killed before that."""
-        if self._start.evaluations.pending:
+    def begin(self):
+        if self._start.evaluations.pending:  # an earlier start was killed before
             self._evaluate(self._start.evaluations.pending)
 
+    def is_due(self, step):
+        return self._start.config.is_saved(step) or self._start.evaluations.is_due(step)
+
     def __call__(self, step, report):
-        requested, evaluating = self._is_requested(report), self._start.evaluations.is_due(step)
-        if requested or self._start.config.is_saved(step) or evaluating:
-            path = self._save(step)
-            if requested and path:
-                say(f"Saved {path}, as SIGUSR1 asks.")
-            if evaluating and path:
-                self._evaluate(path)
+        path = self._save(step)
+        if path and self._start.evaluations.is_due(step):
+            self._evaluate(path)
 
     def end(self, step):
         if step != self._saved_step:
             self._save(step)
-
-    def failure(self, step: int) -> errors.UserError | None:
-        """Returns the error of a training that ended with a step, if its last save or evaluation failed."""
         if self._save_error:
-            return save_error(step, self._save_error)
-        if not self._evaluation_error:
-            return None
-        error = errors.EvaluationError(
-            f"training ended at step {step} and is saved, but the last evaluation failed: "
-            f"{errors.reason(self._evaluation_error)}. Mend that, then evaluate it with `python -m "
-            "tower_train.evaluate`."
-        )
-        error.__cause__ = self._evaluation_error
-        return error
-
-    def _is_requested(self, report: StepReport) -> bool:
-        """Returns whether a signal asks to save; other workers that take part learn of it with the next step."""
-        asked = self._running.received.take_save_request()
-        if not self._request:
-            return asked
-        if asked:
-            self._running.session.run(self._request.ask)
-        elif report.saving > 0:
-            self._running.session.run(self._request.forget)
-        return report.saving > 0
+            self._running.tally.failure = save_error(step, self._save_error)
+        elif self._evaluation_error:
+            self._running.tally.failure = errors.EvaluationError(
+                f"training ended at step {step} and is saved, but the last evaluation failed: "
+                f"{errors.reason(self._evaluation_error)}. Mend that, then evaluate it with `python -m "
+                "tower_train.evaluate`."
+            )
+            self._running.tally.failure.__cause__ = self._evaluation_error
 
     def _evaluate(self, path: str) -> None:
         self._evaluation_error = None
         try:
-            with self._running.clock.stopped(), self._running.watchdog.doing("an evaluation"):
+            with self._running.tally.paused(), self._running.watchdog.doing("an evaluation"):
                 say(*self._start.evaluations.evaluate(path))
         except Exception as error:  # the workload's code may raise anything; the training has not failed
             self._evaluation_error = error
@@ -91,11 +69,11 @@ class Saver(Action):
             with self._running.watchdog.doing("a save"):
                 path = self._write(step)
         except (tf.errors.OpError, OSError) as error:
-            self.failures += 1
+            self._running.tally.failed_saves += 1
             self._save_error = f"the checkpoint of step {step} could not be saved ({errors.reason(error)})"
             say(
-                f"*** Failed save number {self.failures}: {self._save_error}. Those from before stay; the run goes on "
-                "and tries again at the next save."
+                f"*** Failed save number {self._running.tally.failed_saves}: {self._save_error}. Those from before "
+                "stay; the run goes on and tries again at the next save."
             )
             return None
         self._saved_step, self._save_error = step, None
@@ -123,11 +101,10 @@ class SendPosition(Action):
         self._state, self._sent_step = running.start.graph.stream.state, running.start.steps_done or None
 
     def is_due(self, step):
-        return self._state is not None
+        return self._state is not None and self._config.is_saved(step)
 
     def __call__(self, step, report):
-        if report.saving > 0 or self._config.is_saved(step):
-            self._send(step)
+        self._send(step)
 
     def end(self, step):
         if self._state and step != self._sent_step:

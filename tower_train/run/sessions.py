@@ -1,7 +1,6 @@
 """The session that training runs in, and one step in it."""
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
@@ -75,25 +74,21 @@ def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> 
             f"{name}: its dataset ends after {length} examples, and this run takes {needed}. Make it endless with "
             ".repeat()."
         )
-    try:
-        session.run(state.resume)
-    except tf.errors.OpError as error:
-        raise errors.RunError(
-            f"{name}: its dataset cannot be put where the checkpoint says ({errors.reason(error)}). Make it by the "
-            "same steps as when the run began, or give another --train_dir."
-        ) from None
-    try:
-        session.run(state.write)
-    except tf.errors.OpError as error:
-        raise errors.DataError(
-            f"{name}: its dataset cannot be saved in a checkpoint ({errors.reason(error)}), so no run on it could be "
-            "resumed. tf.data saves neither Python generators and functions nor stateful operations: use "
-            "tf.random.stateless_* and the like, or data that is fetched by index."
-        ) from None
+    for op, kind, problem, advice in (
+        (state.resume, errors.RunError, "cannot be put where the checkpoint says",
+         "Make it by the same steps as when the run began, or give another --train_dir."),
+        (state.write, errors.DataError, "cannot be saved in a checkpoint",
+         "No such run is resumed: tf.data saves neither Python generators and functions nor stateful operations. "
+         "Use tf.random.stateless_* and the like, or data that is fetched by index."),
+    ):  # fmt: skip
+        try:
+            session.run(op)
+        except tf.errors.OpError as error:
+            raise kind(f"{name}: its dataset {problem} ({errors.reason(error)}). {advice}") from None
 
 
 def one_step(
-    session: v1.Session, graph: TrainingGraph, user_hooks: UserHooks, is_summary_due: Callable[[int], bool]
+    session: v1.Session, graph: TrainingGraph, user_hooks: UserHooks, is_summarized: Callable[[int], bool]
 ) -> Callable[[int], StepReport]:
     """Returns a function that does a step, of a number, and returns its report in numpy values.
 
@@ -101,24 +96,8 @@ def one_step(
     """
     report, with_summary = graph.report, graph.report._replace(summary=graph.summary)
     if user_hooks:
-        return lambda step: user_hooks.run(session, graph.train_op, with_summary if is_summary_due(step) else report)
+        return lambda step: user_hooks.run(graph.train_op, with_summary if is_summarized(step) else report)
     plain_step = session.make_callable((graph.train_op, report))
     summarized_step = session.make_callable((graph.train_op, with_summary)) if graph.summary is not None else None
 
-    def run(step):
-        try:
-            return (summarized_step if is_summary_due(step) else plain_step)()[1]
-        except tf.errors.OpError as error:
-            raise _located(error, graph.graph) from None
-
-    return run
-
-
-def _located(error: tf.errors.OpError, graph: tf.Graph) -> tf.errors.OpError:
-    """Returns an error with the operation that its message names, as Session.run raises it."""
-    name = re.search(r"\{\{node ([^}]+)\}\}", error.message)
-    try:
-        op = graph.get_operation_by_name(name[1]) if name else None
-    except KeyError:  # of a function
-        op = None
-    return type(error)(op and op.node_def, op, error.message)
+    return lambda step: (summarized_step if is_summarized(step) else plain_step)()[1]

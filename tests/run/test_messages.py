@@ -19,7 +19,7 @@ import toy_workload
 
 from tower_train import console
 from tower_train.inference import evaluator
-from tower_train.run import actions, report
+from tower_train.run import actions, messages
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)', with more digits below 1
 LOG_LINE = re.compile(
@@ -95,8 +95,8 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
      (3.94e-7, "3.94e-07"), (0, "0.00"), (-0.01234, "-0.0123"), (float("nan"), "nan"), (float("inf"), "inf")],
 )  # fmt: skip
 def test_a_small_loss_has_digits_that_count(loss, text):
-    assert report.as_loss(loss) == text
-    assert f" loss = {text} (" in report.step_line(10, loss, 1.0, 1.0)
+    assert messages.as_loss(loss) == text
+    assert f" loss = {text} (" in messages.step_line(10, loss, 1.0, 1.0)
 
 
 def test_no_bar_is_drawn_into_a_pipe(cifar10_run):
@@ -235,17 +235,17 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path):
 
 
 def test_without_tensorboard_the_command_for_curves_installs_it(monkeypatch):
-    monkeypatch.setattr(report.importlib.util, "find_spec", lambda _: None)
-    curves = report._next_commands("runs/a b", "mine")[1]
+    monkeypatch.setattr(messages.importlib.util, "find_spec", lambda _: None)
+    curves = messages._next_commands("runs/a b", "mine")[1]
     first, second = curves.removeprefix("Curves:").split("&&")
     assert shlex.split(first)[1:] == ["-m", "pip", "install", "tensorboard>=2.21"]
     assert shlex.split(second)[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
 
 
 def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_import(tmp_path, monkeypatch):
-    assert report.import_path(toy_workload.WORKLOAD) == "toy_workload"
+    assert messages.import_path(toy_workload.WORKLOAD) == "toy_workload"
     mine = dataclasses.replace(toy_workload.WORKLOAD, name="mine")
-    assert report.import_path(mine) is None
+    assert messages.import_path(mine) is None
     programs = [
         ("mine.py", "if __name__ == '__main__': pass", "mine:OWN"),
         ("mine.py", "", None),
@@ -256,19 +256,22 @@ def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_
         main = types.ModuleType("__main__")
         main.OWN, main.__file__ = mine, str(tmp_path / name)
         monkeypatch.setitem(sys.modules, "__main__", main)
-        assert report.import_path(mine) == expected
+        assert messages.import_path(mine) == expected
     (tmp_path / "mine.py").write_text("if __name__ == '__main__': pass")
     main.__file__ = str(tmp_path / "mine.py")
     monkeypatch.setenv("PYTHONPATH", "somewhere")
-    for directory, folder in ((tmp_path, None), (tmp_path.parent, tmp_path.name)):
+    command = ["-m", "tower_train.evaluate", "--train_dir=runs/a"]
+    for directory, path, python_path in (
+        (tmp_path, "mine:OWN", []),
+        (tmp_path.parent, "toy_workload", []),
+        (tmp_path.parent, "mine:OWN", [f"PYTHONPATH={tmp_path.name}:somewhere"]),
+    ):
         monkeypatch.chdir(directory)
-        assert report.python_path("mine:OWN") == folder and report.python_path("toy_workload") is None
-    evaluate = shlex.split(report._next_commands("runs/a", "mine:OWN")[0])
-    assert evaluate[1] == f"PYTHONPATH={tmp_path.name}:somewhere"
-    assert evaluate[3:] == ["-m", "tower_train.evaluate", "--train_dir=runs/a"]
+        words = shlex.split(messages._next_commands("runs/a", path)[0])
+        assert words[1:-4] == python_path and words[-3:] == command
 
 
 def test_a_workload_that_no_command_finds_is_evaluated_from_python():
-    assert report._next_commands("runs/a b", None)[0] == (
+    assert messages._next_commands("runs/a b", None)[0] == (
         "Evaluate: tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir='runs/a b'), workload), in Python"
     )

@@ -34,14 +34,14 @@ def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
 
 
 def opening_lines(
-    run_json: dict, train_dir: str, steps_done: int, last_step: int, towers_of_each: Sequence[int]
+    run_json: dict, train_dir: str, steps_done: int, last_step: int, towers_per_worker: Sequence[int]
 ) -> list[str]:
     """Returns the first lines of a run, from the content of run.json and the number of towers of each worker."""
     data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
-    batch, towers = run_json["global_batch"], len(devices)
+    versions, batch, towers = run_json["versions"], run_json["global_batch"], len(devices)
     on_cpu = not devices[0].startswith("GPU")
-    versions, hosts = run_json["versions"], (config["worker_hosts"] or "").split(",")
-    least, workers = rules.parse_elastic(config["elastic"]) if config["elastic"] else (None, len(hosts))
+    num_hosts = len((config["worker_hosts"] or "").split(","))
+    least, workers = rules.parse_elastic(config["elastic"]) if config["elastic"] else (None, num_hosts)
     lines = [
         f"tower_train {versions['tower_train']} on TensorFlow {versions['tensorflow']}",
         f"data:     {data['name']}, {data['num_examples']} examples",
@@ -54,8 +54,8 @@ def opening_lines(
         f"run:      {train_dir}" + (f" (resumed at step {steps_done})" if steps_done else ""),
     ]
     if least:
-        share = f"which take {' + '.join(map(str, towers_of_each))} batches a step"
-        lines.append(f"elastic:  {len(towers_of_each)} of {least} to {workers} workers, {share}")
+        share = f"which take {' + '.join(map(str, towers_per_worker))} batches a step"
+        lines.append(f"elastic:  {len(towers_per_worker)} of {least} to {workers} workers, {share}")
     if data["notice"]:
         lines += ["*" * 100, f"*** {data['notice']}", "*" * 100]
     return lines
@@ -122,11 +122,7 @@ def as_loss(loss: float) -> str:
 def _next_commands(train_dir: str, path: str | None) -> list[str]:
     """Returns commands to go on with after training, which work in this shell."""
     here, python = shlex.quote(train_dir), _python()
-    prefix = ""
-    if folder := path and python_path(path):
-        folders = filter(None, [folder, os.environ.get("PYTHONPATH")])
-        prefix = f"PYTHONPATH={shlex.quote(os.pathsep.join(folders))} "
-    evaluate = f"{prefix}{python} -m tower_train.evaluate --train_dir={here}"
+    evaluate = f"{_python_path(path)}{python} -m tower_train.evaluate --train_dir={here}"
     if not path:
         evaluate = (
             f"tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir={train_dir!r}), workload), in Python"
@@ -142,28 +138,26 @@ def _python() -> str:
     return shlex.quote(sys.executable)
 
 
+def _python_path(path: str | None) -> str:
+    """Returns the assignment to PYTHONPATH by which a command in this folder finds the running program, or nothing."""
+    main = sys.modules["__main__"]
+    if not path or path.partition(":")[0] != _main_name() or main.__spec__:
+        return ""
+    folder = os.path.relpath(os.path.dirname(os.path.abspath(main.__file__)))
+    folders = filter(None, [folder, os.environ.get("PYTHONPATH")])
+    return "" if folder == os.curdir else f"PYTHONPATH={shlex.quote(os.pathsep.join(folders))} "
+
+
 def import_path(workload: Workload) -> str | None:
     """Returns the path by which workload.load finds this very record, in a module or in the running program: 'module'
     (its WORKLOAD) or 'module:NAME'; None if it is no module's, or if importing the program would run it."""
     main = sys.modules["__main__"]  # which may be there under other names too
-    modules = sorted(sys.modules.items(), key=lambda item: item[1] is main)
-    for module_name, module in modules:
-        attributes = getattr(module, "__dict__", {})
-        if id(workload) not in map(id, attributes.values()):  # of all there are: in Python it took a tenth of a second
-            continue
-        names = [name for name, value in attributes.items() if value is workload]
-        found = _main_name() if module is main else module_name
-        return found and (found if "WORKLOAD" in names else f"{found}:{names[0]}")
+    for module_name, module in sorted(sys.modules.items(), key=lambda item: item[1] is main):
+        names = [name for name, value in list(getattr(module, "__dict__", {}).items()) if value is workload]
+        if names:
+            name = _main_name() if module is main else module_name
+            return name and (name if "WORKLOAD" in names else f"{name}:{names[0]}")
     return None
-
-
-def python_path(path: str) -> str | None:
-    """Returns the directory that PYTHONPATH must have for the running program's import path to work here, or None."""
-    if path.partition(":")[0] != _main_name() or sys.modules["__main__"].__spec__:
-        return None
-    folder = os.path.dirname(os.path.abspath(sys.modules["__main__"].__file__))
-    known = [os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return None if folder in map(os.path.abspath, known) else os.path.relpath(folder)
 
 
 def _main_name() -> str | None:

@@ -1,0 +1,129 @@
+"""The watchdog: reports what a run waits for if nothing ends for too long (--stall_timeout_secs)."""
+
+import contextlib
+import faulthandler
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.cluster import failures
+from tower_train.console import say
+from tower_train.graph import progress
+
+v1 = tf.compat.v1
+_LOOK_SECS = 1.0
+_ASK_SECS = 5  # for an answer from the session, which may be stuck itself
+_END_SECS = 10
+_STEP = "a step"
+
+
+class StepWatchdog:
+    """Watches, in a thread, the steps of a run and what is done between them; use as a context manager.
+
+    It says each stall once, with the stacks of all Python threads, and its end. During a stall it keeps calling
+    note_stall with what is waited for and the seconds since the time-out, then with "" and 0 when it is over.
+
+    Args:
+      timeout_secs: seconds without an end after which to report; 0: never.
+      counts: TrainingGraph.progress.
+      note_stall: tells the others.
+      clock: seconds since some moment.
+    """
+
+    def __init__(
+        self, timeout_secs: float, counts: Mapping[str, tf.Tensor],
+        note_stall: Callable[[str, float], None] = lambda what, seconds: None,
+        clock: Callable[[], float] = time.monotonic,
+    ):  # fmt: skip
+        self._timeout, self._counts, self._note_stall, self._clock = timeout_secs, counts, note_stall, clock
+        self._doing, self._since, self._stalled_since = "the session to begin", clock(), None
+        self._session, self._started = None, 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self):
+        if self._timeout:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        if self._timeout:
+            self._thread.join(_END_SECS)
+
+    def session_opened(self, session: v1.Session) -> None:
+        """Takes the session, which is asked for the progress of a step that does not end."""
+        self._session = session
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Watches a step, done within this block."""
+        self.begin_step()
+        yield
+        self.end_step()
+
+    def begin_step(self) -> None:
+        self._started += 1
+        self._begin(_STEP)
+
+    def end_step(self) -> None:
+        self._begin(failures.BETWEEN_STEPS)
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Gives other work than a step, within this block, as much time as a step."""
+        before = self._doing
+        self._begin(what)
+        try:
+            yield
+        finally:
+            self._begin(before)
+
+    def _begin(self, what: str) -> None:
+        self._doing, self._since = what, self._clock()
+
+    def _watch(self) -> None:
+        is_over = False
+        while not is_over:  # the last look is after the end, to tell the others
+            is_over = self._ended.wait(min(_LOOK_SECS, self._timeout / 4))
+            self._look()
+
+    def _look(self) -> None:
+        since, seconds = self._since, self._clock() - self._since
+        if self._stalled_since not in (None, since):
+            say(f"*** Going on, after {since - self._stalled_since:.0f} s.")
+            self._stalled_since = None
+            self._note_stall("", 0.0)
+        if seconds > self._timeout and not self._ended.is_set():
+            doing = self._doing
+            what = self._obstacle() if doing == _STEP else doing
+            if self._stalled_since is None:
+                self._stalled_since = since
+                say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
+            if doing in (_STEP, failures.BETWEEN_STEPS):
+                self._note_stall(what, seconds - self._timeout)
+
+    def _obstacle(self) -> str:
+        """Returns what the step under way waits for."""
+        try:
+            options = v1.RunOptions(timeout_in_ms=_ASK_SECS * 1000)
+            counts = self._session.run(dict(self._counts), options=options)
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+            return f"a step whose session does not answer ({errors.reason(error)})"
+        behind = [name for name, count in counts.items() if count < self._started]
+        if progress.INPUT in behind:
+            return failures.FOR_INPUT
+        return ", ".join(behind) or failures.FOR_AVERAGING
+
+
+def _stacks() -> str:
+    """Returns the stacks of all Python threads as text."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace").rstrip()
+    return "(no file for the stacks of the threads)"
