@@ -6,16 +6,16 @@ import pathlib
 import pytest
 
 import cifar10
-from tower_train import config, plan
+from tower_train import config
 from tower_train.bench import sides as benchmark
 from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions
 from tower_train.errors import ConfigError
-from tower_train.options import Options, declare
+from tower_train.options import Options, allowed, as_text, kind_of, parse
 from tower_train.workloads import image_folder, template
 
 OPTIONS = {field.name: field for field in dataclasses.fields(Config)}
 TWO_HOSTS = dict(worker_hosts="a:1,b:2", task_index=0)
-WITH_OPTIONS = (benchmark, cifar10, config, image_folder, plan, template)  # modules
+WITH_OPTIONS = (benchmark, cifar10, config, image_folder, template)  # modules
 
 
 def subclasses(cls):
@@ -41,15 +41,14 @@ def refusal(**options):
         ("num_gpus", 0, "a whole number at least 1 and at most 1024"),
         ("num_gpus", 2**63 - 1, "a whole number at least 1 and at most 1024"),
         ("global_batch_size", 2**63 - 1, "a whole number at least 1 and at most 16777216"),
-        ("intra_op_threads", 2**31, "a whole number at least 0 and at most 4096"),
         ("save_every_steps", 2**63, "a whole number at least 0, in 64 bits"),
         ("accumulate_steps", 1025, "a whole number at least 1 and at most 1024"),
         ("gpus", (0, -1), "whole numbers separated by commas, each at least 0"),
         ("gpus", (), "whole numbers separated by commas, each at least 0"),
         ("device", "tpu", "one of auto, gpu, cpu"),
-        ("epochs", 0.0, "a number above 0"),
+        ("epochs", 0, "a number above 0"),
         ("seed", 2**63, "a whole number at least 0, in 64 bits"),
-        ("momentum", 1.0, "a number at least 0 and below 1"),
+        ("momentum", 1, "a number at least 0 and below 1"),
         ("learning_rate", float("nan"), "a number above 0"),
         ("learning_rate", float("inf"), "a number above 0"),
     ],
@@ -127,7 +126,6 @@ def test_values_of_a_near_type_are_taken():
                 ("wait_for_workers", True),
                 ("sync_batch_norm", True),
                 ("check_mirrors_every_steps", 5),
-                ("all_reduce_dtype", "bfloat16"),
             )
         ),
     ],
@@ -195,18 +193,16 @@ def test_the_last_step(options, last_step):
     assert Config(batch_size=15, num_gpus=2, **options).last_step(num_examples=100) == last_step
 
 
-@pytest.mark.parametrize(
-    ("owner", "field"), every_option(), ids=[f"{owner.__name__}.{field.name}" for owner, field in every_option()]
-)
-def test_every_option_is_described_and_its_default_is_allowed(owner, field):
-    assert field.metadata["help"] and field.metadata["group"]
-    assert field.metadata["resume"] in ("same", "note", "free")
-    assert declare.kind_of(field) in (bool, int, float, str, tuple)
-    if field.default is not None:
-        assert declare.parse(field, declare.as_text(field.default)) == field.default
-    names = {other.name for other in dataclasses.fields(owner)}
-    for other in (field.metadata["needs"][:1], field.metadata["instead_of"][:1]):
-        assert names.issuperset(other)
+def test_every_option_is_described_and_its_default_is_allowed():
+    for owner, field in every_option():
+        assert field.metadata["help"] and field.metadata["group"], field.name
+        assert field.metadata["resume"] in ("same", "note", "free"), field.name
+        assert kind_of(field) in (bool, int, float, str, tuple), field.name
+        if field.default is not None:
+            assert parse(field, as_text(field.default)) == field.default
+        names = {other.name for other in dataclasses.fields(owner)}
+        for other in (field.metadata["needs"][:1], field.metadata["instead_of"][:1]):
+            assert names.issuperset(other), field.name
 
 
 @pytest.mark.parametrize(
@@ -215,5 +211,5 @@ def test_every_option_is_described_and_its_default_is_allowed(owner, field):
 )
 def test_text_that_is_no_value_is_refused_as_it_was_given(name, text):
     with pytest.raises(ConfigError) as error:
-        declare.parse(OPTIONS[name], text)
-    assert str(error.value) == f"--{name}={text}: it must be {declare.allowed(OPTIONS[name])}."
+        parse(OPTIONS[name], text)
+    assert str(error.value) == f"--{name}={text}: it must be {allowed(OPTIONS[name])}."

@@ -58,12 +58,6 @@ class DeviceOptions(Options):
     device: str = option(
         "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", TOWERS, choices=("auto", "gpu", "cpu")
     )
-    intra_op_threads: int = option(
-        0, "threads of one operation; 0: TensorFlow decides", TOWERS, minimum=0, maximum=4096
-    )
-    inter_op_threads: int = option(
-        0, "operations that run at the same time; 0: TensorFlow decides", TOWERS, minimum=0, maximum=4096
-    )
     log_device_placement: bool = option(False, "print the device of each operation", TOWERS)
 
     @property
@@ -100,10 +94,6 @@ class Config(DeviceOptions):
         "or add_n (on one device, then copied) (nccl between several GPUs, else collective)", TOWERS,
         choices=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "auto", "mirrored"),
     )  # fmt: skip
-    all_reduce_dtype: str = option(
-        "same", "type in which gradients are sent: same (their own), or bfloat16 for half the bytes", TOWERS,
-        choices=("same", "bfloat16"), resume="note",
-    )  # fmt: skip
     check_mirrors_every_steps: int = option(
         0, "steps between checks that all copies of the variables agree to the bit; 0: none", TOWERS, minimum=0
     )
@@ -136,11 +126,6 @@ class Config(DeviceOptions):
         "programs that call train() must be started again", MACHINES, needs=("train_dir",),
         instead_of=("wait_for_workers", "what to do about a missing worker"),
     )  # fmt: skip
-    on_worker_change: str = option(
-        "refuse", "resume a run on a tf.data data set with another number of workers: refuse, or next_epoch, which "
-        "skips the rest of the current one", MACHINES,
-        choices=("refuse", "next_epoch"),
-    )  # fmt: skip
 
     workload: str = option("cifar10", "network and data, as an import path: MODULE or MODULE:NAME", DATA)
     dataset: str = option(
@@ -171,13 +156,12 @@ class Config(DeviceOptions):
         0, "seed of initial weights, order, augmentations and dropout", ARITHMETIC, minimum=0, resume="same"
     )
     optimizer: str = option(
-        "sgd", "sgd, momentum, adam, lars (momentum with a rate for each layer, for very large batches), or muon "
-        "(momentum made orthogonal for matrices and filters)", OPTIMIZER,
-        choices=("sgd", "momentum", "adam", "lars", "muon"), resume="same",
+        "sgd", "sgd, momentum, adam, or muon (momentum made orthogonal for matrices and filters)", OPTIMIZER,
+        choices=("sgd", "momentum", "adam", "muon"), resume="same",
     )  # fmt: skip
     momentum: float = option(
-        0.9, "coefficient of --optimizer=momentum, lars or muon", OPTIMIZER, minimum=0, below=1, resume="note",
-        needs=("optimizer", "momentum", "lars", "muon"),
+        0.9, "coefficient of --optimizer=momentum or muon", OPTIMIZER, minimum=0, below=1, resume="note",
+        needs=("optimizer", "momentum", "muon"),
     )  # fmt: skip
     nesterov: bool = option(
         False, "Nesterov's momentum, with --optimizer=momentum or muon", OPTIMIZER, resume="note",
@@ -246,6 +230,14 @@ class Config(DeviceOptions):
         "every GPU used is made for it, else float32", ARITHMETIC,
         choices=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
     )  # fmt: skip
+    check_towers: str = option(
+        "auto", "before a new run, a few small steps on the host show that its towers train what one trains: never, a "
+        "number of towers, or auto: as many as there are (at most 4, of 2 batches each), unless the workload comes "
+        "with the trainer", ARITHMETIC,
+    )  # fmt: skip
+    allow_differences: bool = option(
+        False, "train even if --check_towers finds towers that differ from one; the log and run.json tell", ARITHMETIC,
+    )  # fmt: skip
     tensor_float_32: bool | None = option(
         None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, "
         "which is on)", ARITHMETIC, resume="note",
@@ -272,12 +264,8 @@ class Config(DeviceOptions):
         minimum=0, needs=("eval_every_steps",), was="stop_after_no_gain_epochs",
     )  # fmt: skip
     on_nonfinite: str = option(
-        "stop", "after a step whose loss or gradients are not finite: stop, or skip its update", FAULTS,
-        choices=("stop", "skip"), resume="note",
-    )  # fmt: skip
-    max_nonfinite_in_a_row: int = option(
-        10, "skipped steps in a row that end the run, with --on_nonfinite=skip", FAULTS, minimum=1,
-        needs=("on_nonfinite", "skip"),
+        "stop", "after a step whose loss or gradients are not finite: stop, or skip its update, but stop at the tenth "
+        "in a row", FAULTS, choices=("stop", "skip"), resume="note",
     )  # fmt: skip
     stall_timeout_secs: float | None = option(
         None, "seconds without the end of a step after which to report what is waited for; --worker_timeout_secs "
@@ -294,9 +282,6 @@ class Config(DeviceOptions):
     )  # fmt: skip
     eval_every_steps: int = option(0, "steps between evaluations on the test examples; 0: none", REPORTS, minimum=0)
     eval_at_end: bool = option(False, "evaluate on the test examples after the last step too", REPORTS)
-    train_eval_examples: int = option(
-        1000, "training examples that each evaluation also looks at, for comparison; 0: none", REPORTS, minimum=0
-    )
 
     def check(self):
         super().check()
@@ -375,9 +360,6 @@ class EvaluateOptions(DeviceOptions, RunOptions):
     """Options of `python -m tower_train.evaluate`."""
 
     watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
-    watch_secs: float = option(
-        5.0, "seconds between looks for a new checkpoint, with --watch", RUN, above=0, needs=("watch",)
-    )
     batch_size: int = option(
         256, "examples per tower and step; the result does not depend on it", RUN, minimum=1, maximum=2**24
     )
@@ -410,28 +392,3 @@ class PredictOptions(RunOptions):
     """Options of `python -m tower_train.predict`."""
 
     top: int = option(3, "number of classes shown for each example", RUN, minimum=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanOptions(Options):
-    """Options of `python -m tower_train.plan`."""
-
-    params: float = option(1.068298e6, "number of trained weights of the network", TRAINING, minimum=1)
-    flops: float = option(
-        105e6, "floating-point operations per training example, forward and backward", TRAINING, minimum=1
-    )
-    batch_size: int = option(128, "examples per tower and step", TRAINING, minimum=1)
-    towers: int = option(8, "towers per machine", TOWERS, minimum=1)
-    tower_flops: float = option(50e12, "operations/sec that a tower reaches on this network", TOWERS, minimum=1)
-    link: float = option(16e9, "bytes/sec between a tower's device and the CPU or another device", TOWERS, minimum=1)
-    launch: float = option(
-        100e-6, "seconds until all devices of a machine have begun an all-reduce (assumed, not measured)", TOWERS,
-        minimum=0,
-    )  # fmt: skip
-    host_memory: float = option(50e9, "bytes/sec that a machine's CPU reads from its memory", TOWERS, minimum=1)
-    all_reduce_dtype: str = option(
-        "same", "type in which gradients are sent: same (float32), or bfloat16", TOWERS, choices=("same", "bfloat16")
-    )
-    workers: int = option(128, "largest number of machines", MACHINES, minimum=1)
-    bandwidth: float = option(3e9, "bytes/sec from one machine to another", MACHINES, minimum=1)
-    latency: float = option(50e-6, "seconds until the first byte of a message arrives", MACHINES, minimum=0)

@@ -6,7 +6,7 @@ import pytest
 
 from tower_train import errors
 from tower_train.config import Config
-from tower_train.options import DATA, Options, declare, option
+from tower_train.options import DATA, Options, option, without_useless
 from tower_train.workload import Workload
 
 RECIPE = dict(epochs=9.9, optimizer="momentum", momentum=0.85, nesterov=True, lr_schedule="points",
@@ -64,9 +64,9 @@ def test_what_is_of_use_or_as_by_default_is_taken(given):
 )
 def test_what_a_recipe_has_of_no_use_beside_what_is_given_goes(given, gone):
     recipe = dict(kind="black", milk=0.5, minutes=5, sugar=True, lumps=2, cups=4)
-    kept = declare.without_useless(Tea, recipe, given)
+    kept = without_useless(Tea, recipe, given)
     assert kept == {name: value for name, value in recipe.items() if name not in gone}
-    assert declare.without_useless(Tea, dict(litres=1.0), dict(cups=4)) == {}
+    assert without_useless(Tea, dict(litres=1.0), dict(cups=4)) == {}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,6 @@ def test_what_a_recipe_has_of_no_use_beside_what_is_given_goes(given, gone):
     [
         (dict(max_steps=5), {"epochs"}),
         (dict(optimizer="adam"), {"nesterov", "momentum"}),
-        (dict(optimizer="lars"), {"nesterov"}),
         (dict(lr_schedule="cosine"), {"lr_points"}),
         (dict(eval_every_steps=0), {"early_stopping_patience_epochs"}),
         (dict(eval_every_steps=3, lr_schedule="points", optimizer="momentum", epochs=2.0), set()),
@@ -94,22 +93,16 @@ def test_what_is_given_stays_and_is_refused():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (dict(momentum=0.8), "--momentum=0.8 is for --optimizer=momentum or lars or muon, not for sgd."),
+        (dict(momentum=0.8), "--momentum=0.8 is for --optimizer=momentum or muon, not for sgd."),
         (dict(early_stopping_patience_epochs=2.0),
          "--early_stopping_patience_epochs=2 needs --eval_every_steps. Give that too."),
         (dict(lr_schedule="piecewise"), "--lr_schedule=piecewise needs --lr_boundaries. Give that too."),
         (dict(lr_schedule="points"), "--lr_schedule=points needs --lr_points. Give that too."),
         (dict(sync_batch_norm=True, accumulate_steps=2),
          "--sync_batch_norm and --accumulate_steps=2 exclude each other: "),
-        (dict(train_eval_examples=50), "--train_eval_examples=50 is for evaluations during training. Say when with"),
     ],
 )  # fmt: skip
 def test_a_trainers_option_without_the_one_that_it_is_for_is_refused(given, text):
     with pytest.raises(errors.ConfigError) as error:
         Config(**given)
     assert str(error.value).startswith(text)
-
-
-def test_training_examples_are_looked_at_where_there_are_evaluations():
-    Config(train_eval_examples=0)
-    Config(train_eval_examples=50, eval_at_end=True)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tower_train import layers
+from tower_train import errors, layers
 from tower_train.config import Config
 from tower_train.options import DATA, Options, command_line, option, renamed
 from tower_train.run_dir import manifest
@@ -61,23 +61,21 @@ def test_a_run_with_an_old_name_is_compared_by_it():
     assert ("same", "--leaf", "black", "mint") in list(manifest._compared(before, now, Tea("mint")))
 
 
-@renamed.keywords(colour="color")
-def paint(thing, color="red"):
-    return thing, color
-
-
-@renamed.keywords(colour="color")
 @dataclasses.dataclass(frozen=True)
-class Paint:
+class Paint(metaclass=renamed.TakesOldNames):
     thing: str
-    color: str = "red"
+    color: str = dataclasses.field(default="red", metadata={"was": "colour"})
 
 
-def test_an_old_keyword_of_a_function_or_a_record_is_the_argument(capsys):
-    assert paint("door", colour="blue") == paint("door", "blue") == ("door", "blue")
+def test_an_old_keyword_of_a_record_is_the_argument(capsys):
     assert Paint("door", colour="blue") == Paint("door", "blue") == dataclasses.replace(Paint("door"), colour="blue")
-    assert Paint("door", "blue").colour == "blue"
     assert capsys.readouterr().err == "tower_train: colour is now called color; please use that name.\n"
+
+
+def test_an_option_that_is_gone_is_named_as_such():
+    with pytest.raises(errors.ConfigError) as refusal:
+        parse("--join_towers")
+    assert str(refusal.value).startswith("There is no option --join_towers any more: ")
 
 
 def test_the_present_names_of_the_public_ones_that_had_another(capsys):
@@ -87,6 +85,7 @@ def test_the_present_names_of_the_public_ones_that_had_another(capsys):
 
     old = Workload("old", None, best, distort=max, views=min, better={"off by": "lower"})
     assert old == Workload("old", None, best, augment=max, test_time_augmentation=min, mode={"off by": "min"})
+    assert (old.distort, old.views, old.better) == (max, min, {"off by": "min"})
     assert best(1, True) == 1
     config = Config(distort_on="host", stop_after_no_gain_epochs=2.0, eval_every_steps=1)
     assert (config.augment_on, config.early_stopping_patience_epochs) == ("host", 2.0)

@@ -1,29 +1,28 @@
 """Command lines: options, --help, and errors as one line and an exit status. No TensorFlow here."""
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import functools
-import gc
 import os
 import re
 import shutil
-import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
-from tower_train import console, errors, host
-from tower_train.options import Options, as_text, declare, renamed
+from tower_train import console, errors, options
+from tower_train.options import renamed
 
 Fields = dict[str, dataclasses.Field]
 
 
-def parse(argv: Sequence[str], options_class: type[Options], usage: str, files: list[str] | None = None) -> Options:
+def parse(
+    argv: Sequence[str], options_class: type[options.Options], usage: str, files: list[str] | None = None
+) -> options.Options:
     """Reads a command line, absl's `--flagfile=FILE` included; prints --help and leaves if that is asked for.
 
     Args:
@@ -40,7 +39,7 @@ def parse(argv: Sequence[str], options_class: type[Options], usage: str, files: 
     return options_class(**parse_values(argv, fields, files=files))
 
 
-def fields_of(*options_classes: type[Options]) -> Fields:
+def fields_of(*options_classes: type[options.Options]) -> Fields:
     """Returns the options of several classes by name."""
     return {field.name: field for options_class in options_classes for field in dataclasses.fields(options_class)}
 
@@ -53,56 +52,18 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 def answer_help(
     argv: Sequence[str], fields: Fields, usage: str, most_used: Sequence[str] = (), defaults: Mapping[str, Any] = {}
 ) -> None:
-    """Prints --help and leaves if that is asked for. Arguments as of `_help_text`."""
-    if asks_for_help(argv):
-        console.say(_help_text(fields, usage, most_used, defaults))
-        sys.exit(0)
-
-
-def parse_values(
-    argv: Sequence[str], fields: Fields, known_only: bool = False, files: list[str] | None = None
-) -> dict[str, Any]:
-    """Returns the options {name: value} of a command line. Arguments and errors as `parse`.
+    """Prints --help and leaves if that is asked for: all options under the headings of their groups, as wide as the
+    terminal.
 
     Args:
-      fields: all options by name.
-      known_only: ignore unknown options and words that are no options.
-    """
-    new_names = declare.new_names(fields.values())
-    by_any_name = fields | {old: fields[name] for old, name in new_names.items()}
-    read = flags.FlagValues()
-    read.set_gnu_getopt(True)  # options may follow other words
-    for name, field in by_any_name.items():
-        is_switch = declare.kind_of(field) is bool
-        flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), read)
-    try:
-        words = read(list(argv), known_only=known_only)[1:]
-    except flags.UnrecognizedFlagError as error:
-        near = difflib.get_close_matches(error.flagname, fields, n=1)
-        meant = f" Did you mean --{near[0]}?" if near else ""
-        raise errors.ConfigError(f"There is no option --{error.flagname}.{meant} --help lists the options.") from None
-    except flags.Error as error:
-        reason = str(error).removeprefix("ERROR:: ").rstrip(".")
-        raise errors.ConfigError(f"{reason}. --help lists the options.") from None
-    except UnicodeDecodeError:
-        raise errors.ConfigError("a --flagfile holds bytes that are no text in UTF-8. Mend it.") from None
-    if files is not None:
-        files += words
-    elif words and not known_only:
-        raise errors.ConfigError(f"{words[0]!r} is no option. Options begin with --; --help lists them.")
-    values = {name: declare.parse(field, read[name].value) for name, field in by_any_name.items() if read[name].present}
-    return renamed.with_new_names(values, new_names, "--")
-
-
-def _help_text(fields: Fields, usage: str, most_used: Sequence[str] = (), defaults: Mapping[str, Any] = {}) -> str:
-    """Lists all options with their defaults under the headings of their groups, as wide as the terminal.
-
-    Args:
+      argv: the command line.
       fields: all options by name.
       usage: paragraphs, separated by empty lines.
       most_used: names of options that come first, under a heading of their own.
       defaults: {name: value}, instead of the options' own.
     """
+    if not asks_for_help(argv):
+        return
     width = max(60, min(shutil.get_terminal_size((110, 24)).columns, 120))
     fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
     groups = {"Most used": [fields[name] for name in most_used]} if most_used else {}
@@ -120,18 +81,59 @@ def _help_text(fields: Fields, usage: str, most_used: Sequence[str] = (), defaul
         "Defaults are in [brackets], or in (parentheses) if they follow from something else. Switches are off unless "
         "they say [on]; --NAME turns one on, --noNAME off. --flagfile=FILE reads options from a file, one per line."
     ))  # fmt: skip
-    return "\n\n".join(parts)
+    console.say("\n\n".join(parts))
+    sys.exit(0)
 
 
 def _about(field: dataclasses.Field, defaults: Mapping[str, Any]) -> str:
-    """Returns an option's help with its default: none for a switch that is off, and one where several would be told."""
+    """Returns an option's help with its default, if that is not just a switch that is off."""
     text, value = field.metadata["help"], defaults.get(field.name, field.default)
     if value is None or value is False or value == "":
         return text
     if field.default is None:
-        text = re.sub(r" \([^()]*\)$", "", text)  # which it follows from if nothing else gives it
-    shown = "on" if value is True else f"{value:.8g}" if isinstance(value, float) else as_text(value)
-    return f"{text} [{shown}]"
+        text = re.sub(r" \([^()]*\)$", "", text)  # the default that a recipe replaces
+    return f"{text} [{'on' if value is True else options.as_text(value)}]"
+
+
+def parse_values(
+    argv: Sequence[str], fields: Fields, known_only: bool = False, files: list[str] | None = None
+) -> dict[str, Any]:
+    """Returns the options {name: value} of a command line. Arguments and errors as `parse`.
+
+    Args:
+      fields: all options by name.
+      known_only: ignore unknown options and words that are no options.
+    """
+    new_names = renamed.new_names(fields.values())
+    by_any_name = fields | {old: fields[name] for old, name in new_names.items()}
+    read = flags.FlagValues()
+    read.set_gnu_getopt(True)  # options may follow other words
+    for name, field in by_any_name.items():
+        is_switch = options.kind_of(field) is bool
+        flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), read)
+    try:
+        words = read(list(argv), known_only=known_only)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise errors.ConfigError(_unknown(error.flagname, fields)) from None
+    except flags.Error as error:
+        reason = str(error).removeprefix("ERROR:: ").rstrip(".")
+        raise errors.ConfigError(f"{reason}. --help lists the options.") from None
+    except UnicodeDecodeError:
+        raise errors.ConfigError("a --flagfile holds bytes that are no text in UTF-8. Mend it.") from None
+    if files is not None:
+        files += words
+    elif words and not known_only:
+        raise errors.ConfigError(f"{words[0]!r} is no option. Options begin with --; --help lists them.")
+    values = {name: options.parse(field, read[name].value) for name, field in by_any_name.items() if read[name].present}
+    return renamed.with_new_names(values, new_names, "--")
+
+
+def _unknown(name: str, fields: Fields) -> str:
+    if name in renamed.REMOVED:
+        return f"There is no option --{name} any more: CHANGELOG.md tells what replaced it. Leave it out."
+    near = difflib.get_close_matches(name, fields, n=1)
+    meant = f" Did you mean --{near[0]}?" if near else ""
+    return f"There is no option --{name}.{meant} --help lists the options."
 
 
 def count(text: str) -> int:
@@ -146,7 +148,8 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     try:
         status = main(sys.argv)
     except errors.UserError as error:
-        lines = str(error).split("\n") if isinstance(error, errors.LayoutError) else [str(error)]
+        has_lines = isinstance(error, (errors.LayoutError, errors.GraphError))
+        lines = str(error).split("\n") if has_lines else [str(error)]
         console.notice("error: " + "\n".join(map(console.one_line, lines)))
         status = error.exit_status
     except KeyboardInterrupt:  # before or after the steps, which have a handler of their own
@@ -157,46 +160,3 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     except OSError:  # a full disk or a closed pipe, which does not change the status
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
-
-
-def start_again(environment: Mapping[str, str]) -> None:
-    """Replaces this process by a new run of its command, which frees what it held, such as ports.
-
-    SIGUSR1, which ends a process without a handler, waits until there is one.
-
-    Args:
-      environment: further variables of the new run.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment)
-
-
-def import_tensorflow(talkative: bool = False) -> None:
-    """Imports TensorFlow without its remarks on stderr about a missing NVIDIA driver.
-
-    They stay if there is a driver, if talkative, and if the import fails, since they then say why.
-    """
-    if talkative or os.path.exists(host.NVIDIA_DRIVER):
-        with _collecting_no_garbage():
-            import tensorflow  # noqa: F401
-
-        return
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
-    with console.stderr_held_back(), _collecting_no_garbage():
-        import tensorflow
-
-        tensorflow.config.list_physical_devices("GPU")  # remarks come with its first use
-
-
-@contextlib.contextmanager
-def _collecting_no_garbage() -> Iterator[None]:
-    """Collects no garbage within this block, a fifth of the import, and never looks through what it made, a tenth of
-    building a graph."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

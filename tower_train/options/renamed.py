@@ -1,46 +1,37 @@
-"""Old names of options and of keyword arguments: they still work, and say once what they are called now."""
+"""Old names of options and of arguments, which still work and say once what they are called now; options gone."""
 
+import dataclasses
 import functools
-import operator
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tower_train import console
 
-T = TypeVar("T", bound=Callable)
+REMOVED = {
+    "algorithms", "all_reduce_dtype", "dump_bad_batch", "inter_op_threads", "intra_op_threads", "join_towers",
+    "lookahead_decay", "lookahead_every_steps", "lookahead_ramp", "max_nonfinite_in_a_row", "on_worker_change",
+    "train_eval_examples", "watch_secs",
+}  # fmt: skip
 
 
-def keywords(**new_names: str) -> Callable[[T], T]:
-    """Lets a function or a dataclass take keyword arguments by their old names too: `@keywords(old="new")`."""
+class TakesOldNames(type):
+    """Makes a dataclass take its fields by their old names too, the `was` of their metadata."""
 
-    def decorate(target: T) -> T:
-        function = target.__init__ if isinstance(target, type) else target
+    def __call__(cls, *args, **values):
+        return super().__call__(*args, **with_new_names(values, new_names(dataclasses.fields(cls))))
 
-        @functools.wraps(function)
-        def call(*args, **values):
-            return function(*args, **with_new_names(values, new_names))
 
-        if not isinstance(target, type):
-            return call
-        target.__init__ = call
-        for old, new in new_names.items():
-            setattr(target, old, property(operator.attrgetter(new)))
-        return target
-
-    return decorate
+def new_names(fields: Iterable[dataclasses.Field]) -> dict[str, str]:
+    """Returns {old name: name} of the fields that had another name."""
+    return {field.metadata["was"]: field.name for field in fields if field.metadata.get("was")}
 
 
 def with_new_names(values: Mapping[str, Any], new_names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """Returns {name: value} by the new names.
-
-    Args:
-      values: {name: value}, where a value by its old name wins, as of `dataclasses.replace(record, old=value)`.
-      new_names: {old: new}.
-      prefix: before names, in the line that says it.
-    """
+    """Returns {name: value} by the new names; `prefix` stands before names in the line that says it."""
+    old_ones = {new_names[name]: value for name, value in values.items() if name in new_names}
     for old in values.keys() & new_names.keys():
         say_once(prefix + old, prefix + new_names[old])
-    old_ones = {new_names[name]: value for name, value in values.items() if name in new_names}
+    # The old name's value wins: dataclasses.replace(record, old=value) passes the present one by the new name.
     return {name: value for name, value in values.items() if name not in new_names} | old_ones
 
 

@@ -18,19 +18,17 @@ def check_config(config: Options) -> None:
 
 
 def _conflicts(config: Options) -> Iterator[str]:
-    if config.train_eval_examples not in (0, type(config).train_eval_examples) and not (
-        config.eval_every_steps or config.eval_at_end
-    ):
-        yield (
-            f"--train_eval_examples={config.train_eval_examples} is for evaluations during training. Say when with "
-            "--eval_every_steps or --eval_at_end."
-        )
     if config.global_batch_size and config.global_batch_size % config.batches_per_step:
         yield (
             f"--global_batch_size={config.global_batch_size} cannot be shared out evenly among {config.num_workers} "
             f"workers x {config.num_towers} towers x {config.accumulate_steps} batches each. Choose a multiple of "
             f"{config.batches_per_step}."
         )
+    towers = config.check_towers
+    if towers not in ("auto", "never") and not re.fullmatch("[2-9]|[1-5][0-9]|6[0-4]", towers):
+        yield f"--check_towers={towers[:100]}: it must be auto, never, or a number of towers from 2 to 64."
+    if config.allow_differences and towers == "never":
+        yield "--allow_differences and --check_towers=never exclude each other: nothing is compared. Give one of them."
     if config.sync_batch_norm and config.accumulate_steps > 1:
         yield (
             f"--sync_batch_norm and --accumulate_steps={config.accumulate_steps} exclude each other: one tower's "
@@ -62,12 +60,11 @@ def _elastic_conflicts(config: Options, num_hosts: int) -> Iterator[str]:
             f"{shown} and --sync_batch_norm exclude each other: fewer workers take several batches one after the "
             "other, which cannot share statistics. Leave one of them out."
         )
-    for name in ("check_mirrors_every_steps", "all_reduce_dtype"):
-        if least == 1 and getattr(config, name) != getattr(type(config), name):
-            yield (
-                f"{shown}: --{name} is for several copies of the variables, and one worker may have a single one. Give "
-                "a MIN of at least 2, or leave that out."
-            )
+    if least == 1 and config.check_mirrors_every_steps:
+        yield (
+            f"{shown}: --check_mirrors_every_steps is for several copies of the variables, and one worker may have a "
+            "single one. Give a MIN of at least 2, or leave that out."
+        )
 
 
 def _hosts(config: Options) -> list[str]:
