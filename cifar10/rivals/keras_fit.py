@@ -1,6 +1,6 @@
 """The same network as a Keras model trained by `fit`, the choice of most users.
 
-By itself, under MirroredStrategy, or as tower_train's own multi_gpu_model, which is for scripts written like this.
+By itself or under MirroredStrategy.
 
 Shows Keras at its best: images in memory, augmented in whole batches by a parallel `map` and prefetched; a compiled
 step, without XLA, which makes this network slower on CPUs; no progress bar and no callback but the one that counts
@@ -30,7 +30,6 @@ def train(
     after_step: Callable[[float], bool],
     model: str = "convnet",
     num_replicas: int = 1,
-    num_towers: int = 0,
     dtype_policy: str = "float32",
 ) -> None:
     """Fits as `Side.train`; the loss is Keras', the mean of the losses so far.
@@ -38,12 +37,11 @@ def train(
     Args:
       model: name of one of the workload's networks.
       num_replicas: more than one train under MirroredStrategy, on as many GPUs, or without GPUs on logical CPUs.
-      num_towers: of multi_gpu_model; 0 for Keras itself.
       dtype_policy: of Keras, such as 'mixed_bfloat16'.
     """
     ours = cifar10.WORKLOAD.with_options({"model": model})
     recipe = ours.config()
-    placed = devices.place(config.DeviceOptions(num_gpus=max(num_replicas, num_towers)))
+    placed = devices.place(config.DeviceOptions(num_gpus=num_replicas))
     strategy = tf.distribute.MirroredStrategy(_with_cpus(placed.towers)) if num_replicas > 1 else None
     keras.config.set_dtype_policy(dtype_policy)
     with strategy.scope() if strategy else contextlib.nullcontext():
@@ -51,8 +49,6 @@ def train(
         if any(layer.name == keras_networks.WHITENING for layer in trained.layers):
             first = records.read_split(source.locate(request)[0], "train").images[: cifar10_94.WHITENED_IMAGES]
             trained.get_layer(keras_networks.WHITENING).kernel.assign(whitening.kernels(first))
-        if num_towers:
-            trained = tower_train.multi_gpu_model(trained, gpus=num_towers)
         trained.compile(
             optimizer(recipe),
             keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing),

@@ -1,4 +1,4 @@
-"""The networks of this workload as Keras models, layer for layer: float32 images [batch, size, size, 3] to logits.
+"""Networks of this workload as Keras models, layer for layer: float32 images [batch, size, size, 3] to logits.
 
 A layer's name is the variable scope of the network that it repeats, with dots instead of slashes.
 """
@@ -43,51 +43,6 @@ def convnet() -> keras.Model:
             layers.Dense(records.NUM_CLASSES, name="softmax_linear", **initial(1 / 192, 0.0)),
         ]
     )
-
-
-def resnet(depth: int) -> keras.Model:
-    """Builds the network of cifar10.resnet with so many layers."""
-    decay = keras.regularizers.L2(cifar10.resnet.WEIGHT_DECAY / 2)
-    initial = dict(kernel_regularizer=decay, kernel_initializer="he_normal")
-
-    def convolution(maps, name, channels, stride=1):
-        return _normalized_convolution(maps, name, channels, 3, stride, **initial)
-
-    inputs = keras.Input(_INPUT)
-    maps = layers.ReLU()(convolution(inputs, "conv1", 16))
-    for stage, channels in enumerate((16, 32, 64), start=1):
-        for block in range(1, (depth - 2) // 6 + 1):
-            stride, scope = 2 if stage > 1 and block == 1 else 1, f"stage{stage}.block{block}"
-            inner = layers.ReLU()(convolution(maps, f"{scope}.conv1", channels, stride))
-            inner = convolution(inner, f"{scope}.conv2", channels)
-            if stride > 1:
-                new = channels - maps.shape[-1]
-                maps = keras.ops.pad(maps[:, ::2, ::2], [[0, 0], [0, 0], [0, 0], [new // 2, new - new // 2]])
-            maps = layers.ReLU()(layers.Add()([inner, maps]))
-    features = layers.GlobalAveragePooling2D()(maps)
-    return keras.Model(inputs, layers.Dense(records.NUM_CLASSES, name="softmax_linear", **initial)(features))
-
-
-def minigooglenet() -> keras.Model:
-    """Builds the network of cifar10.minigooglenet."""
-    decay = keras.regularizers.L2(cifar10.minigooglenet.WEIGHT_DECAY / 2)
-    initial = dict(kernel_regularizer=decay, kernel_initializer="lecun_normal")
-
-    def convolution(maps, name, channels, width, stride=1, padding="same"):
-        return layers.ReLU()(_normalized_convolution(maps, name, channels, width, stride, padding, **initial))
-
-    inputs = keras.Input(_INPUT)
-    maps = convolution(inputs, "conv1", 96, 3)
-    for i, (modules, halving) in enumerate(cifar10.minigooglenet.STAGES, start=1):
-        for j, (ones, threes) in enumerate(modules, start=1):
-            scope = f"stage{i}.inception{j}"
-            both = [convolution(maps, f"{scope}.one", ones, 1), convolution(maps, f"{scope}.three", threes, 3)]
-            maps = layers.Concatenate()(both)
-        if halving:
-            halved = convolution(maps, f"stage{i}.downsample.three", halving, 3, 2, "valid")
-            maps = layers.Concatenate()([halved, layers.MaxPooling2D(3, 2)(maps)])
-    features = layers.GlobalAveragePooling2D()(maps)
-    return keras.Model(inputs, layers.Dense(records.NUM_CLASSES, name="softmax_linear", **initial)(features))
 
 
 def cifar10_94(widths=cifar10.cifar10_94.WIDTHS) -> keras.Model:
@@ -137,16 +92,8 @@ class Whitening(layers.Layer):
         return keras.ops.conv(inputs, self.kernel, padding="valid") + self.bias
 
 
-def _normalized_convolution(maps, name: str, channels: int, width: int, stride: int, padding="same", **initial):
-    maps = layers.Conv2D(channels, width, stride, padding, use_bias=False, name=name, **initial)(maps)
-    return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}.batch_normalization")(maps)
-
-
 NETWORKS = {
     "convnet": convnet,
     "cifar10_94": cifar10_94,
     "cifar10_95": functools.partial(cifar10_94, cifar10.cifar10_94.WIDTHS_95),
-    "minigooglenet": minigooglenet,
-    "resnet20": functools.partial(resnet, 20),
-    "resnet56": functools.partial(resnet, 56),
 }

@@ -28,7 +28,7 @@ def run_side(monkeypatch):
             clock.wall += WAIT_SECS
             return super().readline()
 
-    def run(*seconds, warm_up_steps=10):
+    def run(*seconds):
         said, done = [], 0
 
         class Channel(io.StringIO):
@@ -36,7 +36,7 @@ def run_side(monkeypatch):
                 said.append((json.loads(text), done))
 
         lines = Requests("".join(f"{secs}\n" for secs in seconds))
-        after_step = worker.Pacer(Channel(), lines, started=1048.0, batch_size=128, warm_up_steps=warm_up_steps)
+        after_step = worker.Pacer(Channel(), lines, started=1048.0, batch_size=128)
         while True:
             clock.wall += STEP_SECS
             clock.cpu += 1.5 * STEP_SECS
@@ -47,11 +47,10 @@ def run_side(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("warm_up_steps", [10, 2500])
-def test_it_is_ready_after_the_warm_up_and_knows_when_the_first_step_was_done(run_side, warm_up_steps):
-    (ready, after_warm_up), _ = run_side(warm_up_steps=warm_up_steps)
+def test_it_is_ready_after_the_warm_up_and_knows_when_the_first_step_was_done(run_side):
+    (ready, after_warm_up), _ = run_side()
     assert ready["first_step_secs"] == pytest.approx(2.0 + STEP_SECS)
-    assert (ready["examples_per_step"], after_warm_up) == (128, 1 + warm_up_steps)
+    assert (ready["examples_per_step"], after_warm_up) == (128, 1 + worker.WARM_UP_STEPS)
     assert ready["peak_bytes"] > 10 * 2**20
 
 

@@ -47,14 +47,13 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_lists_what_there_is():
         names(systems="horovod")
 
 
-def test_a_sweep_is_over_batch_size_towers_and_length():
+def test_a_sweep_is_over_batch_size_and_towers():
     parts = sides.parts(BenchmarkOptions(sweep=True), ABOUT, RIVALS)
-    assert list(parts) == ["Batch size, 1 tower", "Towers, 128 examples a step", "Length of a run, 8 examples a step"]
-    sizes, towers, lengths = parts.values()
+    assert list(parts) == ["Batch size, 1 tower", "Towers, 128 examples a step"]
+    sizes, towers = parts.values()
     assert [side.batch_size for side in sizes] == [8, 16, 32, 64, 128, 256, 512, 1024]
     assert [side.arguments["towers"] for side in towers] == [1, 2, 4, 8, 16]
-    assert [(side.batch_size, side.warm_up_steps) for side in lengths] == [(8, 100), (8, 1_000), (8, 10_000)]
-    assert len({side.name for part in parts.values() for side in part}) == 16
+    assert len({side.name for part in parts.values() for side in part}) == 13
 
 
 def test_with_gpus_there_are_only_sides_that_have_a_gpu_for_each_tower():

@@ -6,7 +6,6 @@ import io
 import os
 import re
 import signal
-import sys
 import tarfile
 import threading
 import time
@@ -48,13 +47,13 @@ GOOD = _pack(_good_members())
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Answers GET with `body` in two halves; waits for `pause` before the first and for `gap` before the second."""
+    """Answers GET with `body` in two halves; waits for `gap` before the second."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.body, self.status, self.sent = GOOD, 200, None
-        self.pause, self.gap = threading.Event(), threading.Event()
-        self.pause.set(), self.gap.set()
+        self.gap = threading.Event()
+        self.gap.set()
         self.requests = 0
         self.half_sent = threading.Event()
 
@@ -74,7 +73,6 @@ class _Server(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):  # noqa: N802
         self.server.requests += 1
-        self.server.pause.wait(20)
         self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(self.server.body)))
         self.end_headers()
@@ -96,7 +94,7 @@ def server(monkeypatch):
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
-        server.pause.set(), server.gap.set()
+        server.gap.set()
         server.shutdown()
         thread.join()
 
@@ -131,13 +129,10 @@ def _serve(**attributes):
         (_serve(sent=-100), f"{len(GOOD) - 100} bytes read, 100 more expected"),
         (_serve(body=GOOD[:-1] + b"?"), "got a file whose sha256 is .*, not "),
         (lambda s: s.archive(checksum=("md5", "0" * 32)), "got a file whose md5 is .*, not 000"),
-        (_serve(pause=threading.Event()), "timed out"),
         (_serve(gap=threading.Event()), "timed out"),
         (lambda s: s.archive(url="http://127.0.0.1:1/x.tar.gz"), "Connection refused"),
-        (lambda s: s.archive(url="http://nowhere.invalid/x.tar.gz"), "[Nn]ame"),
-        (lambda s: s.archive(url=f"https://127.0.0.1:{s.server_port}/x.tar.gz"), "SSL"),
     ],
-    ids=["status", "cut off", "damaged", "other", "no answer", "stalled", "refused", "unknown", "no TLS"],
+    ids=["status", "cut off", "damaged", "other", "stalled", "refused"],
 )
 def test_a_failure_is_one_line_within_seconds_and_leaves_nothing(server, tmp_path, prepare, reason):
     archive, secs = prepare(server), 0.5 if reason == "timed out" else 4.0
@@ -195,16 +190,6 @@ def test_a_download_is_announced_also_without_a_terminal(server, tmp_path, capsy
     download.download(tmp_path, server.archive())
     [line] = capsys.readouterr().err.splitlines()
     assert line == f"tower_train: Downloading small.tar.gz ({len(GOOD) / 1e6:.3g} MB) from 127.0.0.1"
-
-
-def test_a_terminal_gets_a_progress_bar(server, tmp_path, monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    download.download(tmp_path, server.archive())
-    size = f"{len(GOOD):,}"
-    assert "small.tar.gz" in terminal.getvalue() and f"{size}/{size} bytes" in terminal.getvalue()
 
 
 _SCRIPT = """

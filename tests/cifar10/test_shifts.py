@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from draws import GivenDraws
+from trainings import on_host
 
 from cifar10 import crops, shifts
 from tower_train.graph import stream
-from tower_train.graph.layout import on_host
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1

@@ -47,9 +47,9 @@ def _fingerprint(directory, split="train"):
     return records.read_split(directory, split).fingerprint
 
 
-@pytest.mark.parametrize("dataset", ["auto", "cifar10"])
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("below", ["", download.FOLDER])
+@pytest.mark.parametrize(
+    ("dataset", "named", "below"), [("auto", False, ""), ("auto", True, download.FOLDER), ("cifar10", True, "")]
+)
 def test_cifar10_is_used_where_it_lies(cifar10_dir, default_dir, tmp_path, dataset, named, below):
     directory = tmp_path / "named" if named else default_dir
     shutil.copytree(cifar10_dir, directory / below)
@@ -115,8 +115,7 @@ def test_cifar10_that_cannot_be_had_is_an_error(tmp_path):
         source.examples(DataRequest("train", "cifar10"))
 
 
-@pytest.mark.parametrize("dataset", ["auto", "cifar10"])
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("dataset", "named"), [("auto", True), ("cifar10", False)])
 def test_half_of_cifar10_is_an_error_that_names_what_is_missing(network, cifar10_dir, default_dir, dataset, named):
     shutil.copytree(cifar10_dir, default_dir)
     for name in ("data_batch_4.bin", "test_batch.bin"):

@@ -1,13 +1,14 @@
-"""The breakdown of a step: the trainer's own steps, first timed and then traced, in this process; and Python's part."""
+"""The breakdown of a step: the trainer's steps, first timed and then traced, in this process; and Python's part."""
 
 import contextlib
 import dataclasses
+import functools
 import io
 import re
 import statistics
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -15,10 +16,11 @@ from tensorflow.python.client import timeline
 
 import tower_train
 from tower_train import host
-from tower_train.bench import attribution, comparison, report, trainer
+from tower_train.bench import attribution, comparison, trainer
 from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.sides import BenchmarkOptions
-from tower_train.graph import devices, training, transfer
+from tower_train.graph import devices, record, training, transfer
+from tower_train.run import choices
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -53,38 +55,77 @@ def run(options: BenchmarkOptions) -> list[str]:
         attribution.sentence(breakdowns[0], breakdowns[-1]), "",
         *(f"A step of a toy network {how}: {1e3 * secs:.3f} ms, {1e3 * main:.3f} ms of them Python's (main thread)."
           for how, (secs, main) in python.items()), "",
-        *report.written(written),
+        f"Written:  {', '.join(map(str, written))}",
         "The traces open in chrome://tracing and in https://ui.perfetto.dev.",
     ]  # fmt: skip
 
 
 def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMetadata, str]:
-    """Trains with so many towers for a moment; returns the breakdown, its last step's trace, and a line on the data."""
-    workload, tracer = trainer.workload_of(options.workload, options.model), _Tracer(options.seconds_each)
-    result = _train(
-        workload, [tracer], io.StringIO(), dataset=options.dataset, data_dir=options.data_dir, device=options.device,
-        num_gpus=towers, batch_size=options.batch_size // towers,
-    )  # fmt: skip
-    steps = [operations_of(trace) for trace in tracer.traces]
+    """Does steps with so many towers for a moment; returns the breakdown, its last step's trace, and a line on the
+    data."""
+    workload = trainer.workload_of(options.workload, options.model)
+    with _opened(
+        workload, dataset=options.dataset, data_dir=options.data_dir, device=options.device, num_gpus=towers,
+        batch_size=options.batch_size // towers,
+    ) as (built, session):  # fmt: skip
+        fetches = built.train_op, built.report
+        step_secs, here, all_cores = _timed(session.make_callable(fetches), options.seconds_each)
+        busy_here = here / (host.cores() * step_secs)
+        traces = [_traced(session, fetches) for _ in range(1 + _TRACED_STEPS)][1:]  # the first also sets tracing up
+        inputs = inputs_of(built.graph)
+        in_place, _ = session.run((inputs, fetches))
+        fed = functools.partial(session.make_callable(fetches, inputs), *in_place)
+        in_place_secs, *_ = _timed(fed, options.seconds_each)
+    steps = [operations_of(trace) for trace in traces]
     each = [attribution.seconds_by_part(operations) for operations in steps]
     breakdown = Breakdown(
         towers=towers,
         on_gpus=any("GPU" in operation.device for operation in steps[0]),
         cores=host.cores(),
-        **tracer.times,
+        step_secs=step_secs,
+        busy=max(busy_here, min(1.0, all_cores / (host.cores() * step_secs))),
+        busy_here=busy_here,
+        in_place_secs=in_place_secs,
         seconds={name: statistics.fmean(one.get(name, 0.0) for one in each) for name in sorted(set().union(*each))},
     )
-    return breakdown, tracer.traces[-1], f"{result.data}. {result.notice}" if result.notice else result.data
+    return breakdown, traces[-1], ". ".join(filter(None, [built.examples.name, built.examples.notice]))
 
 
-def _train(
-    workload: tower_train.Workload, hooks: list[v1.train.SessionRunHook], output: io.StringIO, **options
-) -> tower_train.Result:
-    """Trains as a run does until a hook or max_steps ends it, and prints into `output`."""
-    with tempfile.TemporaryDirectory(prefix="tower_train-") as train_dir, contextlib.redirect_stdout(output):
-        defaults = dict(train_dir=train_dir, max_steps=trainer.NO_END, summary_every_steps=0, save_every_steps=0,
-                        eval_at_end=False)  # fmt: skip
-        return tower_train.train(workload, workload.config(**(defaults | options)), hooks)
+@contextlib.contextmanager
+def _opened(workload: tower_train.Workload, **options) -> Iterator[tuple[record.TrainingGraph, v1.Session]]:
+    """Builds a training as a run does, in a session, ready for its first step."""
+    config = workload.config(**({"summary_every_steps": 0} | options))
+    placed = devices.place(config)
+    devices.choose_kernels(config.deterministic, config.tensor_float_32)
+    config, _ = choices.resolve(config, {}, placed)
+    examples = workload.examples(DataRequest("train", config.dataset, config.data_dir, config.seed))
+    built = training.training_graph(workload, examples, config, placed)
+    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
+        session.run(v1.global_variables_initializer())
+        session.run([v1.local_variables_initializer(), v1.tables_initializer(), built.stream.initializer])
+        yield built, session
+
+
+def _timed(one_step: Callable[[], object], seconds: float) -> list[float]:
+    """Does steps for some seconds; returns the seconds of one by three clocks: of time, of this process's work and of
+    all processes' work (0.0 if unknown)."""
+
+    def clocks():
+        return np.array([time.perf_counter(), time.process_time(), host.busy_core_secs() or 0.0])
+
+    for _ in range(_WARM_UP_STEPS):
+        one_step()
+    start, steps = clocks(), 0
+    while not steps or time.perf_counter() - start[0] < seconds:
+        one_step()
+        steps += 1
+    return ((clocks() - start) / steps).tolist()
+
+
+def _traced(session: v1.Session, fetches) -> v1.RunMetadata:
+    metadata = v1.RunMetadata()
+    session.run(fetches, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), run_metadata=metadata)
+    return metadata
 
 
 def operations_of(trace: v1.RunMetadata) -> list[Operation]:
@@ -108,63 +149,6 @@ def operations_of(trace: v1.RunMetadata) -> list[Operation]:
     return operations
 
 
-class _Tracer(v1.train.SessionRunHook):
-    """Times steps for some seconds, traces a few, times steps with their input in place, and asks for the end.
-
-    Attributes:
-      times: step_secs, busy, busy_here and in_place_secs of a Breakdown.
-      traces: of some steps.
-    """
-
-    def __init__(self, seconds: float):
-        self.times: dict[str, float] = {}
-        self.traces: list[v1.RunMetadata] = []
-        self._seconds = seconds
-
-    def after_create_session(self, session, coord):
-        self._steps = self._measured(inputs_of(session.graph))
-        self._next = next(self._steps)
-
-    def before_run(self, run_context):
-        return self._next
-
-    def after_run(self, run_context, run_values):
-        try:
-            self._next = self._steps.send(run_values)
-        except StopIteration:
-            run_context.request_stop()
-
-    def _measured(self, inputs: list[tf.Tensor]) -> Generator:
-        """Yields what each step runs besides itself, and gets its results."""
-        wall, here, all_cores = yield from self._timed(None)
-        cores = host.cores() * wall
-        busy_here = here / cores
-        self.times = dict(busy=max(busy_here, min(1.0, all_cores / cores)), busy_here=busy_here)
-        for _ in range(1 + _TRACED_STEPS):
-            traced = yield v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE))
-            self.traces.append(traced.run_metadata)
-        del self.traces[0]  # which also sets tracing up
-        values = yield v1.train.SessionRunArgs(inputs)
-        in_place = dict(zip(inputs, values.results, strict=True))
-        in_place_secs, *_ = yield from self._timed(v1.train.SessionRunArgs(None, in_place))
-        self.times |= dict(step_secs=wall, in_place_secs=in_place_secs)
-
-    def _timed(self, args: v1.train.SessionRunArgs | None) -> Generator:
-        """Yields args for some seconds; returns the seconds of a step by three clocks: of time, of this process's work
-        and of all processes' work (0.0 if unknown)."""
-
-        def clocks():
-            return np.array([time.perf_counter(), time.process_time(), host.busy_core_secs() or 0.0])
-
-        for _ in range(_WARM_UP_STEPS):
-            yield args
-        start, steps = clocks(), 0
-        while not steps or time.perf_counter() - start[0] < self._seconds:
-            yield args
-            steps += 1
-        return ((clocks() - start) / steps).tolist()
-
-
 def inputs_of(graph: tf.Graph) -> list[tf.Tensor]:
     """Returns the tensors that bring a step its examples, or those of the next step; it waits for none that is fed."""
     operations = graph.get_operations()
@@ -174,50 +158,38 @@ def inputs_of(graph: tf.Graph) -> list[tf.Tensor]:
     return [tensor for op in operations if op.type == "IteratorGetNext" for tensor in op.outputs]
 
 
-class _LogLines(io.StringIO):
-    """Notes the moments of a run's log lines."""
-
-    def __init__(self):
-        super().__init__()
-        self.moments: list[np.ndarray] = []
-
-    def write(self, text):
-        if ", loss = " in text:
-            self.moments.append(_moment())
-        return len(text)
-
-
-def _moment() -> np.ndarray:
-    """Returns the time, and the main thread's processor time; seconds."""
-    return np.array([time.perf_counter(), time.thread_time()])
-
-
 def python_times() -> dict[str, list[float]]:
     """Returns [seconds, seconds of the main thread's processor time] for a step of a toy network in a run, with a log
     line every 500 steps, and for the same step called as a bare callable.
 
     Most of the processor time is Python's: kernels run in other threads.
     """
-    toy, steps = tower_train.Workload("toy", _toy_examples, _toy_network), _TOY_STEPS * _TOY_ROUNDS
-    options = dict(device="cpu", dtype="float32", batch_size=8, summary_every_steps=0, max_steps=steps)
-    lines, moments = _LogLines(), []
-    _train(toy, [], lines, log_every_steps=_TOY_STEPS, **options)
-    config = toy.config(**options)
-    placed = devices.place(config)
-    built = training.training_graph(toy, _toy_examples(DataRequest("train")), config, placed)
-    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
-        for start in (v1.global_variables_initializer(), v1.local_variables_initializer(), built.stream.initializer):
-            session.run(start)
-        one_step = session.make_callable(built.report)
+    toy, moments = tower_train.Workload("toy", _toy_examples, _toy_network), []
+    options = dict(device="cpu", dtype="float32", batch_size=8)
+
+    def note(step: int, report=None) -> None:
+        if step % _TOY_STEPS == 0:
+            moments.append([time.perf_counter(), time.thread_time()])
+
+    def of_a_step() -> list[float]:
+        seconds = np.median(np.diff(moments, axis=0), axis=0) / _TOY_STEPS
+        moments.clear()
+        return seconds.tolist()
+
+    steps = _TOY_STEPS * _TOY_ROUNDS
+    with tempfile.TemporaryDirectory(prefix="tower_train-") as train_dir, contextlib.redirect_stdout(io.StringIO()):
+        config = toy.config(
+            train_dir=train_dir, max_steps=steps, log_every_steps=_TOY_STEPS, summary_every_steps=0,
+            save_every_steps=0, eval_at_end=False, **options,
+        )  # fmt: skip
+        tower_train.train(toy, config, after_step=note)
+    in_a_run = of_a_step()
+    with _opened(toy, **options) as (built, session):
+        one_step = session.make_callable((built.train_op, built.report))
         for number in range(steps):
             one_step()
-            if number % _TOY_STEPS == 0:
-                moments.append(_moment())
-
-    def of_a_step(moments: list[np.ndarray]) -> list[float]:
-        return (np.median(np.diff(moments, axis=0), axis=0) / _TOY_STEPS).tolist()
-
-    return {"in a run": of_a_step(lines.moments), "as a bare callable": of_a_step(moments)}
+            note(number)
+    return {"in a run": in_a_run, "as a bare callable": of_a_step()}
 
 
 def _toy_examples(request: DataRequest) -> tower_train.Examples:

@@ -45,7 +45,7 @@ def run(options: BenchmarkOptions) -> list[str]:
     drawn = plots.draw(parts, caption, path.with_suffix(""))
     return [
         *report.opening(machine, about, what), *tables, "",
-        *report.notes(every_row, about["flops_per_example"]), "", *report.written([path, *drawn]),
+        *report.notes(every_row, about["flops_per_example"]), "", f"Written:  {', '.join(map(str, [path, *drawn]))}",
     ]  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from tower_train.bench.results import Result
 from tower_train.bench.sides import BenchmarkOptions, Side
 
 _TAIL_LINES, _TAIL_CHARACTERS = 3, 600
-_MOST_STEP_SECS = 0.1  # of small steps in a long warm-up
 _SPARE = 1.25  # the next process may need this times the largest so far
 
 
@@ -41,8 +40,7 @@ class Worker:
         self.title, self._timeout_secs, self._stderr_path = side.title, options.timeout_secs, scratch / "stderr"
         spec = {
             "train": side.train, "arguments": side.arguments, "batch_size": side.batch_size or options.batch_size,
-            "warm_up_steps": side.warm_up_steps, "dataset": options.dataset, "data_dir": options.data_dir,
-            "started": time.time(),
+            "dataset": options.dataset, "data_dir": options.data_dir, "started": time.time(),
         }  # fmt: skip
         environment = os.environ | {"TMPDIR": str(scratch), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # room for others
         if options.device == "cpu":
@@ -129,7 +127,7 @@ def in_rounds(
                 if len(live) > len(anchors) and not has_memory(needed):
                     break
                 worker = live[result.side.name] = stack.enter_context(start(result.side))
-                result.add_start(worker.answer(_MOST_STEP_SECS * result.side.warm_up_steps))
+                result.add_start(worker.answer())
                 console.notice(f"{result.side.title} is ready")
             group, waiting = group[: len(live)], group[len(live) :]
             for number in range(first_round, first_round + rounds):

@@ -1,6 +1,5 @@
 """Reports of results: Markdown tables that are readable on a terminal, with what was measured and how to read them."""
 
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from tower_train.bench.results import Figure, Result
@@ -73,11 +72,6 @@ def notes(rows: Sequence[Result], flops_per_example: float | None) -> list[str]:
         if idle_cpu > _IDLE_SHARE * idle:
             lines.append(f"Warning: {row.side.title} used {idle_cpu / idle:.0%} of a core while others were measured.")
     return lines
-
-
-def written(paths: Sequence[pathlib.Path]) -> list[str]:
-    """Returns the line that names the files of the results."""
-    return [f"Written:  {', '.join(map(str, paths))}"]
 
 
 def _median_and_range(figure: Figure, form: str) -> list[str]:

@@ -11,7 +11,6 @@ from tower_train.options import Options, option
 FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
 _DTYPES, _ON_REQUEST = ("float32", "bfloat16"), "float16"  # the last only if --systems names it
 _SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
-_SWEEP_STEPS, _LONG_RUN_BATCH = (100, 1_000, 10_000), 8  # small steps show best what grows with a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +18,7 @@ class BenchmarkOptions(Options):
     """The sides to compare, and how thoroughly."""
 
     quick: bool = option(False, "only the most important sides, three rounds of 1.5 seconds", FORMS)
-    sweep: bool = option(
-        False, "instead: examples/sec of tower_train alone over batch size, towers and length of the run", FORMS
-    )
+    sweep: bool = option(False, "instead: examples/sec of tower_train alone over batch size and towers", FORMS)
     breakdown: bool = option(
         False, "instead: the parts of a step's time, with Chrome trace files, of tower_train alone, and Python's part",
         FORMS,
@@ -93,7 +90,6 @@ class Side:
       is_quick: whether --quick has it.
       label: its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32.
       batch_size: examples per step; None for --batch_size.
-      warm_up_steps: before it is measured.
     """
 
     name: str
@@ -104,7 +100,6 @@ class Side:
     is_quick: bool = False
     label: str = ""
     batch_size: int | None = None
-    warm_up_steps: int = 10
 
     @property
     def title(self) -> str:
@@ -171,10 +166,6 @@ def _sweep(options: BenchmarkOptions) -> dict[str, list[Side]]:
         ],
         f"Towers, {options.batch_size} examples a step": [
             _trainer(options, count_of(towers, "tower"), towers) for towers in options.tower_counts
-        ],
-        f"Length of a run, {_LONG_RUN_BATCH} examples a step": [
-            _trainer(options, f"from step {step} on", batch_size=_LONG_RUN_BATCH, warm_up_steps=step)
-            for step in _SWEEP_STEPS
         ],
     }  # fmt: skip
 

@@ -51,20 +51,11 @@ def workload_of(path: str, model: str | None) -> workloads.Workload:
     return workloads.load(path).with_options({"model": model} if model else {})
 
 
-class _AfterStep(v1.train.SessionRunHook):
-    def __init__(self, after_step: Callable[[], bool]):
-        self._after_step = after_step
-
-    def after_run(self, run_context, run_values):
-        if self._after_step():
-            run_context.request_stop()
-
-
 def train(
     request: workloads.DataRequest, batch_size: int, after_step: Callable[[], bool],
     workload: str, model: str | None, **options,
 ) -> None:  # fmt: skip
-    """Trains as `Side.train`, as `python -m tower_train` does, with one more hook. options: device, towers, dtype."""
+    """Trains as `Side.train`, as `python -m tower_train` does. options: device, towers, dtype."""
     chosen, towers = workload_of(workload, model), options.pop("towers")
     with tempfile.TemporaryDirectory() as train_dir:
         run_config = chosen.config(
@@ -72,7 +63,7 @@ def train(
             train_dir=train_dir, max_steps=NO_END, eval_at_end=False, summary_every_steps=0, save_every_steps=0,
             **options,
         )  # fmt: skip
-        tower_train.train(chosen, run_config, [_AfterStep(after_step)])
+        tower_train.train(chosen, run_config, after_step=lambda step, report: after_step())
 
 
 def multiply(request, batch_size: int, after_step, dtype: str, device: str, flops_per_example: float) -> None:

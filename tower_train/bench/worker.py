@@ -17,10 +17,9 @@ import sys
 import time
 from collections.abc import Iterator
 
-from tower_train import host
-from tower_train.options import command_line
+from tower_train import console, host
 
-WARM_UP_SECS = 1.0
+WARM_UP_SECS, WARM_UP_STEPS = 1.0, 10
 LEAD_IN_STEPS = 5  # about a side's prepared input, which they use up before the measurement
 
 
@@ -31,17 +30,16 @@ class Pacer:
       examples_per_step: a side may set it.
     """
 
-    def __init__(self, channel, requests, started: float, batch_size: int, warm_up_steps: int):
+    def __init__(self, channel, requests, started: float, batch_size: int):
         """Begins before the first step.
 
         Args:
           channel, requests: files of the lines to and from the benchmark.
           started: time.time() at the start of the process.
           batch_size: examples of a step.
-          warm_up_steps: steps before it is ready.
         """
         self.examples_per_step = batch_size
-        self._channel, self._requests, self._started, self._warm_up_steps = channel, requests, started, warm_up_steps
+        self._channel, self._requests, self._started = channel, requests, started
         self._steps = self._pace()
         next(self._steps)
 
@@ -54,7 +52,7 @@ class Pacer:
         """Yields False for each step of the side."""
         yield False
         first_step_secs = time.time() - self._started
-        yield from self._do(WARM_UP_SECS, self._warm_up_steps)
+        yield from self._do(WARM_UP_SECS, WARM_UP_STEPS)
         self._tell(first_step_secs=first_step_secs, examples_per_step=self.examples_per_step, **_peaks())
         while True:
             idle, idle_cpu = time.perf_counter(), time.process_time()
@@ -99,11 +97,11 @@ def main(argv: list[str]) -> int:
     spec = json.loads(argv[1])
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a side's output must not get among the lines
-    command_line.import_tensorflow()
+    console.import_tensorflow()
     from tower_train.workload import DataRequest
 
     module, _, function = spec["train"].partition(":")
-    pacer = Pacer(channel, sys.stdin, spec["started"], spec["batch_size"], spec["warm_up_steps"])
+    pacer = Pacer(channel, sys.stdin, spec["started"], spec["batch_size"])
     train = getattr(importlib.import_module(module), function)
     train(DataRequest("train", spec["dataset"], spec["data_dir"]), spec["batch_size"], pacer, **spec["arguments"])
     channel.close()
