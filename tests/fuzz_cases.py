@@ -7,10 +7,10 @@ import shutil
 
 import jobs
 
-from tower_train import __main__, evaluate, export, plan, predict
+from tower_train import __main__, evaluate, export, predict
 from tower_train.cluster.task import find_task
 from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions, RecipeOptions
-from tower_train.options import command_line, declare
+from tower_train.options import command_line, kind_of
 
 NUMBERS = (
     *"0 1 -1 2 3 7 0.5 1e38 -1e38 1e300 1e400 1e-320 nan inf -inf 0x10 1_0 1e3 2147483647 2147483648".split(),
@@ -60,9 +60,8 @@ def command_line_case(draw, folder, run_dir):
             (evaluate.main, (EvaluateOptions,), dict(train_dir=run_dir)),
             (export.main, (ExportOptions,), dict(train_dir=run_dir, export_dir="exported")),
             (predict.main, (PredictOptions,), dict(train_dir=run_dir)),
-            (plan.main, (plan.PlanOptions,), {}),
         ],
-        [12, 2, 1, 1, 2],
+        [12, 2, 1, 2],
     )[0]
     _put_files(folder)
     fields = command_line.fields_of(*classes)
@@ -85,7 +84,7 @@ def command_line_case(draw, folder, run_dir):
 
 
 def _option_text(draw, field):
-    kind, choices = declare.kind_of(field), field.metadata["choices"]
+    kind, choices = kind_of(field), field.metadata["choices"]
     if choices and draw.random() < 0.7:
         return draw.choice(choices)
     if field.name == "workload":

@@ -49,9 +49,7 @@ SECTIONS = (
     Section("repeats", "gpu_checks.repeats:check", "two runs with the same seed", 50),
     Section("memory", "gpu_checks.memory:check", "memory of GPUs, an evaluation beside a training", 40),
     Section("fronts", "gpu_checks.fronts:check", "multi_gpu_model and Estimators", 35),
-    Section("profile", "gpu_checks.profile:check", "a profile, and the idle time of each GPU", 35),
     Section("benchmark", "gpu_checks.benchmark:check", "beside Keras, the port and the ceiling of a card", 80),
-    Section("sessions", "gpu_checks.sessions:check", "one configuration of GPUs in all of a process", 25),
     Section("placement", "gpu_checks.placement:check", "kernels and traffic of each kind of training", 60),
 )
 

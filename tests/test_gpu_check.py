@@ -11,8 +11,7 @@ import gpu_check
 import jobs
 import pytest
 import tensorflow as tf
-from gpu_checks import findings, machine, profile, towers, trials
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
+from gpu_checks import machine, towers
 
 from tower_train.graph import collectives
 
@@ -45,7 +44,7 @@ def test_without_a_gpu_it_checks_what_is_cheap_and_names_the_rest(check, monkeyp
     by_name = {section["name"]: section for section in report["sections"]}
     assert list(by_name) == [section.name for section in gpu_check.SECTIONS]
     done = {name for name, section in by_name.items() if section["verdict"] == "ok"}
-    assert done == {"machine", "towers", "means", "dtypes", "profile"}
+    assert done == {"machine", "towers", "means", "dtypes"}
     for name, section in by_name.items():
         unchecked = [each for each in section["findings"] if each["verdict"] == "not checked"]
         assert unchecked and all(each["numbers"]["why"] for each in unchecked), name
@@ -141,47 +140,6 @@ def test_the_script_takes_the_python_that_is_named(tmp_path):
     assert done.stdout == f"{jobs.ROOT}:{jobs.ROOT}/tests {jobs.ROOT}/tests/gpu_check.py --quick --out=a b\n"
 
 
-MILLISECOND = 10**9  # picoseconds
-
-
-def a_profile():
-    """Steps from 100 to 120 ms; GPU 0 computes 104 to 110 twice over and 118 to 126, and copies 109 to 112."""
-    space = xplane_pb2.XSpace()
-    host = space.planes.add(name="/host:CPU")
-    add_events(host, "a thread", {"train": [(100, 110), (110, 120)], "MatMul": [(90, 130)]})
-    gpu = space.planes.add(name="/device:GPU:0")
-    add_events(gpu, "Stream #1(Compute)", {"gemm": [(104, 107), (107, 110), (118, 126)]})
-    add_events(gpu, "Stream #2(Compute)", {"add": [(104, 110)]})
-    add_events(gpu, "Stream #3(MemcpyH2D)", {"MemcpyH2D": [(109, 112)]})
-    add_events(gpu, "Steps", {"7": [(100, 120)]})
-    add_events(space.planes.add(name="/device:GPU:1"), "Stream #1(Compute)", {"gemm": [(95, 99)]})
-    return space
-
-
-def add_events(plane, line, events):
-    added = plane.lines.add(name=line, timestamp_ns=50_000_000)
-    for name, intervals in events.items():
-        number = len(plane.event_metadata) + 1
-        plane.event_metadata[number].name = name
-        for start, end in intervals:
-            added.events.add(
-                metadata_id=number, offset_ps=(start - 50) * MILLISECOND, duration_ps=(end - start) * MILLISECOND
-            )
-
-
-def test_the_idle_time_of_a_gpu_is_that_in_which_none_of_its_streams_does_anything():
-    space = a_profile()
-    assert profile.steps_window(space) == (100 * MILLISECOND, 120 * MILLISECOND)
-    one, other = profile.busy_gpus(space).values()
-    assert one == profile.Busy(idle=pytest.approx(1 - (8 + 2) / 20), computing=pytest.approx((6 + 2) / 20), kernels=4)
-    assert other == profile.Busy(idle=1.0, computing=0.0, kernels=0)
-
-
-def test_a_profile_without_steps_is_an_error():
-    with pytest.raises(RuntimeError, match="no marked step"):
-        profile.steps_window(xplane_pb2.XSpace())
-
-
 def test_nvidia_smi_is_asked_of_the_gpus_that_the_process_may_use(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\nprintf '100, A\\n200, B\\n300, C\\n'\n")
@@ -192,26 +150,9 @@ def test_nvidia_smi_is_asked_of_the_gpus_that_the_process_may_use(tmp_path, monk
         assert machine.nvidia_smi(("memory.used", "name")) == expected
 
 
-def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
-    path = tmp_path / "findings"
-    findings.Findings(str(path)).check(False, "one", number=0.5)
-    with open(path, "a") as file:
-        file.write('{"verdict": "ok", "wh')
-    assert [findings.shown(each) for each in findings.read(str(path))] == ["FAILED: one (number 0.5)"]
-
-
-def test_the_choices_are_those_of_the_options():
-    assert {"float32", "float64", "bfloat16"} <= set(trials.dtypes())
-    assert trials.choices("all_reduce") == ("collective", "nccl", "add_n")
-
-
 def test_a_part_of_an_all_reduce_that_is_lost_is_found(monkeypatch):
     assert towers.wrong_means(2, "collective") == 0
     mean = collectives.AllReduce._mean
     lose = lambda self, buffers: mean(self, [buffers[0], tf.zeros_like(buffers[1])])  # noqa: E731
     monkeypatch.setattr(collectives.AllReduce, "_mean", lose)
     assert towers.wrong_means(2, "collective") == 2**20 + 2 * 1000  # half of the places, on two devices
-
-
-def test_towers_are_a_power_of_two():
-    assert [trials.power_of_two(count) for count in (0, 1, 2, 3, 7, 8)] == [0, 1, 2, 2, 4, 8]

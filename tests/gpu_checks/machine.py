@@ -82,7 +82,7 @@ def _check_gpu(tf, findings, gpu):
     place = gpu.name.removeprefix("/physical_device:")
     findings.measured(
         f"{place}: {details.get('device_name')}", compute_capability=str(capability),
-        kernels="compiled when first used" if devices.check_binaries([devices.gpu_of(gpu)]) else "binaries",
+        kernels="compiled when first used" if devices.compile_notes([devices.gpu_of(gpu)]) else "binaries",
     )  # fmt: skip
     a, b = np.random.default_rng(0).normal(size=[2, 256, 256]).astype(np.float32)
     images, kernels = a.reshape([4, 32, 32, 16]), b[:144].reshape([3, 3, 16, 256])

@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 import toy_workload
 import trainings
+from trainings import on_host
 
 import cifar10
 from cifar10 import rivals
 from gpu_checks import machine
 from tower_train.config import Config
 from tower_train.graph import devices, stream
-from tower_train.graph.layout import on_host
 from tower_train.workload import DataRequest, Workload
 
 TOLERANCE = 1e-9  # of float64, as everywhere

@@ -13,7 +13,7 @@ OWN_CONFIGURATION = {
     "tower_train.graph.devices": "the one place",
     "tower_train.cluster.membership": "a copy of that",
     "tower_train.cluster.board": "a client of a server that runs already",
-    "tower_train.cluster.program": "a copy of that of the devices",
+    "tower_train.fronts.program": "a copy of that of the devices",
 }
 OPENERS = {"Session", "MonitoredTrainingSession", "SingularMonitoredSession", "ChiefSessionCreator"}
 
