@@ -19,7 +19,7 @@ Exit status: 0 done, 2 an option or a file is wrong.
 
 def main(argv) -> int:
     options = command_line.parse(argv, ExportOptions, USAGE)
-    command_line.import_tensorflow()
+    console.import_tensorflow()
     import tensorflow as tf
 
     from tower_train.inference import saved_model

@@ -1,5 +1,7 @@
 """python -m tower_train.predict: a run's predictions for image files or arrays of features."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tower_train import console, errors
@@ -23,21 +25,25 @@ def main(argv) -> int:
     options = command_line.parse(argv, PredictOptions, USAGE, files=(paths := []))
     if not paths:
         raise errors.ConfigError("No file is named. Give images, or .npy files of features, after the options.")
-    for path in paths:
-        example_files.read(path)  # reports mistakes before the network is loaded
-    command_line.import_tensorflow()
-    from tower_train.inference import serving
+    used = [path for path in paths if _is_used(example_files.read, path)]  # first, as a network takes seconds to load
+    if used:
+        console.import_tensorflow()
+        from tower_train.inference import serving
 
-    built, session = serving.open_run(options)
-    status = 0
-    with session:
-        for path in paths:
-            try:
-                _predict(path, session, built, options.top)
-            except errors.DataError as error:
-                status = error.exit_status
-                console.notice(console.one_line(f"error: {error}"))
-    return status
+        built, session = serving.open_run(options)
+        with session:
+            used = [path for path in used if _is_used(_predict, path, session, built, options.top)]
+    return 0 if used == paths else errors.DataError.exit_status
+
+
+def _is_used(function: Callable, path: str, *args) -> bool:
+    """Calls a function with a file; returns False, after a line about it, if it cannot use it."""
+    try:
+        function(path, *args)
+    except errors.DataError as error:
+        console.notice(console.one_line(f"error: {error}"))
+        return False
+    return True
 
 
 def _predict(path: str, session, built, top: int) -> None:

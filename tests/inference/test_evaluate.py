@@ -58,7 +58,6 @@ def test_while_watching_it_prints_no_confusion_matrix(main, run):
         (["--train_dir={run}", "--workload=no_such"], "no module 'no_such'"),
         (["--train_dir={run}", "--dataset=mnist"], "--dataset=mnist: workload toy knows auto only"),
         (["--train_dir={run}", "--batch_size=0"], "--batch_size=0: it must be a whole number at least 1"),
-        (["--train_dir={run}", "--watch_secs=0"], "--watch_secs=0"),
         (["--train_dir={run}", "--device=gpu"], "this machine's GPUs are: none"),
         (["--train_dir={run}", "--num_gpu=2"], "--help"),
     ],

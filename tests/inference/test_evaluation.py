@@ -99,13 +99,18 @@ class TestViews:
         assert found.confusion != evaluate(directory, workload, single_view=True).confusion
 
 
-def test_evaluations_are_drawn_at_the_steps_of_their_checkpoints(run, tmp_path):
-    shutil.copytree(run, tmp_path / "run")
-    points = jobs.events(tmp_path / "run" / "eval").Scalars("precision @ 1")
-    assert [point.step for point in points][:2] == [6, 12]
-    found = evaluate(tmp_path / "run", raw=True)
-    points = jobs.events(tmp_path / "run" / "eval").Scalars("precision @ 1")
-    assert (points[-1].step, points[-1].value) == (12, pytest.approx(found.metrics["precision @ 1"].mean))
+def test_evaluations_are_drawn_at_the_steps_of_their_checkpoints_and_other_ways_to_evaluate_apart(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval-*"))
+    earlier = [6, 12, *(point.step for point in jobs.events(run / "eval").Scalars("precision @ 1")[2:])]
+    for options, folder in (
+        ({}, "eval"),
+        (dict(raw=True), "eval-raw"),
+        (dict(raw=True, dataset="auto"), "eval-raw-auto"),
+    ):
+        found = evaluate(tmp_path / "run", **options)
+        points = jobs.events(tmp_path / "run" / folder).Scalars("precision @ 1")
+        assert [point.step for point in points] == ([*earlier, 12] if folder == "eval" else [12])
+        assert points[-1].value == pytest.approx(found.metrics["precision @ 1"].mean)
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(8, 10), (0, 10), (10, 10), (7733, 10000), (1, 1)])
@@ -116,15 +121,27 @@ def test_the_wilson_interval_bounds_the_proportions_that_a_two_sided_test_accept
     assert evaluator.wilson_interval(successes, trials) == pytest.approx(roots, abs=1e-6)
 
 
-def test_only_a_proportion_has_an_interval(run):
+def test_metrics_are_summed_in_float64_and_only_a_proportion_has_an_interval(run):
+    classes = element_workloads.arrays("test")[1]
+    [missing, *_] = set(range(3)) - set(classes[48:])  # in the last batch
+
     def metrics(outputs, labels):
         hits = tf.cast(tf.equal(tf.argmax(outputs, axis=-1), labels), tf.float32)
-        return {"hit": hits, "half": hits / 2}
+        ones, is_first = tf.ones_like(hits), tf.equal(labels, 0)
+        large = tf.where(is_first, 2.0**24, ones)  # 2^24 + 1 is no float32
+        return {
+            "hit": hits,
+            "half": hits / 2,
+            "large": large,
+            "late": tf.where(tf.equal(labels, missing), ones / 2, ones),
+        }
 
-    found = evaluate(run, dataclasses.replace(toy_workload.WORKLOAD, metrics=metrics), batch_size=8)
-    hit, half = found.metrics["hit"], found.metrics["half"]
+    workload = dataclasses.replace(toy_workload.WORKLOAD, metrics=metrics)
+    hit, half, large, late = evaluate(run, workload, batch_size=8).metrics.values()
     assert (hit.low, hit.high) == evaluator.wilson_interval(hit.mean * 50, 50)
     assert (half.mean, half.low, half.high) == (pytest.approx(hit.mean / 2), None, None)
+    assert large.mean == sum(2**24 if label == 0 else 1 for label in classes.tolist()) / 50
+    assert (late.low, late.high) == (None, None)
 
 
 @pytest.mark.parametrize("factor", [0.0, math.nan])
@@ -162,20 +179,45 @@ def test_labels_that_are_not_classes_have_no_confusion_matrix(tmp_path):
     assert (found.confusion, found.class_names) == (None, ())
 
 
-def test_watching_sees_new_checkpoints_and_the_last_one_and_ends_with_the_trainer(tmp_path):
+def test_watching_sees_new_checkpoints_and_the_last_one_and_ends_with_the_trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr("tower_train.inference.saved_run.WATCH_SECS", 0.05)
     words = jobs.toy_flags(tmp_path, max_steps=jobs.ENDLESS, save_every_steps=50)
     with jobs.Trainer(*words) as trainer:
         trainer.wait_until((tmp_path / "run.json").exists)
         steps = []
-        for found in evaluate_run(EvaluateOptions(train_dir=str(tmp_path), watch=True, watch_secs=0.05)):
+        for found in evaluate_run(EvaluateOptions(train_dir=str(tmp_path), watch=True)):
             steps.append(found.step)
             if len(steps) == 3:  # the trainer saves once more and ends while this evaluation is looked at
+                trainer.wait_until(lambda: jobs.logged_step(tmp_path) > steps[-1])
                 assert trainer.end_by(signal.SIGTERM) == 143
     last = jobs.saved_step(tmp_path)
     assert len(steps) == 4 and steps == sorted(set(steps))
     assert steps[-1] == last == jobs.read_json(tmp_path, "result.json")["step"]
     assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == last
     assert [point.step for point in jobs.events(tmp_path / "eval").Scalars("precision @ 1")] == steps
+
+
+WATCHING = """
+from tower_train.evaluate import main
+from tower_train.inference import saved_run
+saved_run.WATCH_SECS = 0.05
+"""
+
+
+def test_watching_goes_on_where_the_trainer_was_killed_until_the_resumed_run_has_ended(tmp_path):
+    words = jobs.toy_flags(tmp_path, save_every_steps=50)
+    jobs.train_toy(tmp_path, max_steps=10)  # a start that ended
+    with jobs.Trainer(*words, f"--max_steps={jobs.ENDLESS}") as killed:
+        killed.wait_until(lambda: jobs.saved_step(tmp_path) > 10)
+        with jobs.Program("-c", f"{WATCHING}main({['', *jobs.flags(train_dir=tmp_path, watch=True)]})") as watching:
+            watching.wait_until(lambda: "precision" in watching.output())
+            killed.end_by(signal.SIGKILL)
+            watching.wait_until(lambda: "the run has not ended, and no trainer is at work: w" in watching.output())
+            last = jobs.saved_step(tmp_path) + 60  # not one of those that are saved by the way
+            assert jobs.command("tower_train", *words, f"--max_steps={last}").returncode == 0
+            assert watching.process.wait(jobs.WAIT_SECS) == 0
+            assert f"step {last}: 50 examples" in watching.output()
+    assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == last
 
 
 def test_watching_a_run_that_has_ended_evaluates_its_last_checkpoint(run, tmp_path):
@@ -224,11 +266,10 @@ def test_a_checkpoint_of_another_network_is_an_error(run):
         evaluate(run, workload=dataclasses.replace(toy_workload.WORKLOAD, inference=another))
 
 
-@pytest.mark.parametrize("watch", [False, True])
-def test_a_run_without_a_checkpoint_is_an_error(watch, run, tmp_path):
+def test_a_run_without_a_checkpoint_is_an_error(run, tmp_path):
     shutil.copy(run / "run.json", tmp_path)
     with pytest.raises(errors.RunError, match=f"--train_dir={tmp_path} holds no checkpoint yet"):
-        evaluate(tmp_path, watch=watch)
+        evaluate(tmp_path)
 
 
 def test_a_checkpoint_that_lacks_what_is_asked_for_is_an_error(tmp_path):
@@ -246,10 +287,17 @@ def test_a_confusion_matrix_is_a_table_under_its_classes_names():
     lines = report.confusion_lines([[12345, 0], [7, 1]], ("cat", "aeroplane"))
     assert lines == [
         "confusion matrix (row: true class, column: predicted class)",
-        "            cat aerop",
-        "      cat 12345     0",
-        "aeroplane     7     1",
+        "                cat aeroplane",
+        "      cat     12345         0",
+        "aeroplane         7         1",
     ]
+
+
+def test_the_columns_of_many_classes_are_numbered():
+    _, head, *rows = report.confusion_lines(np.diag(range(12)).tolist(), [f"a class {i}" for i in range(12)])
+    assert head == "               0  1  2  3  4  5  6  7  8  9 10 11"
+    assert rows[0] == "  a class 0 0  0  0  0  0  0  0  0  0  0  0  0  0"
+    assert rows[11] == "a class 11 11  0  0  0  0  0  0  0  0  0  0  0 11"
 
 
 def found(mean, count, is_proportion=True, mode="max"):

@@ -283,14 +283,15 @@ def test_predict_takes_arrays_of_raw_images_too(command, run, files, tmp_path):
     assert shown[0] == shown[1] and len(shown[0]) == 15
 
 
-def test_predict_names_files_that_are_no_images_and_predicts_on_the_others(command, run, files, tmp_path):
-    names = [str(tmp_path / "text.jpg"), str(files[0][0]), str(tmp_path / "cut.npy")]
+def test_predict_names_files_that_it_cannot_use_and_predicts_on_the_others(command, run, files, tmp_path):
+    names = [str(tmp_path / "text.jpg"), str(tmp_path / "none.jpg"), str(files[0][0]), str(tmp_path / "cut.npy")]
     (tmp_path / "text.jpg").write_text("hello")
-    np.save(names[2], np.zeros([2, 3]))
+    np.save(names[3], np.zeros([2, 3]))
     status, stdout, stderr = command(predict, f"--train_dir={run}", *names)
-    assert status == 2 and stdout.startswith(f"{names[1]}: ") and stdout.count("\n") == 1
-    first, second = stderr.splitlines()
-    assert f"{names[0]}: is no JPEG, PNG, GIF, BMP or WebP image" in first and f"{names[2]}: " in second
+    assert status == 2 and stdout.startswith(f"{names[2]}: ") and stdout.count("\n") == 1
+    first, second, third = stderr.splitlines()
+    assert f"{names[1]}: cannot be read: No such file" in first and f"{names[3]}: " in third
+    assert f"{names[0]}: is no JPEG, PNG, GIF, BMP or WebP image" in second
 
 
 def test_exported_networks_decode_photographs_as_training_does():

@@ -41,13 +41,12 @@ def batches(path: str, content: Content, files, features: dict) -> Iterator[tupl
       files, features: the inputs of a serving.ServingGraph.
 
     Raises:
-      ConfigError: an image for a network that takes none.
-      DataError: an image that cannot be decoded, or arrays that do not fit the network.
+      DataError: an image that cannot be decoded or for a network that takes none, or arrays that do not fit.
     """
     if isinstance(content, bytes):
         if files is None:
             wanted = ", ".join(f"{name} {_shape(tensor)}" for name, tensor in features.items())
-            raise errors.ConfigError(
+            raise errors.DataError(
                 f"{path}: this run's examples are no images. Give a .npy or .npz file that holds {wanted}."
             )
         [images] = features.values()

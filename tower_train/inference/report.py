@@ -6,6 +6,7 @@ from tower_train.inference.evaluator import Confused, Evaluation, Metric
 from tower_train.measures import MAX
 from tower_train.run_dir import logs
 
+_WIDEST = 120  # columns of a confusion matrix with names over them
 _MOST_SHOWN = 20  # of the most frequent confusions
 
 
@@ -50,15 +51,19 @@ def overfitting(on_training: Evaluation, evaluation: Evaluation) -> str | None:
 
 
 def confusion_lines(matrix: list[list[int]], class_names: tuple[str, ...]) -> list[str]:
-    """Formats a confusion matrix: a row per true class, a column per predicted one."""
-    width = max(5, max(len(str(count)) for row in matrix for count in row) + 1)
-    label = max(len(name) for name in class_names)
-    head = " " * label + "".join(name[: width - 1].rjust(width) for name in class_names)
-    rows = [
-        name.rjust(label) + "".join(str(count).rjust(width) for count in row)
-        for name, row in zip(class_names, matrix, strict=True)
+    """Formats a confusion matrix: a row per true class, a column per predicted one, by number if names are too wide."""
+    rows = columns = class_names
+    longest = max(len(name) for name in class_names)
+    if longest + len(columns) * (longest + 1) > _WIDEST:
+        columns = [str(i) for i in range(len(class_names))]
+        rows = [f"{name} {i}" for i, name in enumerate(class_names)]
+    label = max(len(name) for name in rows)
+    width = 1 + max(len(str(entry)) for entry in [*columns, *(count for row in matrix for count in row)])
+    table = [
+        name.rjust(label) + "".join(str(entry).rjust(width) for entry in row)
+        for name, row in [("", columns), *zip(rows, matrix, strict=True)]
     ]
-    return ["confusion matrix (row: true class, column: predicted class)", head, *rows]
+    return ["confusion matrix (row: true class, column: predicted class)", *table]
 
 
 def most_confused_lines(most_confused: Sequence[Confused]) -> list[str]:

@@ -15,6 +15,7 @@ from tower_train.workload import DataRequest, Examples, Workload, load
 
 T = TypeVar("T")
 CURVES = "eval"  # the folder of the event files of evaluations
+WATCH_SECS = 5.0  # between looks for a new checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
 
 
 def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[Evaluation]:
-    """Evaluates a run's newest checkpoint, or with options.watch each new one until its trainer has ended.
+    """Evaluates a run's newest checkpoint, or with options.watch each new one until the run has ended.
 
     Writes each evaluation to the run's result.json and event files, or says on standard error that it cannot.
 
@@ -114,13 +115,15 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
     """
     placed = devices.place(options)  # before anything uses a device
     run = read(options, workload)
-    run.directory.read(directory.RESULT)
+    run.directory.read(directory.RESULT)  # raises if it is damaged
     if not options.watch:
         run.checkpoint()  # raises if there is none, before the graph is built
     evaluator = Evaluator(run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, placed)
-    writer = logs.EventWriter(run.directory.path / CURVES)
+    # What is evaluated in another way than during training has curves of its own.
+    ways = [CURVES, options.raw and "raw", options.single_view and "single_view", options.dataset]
+    writer = logs.EventWriter(run.directory.path / "-".join(filter(None, ways)))
     with contextlib.closing(evaluator), contextlib.closing(writer):
-        watched = _watched(run, evaluator, options.watch_secs)
+        watched = _watched(run, evaluator)
         for evaluation in watched if options.watch else [run.use_checkpoint(evaluator.evaluate)]:
             if _is_kept(run.directory, evaluation) or options.watch:
                 write_curves(writer, evaluation)
@@ -143,20 +146,21 @@ def write_curves(writer: logs.EventWriter, evaluation: Evaluation, prefix: str =
     logs.add_scalars(writer, means, evaluation.step)
 
 
-def _watched(run: SavedRun, evaluator: Evaluator, pause_secs: float) -> Iterator[Evaluation]:
-    """Evaluates each newest checkpoint once, until the trainer has ended."""
-    step = None
+def _watched(run: SavedRun, evaluator: Evaluator) -> Iterator[Evaluation]:
+    """Evaluates each newest checkpoint once, until the run has ended."""
+    step, is_waiting = None, False
     while True:
         # Asked first, so that the next round sees a last checkpoint saved after the look below.
-        is_training = run.directory.is_locked()
+        is_training, has_ended = run.directory.is_locked(), run.directory.has_ended()
         path = checkpoint.latest(run.directory.path)
         if path and checkpoint.step_of(path) != step:
             evaluation = run.use_checkpoint(evaluator.evaluate)
             step = evaluation.step
             yield evaluation
-        elif is_training:
-            time.sleep(pause_secs)
-        else:
+        elif has_ended:
             break
-    if step is None:
-        run.checkpoint()  # raises
+        else:
+            if not (is_training or is_waiting):
+                console.notice("the run has not ended, and no trainer is at work: waiting for one. Ctrl-C ends this.")
+            is_waiting = not is_training
+            time.sleep(WATCH_SECS)
