@@ -14,6 +14,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import shared  # noqa: E402
 
+from tower_train import console  # noqa: E402
 from tower_train.options import command_line  # noqa: E402
 
 YOUNG_OBJECTS = 400_000  # a graph has as many; to look at them for each 700 new ones took a sixth of the time
@@ -25,7 +26,7 @@ RECORD_BYTES = 3073
 def pytest_configure(config):
     """Imports TensorFlow, but not into the process that only starts those of pytest-xdist and would let them wait."""
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
-        command_line.import_tensorflow()  # whose remarks would follow the summary of the tests
+        console.import_tensorflow()  # whose remarks would follow the summary of the tests
     else:
         forked.share_server()
 
@@ -46,6 +47,14 @@ def one_traceback():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: traceback)
         yield lambda patch: patch.setattr(tf_stack, "extract_stack", extract)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk():
+    """No test cuts the power, and each fsync may wait for all that other processes write."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from multiprocessing import forkserver
 SHARED = "TOWER_TRAIN_TESTS_FORK_SERVER"  # the address of the one that all processes of pytest-xdist use
 # In the environment of a process: whenever it starts its program anew (os.execve), fork that too.
 FORK_AGAIN = "TOWER_TRAIN_TESTS_FORK_AGAIN"
-_HANDLED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_DFL}
+_HANDLED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tensorflow"])
@@ -115,6 +115,7 @@ def _run(module, words, environment, files, cwd):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    os.fsync = lambda descriptor: None  # as conftest.py does
     if FORK_AGAIN in environment:
         _fork_at_each_start()
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
@@ -134,14 +135,12 @@ def _fork_at_each_start():
     os.setpgid(0, 0)
     for number in _HANDLED:
         signal.signal(number, signal.SIG_IGN)
-    is_first = True
     while True:
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
             for number, handler in _HANDLED.items():
                 signal.signal(number, handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK if is_first else signal.SIG_BLOCK, {signal.SIGUSR1})
             os.execve = functools.partial(_leave_to_next, writing)
             return
         os.close(writing)
@@ -150,7 +149,6 @@ def _fork_at_each_start():
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if not environment:
             break
-        is_first = False
         os.environ.clear()
         os.environ.update(json.loads(environment))
     if status < 0:

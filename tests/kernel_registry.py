@@ -35,5 +35,6 @@ def nodes_on_gpus(definition):
 
 
 def lacking(nodes):
-    """{(op, dtype)} of those that have no kernel on a GPU."""
-    return {(node.op, tf.as_dtype(node.attr["T"].type).name) for node in nodes if kernel_of(node) is None}
+    """{(op, dtype)} of those that have no kernel on a GPU; the dtype of operations without one is empty."""
+    without = (node for node in nodes if kernel_of(node) is None)
+    return {(node.op, tf.as_dtype(node.attr["T"].type).name if "T" in node.attr else "") for node in without}

@@ -1,7 +1,5 @@
 """A workload with batch normalisation, dropout, weight decay and a sparse gradient, of an embedding; 60 examples."""
 
-import os
-import signal
 import time
 
 import numpy as np
@@ -16,12 +14,6 @@ def load(request):
     rng = np.random.default_rng(0)
     features, labels = rng.normal(1, 2, [60, 4]), rng.integers(3, size=60).astype(np.int32)
     return Examples.from_arrays("norm", features, labels, ("a", "b", "c"))
-
-
-def load_signalled(request):
-    """The examples, after a SIGUSR1 to the process that asks."""
-    os.kill(os.getpid(), signal.SIGUSR1)
-    return load(request)
 
 
 def network(features, training):
@@ -55,5 +47,5 @@ def stuck(features, draws):
 
 WORKLOAD = Workload("norm", load, network)
 STUCK = Workload("norm", load, network, augment=stuck)
-SIGNALLED = Workload("norm", load_signalled, network, metrics=late_metrics)
+SLOWLY_EVALUATED = Workload("norm", load, network, metrics=late_metrics)
 SLOW = Workload("norm", load, network, augment=late)

@@ -1,13 +1,12 @@
-"""The GPUs that all sessions of a process ask for: python -m sessions_on_fake_gpus PLUGIN FOLDER DATA_DIR [GPUS].
+"""The GPUs that all sessions of a process ask for: python -m sessions_on_fake_gpus PLUGIN FOLDER DATA_DIR.
 
-Trains with evaluations on some GPUs (2,0), evaluates, exports, uses an Estimator and sides of the benchmark, all in one
-process. PLUGIN gives four fake GPUs; as these cannot compute, sessions are then opened without. '' takes real ones.
+Trains with evaluations on GPUs 2 and 0, evaluates, exports, uses an Estimator and sides of the benchmark, all in one
+process. PLUGIN gives four fake GPUs; as these cannot compute, sessions are then opened without.
 Prints JSON: the eager context's GPU options, those of every session that asked for GPUs by what opened it, and the peak
 of the memory on each GPU.
 """
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -18,17 +17,16 @@ import numpy as np
 FAKE_GPUS = 4
 
 
-def main(plugin, folder, data_dir, gpus="2,0"):
+def main(plugin, folder, data_dir):
     os.environ["FAKE_GPUS"] = str(FAKE_GPUS)
     import tensorflow as tf
     from tensorflow.python.framework import load_library
 
-    if plugin:
-        load_library.load_pluggable_device_library(plugin)
-    found, train = {}, functools.partial(train_on, gpus=tuple(map(int, gpus.split(","))))
+    load_library.load_pluggable_device_library(plugin)
+    found = {}
     for name, use in {"train": train, "evaluate": evaluate, "estimator": use_estimator, "matrix products": multiply,
                       "port": train_port, "export": export}.items():  # fmt: skip
-        with contextlib.redirect_stdout(sys.stderr), recorded(tf, with_gpus=not plugin) as asked:
+        with contextlib.redirect_stdout(sys.stderr), recorded(tf) as asked:
             use(tf, folder, data_dir)
         found[name] = [options(config) for config in asked if config is None or config.device_count.get("GPU") != 0]
     config = tf.__internal__.eager_context.get_config()
@@ -44,7 +42,7 @@ def options(config):
 
 
 @contextlib.contextmanager
-def recorded(tf, with_gpus):
+def recorded(tf):
     """Lists the configurations of the sessions that are opened within this block."""
     from tensorflow.python.client import session
 
@@ -53,7 +51,7 @@ def recorded(tf, with_gpus):
     def open_and_record(self, target="", graph=None, config=None):
         asked.append(config)
         without = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2, "GPU": 0})
-        open_session(self, target, graph, config if with_gpus else without)
+        open_session(self, target, graph, without)
 
     session.BaseSession.__init__ = open_and_record
     try:
@@ -62,11 +60,11 @@ def recorded(tf, with_gpus):
         session.BaseSession.__init__ = open_session
 
 
-def train_on(tf, folder, data_dir, gpus):
+def train(tf, folder, data_dir):
     import tower_train
 
     config = tower_train.Config(
-        gpus=gpus, variable_update="mirrored", all_reduce="add_n", batch_size=8, max_steps=4, eval_every_steps=2,
+        gpus=(2, 0), variable_update="mirrored", all_reduce="add_n", batch_size=8, max_steps=4, eval_every_steps=2,
         train_dir=f"{folder}/run",
     )  # fmt: skip
     tower_train.train("toy_workload", config)

@@ -70,7 +70,7 @@ class FakeWorker:
     def __init__(self, workers, name):
         self._workers, self._name = workers, name
 
-    def answer(self, extra_secs):
+    def answer(self):
         return {"first_step_secs": 3.0, "examples_per_step": 8, "peak_bytes": self._workers.peak_bytes, "card_bytes": 0}
 
     def measure(self, seconds):

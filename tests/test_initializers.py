@@ -89,10 +89,10 @@ def inference_for(examples):
     return lambda features, training: features * tf.compat.v1.get_variable("center", [4], features.dtype, initial)
 
 examples = toy_workload.load(DataRequest("train"))
-one_thread = dict(num_gpus=1, intra_op_threads=1, inter_op_threads=1)
-print(*trainings.train(Workload("one", None, None, inference_for=inference_for), examples, 1, **one_thread))
+print(*trainings.train(Workload("one", None, None, inference_for=inference_for), examples, 1, num_gpus=1))
 """
-    found = jobs.command("-c", program)
+    threads = {f"TF_NUM_{kind}_THREADS": "1" for kind in ("INTRAOP", "INTEROP")}
+    found = jobs.command("-c", program, **threads)
     assert found.returncode == 0 and "center" in found.stdout, found.stderr
 
 

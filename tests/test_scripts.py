@@ -66,6 +66,14 @@ def test_scripts_are_valid_bash(path):
     assert path.suffix or os.access(path, os.X_OK)
 
 
+@pytest.mark.parametrize("script", ["soak", "fuzz", "gpu_check", "local_cluster"])
+def test_help_needs_no_environment(script, tree):
+    process = run_script(tree, "--help", script=script)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert f"scripts/{script}" in process.stdout and "BASH_SOURCE" not in process.stdout
+    assert not (tree / ".venv").exists()
+
+
 def test_it_installs_once_into_the_active_environment_and_runs_from_any_directory(tree, tmp_path):
     environment = make_environment(tmp_path / "an env")
     for _ in range(2):

@@ -82,12 +82,9 @@ def test_what_goes_with_the_recipe_only_may_be_given(parse):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--momentum=0.8"], "--momentum=0.8 is for --optimizer=momentum or lars or muon, not for sgd."),
-        (["--shift=-1"], "--shift=-1.0: it must be a number at least 0."),
-        (["--shift=x"], "--shift=x: it must be a number at least 0."),
+        (["--momentum=0.8"], "--momentum=0.8 is for --optimizer=momentum or muon, not for sgd."),
+        (["--shift=-1"], "--shift=-1: it must be a number at least 0."),
         (["--shft=1"], "There is no option --shft. Did you mean --shift?"),
-        (["--shift=1", "garbage"], "'garbage' is no option."),
-        (["--batch_size=0", "--shift=1"], "--batch_size=0: it must be"),
     ],
 )
 def test_mistakes_are_told_as_those_in_the_trainers_options(parse, words, text):

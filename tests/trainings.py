@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tower_train.config import Config
 from tower_train.graph import devices, training
+from tower_train.graph.devices import HOST
+from tower_train.graph.layout import Layout
 
 v1 = tf.compat.v1
 
@@ -31,6 +33,11 @@ def opened(workload, examples, **options):
         session.run([v1.local_variables_initializer(), v1.tables_initializer()])
         session.run(built.stream.initializer)
         yield built, session
+
+
+def on_host(tower_batch, num_towers=1, num_workers=1, worker=0):
+    """The layout of a step whose batches stay on the host."""
+    return Layout(tower_batch, (HOST,) * num_towers, batches_per_device=(1,) * num_workers, worker=worker)
 
 
 def train(workload, examples, steps, **options):

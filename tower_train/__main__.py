@@ -1,10 +1,11 @@
 """python -m tower_train: from a command line to a training."""
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.config import MOST_USED, Config, RecipeOptions
-from tower_train.console import notice
 from tower_train.options import command_line
 
 USAGE = """
@@ -38,7 +39,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
         command_line.answer_help(argv, trainers, USAGE, MOST_USED)
     # Not yet a Config: the workload's recipe may complete the options that go together.
     path = first.get("workload", Config.workload)
-    command_line.import_tensorflow(talkative=first.get("log_device_placement", False))
+    console.import_tensorflow(talkative=first.get("log_device_placement", False))
     from tower_train import workload as workloads
 
     workload = workloads.load(path, first.get("train_dir"))
@@ -69,18 +70,26 @@ def main(argv: Sequence[str]) -> int:
     config, workload_options = parse(argv)
     from tower_train.run.train import train
 
-    def start_again(error: errors.WorkerError) -> None:
+    def if_stuck(error: errors.WorkerError) -> None:
         starts_again = (config.wait_for_workers or config.elastic) and not error.is_final
         if starts_again and error.exit_status == errors.WorkerError.exit_status:
-            notice(f"{error}\nStarting again, {'with those that are there' if config.elastic else 'to wait for it'}.")
-            command_line.start_again(error.environment)
+            then = "with those that are there" if config.elastic else "to wait for it"
+            console.notice(f"{error}\nStarting again, {then}.")
+            start_again(error.environment)
 
     try:
-        result = train(config.workload, config, workload_options=workload_options, if_stuck=start_again)
+        result = train(config.workload, config, workload_options=workload_options, if_stuck=if_stuck)
     except errors.WorkerError as error:
-        start_again(error)
+        if_stuck(error)
         raise
     return result.reason.exit_status
+
+
+def start_again(environment: Mapping[str, str]) -> None:
+    """Replaces this process by a new run of its command with further variables, which frees its ports and the like."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment)
 
 
 if __name__ == "__main__":

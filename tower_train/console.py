@@ -4,11 +4,14 @@ A full disk or a closed pipe behind them does not end a run. No TensorFlow here.
 """
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
+
+from tower_train import host
 
 _bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
 
@@ -44,8 +47,28 @@ def one_line(text: str | os.PathLike) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in os.fspath(text))
 
 
+def import_tensorflow(talkative: bool = False) -> None:
+    """Imports TensorFlow without its remarks on stderr about a missing NVIDIA driver.
+
+    They stay if there is a driver, if talkative, and if the import fails, since they then say why.
+    """
+    is_quiet = not (talkative or os.path.exists(host.NVIDIA_DRIVER))
+    if is_quiet:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
+    gc.disable()  # a fifth of the import
+    try:
+        with _stderr_held_back() if is_quiet else contextlib.nullcontext():
+            import tensorflow
+
+            if is_quiet:
+                tensorflow.config.list_physical_devices("GPU")  # remarks come with its first use
+    finally:
+        gc.freeze()  # looking through what the import made would take a tenth of building a graph
+        gc.enable()
+
+
 @contextlib.contextmanager
-def stderr_held_back() -> Iterator[None]:
+def _stderr_held_back() -> Iterator[None]:
     """Keeps standard error, also of C libraries, to itself within this block, and shows it if the block raises."""
     if not sys.stderr:  # the process began without one
         yield

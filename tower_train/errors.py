@@ -26,7 +26,7 @@ class RunError(UserError):
 
 
 class GraphError(UserError):
-    """A workload whose graph breaks a rule of the towers."""
+    """A workload whose graph breaks a rule of the towers; the text may have several lines."""
 
 
 class SaveError(RunError):

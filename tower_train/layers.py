@@ -62,7 +62,7 @@ def param_group(
     before the step is below until_epoch; after that their rate is 0.
 
     In nested blocks the factors multiply and the earliest epoch holds. Weight decay is part of the gradient, so the
-    factor applies to it too. --clip_gradients and LARS use gradients before the factor. Moving averages go on.
+    factor applies to it too. --clip_gradients uses gradients before the factor. Moving averages go on.
 
     With muon=False --optimizer=muon moves them by momentum, as it does variables that are no matrices: for the last
     layer, for embeddings. A momentum replaces --momentum, where the optimizer has one; the innermost block's counts.
@@ -245,12 +245,12 @@ def _fused(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, t
 def _moments(inputs: tf.Tensor, num_towers: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance of each channel over the batches of all towers, which are of equal size."""
     axes = list(range(inputs.shape.rank - 1))
-    mean = _mean_over_towers(tf.reduce_mean(inputs, axes), num_towers)
-    variance = _mean_over_towers(tf.reduce_mean(tf.square(inputs - mean), axes), num_towers)
+    mean = mean_over_towers(tf.reduce_mean(inputs, axes), num_towers)
+    variance = mean_over_towers(tf.reduce_mean(tf.square(inputs - mean), axes), num_towers)
     return mean, variance
 
 
-def _mean_over_towers(value: tf.Tensor, num_towers: int) -> tf.Tensor:
+def mean_over_towers(value: tf.Tensor, num_towers: int) -> tf.Tensor:
     """Returns the mean over all towers of the value at this place of the network.
 
     A tower's loss depends on the other towers' values too, but is differentiated by itself. So the gradient from here

@@ -9,6 +9,7 @@ numbers through `tower_train.layers` only, and must not depend on the tower.
 
 import dataclasses
 import importlib.util
+import operator
 import os
 import pathlib
 import sys
@@ -20,7 +21,7 @@ import tensorflow as tf
 from tower_train import config, errors
 from tower_train.examples import DataRequest, Examples, Tensors
 from tower_train.measures import MAX, MIN, MODES, OLD_MODES, classification_metrics, softmax_cross_entropy
-from tower_train.options import Options, declare, renamed
+from tower_train.options import Options, renamed, without_useless
 
 
 class Draws(Protocol):
@@ -37,9 +38,8 @@ class Draws(Protocol):
         Raises GraphError for examples in their own order, without indices."""
 
 
-@renamed.keywords(better="mode", distort="augment", views="test_time_augmentation")
 @dataclasses.dataclass(frozen=True)
-class Workload:
+class Workload(metaclass=renamed.TakesOldNames):
     """One training task.
 
     Attributes:
@@ -72,17 +72,24 @@ class Workload:
     inference: Callable[[Tensors, bool], Tensors] | None
     loss: Callable[[Tensors, Tensors], tf.Tensor] = softmax_cross_entropy
     metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] = classification_metrics
-    mode: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False, kw_only=True)
-    augment: Callable[[Tensors, Draws], Tensors] | None = None
+    mode: Mapping[str, str] = dataclasses.field(
+        default_factory=dict, hash=False, kw_only=True, metadata={"was": "better"}
+    )
+    augment: Callable[[Tensors, Draws], Tensors] | None = dataclasses.field(default=None, metadata={"was": "distort"})
     prepare: Callable[[Tensors], Tensors] | None = None
     augments_on_devices: bool = dataclasses.field(default=False, kw_only=True)
-    test_time_augmentation: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = None
+    test_time_augmentation: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = dataclasses.field(
+        default=None, metadata={"was": "views"}
+    )
     datasets: tuple[str, ...] = ("auto",)
     inference_for: Callable[[Examples], Callable[[Tensors, bool], Tensors]] | None = None
     options: Options | None = None
     configure: Callable[[Any], "Workload"] | None = None
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     recipes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
+
+    # The old names, to be read.
+    better, distort, views = (property(operator.attrgetter(n)) for n in ("mode", "augment", "test_time_augmentation"))
 
     def __post_init__(self):
         object.__setattr__(self, "mode", {name: OLD_MODES.get(value, value) for name, value in self.mode.items()})
@@ -106,7 +113,7 @@ class Workload:
         fields = dataclasses.fields(self.options) if self.options else ()
         there = [field.name for field in fields]
         for name in values:
-            if name not in (*there, *declare.new_names(fields)):
+            if name not in (*there, *renamed.new_names(fields)):
                 raise errors.ConfigError(
                     f"workload {self.name} has no option {name!r}. Its options are: {', '.join(there) or 'none'}."
                 )
@@ -141,8 +148,8 @@ class Workload:
 
     def config(self, **options) -> config.Config:
         """Makes a Config of these options, of this workload's recipe as far as they leave it a use, and of defaults."""
-        options = renamed.with_new_names(options, declare.new_names(dataclasses.fields(config.Config)))
-        return config.Config(**(declare.without_useless(config.Config, self.recipe, options) | options))
+        options = renamed.with_new_names(options, renamed.new_names(dataclasses.fields(config.Config)))
+        return config.Config(**(without_useless(config.Config, self.recipe, options) | options))
 
 
 def load(path: str, train_dir: str | None = None) -> Workload:

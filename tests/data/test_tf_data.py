@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 import toy_workload
 import trainings
+from trainings import on_host
 
 from tower_train import Workload, errors
 from tower_train.data import tf_data
 from tower_train.graph import stream
 from tower_train.graph.draws import Draws
-from tower_train.graph.layout import on_host
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -119,32 +119,6 @@ def test_workers_read_files_of_their_own_and_then_the_others(num_workers, record
 def test_files_must_be_there():
     with pytest.raises(errors.DataError, match="^mine: files is empty. Name at least one"):
         tf_data.examples("mine", tf.data.TFRecordDataset, 5, files=[])
-
-
-def test_elements_in_any_order_are_refused_of_several_workers():
-    examples = tf_data.examples("mine", lambda: pairs(9).map(lambda x, y: (x, y), 2, deterministic=False))
-    workload = Workload("plain", None, None)
-    batches(workload, examples, 1, 1, 1)
-    with pytest.raises(errors.DataError, match="mine: .* has deterministic=False .ParallelMap"):
-        batches(workload, examples, 1, 1, 1, num_workers=2)
-
-
-def test_workers_whose_elements_come_in_another_order_are_told_apart():
-    def order_of(paths, seed=4, num_workers=2):
-        def make():
-            return tf.data.TextLineDataset(paths).map(lambda line: (line, line)).shuffle(9)
-
-        with tf.Graph().as_default():
-            v1.set_random_seed(seed)
-            examples, split = tf_data.examples("mine", make, 9), on_host(1, 1, num_workers)
-            return stream.training_stream(
-                Workload("plain", None, None), examples, 3, tf.zeros([], tf.int64), split
-            ).order
-
-    same = [order_of(["/a/1.csv", "/a/2.csv"]), order_of(["/elsewhere/1.csv", "/elsewhere/2.csv"])]
-    others = [order_of(["/a/2.csv", "/a/1.csv"]), order_of(["/a/1.csv", "/a/2.csv"], seed=5)]
-    assert same[0] == same[1] and len({same[0], *others}) == 3
-    assert order_of(["/a/1.csv", "/a/2.csv"], num_workers=1) == ""
 
 
 def test_its_towers_are_one():

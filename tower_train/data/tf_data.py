@@ -78,8 +78,8 @@ def examples(
 
 def _count(name: str, dataset: tf.data.Dataset) -> int:
     with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
-        found = int(session.run(tf.data.experimental.cardinality(dataset)))
-    if found < 0:
-        why = "it repeats" if found == tf.data.INFINITE_CARDINALITY else "TensorFlow cannot count this dataset"
+        count = int(session.run(tf.data.experimental.cardinality(dataset)))
+    if count < 0:
+        why = "it repeats" if count == tf.data.INFINITE_CARDINALITY else "TensorFlow cannot count this dataset"
         raise errors.DataError(f"{name}: {why}, so say how many examples make an epoch with num_examples=.")
-    return found
+    return count

@@ -123,10 +123,10 @@ def _matching(name: str, patterns) -> list[str]:
     patterns = [patterns] if isinstance(patterns, (str, os.PathLike)) else patterns
     paths: set[str] = set()
     for pattern in map(os.fspath, patterns):
-        found = [pattern] if os.path.exists(pattern) else glob.glob(pattern)
-        if not found:
+        files = [pattern] if os.path.exists(pattern) else glob.glob(pattern)
+        if not files:
             raise errors.DataError(f"{name}: there is no file {pattern}.")
-        paths.update(found)
+        paths.update(files)
     if not paths:
         raise errors.DataError(f"{name}: no files are named. Name at least one.")
     return sorted(paths)
