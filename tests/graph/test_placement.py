@@ -61,10 +61,8 @@ def test_every_convolution_of_tower_i_is_on_gpu_i(training_nodes):
 
 def test_all_of_a_towers_arithmetic_is_on_its_gpu(training_nodes):
     """But for summaries, whose operations have no kernels there."""
-    of_towers = [
-        node for node in training_nodes if re.match(r"tower_[0-9]+/(?!preprocess/|.*/(?:activations|sparsity)\b)", node.name)
-        and node.op != "ReadVariableOp"
-    ]  # fmt: skip
+    arithmetic = re.compile(r"tower_[0-9]+/(?!preprocess/|.*/(?:activations|sparsity)\b)")
+    of_towers = [node for node in training_nodes if arithmetic.match(node.name) and node.op != "ReadVariableOp"]
     assert len(of_towers) > 100 * NUM_GPUS
     for node in of_towers:
         assert node.device == f"/device:GPU:{node.name.split('/')[0].removeprefix('tower_')}", node.name
