@@ -14,7 +14,7 @@ from tower_train import errors, layers
 from tower_train.data import tf_data
 from tower_train.graph import context, devices
 from tower_train.graph.draws import Draws
-from tower_train.graph.evaluation import evaluation_graph
+from tower_train.inference.evaluation_graph import evaluation_graph
 
 v1 = tf.compat.v1
 DTYPES = (tf.float32, tf.float64, tf.bfloat16, tf.float16)

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.framework import dataset_options_pb2
 from trainings import on_host
 
 import cifar10
@@ -206,44 +205,3 @@ class TestTrainingStream:
         with tf.Graph().as_default():
             source = stream.training_stream(cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), on_host(4, 3))
             assert [(images.shape, labels.shape) for images, labels in source.batches] == 3 * [((4, 24, 24, 3), (4,))]
-
-
-class TestEvaluationStream:
-    @pytest.mark.parametrize(
-        ("num_examples", "tower_batch", "num_towers"),
-        [(10, 4, 3), (10, 4, 1), (1, 8, 4), (12, 2, 3), (13, 2, 3), (7, 1, 8)],
-    )
-    def test_every_example_counts_once_and_every_batch_is_full(self, num_examples, tower_batch, num_towers):
-        examples = Examples.from_arrays("numbers", np.arange(num_examples), np.arange(num_examples) + 100)
-        workload = Workload("toy", None, None, prepare=lambda features: -features)
-        found, num_steps = [], 0
-        with tf.Graph().as_default(), v1.Session() as session:
-            source, counted = stream.evaluation_stream(workload, examples, tower_batch, num_towers)
-            session.run(source.initializer)
-            with pytest.raises(tf.errors.OutOfRangeError):
-                while True:
-                    batches, masks, firsts = session.run([source.batches, counted, source.firsts])
-                    assert firsts == [(num_steps * num_towers + i) * tower_batch for i in range(num_towers)]
-                    num_steps += 1
-                    for (features, labels), mask in zip(batches, masks, strict=True):
-                        assert features.shape == labels.shape == mask.shape == (tower_batch,)
-                        np.testing.assert_array_equal(labels, 100 - features)
-                        found += list(-features[mask])
-        assert found == list(range(num_examples))
-        assert num_steps == -(-num_examples // (tower_batch * num_towers))
-
-
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_examples_by_index_start_no_tuner_for_which_a_session_would_wait_when_it_closes(kind):
-    """tf.data's tuner sleeps up to a minute, and is not always woken."""
-    examples = Examples.from_arrays("points", np.zeros([4, 2], np.float32), np.zeros(4, np.int64))
-    workload = Workload("points", None, None)
-    with tf.Graph().as_default() as graph:
-        split = on_host(2, 1)
-        if kind == "train":
-            stream.training_stream(workload, examples, 0, tf.constant(0, tf.int64), split)
-        else:
-            stream.evaluation_stream(workload, examples, 2, 1)
-        found = [op.get_attr("serialized_options") for op in graph.get_operations() if op.type == "OptionsDataset"]
-    options = [dataset_options_pb2.Options.FromString(each).autotune_options for each in found]
-    assert [each.enabled for each in options if each.HasField("enabled")] == [False]

@@ -1,7 +1,5 @@
 """Towers are replicas on one set of variables, and how many there are shows nowhere else."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -21,14 +19,10 @@ def build(inference, num_towers=2, seed=0, loss=None, ops_before=0, features=Non
         tf.constant(0)
     batch = (tf.ones([2, 4]) if features is None else features, tf.zeros([2], tf.int32))
     workload = Workload("toy", None, inference, **({"loss": loss} if loss else {}))
-    return build_towers(workload, [batch] * num_towers, dtype, seed)
-
-
-def build_towers(workload, batches, dtype=tf.float32, seed=0, training=True):
-    replica, getter, built = Replica(), towers.seeded(seed) if training else towers.restored, []
-    for i, batch in enumerate(batches):
-        with replica.tower(Tower(i, "/cpu:0"), getter):
-            built.append(towers.tower_loss(workload, *batch, dtype, training))
+    replica, built = Replica(), []
+    for i in range(num_towers):
+        with replica.tower(Tower(i, "/cpu:0"), towers.seeded(seed)):
+            built.append(towers.tower_loss(workload, *batch, dtype))
     return built
 
 
@@ -182,14 +176,6 @@ class TestLoss:
         assert str(error.value).startswith(f"workload toy: loss returned shape {shape}; it must be a scalar")
         assert "tf.reduce_mean" in str(error.value)
 
-    def test_without_training_there_is_none(self, graph):
-        batch = (tf.ones([2, 4]), tf.zeros([2], tf.int32))
-        workload = Workload("toy", None, lambda features, training: features if training else -features)
-        [(outputs, loss)] = build_towers(workload, [batch], training=False)
-        assert loss is None
-        with v1.Session() as session:
-            np.testing.assert_array_equal(session.run(outputs), -np.ones([2, 4]))
-
     @pytest.mark.parametrize("num_towers", [1, 3])
     def test_a_regularizer_counts_once_however_many_towers_there_are(self, open_training, num_towers):
         def inference(features, training):
@@ -208,73 +194,6 @@ class TestLoss:
         # The features are 0: the cross-entropy is log 2 and has no gradient.
         assert report.loss == pytest.approx(np.log(2) + 0.25 * np.sum(start**2) / 2)
         np.testing.assert_allclose(weights, start - 0.5 * 0.25 * start, rtol=1e-6)
-
-
-class TestViews:
-    def built(self, views, inference=two_layers, training=False, dtype=tf.float64):
-        """The outputs of two towers on float64 features [2, 4] that differ."""
-        batches = [(tf.reshape(tf.range(8.0, dtype=tf.float64), [2, 4]) + i, tf.zeros([2], tf.int32)) for i in (0, 9)]
-        workload = Workload("toy", None, inference, test_time_augmentation=views)
-        return [outputs for outputs, _ in build_towers(workload, batches, dtype, training=training)]
-
-    def test_outputs_are_the_weighted_mean_over_them(self, graph):
-        """On the same variables, in every tower."""
-
-        def network(features, training):
-            return {"a": tf.square(features @ v1.get_variable("w", [4, 3], tf.float64)), "b": features[:, 0]}
-
-        built = self.built(lambda x: [(0.3, x), (0.6, -2 * x), (0.1, x + 1)], network)
-        assert len(v1.global_variables()) == 1
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            found, weights = session.run([built, v1.global_variables()[0]])
-        for outputs, first in zip(found, (0, 9), strict=True):
-            x = np.arange(8.0).reshape(2, 4) + first
-            views = [(0.3, x), (0.6, -2 * x), (0.1, x + 1)]
-            np.testing.assert_allclose(outputs["a"], sum(w * (view @ weights) ** 2 for w, view in views), rtol=1e-12)
-            np.testing.assert_allclose(outputs["b"], sum(w * view[:, 0] for w, view in views), rtol=1e-12)
-
-    def test_they_are_computed_one_after_the_other(self, graph):
-        seen, outputs = [], []
-
-        def network(features, training):
-            seen.append(features)
-            outputs.append(2 * features)
-            return outputs[-1]
-
-        self.built(lambda x: [(0.5, x), (0.25, -x), (0.25, x + 1)], network)
-        for tower in (0, 3):
-            assert seen[tower].op.control_inputs == []
-            for i in (1, 2):
-                assert seen[tower + i].op.control_inputs == [outputs[tower + i - 1].op]
-
-    def test_training_has_none(self, graph):
-        one = Workload("toy", None, lambda features, training: features, loss=lambda outputs, labels: outputs[0, 0])
-        workload = dataclasses.replace(one, test_time_augmentation=lambda features: [(1.0, 5 * features)])
-        for training, expected in ((True, 1.0), (False, 5.0)):
-            batch = (tf.ones([2, 4]), tf.zeros([2], tf.int32))
-            [(outputs, _)] = build_towers(workload, [batch], training=training)
-            with v1.Session() as session:
-                np.testing.assert_array_equal(session.run(outputs), np.full([2, 4], expected))
-
-    def test_the_mean_over_them_is_in_full_precision(self, graph):
-        """Also in bfloat16, whose eight bits would lose the second view."""
-        built = self.built(lambda x: [(255 / 256, 0 * x + 1), (1 / 256, 0 * x + 1.5)], lambda x, training: x,
-                           dtype=tf.bfloat16)  # fmt: skip
-        with v1.Session() as session:
-            outputs = session.run(built[0])
-        np.testing.assert_array_equal(outputs, np.full([2, 4], 1 + 0.5 / 256, np.float32))
-
-    @pytest.mark.parametrize(
-        ("views", "network", "message"),
-        [
-            (lambda x: [(0.5, x), (0.4, x)], two_layers, "the weights of its views are 0.5, 0.4, which sum to 0.9"),
-            (lambda x: [(1, x)], lambda x, training: tf.cast(x, tf.int32), "outputs of dtype int32 have no mean"),
-        ],
-    )
-    def test_those_that_cannot_be_averaged_are_refused(self, graph, views, network, message):
-        with pytest.raises(GraphError, match=f"^workload toy: .*{message}"):
-            self.built(views, lambda x, training: network(tf.cast(x, tf.float32), training))
 
 
 class TestDtype:

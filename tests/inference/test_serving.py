@@ -17,8 +17,8 @@ from tower_train import export, predict
 from tower_train.config import Config, EvaluateOptions, ExportOptions
 from tower_train.data import decoding
 from tower_train.graph import devices
-from tower_train.graph.evaluation import evaluation_graph
 from tower_train.inference import saved_model, saved_run, serving
+from tower_train.inference.evaluation_graph import evaluation_graph
 
 v1 = tf.compat.v1
 SIZE = 16

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import host
-from tower_train.examples import Examples, Tensors, in_fixed_order
+from tower_train.examples import Examples, Tensors
 from tower_train.graph import elements
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
@@ -34,7 +34,7 @@ class Stream:
     Attributes:
       batches: a list over towers of (features, labels); each session.run consumes one step of all of them.
       initializer: op that puts the stream at its start; run it after variables hold their values.
-      firsts: over towers, int64 scalar: the position of its first example in training, its index in evaluation.
+      firsts: over towers, int64 scalar, the position of its first example.
       state: to save and restore, if the number of examples seen does not determine it; else None.
       renewal: ops that each step must run before it counts, which fetch the next step's batches; none if fetching a
         batch advances the stream.
@@ -93,13 +93,13 @@ def training_stream(
         features, labels = fetch(numbers.indices) if batch is None else batch
         if not transfer.augments_there:
             features = _preprocess(workload, features, numbers)
-        return _with_batch_size((features, labels), part_size)
+        return with_batch_size((features, labels), part_size)
 
     def take() -> Batches:
         batches = iterator.get_next()
         return list(batches) if parts == layout.num_towers else _divided(batches[0], layout)
 
-    iterator = _iterator(
+    iterator = iterator_over(
         steps, lambda first, *batch: tuple(part(first + i * part_size, *batch) for i in range(parts)), examples, parts
     )
     if transfer.is_staged:
@@ -115,7 +115,7 @@ def training_stream(
         features, labels = batches[i]
         with tf.device(device), tf.compat.v1.name_scope(f"tower_{i}/preprocess/"):
             features = _preprocess(workload, tf.nest.map_structure(tf.identity, features), draws(firsts[i], size))
-            batches[i] = _with_batch_size(features, size), labels
+            batches[i] = with_batch_size(features, size), labels
     notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))
     return Stream(batches, initializer, firsts, state, renewal, notes)
 
@@ -132,44 +132,7 @@ def _divided(whole: tuple[Tensors, Tensors], layout: Layout) -> Batches:
     return [tf.nest.map_structure(lambda t, i=i: t[i * size : (i + 1) * size], whole) for i in range(layout.num_towers)]
 
 
-def evaluation_stream(
-    workload: Workload, examples: Examples, tower_batch: int, num_towers: int
-) -> tuple[Stream, list[tf.Tensor]]:
-    """Makes a stream of every example once, in order of its index, prepared on the host.
-
-    Every tower always gets tower_batch examples, since not every convolution accepts none: the end is filled up with
-    the last example.
-
-    Returns:
-      The stream and, over towers, bool [tower_batch]: which examples count.
-    """
-    step_size = tower_batch * num_towers
-    if examples.elements:
-        steps = tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size)
-        steps = tf.data.Dataset.zip(steps, in_fixed_order(examples.elements()).batch(step_size))
-    else:
-        steps, fetch = tf.data.Dataset.range(0, examples.num_examples, step_size), examples.open()
-
-    def part(tower: int, first: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None):
-        places = tower * tower_batch + tf.range(tower_batch, dtype=tf.int64)
-        if batch is None:
-            places, end = places + first, examples.num_examples
-            features, labels = fetch(tf.minimum(places, end - 1))
-        else:
-            end = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-            features, labels = tf.nest.map_structure(lambda t: tf.gather(t, tf.minimum(places, end - 1)), batch)
-        features = workload.prepare(features) if workload.prepare else features
-        return _with_batch_size((features, labels, places < end), tower_batch)
-
-    iterator = _iterator(
-        steps, lambda *step: (step[0], tuple(part(i, *step) for i in range(num_towers))), examples, num_towers
-    )
-    first, parts = iterator.get_next()
-    firsts = [first + i * tower_batch for i in range(num_towers)]
-    return Stream([part[:2] for part in parts], iterator.initializer, firsts), [part[2] for part in parts]
-
-
-def _iterator(steps: tf.data.Dataset, step: Callable, examples: Examples, branches: int = 1):
+def iterator_over(steps: tf.data.Dataset, step: Callable, examples: Examples, branches: int = 1):
     """Makes an iterator over step(element of steps), which computes `branches` parts of a step at the same time."""
     # Batches computed ahead take memory and, of elements, are part of every checkpoint.
     ahead = 2 if examples.elements else min(max(2, math.ceil(host.cores() / branches)), _MOST_PARALLEL_STEPS)
@@ -183,5 +146,5 @@ def _iterator(steps: tf.data.Dataset, step: Callable, examples: Examples, branch
     return tf.compat.v1.data.make_initializable_iterator(dataset)
 
 
-def _with_batch_size(tensors: Tensors, batch: int) -> Tensors:
+def with_batch_size(tensors: Tensors, batch: int) -> Tensors:
     return tf.nest.map_structure(lambda t: tf.ensure_shape(t, [batch, *t.shape[1:]]), tensors)

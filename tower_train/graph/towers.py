@@ -24,29 +24,29 @@ def variable_dtype(dtype: tf.DType) -> tf.DType:
     return tf.float32 if dtype in (tf.bfloat16, tf.float16) else dtype
 
 
-def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf.DType, training: bool) -> tuple:
-    """Returns one tower's (outputs, loss), in the scopes it is called in.
+def tower_outputs(workload: Workload, features: Tensors, dtype: tf.DType, training: bool) -> Tensors:
+    """Returns one tower's outputs, in the scopes it is called in.
+
+    Args:
+      workload: its inference.
+      features: [tower_batch, ...]; floating-point ones are cast to dtype.
+      dtype: of the arithmetic; the outputs are in variable_dtype(dtype).
+      training: for `inference`.
+    """
+    with context.entered(dataclasses.replace(context.current(), dtype=dtype)):
+        outputs = workload.inference(_cast_floating(features, dtype), training)
+    return _cast_floating(outputs, variable_dtype(dtype))
+
+
+def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf.DType) -> tuple[Tensors, tf.Tensor]:
+    """Returns one tower's (outputs, loss) in training; GraphError if the loss is not a scalar.
 
     Args:
       workload: inference and loss.
-      features, labels: [tower_batch, ...]; floating-point features are cast to dtype.
-      dtype: of the arithmetic; the outputs and the loss are in variable_dtype(dtype).
-      training: False leaves the loss out (None), and takes the mean over the workload's views.
-
-    Raises:
-      GraphError: the loss is not a scalar, or the views cannot be averaged.
+      features, dtype: as for `tower_outputs`.
+      labels: [tower_batch, ...].
     """
-
-    def network(features: Tensors) -> Tensors:
-        with context.entered(dataclasses.replace(context.current(), dtype=dtype)):
-            outputs = workload.inference(_cast_floating(features, dtype), training)
-        return _cast_floating(outputs, variable_dtype(dtype))
-
-    if not training:
-        return (
-            _mean_over_views(workload, network, features) if workload.test_time_augmentation else network(features)
-        ), None
-    outputs = network(features)
+    outputs = tower_outputs(workload, features, dtype, training=True)
     loss = workload.loss(outputs, labels)
     if loss.shape.rank != 0:
         raise errors.GraphError(
@@ -54,11 +54,6 @@ def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf
             "the mean over the batch it was given. Reduce it with tf.reduce_mean."
         )
     return outputs, loss
-
-
-def are_of_classes(outputs: Tensors, examples: Examples) -> bool:
-    """Returns whether outputs are [batch, classes], one for each of the examples' classes."""
-    return bool(examples.class_names) and tf.is_tensor(outputs) and outputs.shape[1:] == [len(examples.class_names)]
 
 
 def check_classes(workload: Workload, examples: Examples, outputs: Tensors, function: Callable) -> None:
@@ -76,37 +71,6 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
         )
 
 
-def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> Tensors:
-    """Returns the weighted mean of the network's outputs over views. Raises GraphError if the weights do not sum to 1,
-    or the outputs are not floating point."""
-    weights, views = zip(*workload.test_time_augmentation(features), strict=True)
-    if abs(sum(weights) - 1) > 1e-6:
-        raise errors.GraphError(
-            f"workload {workload.name}: the weights of its views are {', '.join(f'{weight:g}' for weight in weights)}, "
-            f"which sum to {sum(weights):g}. They must sum to 1."
-        )
-
-    def mean(*outputs: tf.Tensor) -> tf.Tensor:
-        if not outputs[0].dtype.is_floating:
-            raise errors.GraphError(
-                f"workload {workload.name}: outputs of dtype {outputs[0].dtype.name} have no mean over views. Let "
-                "inference return floating-point outputs, or leave `test_time_augmentation` out."
-            )
-        # One sum, since TensorFlow rearranges chains of products and sums differently in different graphs.
-        factors = tf.reshape(tf.constant(weights, outputs[0].dtype), [-1] + [1] * outputs[0].shape.rank)
-        return tf.reduce_sum(tf.stack(outputs) * factors, axis=0)
-
-    outputs = []
-    with v1.name_scope("views"):
-        for view in views:
-            # In sequence: together they take twice the time on a CPU, and the memory of all their activations.
-            with tf.control_dependencies([tensor.op for tensor in tf.nest.flatten(outputs[-1:])]):
-                view = tf.nest.map_structure(tf.identity, view)
-            with v1.variable_scope(v1.get_variable_scope(), reuse=bool(outputs)):
-                outputs.append(network(view))
-        return tf.nest.map_structure(mean, *outputs)
-
-
 def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:
     return tf.nest.map_structure(lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, tensors)
 
@@ -118,13 +82,6 @@ def kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, **
     if variable.dtype.base_dtype == dtype:
         return variable
     return tf.cast(variable, dtype)
-
-
-def restored(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
-    """Gets variables whose values come from a checkpoint, without training examples and Python; a custom getter."""
-    if shape is not None:  # else the initializer is a tensor, which has it
-        initializer = v1.zeros_initializer()
-    return getter(name, shape, dtype, initializer, *args, **kwargs)
 
 
 def seeded(seed: int):

@@ -58,7 +58,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 batch, first = replica.after_last_tower((batch, first))
             draws = Draws(config.seed, first, layout.tower_batch, counters.examples_seen)
             with replica.tower(tower, towers.seeded(config.seed)), context.enter_tower(tower.index, draws) as noted:
-                outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype), training=True)
+                outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype))
                 loss_of_tower = replica.whole_loss(loss_of_tower)
                 draws.close()  # the backward pass may not draw
                 replica.add(noted, loss_of_tower, scale.gradients(replica.compute_gradients, loss_of_tower))

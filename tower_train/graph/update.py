@@ -10,7 +10,7 @@ from tower_train.graph.replica import Replica
 
 v1 = tf.compat.v1
 
-_AVERAGE = "ExponentialMovingAverage"  # the end of its name in a checkpoint
+AVERAGE = "ExponentialMovingAverage"  # the end of its name in a checkpoint
 
 
 class Counters:
@@ -103,7 +103,7 @@ def _follow(
         step = tf.cast(global_step, wide)
         return tf.cast(1.0 - tf.minimum(tf.constant(decay, wide), (1.0 + step) / (10.0 + step)), dtype)
 
-    with v1.name_scope(_AVERAGE):
+    with v1.name_scope(AVERAGE):
         shares = {dtype: share(dtype) for dtype in {average.dtype for average in averages}}
         return tf.group(*[
             average.assign_sub((average - variable) * shares[average.dtype], read_value=False)
@@ -121,12 +121,4 @@ def _create_average(variable: tf.Variable) -> tf.Variable:
         restored = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
         initial = tf.raw_ops.Switch(data=variable.initial_value, pred=is_there).output_false
         value = tf.ensure_shape(tf.raw_ops.Merge(inputs=[initial, restored]).output, variable.shape)
-        return v1.get_variable(f"{variable.op.name}/{_AVERAGE}", initializer=value, trainable=False)
-
-
-def variables_to_restore(decay: float) -> dict[str, tf.Variable]:
-    """Returns {name in a checkpoint: variable of the default graph} for using a trained network: trained weights and
-    moving statistics begin as their moving averages of this decay, or for decay 0 as they are."""
-    if decay:
-        return tf.train.ExponentialMovingAverage(decay, name=_AVERAGE).variables_to_restore()
-    return {v.op.name: v for v in v1.global_variables()}
+        return v1.get_variable(f"{variable.op.name}/{AVERAGE}", initializer=value, trainable=False)

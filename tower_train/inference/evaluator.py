@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import devices, step_failures
-from tower_train.graph.evaluation import evaluation_graph
+from tower_train.inference.evaluation_graph import evaluation_graph
 from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Workload
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tower_train.config import DeviceOptions, RunOptions
-from tower_train.graph import context, devices, towers, update
+from tower_train.graph import devices
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
 from tower_train.graph.replica import Replica
-from tower_train.inference import saved_run
+from tower_train.inference import network, saved_run
 from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Tensors, Workload
 
@@ -48,17 +48,15 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
     with tf.Graph().as_default() as graph, tf.device(HOST):
         files, features = _inputs(raw)
         prepared = workload.prepare(features) if workload.prepare else features
-        by_row = context.Context(draws=Draws("serving"))
-        with Replica().tower(Tower(0, HOST), towers.restored), context.entered(by_row):
-            outputs, _ = towers.tower_loss(workload, prepared, None, tf.as_dtype(run.dtype), training=False)
-        class_names = run.examples.class_names if towers.are_of_classes(outputs, run.examples) else ()
+        outputs = network.trained_outputs(workload, prepared, run.dtype, Replica(), Tower(0, HOST), Draws("serving"))
+        class_names = run.examples.class_names if network.are_of_classes(outputs, run.examples) else ()
         return ServingGraph(
             graph=graph,
             files=files,
             features=_named(features, "features"),
             outputs=_of_classes(outputs, class_names) if class_names else _named(outputs, "outputs"),
             class_names=class_names,
-            restored=update.variables_to_restore(run.moving_average_decay),
+            restored=network.variables_to_restore(run.moving_average_decay),
         )
 
 

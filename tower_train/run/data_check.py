@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import enumeration
-from tower_train.graph import step_failures, stream
+from tower_train.graph import step_failures
+from tower_train.inference.evaluation_graph import evaluation_stream
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -40,13 +41,13 @@ def _look_at(workload: Workload, examples: Examples) -> tuple:
     sample, parts, config = examples.sample(SAMPLE), [], v1.ConfigProto(device_count={"GPU": 0})
     config.graph_options.rewrite_options.disable_meta_optimizer = True  # takes longer than what it would speed up
     with tf.Graph().as_default(), tf.device("/cpu:0"):
-        batches, [counted] = stream.evaluation_stream(workload, sample, _BATCH, 1)
+        stream = evaluation_stream(workload, sample, _BATCH, 1)
         with v1.Session(config=config) as session:
-            session.run([v1.tables_initializer(), batches.initializer])
+            session.run([v1.tables_initializer(), stream.initializer])
             named = step_failures.named(examples.name, workload.name, may_end=True)
             with contextlib.suppress(tf.errors.OutOfRangeError), named:
                 while True:
-                    parts.append(session.run((batches.batches[0], counted)))
+                    parts.append(session.run((stream.batches[0], stream.counted[0])))
     if not parts:
         raise errors.DataError(f"{examples.name}: its dataset gives no examples.")
     joined = [tf.nest.map_structure(lambda tensor, kept=kept: tensor[kept], batch) for batch, kept in parts]

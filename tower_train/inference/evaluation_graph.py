@@ -3,16 +3,38 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import context, stream, towers, update
+from tower_train.examples import Examples, in_fixed_order
+from tower_train.graph import towers
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
 from tower_train.graph.replica import Replica
-from tower_train.workload import Examples, Tensors, Workload
+from tower_train.graph.stream import iterator_over, with_batch_size
+from tower_train.graph.transfer import Batches
+from tower_train.inference import network
+from tower_train.workload import Tensors, Workload
+
+
+class EvaluationStream(NamedTuple):
+    """Every example once, in order of its index.
+
+    Attributes:
+      batches: over towers, (features, labels); each session.run consumes one step of all of them.
+      counted: over towers, bool [tower_batch], which examples count.
+      firsts: over towers, int64 scalar, the index of its first example.
+      initializer: op that puts the stream at its start.
+    """
+
+    batches: Batches
+    counted: list[tf.Tensor]
+    firsts: list[tf.Tensor]
+    initializer: tf.Operation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +67,7 @@ def evaluation_graph(
     """Builds N towers that divide the examples among them, each example once.
 
     Args:
-      workload, examples, devices: as for training.training_graph.
+      workload, examples, devices: as for graph.training.training_graph.
       tower_batch: examples per tower and step.
       dtype: of variables and arithmetic.
       moving_average_decay: the run's; 0 restores the weights themselves, else their moving averages.
@@ -55,23 +77,22 @@ def evaluation_graph(
     """
     graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
-        source, counted = stream.evaluation_stream(workload, examples, tower_batch, len(devices.towers))
+        stream = evaluation_stream(workload, examples, tower_batch, len(devices.towers))
         replica, outputs, by_tower = Replica(), [], []
-        for i, (device, (features, labels)) in enumerate(zip(devices.towers, source.batches, strict=True)):
-            draws = Draws("evaluation", source.firsts[i], tower_batch)
-            with replica.tower(Tower(i, device), towers.restored), context.entered(context.Context(draws=draws)):
-                output, _ = towers.tower_loss(workload, features, labels, tf.as_dtype(dtype), training=False)
+        for i, (device, (features, labels)) in enumerate(zip(devices.towers, stream.batches, strict=True)):
+            draws = Draws("evaluation", stream.firsts[i], tower_batch)
+            output = network.trained_outputs(workload, features, dtype, replica, Tower(i, device), draws)
             with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
                 by_tower.append(_metrics(workload, output, labels, tower_batch))
             outputs.append(output)
 
         def gathered(by_tower: list[tf.Tensor]) -> tf.Tensor:
-            return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(counted, axis=0))
+            return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(stream.counted, axis=0))
 
-        labels = [labels for _, labels in source.batches]
+        labels = [labels for _, labels in stream.batches]
         towers.check_classes(workload, examples, outputs[0], workload.metrics)
         predictions = classes = None
-        if towers.are_of_classes(outputs[0], examples) and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
+        if network.are_of_classes(outputs[0], examples) and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
             predictions = gathered([tf.argmax(output, axis=-1) for output in outputs])
             classes = gathered([tf.cast(batch, tf.int64) for batch in labels])
         return EvaluationGraph(
@@ -79,11 +100,43 @@ def evaluation_graph(
             metrics={name: gathered([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
             predictions=predictions,
             labels=classes,
-            restored=update.variables_to_restore(moving_average_decay),
-            stream_initializer=source.initializer,
+            restored=network.variables_to_restore(moving_average_decay),
+            stream_initializer=stream.initializer,
             num_steps=math.ceil(examples.num_examples / (tower_batch * len(outputs))),
             length=tf.data.experimental.cardinality(examples.elements()) if examples.elements else None,
         )
+
+
+def evaluation_stream(workload: Workload, examples: Examples, tower_batch: int, num_towers: int) -> EvaluationStream:
+    """Makes a stream of every example once, in order of its index, prepared on the host.
+
+    Every tower always gets tower_batch examples, since not every convolution accepts none: the end is filled up with
+    the last example.
+    """
+    step_size = tower_batch * num_towers
+    if examples.elements:
+        steps = tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size)
+        steps = tf.data.Dataset.zip(steps, in_fixed_order(examples.elements()).batch(step_size))
+    else:
+        steps, fetch = tf.data.Dataset.range(0, examples.num_examples, step_size), examples.open()
+
+    def part(tower: int, first: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None):
+        places = tower * tower_batch + tf.range(tower_batch, dtype=tf.int64)
+        if batch is None:
+            places, end = places + first, examples.num_examples
+            features, labels = fetch(tf.minimum(places, end - 1))
+        else:
+            end = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+            features, labels = tf.nest.map_structure(lambda t: tf.gather(t, tf.minimum(places, end - 1)), batch)
+        features = workload.prepare(features) if workload.prepare else features
+        return with_batch_size((features, labels, places < end), tower_batch)
+
+    iterator = iterator_over(
+        steps, lambda *step: (step[0], tuple(part(i, *step) for i in range(num_towers))), examples, num_towers
+    )
+    first, parts = iterator.get_next()
+    firsts = [first + i * tower_batch for i in range(num_towers)]
+    return EvaluationStream([part[:2] for part in parts], [part[2] for part in parts], firsts, iterator.initializer)
 
 
 def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) -> dict[str, tf.Tensor]:

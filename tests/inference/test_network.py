@@ -1,0 +1,134 @@
+"""Trained networks: every example once, the mean over views, no threads that keep a session from closing."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import dataset_options_pb2
+
+from tower_train.errors import GraphError
+from tower_train.graph.draws import Draws
+from tower_train.graph.layout import Layout, Tower
+from tower_train.graph.replica import Replica
+from tower_train.graph.stream import training_stream
+from tower_train.inference.evaluation_graph import evaluation_stream
+from tower_train.inference.network import trained_outputs
+from tower_train.workload import Examples, Workload
+
+v1 = tf.compat.v1
+
+
+def build(workload, batches, dtype=tf.float32):
+    """The outputs of a tower for each batch of features, on the CPU, in the default graph."""
+    replica = Replica()
+    return [
+        trained_outputs(workload, features, dtype, replica, Tower(i, "/cpu:0"), Draws("test"))
+        for i, features in enumerate(batches)
+    ]
+
+
+def linear(features, training):
+    return features @ v1.get_variable("weights", [4, 4])
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "tower_batch", "num_towers"),
+    [(10, 4, 3), (10, 4, 1), (1, 8, 4), (12, 2, 3), (13, 2, 3), (7, 1, 8)],
+)
+def test_every_example_counts_once_and_every_batch_is_full(num_examples, tower_batch, num_towers):
+    examples = Examples.from_arrays("numbers", np.arange(num_examples), np.arange(num_examples) + 100)
+    workload = Workload("toy", None, None, prepare=lambda features: -features)
+    found, num_steps = [], 0
+    with tf.Graph().as_default(), v1.Session() as session:
+        source = evaluation_stream(workload, examples, tower_batch, num_towers)
+        session.run(source.initializer)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            while True:
+                batches, masks, firsts = session.run([source.batches, source.counted, source.firsts])
+                assert firsts == [(num_steps * num_towers + i) * tower_batch for i in range(num_towers)]
+                num_steps += 1
+                for (features, labels), mask in zip(batches, masks, strict=True):
+                    assert features.shape == labels.shape == mask.shape == (tower_batch,)
+                    np.testing.assert_array_equal(labels, 100 - features)
+                    found += list(-features[mask])
+    assert found == list(range(num_examples))
+    assert num_steps == -(-num_examples // (tower_batch * num_towers))
+
+
+class TestViews:
+    def built(self, views, inference=linear, dtype=tf.float64):
+        """The outputs of two towers on float64 features [2, 4] that differ."""
+        batches = [tf.reshape(tf.range(8.0, dtype=tf.float64), [2, 4]) + i for i in (0, 9)]
+        workload = Workload("toy", None, inference, test_time_augmentation=views)
+        return build(workload, batches, dtype)
+
+    def test_outputs_are_the_weighted_mean_over_them(self, graph):
+        """On the same variables, in every tower."""
+
+        def network(features, training):
+            assert training is False
+            return {"a": tf.square(features @ v1.get_variable("w", [4, 3], tf.float64)), "b": features[:, 0]}
+
+        built = self.built(lambda x: [(0.3, x), (0.6, -2 * x), (0.1, x + 1)], network)
+        assert len(v1.global_variables()) == 1
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            found, weights = session.run([built, v1.global_variables()[0]])
+        for outputs, first in zip(found, (0, 9), strict=True):
+            x = np.arange(8.0).reshape(2, 4) + first
+            views = [(0.3, x), (0.6, -2 * x), (0.1, x + 1)]
+            np.testing.assert_allclose(outputs["a"], sum(w * (view @ weights) ** 2 for w, view in views), rtol=1e-12)
+            np.testing.assert_allclose(outputs["b"], sum(w * view[:, 0] for w, view in views), rtol=1e-12)
+
+    def test_they_are_computed_one_after_the_other(self, graph):
+        seen, outputs = [], []
+
+        def network(features, training):
+            seen.append(features)
+            outputs.append(2 * features)
+            return outputs[-1]
+
+        self.built(lambda x: [(0.5, x), (0.25, -x), (0.25, x + 1)], network)
+        for tower in (0, 3):
+            assert seen[tower].op.control_inputs == []
+            for i in (1, 2):
+                assert seen[tower + i].op.control_inputs == [outputs[tower + i - 1].op]
+
+    def test_the_mean_over_them_is_in_full_precision(self, graph):
+        """Also in bfloat16, whose eight bits would lose the second view."""
+        built = self.built(lambda x: [(255 / 256, 0 * x + 1), (1 / 256, 0 * x + 1.5)], lambda x, training: x,
+                           dtype=tf.bfloat16)  # fmt: skip
+        with v1.Session() as session:
+            outputs = session.run(built[0])
+        np.testing.assert_array_equal(outputs, np.full([2, 4], 1 + 0.5 / 256, np.float32))
+
+    @pytest.mark.parametrize(
+        ("views", "network", "message"),
+        [
+            (lambda x: [(0.5, x), (0.4, x)], linear, "the weights of its views are 0.5, 0.4, which sum to 0.9"),
+            (lambda x: [(1, x)], lambda x, training: tf.cast(x, tf.int32), "outputs of dtype int32 have no mean"),
+        ],
+    )
+    def test_those_that_cannot_be_averaged_are_refused(self, graph, views, network, message):
+        with pytest.raises(GraphError, match=f"^workload toy: .*{message}"):
+            self.built(views, lambda x, training: network(tf.cast(x, tf.float32), training))
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_examples_by_index_start_no_tuner_for_which_a_session_would_wait_when_it_closes(kind):
+    """tf.data's tuner sleeps up to a minute, and is not always woken."""
+    examples = Examples.from_arrays("points", np.zeros([4, 2], np.float32), np.zeros(4, np.int64))
+    workload = Workload("points", None, None)
+    with tf.Graph().as_default() as graph:
+        if kind == "train":
+            training_stream(workload, examples, 0, tf.constant(0, tf.int64), Layout(2, ("/cpu:0",)))
+        else:
+            evaluation_stream(workload, examples, 2, 1)
+        found = [op.get_attr("serialized_options") for op in graph.get_operations() if op.type == "OptionsDataset"]
+    options = [dataset_options_pb2.Options.FromString(each).autotune_options for each in found]
+    assert [each.enabled for each in options if each.HasField("enabled")] == [False]
