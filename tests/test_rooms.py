@@ -15,7 +15,6 @@ MOST_LINES, MOST_ARGUMENTS = 60, 7
 EXCEPTIONS = {  # {pattern of module:function: why it may be larger}
     "tower_train.fronts.tf_estimator.*": "the arguments of the library",
     "tower_train.proof.normalization:*": "the arguments of TensorFlow's functions",
-    "tower_train.fronts.horovod:DistributedOptimizer": "the arguments of Horovod",
     "tower_train.layers:normalize": "as tf.nn.batch_normalization, with the moving statistics",
     "tower_train.options:option": "a declaration, of keywords only",
 }

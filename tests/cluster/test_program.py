@@ -80,12 +80,13 @@ def test_mistakes_are_said_in_one_line(alone):
     for arguments, message in (
         ({"op": horovod.Adasum}, "op='Adasum'.*averaged or added. Take Average or Sum"),
         ({"backward_passes_per_step": 2}, "backward_passes_per_step=2.: each pass is a step here"),
-        ({"op": horovod.Sum, "gradient_predivide_factor": 2.0}, "factor=2.0.: it is for op=Average only"),
-        ({"process_set": object()}, "process_set=.: gradients are those of all workers"),
+        ({"process_set": object()}, "process_set=.*gradients are those of all workers"),
     ):
         with pytest.raises(errors.GraphError, match=message):
             horovod.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), **arguments)
-    with pytest.raises(errors.GraphError, match="choose Average or Sum"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rate'"):
+        horovod.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), rate=1)
+    with pytest.raises(errors.GraphError, match="op='adasum'.*Take Average or Sum"):
         horovod.allreduce(tf.constant(1.0), op="adasum")
 
 
@@ -100,15 +101,12 @@ def test_sessions_that_are_not_of_the_cluster_are_refused():
             with pytest.raises(tf.errors.InvalidArgumentError) as refused:
                 session.run(reduced)
             assert "master=cluster.target" in str(program._explained(refused.value, cluster))
-            with pytest.raises(
-                errors.ConfigError, match=f"master is ''.*master=cluster.target, which is '{server.target}'"
+        for master, seen in (("", "/job:localhost/"), (server.target, "/job:worker/.*/task:0/")):
+            with (
+                v1.Session(master) as session,
+                pytest.raises(errors.ConfigError, match=f"sees {seen}.*master=.*config="),
             ):
                 distributed._check_session(session, cluster)
-        with (
-            v1.Session(server.target) as session,
-            pytest.raises(errors.ConfigError, match="sees /job:worker/.*/task:0/"),
-        ):
-            distributed._check_session(session, cluster)
 
 
 def test_keys_are_those_of_names_whatever_the_order_and_never_one_anothers():

@@ -8,11 +8,16 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts.program import Cluster, current
 from tower_train.graph import collectives
-from tower_train.graph.collectives import AllReduce, Keys
+from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import Gradient, GradientsAndVariables, name_of
 
 v1 = tf.compat.v1
+
+
+def _of_optimizer(name: str):
+    """Makes a method that is the wrapped optimizer's own."""
+    return lambda self, *args, **kwargs: getattr(self._optimizer, name)(*args, **kwargs)
 
 
 class DistributedOptimizer(v1.train.Optimizer):
@@ -56,6 +61,10 @@ class DistributedOptimizer(v1.train.Optimizer):
         self._cluster = cluster or current()
         self._track_trackable(optimizer, "base_optimizer")
 
+    apply_gradients, get_slot, get_slot_names, variables = map(
+        _of_optimizer, ("apply_gradients", "get_slot", "get_slot_names", "variables")
+    )
+
     def compute_gradients(self, *args, **kwargs) -> GradientsAndVariables:
         """Returns (mean over workers, variable) for each variable; None where the loss does not depend on it.
 
@@ -64,72 +73,59 @@ class DistributedOptimizer(v1.train.Optimizer):
         return self.average(self._optimizer.compute_gradients(*args, **kwargs))
 
     def average(self, grads_and_vars: GradientsAndVariables) -> GradientsAndVariables:
-        """Returns the means over workers of gradients as of compute_gradients."""
-        return average_over_workers(grads_and_vars, self._cluster, self._dtype, self._densify)
+        """Returns the means over workers of gradients as of compute_gradients, sparse ones with all rows.
 
-    def apply_gradients(self, *args, **kwargs) -> tf.Operation:
-        """The optimizer's own."""
-        return self._optimizer.apply_gradients(*args, **kwargs)
+        All are averaged in any step that uses one.
 
-    def get_slot(self, *args, **kwargs):
-        """The optimizer's own."""
-        return self._optimizer.get_slot(*args, **kwargs)
+        Raises:
+          GraphError: outside of a graph; two variables of one name, or a gradient whose dtype cannot be averaged.
+        """
+        if tf.executing_eagerly():
+            raise errors.GraphError(
+                "Gradients are averaged over workers in a graph only. Build one: tf.Graph().as_default()"
+            )
+        pairs = [(name_of(variable), self._sent(grad, variable), variable) for grad, variable in grads_and_vars]
+        names = [name for name, *_ in pairs]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise errors.GraphError(
+                f"{twice[0]} is the name of two variables, which workers tell apart by their names."
+            )
+        cluster, device = self._cluster, self._cluster.devices[0]
+        if cluster.size == 1:
+            return list(grads_and_vars)
+        meaning = {f"the gradient of {name}": _meaning(grad, variable) for name, grad, variable in pairs}
+        with v1.name_scope("average_over_workers"), cluster.operations(meaning):
+            local = {
+                name: _identity(grad) for name, grad, _ in sorted(pairs, key=lambda pair: pair[0]) if grad is not None
+            }
+            arrived = _counted(cluster, 0, local.values())
+            all_reduce = AllReduce(
+                [device], "collective", cluster.size, name=f"averaging {list(local)}", dtype=self._dtype
+            )
+            [means] = all_reduce.mean([list(local.values())])
+            with tf.control_dependencies([_counted(cluster, 1, [arrived, *means])]), tf.device(device):
+                by_name = dict(zip(local, map(_identity, means), strict=True))
+        return [(by_name.get(name), variable) for name, _, variable in pairs]
 
-    def get_slot_names(self) -> list[str]:
-        """The optimizer's own."""
-        return self._optimizer.get_slot_names()
+    def _sent(self, grad: Gradient, variable: tf.Variable) -> Gradient:
+        """Returns the gradient as it is sent: a dense one of a static shape."""
+        if grad is None or (isinstance(grad, tf.IndexedSlices) and not self._densify):
+            return grad
+        grad = tf.convert_to_tensor(grad)
+        if not grad.dtype.is_floating:
+            raise errors.GraphError(f"The gradient of {name_of(variable)} is {grad.dtype.name}, which has no mean.")
+        return tf.ensure_shape(grad, variable.shape)
 
-    def variables(self) -> list[tf.Variable]:
-        """The optimizer's own."""
-        return self._optimizer.variables()
+
+def _identity(grad: Gradient) -> Gradient:
+    return tf.nest.map_structure(tf.identity, grad, expand_composites=True)
 
 
-def average_over_workers(
-    grads_and_vars: GradientsAndVariables, cluster: Cluster, dtype: tf.DType | None = None, densify: bool = False
-) -> GradientsAndVariables:
-    """Returns the mean over workers of each variable's gradient, in a program's own graph, and counts such means.
-
-    Workers match gradients by the variables' names, whatever the order here. All are averaged in any step that uses
-    one.
-
-    Args:
-      grads_and_vars: of this worker; gradients of their variables' shapes, IndexedSlices or None.
-      cluster: the workers; the first device of each averages.
-      dtype: in which dense gradients are sent; None for their own.
-      densify: make IndexedSlices dense, which are gathered otherwise.
-
-    Returns:
-      The same list with means. IndexedSlices stay sparse, with the rows of all workers; None stays None.
-
-    Raises:
-      GraphError: outside of a graph; two variables of one name, or a gradient whose dtype cannot be averaged.
-    """
-    if tf.executing_eagerly():
-        raise errors.GraphError(
-            "Gradients are averaged over workers in a graph only. Build one: tf.Graph().as_default()"
-        )
-    names = [name_of(variable) for _, variable in grads_and_vars]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise errors.GraphError(f"{twice[0]} is the name of two variables, which workers tell apart by their names.")
-    if cluster.size == 1:
-        return list(grads_and_vars)
-    keys, device, local = Keys.of(v1.get_default_graph()), cluster.devices[0], {}
-    with v1.name_scope("average_over_workers"), tf.device(cluster.device):
-        with tf.control_dependencies([keys.compared(cluster.membership.agreement.compare)]):
-            for name, (grad, variable) in sorted(zip(names, grads_and_vars, strict=True), key=lambda pair: pair[0]):
-                keys.meaning[f"the gradient of {name}"] = "none"
-                if grad is not None:
-                    is_sparse = isinstance(grad, tf.IndexedSlices) and not densify
-                    local[name] = _slices(grad) if is_sparse else _of_shape(grad, variable)
-                    rows = "rows of " if is_sparse else ""
-                    keys.meaning[f"the gradient of {name}"] = rows + collectives.described(grad.dtype, variable.shape)
-        arrived = _counted(cluster, 0, local.values())
-        all_reduce = AllReduce([device], "collective", cluster.size, name=f"averaging {list(local)}", dtype=dtype)
-        [means] = all_reduce.mean([list(local.values())])
-        with tf.control_dependencies([_counted(cluster, 1, [arrived, *means])]), tf.device(device):
-            means = [_slices(mean) if isinstance(mean, tf.IndexedSlices) else tf.identity(mean) for mean in means]
-    by_name = dict(zip(local, means, strict=True))
-    return [(by_name.get(name), variable) for name, (_, variable) in zip(names, grads_and_vars, strict=True)]
+def _meaning(grad: Gradient, variable: tf.Variable) -> str:
+    if grad is None:
+        return "none"
+    rows = "rows of " if isinstance(grad, tf.IndexedSlices) else ""
+    return rows + collectives.described(grad.dtype, variable.shape)
 
 
 def _counted(cluster: Cluster, which: int, done: Iterable) -> tf.Tensor:
@@ -143,24 +139,12 @@ def _counted(cluster: Cluster, which: int, done: Iterable) -> tf.Tensor:
         return tf.numpy_function(count, [], tf.bool)
 
 
-def _slices(grad: tf.IndexedSlices) -> tf.IndexedSlices:
-    return tf.IndexedSlices(tf.identity(grad.values), grad.indices, grad.dense_shape)
-
-
-def _of_shape(grad: Gradient, variable: tf.Variable) -> tf.Tensor:
-    """Returns a dense gradient of a static shape."""
-    grad = tf.convert_to_tensor(grad)
-    if not grad.dtype.is_floating:
-        raise errors.GraphError(f"The gradient of {name_of(variable)} is {grad.dtype.name}, which has no mean.")
-    return tf.ensure_shape(grad, variable.shape)
-
-
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
     """Copies one worker's global variables to all workers, once they are initialised or restored.
 
-    It makes sure that their sessions are of the cluster, that their variables and gradients have the same names, dtypes
-    and shapes, and that known numbers are averaged correctly. If a step fails because a worker is missing, it names
-    that one; the session is not reopened, as MonitoredSession would.
+    It makes sure that their sessions are of the cluster, and that their variables and gradients have the same names,
+    dtypes and shapes. If a step fails because a worker is missing, it names that one; the session is not reopened, as
+    MonitoredSession would.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "", cluster: Cluster | None = None):
@@ -172,14 +156,12 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
           cluster: the workers; by default those of tower_train.cluster.init().
         """
         self._root, self._cluster = root_rank, cluster or current()
-        self._broadcast = None
-        self._is_open = False
+        self._broadcast, self._is_open = None, False
 
     def begin(self):
         self._is_open = False
-        if self._cluster.size == 1 or (self._broadcast and self._broadcast.graph is v1.get_default_graph()):
-            return
-        self._broadcast = broadcast_variables(v1.global_variables(), self._root, self._cluster)
+        if self._broadcast is None or self._broadcast.graph is not v1.get_default_graph():
+            self._broadcast = broadcast_variables(v1.global_variables(), self._root, self._cluster)
 
     def after_create_session(self, session, coord):
         if self._cluster.size == 1:
@@ -195,17 +177,11 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
 
 def _check_session(session: v1.Session, cluster: Cluster) -> None:
     """Raises ConfigError for a session in which a step would wait for ever, or change another worker's variables."""
-    master = session.sess_str.decode()
-    if master != cluster.target:
-        raise errors.ConfigError(
-            f"This session's master is {master!r}, where there are no other workers. Open it with "
-            f"master=cluster.target, which is {cluster.target!r}."
-        )
     local = f"{cluster.device}/"
     if others := [device.name for device in session.list_devices() if not device.name.startswith(local)]:
         raise errors.ConfigError(
-            f"This session sees {others[0]}, another worker's. Open it with config=cluster.session_config, changed as "
-            "you like."
+            f"This session sees {others[0]}, which is not this worker's. Open it with master=cluster.target, which is "
+            f"{cluster.target!r}, and config=cluster.session_config, changed as you like."
         )
 
 
@@ -229,9 +205,8 @@ def broadcast_variables(
     check_rank(root_rank, cluster)
     if cluster.size == 1:
         return tf.no_op("broadcast")
-    keys = Keys.of(v1.get_default_graph())
-    keys.meaning |= {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
-    with tf.device(cluster.device), tf.control_dependencies([keys.compared(cluster.membership.agreement.compare)]):
+    meaning = {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
+    with cluster.operations(meaning):
         return collectives.broadcast_variables(variables, cluster.size, cluster.rank == root_rank)
 
 

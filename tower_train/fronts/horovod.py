@@ -17,6 +17,18 @@ __all__ = [
 v1 = tf.compat.v1
 
 Average, Sum, Adasum = "average", "sum", "Adasum"
+_WITHOUT_EFFECT = {  # arguments of Horovod's DistributedOptimizer
+    "use_locking", "device_dense", "device_sparse", "gradient_predivide_factor", "average_aggregated_gradients",
+    "num_groups", "groups", "scale_local_gradients",
+}  # fmt: skip
+_REFUSED = {  # those with one value, and why
+    "backward_passes_per_step": (
+        1,
+        "each pass is a step here. Leave it out; a batch as large, or accumulated gradients given to "
+        "optimizer.average(), do the same.",
+    ),
+    "process_set": (None, "gradients are those of all workers. Leave it out."),
+}
 
 
 class Compression:
@@ -25,37 +37,13 @@ class Compression:
     none, fp16, bf16 = None, tf.float16, tf.bfloat16
 
 
-init = program.init
+def _of_cluster(name: str):
+    return lambda: getattr(program.current(), name)
 
 
-def is_initialized() -> bool:
-    return program.is_initialized()
-
-
-def rank() -> int:
-    return program.current().rank
-
-
-def size() -> int:
-    return program.current().size
-
-
-def local_rank() -> int:
-    return program.current().local_rank
-
-
-def local_size() -> int:
-    return program.current().local_size
-
-
-def target() -> str:
-    """Returns the master for this worker's sessions."""
-    return program.current().target
-
-
-def session_config() -> v1.ConfigProto:
-    """Returns the session configuration that this worker needs; it may be changed."""
-    return program.current().session_config
+init, is_initialized = program.init, program.is_initialized
+rank, size, local_rank, local_size = map(_of_cluster, ("rank", "size", "local_rank", "local_size"))
+target, session_config = map(_of_cluster, ("target", "session_config"))  # what this worker's sessions need
 
 
 def shutdown() -> None:
@@ -64,41 +52,27 @@ def shutdown() -> None:
 
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: v1.train.Optimizer, name: str | None = None, use_locking: bool = False, device_dense: str = "",
-    device_sparse: str = "", compression: tf.DType | None = Compression.none, sparse_as_dense: bool = False,
-    backward_passes_per_step: int = 1, op: str = Average, gradient_predivide_factor: float = 1.0,
-    average_aggregated_gradients: bool = False, num_groups: int = 0, groups=None, process_set=None,
-    scale_local_gradients: bool = True,
+    optimizer: v1.train.Optimizer, name: str | None = None, *, compression: tf.DType | None = Compression.none,
+    sparse_as_dense: bool = False, op: str = Average, **horovods,
 ) -> distributed.DistributedOptimizer:  # fmt: skip
     """Makes a tower_train.DistributedOptimizer from the arguments of Horovod 0.28.
 
     Args:
       optimizer, name, compression, sparse_as_dense: as there.
       op: Average or Sum.
-      backward_passes_per_step: 1.
-      process_set: None, for all workers.
-      gradient_predivide_factor: with Average only; the mean is the same with any, and so it has no effect.
-      use_locking, device_dense, device_sparse, average_aggregated_gradients, num_groups, groups, scale_local_gradients:
-        no effect.
+      **horovods: the others, by name; most have no effect, as the means are the same.
 
     Raises:
-      GraphError: another value.
+      GraphError: another `op`, several backward passes per step, or a process set.
+      TypeError: no argument of Horovod's.
     """
-    if op not in (Average, Sum):
-        raise errors.GraphError(
-            f"DistributedOptimizer(op={op!r}): gradients are averaged or added. Take Average or Sum."
-        )
-    if op == Sum and gradient_predivide_factor != 1.0:
-        raise errors.GraphError(
-            f"DistributedOptimizer(gradient_predivide_factor={gradient_predivide_factor}): it is for op=Average only."
-        )
-    if backward_passes_per_step != 1:
-        raise errors.GraphError(
-            f"DistributedOptimizer(backward_passes_per_step={backward_passes_per_step}): each pass is a step here. "
-            "Leave it out; a batch as large, or accumulated gradients given to optimizer.average(), do the same."
-        )
-    if process_set is not None:
-        raise errors.GraphError("DistributedOptimizer(process_set=): gradients are those of all workers. Leave it out.")
+    _check_op("DistributedOptimizer", op)
+    for argument, value in horovods.items():
+        only, reason = _REFUSED.get(argument, (value, ""))
+        if value != only:
+            raise errors.GraphError(f"DistributedOptimizer({argument}={value!r}): {reason}")
+        if argument not in _WITHOUT_EFFECT | _REFUSED.keys():
+            raise TypeError(f"DistributedOptimizer() got an unexpected keyword argument {argument!r}")
     kind = _SummingOptimizer if op == Sum else distributed.DistributedOptimizer
     return kind(optimizer, name, compression, sparse_as_dense)
 
@@ -107,10 +81,13 @@ class _SummingOptimizer(distributed.DistributedOptimizer):
     """Gives the sums over workers."""
 
     def average(self, grads_and_vars):
-        return [
-            (grad if grad is None else tf.math.scalar_mul(float(size()), grad), variable)
-            for grad, variable in super().average(grads_and_vars)
-        ]
+        means = super().average(grads_and_vars)
+        return [(grad if grad is None else tf.math.scalar_mul(float(size()), grad), v) for grad, v in means]
+
+
+def _check_op(function: str, op: str) -> None:
+    if op not in (Average, Sum):
+        raise errors.GraphError(f"{function}(op={op!r}): values are averaged or added. Take Average or Sum.")
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
@@ -126,7 +103,7 @@ def allreduce(
 
     Args:
       tensor: a number type; IndexedSlices are gathered.
-      average: False for the sum, as `op`.
+      average: False for the sum, as op=Sum.
       device_dense, device_sparse: not used.
       compression: a dtype to send it in.
       op: Average or Sum.
@@ -136,8 +113,7 @@ def allreduce(
       The same in all workers. The mean of whole numbers is rounded towards zero.
     """
     op = op or (Sum if average is False else Average)
-    if op not in (Average, Sum):
-        raise errors.GraphError(f"allreduce(op={op!r}): choose Average or Sum.")
+    _check_op("allreduce", op)
     if isinstance(tensor, tf.IndexedSlices):
         values = allgather(tensor.values, name and f"{name}/values")
         values = values / size() if op == Average else values
@@ -190,9 +166,7 @@ def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: st
     cluster = program.current()
     if cluster.size == 1:
         return tf.identity(tensor)
-    known, name = Keys.of(v1.get_default_graph()), f"{kind} {name or 'number'}"
-    name = f"{name} {known.count(name)}"
-    known.meaning[name] = meaning
-    with v1.name_scope(kind), tf.device(cluster.device):
-        with tf.control_dependencies([known.compared(cluster.membership.agreement.compare)]):
-            return make(tf.identity(tensor), cluster.size, name)
+    name = f"{kind} {name or 'number'}"
+    name = f"{name} {Keys.of(v1.get_default_graph()).count(name)}"
+    with v1.name_scope(kind), cluster.operations({name: meaning}):
+        return make(tf.identity(tensor), cluster.size, name)

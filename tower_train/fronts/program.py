@@ -1,11 +1,13 @@
 """A program with its own session, as one worker of a cluster: its rank, its devices, its end."""
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
@@ -15,6 +17,7 @@ from tower_train.cluster.task import Policy, Task, find_task
 from tower_train.config import DeviceOptions
 from tower_train.console import notice
 from tower_train.graph import devices
+from tower_train.graph.collectives import Keys
 
 v1 = tf.compat.v1
 
@@ -44,19 +47,7 @@ class Cluster:
     """
 
     def __init__(self, task: Task, placed: devices.Devices, policy: Policy, stall_timeout_secs: float):
-        """Joins the cluster and waits until all workers have.
-
-        Args:
-          task: this process's.
-          placed: its towers' devices.
-          policy: of all workers, for those that are missing.
-          stall_timeout_secs: as for `init`.
-
-        Raises:
-          ConfigError: another version of TensorFlow, or of this package, than the chief's.
-          RunError: the worker's port cannot be had.
-          WorkerError: a worker does not start, or has failed.
-        """
+        """Joins the cluster of a task and waits until all workers have; arguments and errors as for `init`."""
         self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
         self.local_rank, self.local_size = _local(task)
         self.membership = membership.join(task, placed, policy)
@@ -66,26 +57,12 @@ class Cluster:
         self._thread = threading.Thread(target=self._watch, args=[stall_timeout_secs], name="means", daemon=True)
         self.membership.__enter__()
         try:
-            self.membership.agree(_versions, 0, 0)
+            self.membership.agree(lambda: {"tower_train": __version__, "TensorFlow": tf.__version__}, 0, 0)
         except BaseException as error:
             self.shutdown(error)
             raise
         if self.size > 1:
             self._thread.start()
-
-    def _watch(self, stall_timeout_secs: float) -> None:
-        """Tells the others, in a thread, how many means there were, and what this worker has waited for since."""
-        counts, since, is_over = self.counts[:], time.monotonic(), False
-        while not is_over:  # the last look is after the end, to tell the others
-            is_over = self._ended.wait(_LOOK_SECS)
-            if counts != self.counts or not counts[0]:
-                counts, since = self.counts[:], time.monotonic()
-            arrived, averaged = counts
-            waits, seconds = arrived > averaged, time.monotonic() - since
-            self.membership.note_means(averaged, seconds if waits else 0.0)
-            is_stalled = 0 < stall_timeout_secs < seconds
-            what = failures.FOR_AVERAGING if waits else failures.FOR_PROGRAM
-            self.membership.note_stall(*((what, seconds - stall_timeout_secs) if is_stalled else ("", 0.0)))
 
     @property
     def session_config(self) -> v1.ConfigProto:
@@ -93,6 +70,18 @@ class Cluster:
         config = v1.ConfigProto()
         config.CopyFrom(self.membership.devices.session_config)
         return config
+
+    @contextlib.contextmanager
+    def operations(self, meaning: Mapping[str, str]) -> Iterator[None]:
+        """Makes operations between workers within this block, which run once all mean the same by their names.
+
+        Args:
+          meaning: {name of what is sent: its dtype and shape}.
+        """
+        keys = Keys.of(v1.get_default_graph())
+        keys.meaning |= meaning
+        with tf.device(self.device), tf.control_dependencies([keys.compared(self.membership.agreement.compare)]):
+            yield
 
     def shutdown(self, error: BaseException | None = None) -> None:
         """Leaves the cluster, for good: waits until all have ended, or tells them of an error.
@@ -120,6 +109,20 @@ class Cluster:
         finally:
             self.membership.__exit__(type(error) if error else None, error, None)
 
+    def _watch(self, stall_timeout_secs: float) -> None:
+        """Tells the others, in a thread, how many means there were, and what this worker has waited for since."""
+        counts, since, is_over = self.counts[:], time.monotonic(), False
+        while not is_over:  # the last look is after the end, to tell the others
+            is_over = self._ended.wait(_LOOK_SECS)
+            if counts != self.counts or not counts[0]:
+                counts, since = self.counts[:], time.monotonic()
+            arrived, averaged = counts
+            waits, seconds = arrived > averaged, time.monotonic() - since
+            self.membership.note_means(averaged, seconds if waits else 0.0)
+            is_stalled = 0 < stall_timeout_secs < seconds
+            what = failures.FOR_AVERAGING if waits else failures.FOR_PROGRAM
+            self.membership.note_stall(*((what, seconds - stall_timeout_secs) if is_stalled else ("", 0.0)))
+
 
 def init(
     num_gpus: int | None = None, gpus: tuple[int, ...] | None = None, worker_timeout_secs: float = 30.0,
@@ -129,10 +132,8 @@ def init(
     uses a device; later calls return the same Cluster.
 
     TF_CONFIG or Slurm's variables say which worker it is; without them it is alone, in a cluster of size 1. By default
-    the workers of one machine divide its GPUs among them.
-
-    From then on the others miss a worker that dies or sends no heartbeats: they name it in one line and end with status
-    138. An exception that ends one worker ends the others too. A program that ends waits until all have.
+    the workers of one machine divide its GPUs among them. A worker that dies or sends no heartbeats is named by the
+    others in one line, and all end with status 138. An exception that ends one ends all.
 
     Args:
       num_gpus: devices for towers in this worker: GPUs, or logical CPU devices if there are none.
@@ -143,8 +144,10 @@ def init(
         worker_timeout_secs more, and name it; 0: for ever.
 
     Raises:
-      ConfigError: TF_CONFIG or Slurm's variables contradict themselves, or missing GPUs.
-      RunError, WorkerError: as for Cluster.
+      ConfigError: TF_CONFIG or Slurm's variables contradict themselves, missing GPUs, or another version of TensorFlow
+        or of this package than the chief's.
+      RunError: the worker's port cannot be had.
+      WorkerError: a worker does not start, or has failed.
     """
     global _current
     if _current is None:
@@ -153,6 +156,18 @@ def init(
         placed = devices.place(_device_options(task, num_gpus, gpus))
         policy = Policy(worker_timeout_secs, start_timeout_secs, next_step=_NEXT_STEP)
         _current = Cluster(task, placed, policy, stall_timeout_secs)
+    return _current
+
+
+def is_initialized() -> bool:
+    """Returns whether `init` has made the cluster."""
+    return _current is not None
+
+
+def current() -> Cluster:
+    """Returns the cluster that `init` made; GraphError before that."""
+    if _current is None:
+        raise errors.GraphError("This program is in no cluster yet. Call tower_train.cluster.init() first.")
     return _current
 
 
@@ -165,18 +180,14 @@ def leave_by_status() -> None:
     """
     before, statuses = sys.excepthook, []
 
-    def say(error):
-        notice(f"error: {error}")
-        statuses.append(error.exit_status)
-
     def explain(kind, error, trace):
         if _current:
             error = _explained(error, _current)
             _current.shutdown(error)
         if isinstance(error, _IN_ONE_LINE):
-            say(error)
-            return
-        before(kind, error, trace)
+            notice(f"error: {error}")
+        else:
+            before(kind, error, trace)
         if isinstance(error, errors.UserError):
             statuses.append(error.exit_status)
 
@@ -185,7 +196,7 @@ def leave_by_status() -> None:
             if _current:
                 _current.shutdown()
         except errors.UserError as error:
-            say(error)
+            explain(type(error), error, None)
         if statuses:
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 stream.flush()
@@ -208,18 +219,6 @@ def _explained(error: BaseException, cluster: Cluster) -> BaseException:
     return cluster.membership.failure_behind(error) if may_be_anothers else error
 
 
-def is_initialized() -> bool:
-    """Returns whether `init` has made the cluster."""
-    return _current is not None
-
-
-def current() -> Cluster:
-    """Returns the cluster that `init` made; GraphError before that."""
-    if _current is None:
-        raise errors.GraphError("This program is in no cluster yet. Call tower_train.cluster.init() first.")
-    return _current
-
-
 def _local(task: Task) -> tuple[int, int]:
     """Returns (rank, size) among the workers with this one's host name."""
     names = [host.rpartition(":")[0] for host in task.hosts]
@@ -238,7 +237,3 @@ def _device_options(task: Task, num_gpus: int | None, gpus: tuple[int, ...] | No
     count = num_gpus or max(1, here // size)
     first = rank * count if count * size <= here else rank % here
     return DeviceOptions(gpus=tuple(range(first, first + count)))
-
-
-def _versions() -> dict[str, str]:
-    return {"tower_train": __version__, "TensorFlow": tf.__version__}
