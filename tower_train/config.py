@@ -133,6 +133,9 @@ class Config(DeviceOptions):
         DATA,
     )  # fmt: skip
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", DATA)
+    validation_fraction: float = option(
+        0.0, "share of the training examples to set aside for validation", DATA, minimum=0, below=1, resume="same"
+    )
     check_data: bool = option(
         True, "before a new run, look at labels and 500 examples and warn of likely mistakes", DATA
     )
@@ -280,8 +283,11 @@ class Config(DeviceOptions):
     profile_steps: tuple[int, ...] | None = option(
         None, "first and last step to profile, e.g. 10,20, for TensorBoard's profile plugin", REPORTS, minimum=1,
     )  # fmt: skip
-    eval_every_steps: int = option(0, "steps between evaluations on the test examples; 0: none", REPORTS, minimum=0)
-    eval_at_end: bool = option(False, "evaluate on the test examples after the last step too", REPORTS)
+    eval_every_steps: int = option(
+        0, "steps between evaluations on the validation examples, or else the test examples; 0: none", REPORTS,
+        minimum=0,
+    )  # fmt: skip
+    eval_at_end: bool = option(False, "evaluate after the last step too, also on the test examples", REPORTS)
 
     def check(self):
         super().check()
@@ -359,6 +365,10 @@ class RunOptions(Options):
 class EvaluateOptions(DeviceOptions, RunOptions):
     """Options of `python -m tower_train.evaluate`."""
 
+    split: str = option(
+        "auto", "examples to evaluate on: test, validation, train, or auto: test, else validation", DATA,
+        choices=("auto", "test", "validation", "train"),
+    )  # fmt: skip
     watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
     batch_size: int = option(
         256, "examples per tower and step; the result does not depend on it", RUN, minimum=1, maximum=2**24

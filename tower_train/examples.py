@@ -11,16 +11,18 @@ import tensorflow as tf
 from tower_train import errors
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension counts examples
+TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
 class DataRequest:
     """The trainer's request for examples of a workload."""
 
-    split: str  # 'train' or 'test'
+    split: str  # 'train', 'test', or 'validation' if the workload lists it in `splits`
     dataset: str = "auto"
     data_dir: str | None = None  # None: not given
     seed: int = 0
+    validation_fraction: float = 0.0  # share of the training examples to set aside for validation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,13 +106,37 @@ class Examples:
             return dataclasses.replace(
                 self, num_examples=count, elements=lambda: self.elements().take(count), of_worker=None, labels=None
             )
-        chosen = np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False))
+        return self._subset(np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False)))
 
-        def open_sample():
+    def set_aside(self, fraction: float, seed: int) -> tuple["Examples", "Examples"]:
+        """Returns (the rest, the examples set aside), a seeded choice that depends on nothing else.
+
+        Raises:
+          ConfigError: the examples come in their own order, or the fraction leaves none on one side.
+        """
+        count = round(fraction * self.num_examples)
+        if self.elements or not 0 < count < self.num_examples:
+            why = "they come in an order of their own" if self.elements else f"there are {self.num_examples} of them"
+            raise errors.ConfigError(
+                f"--validation_fraction={fraction:g}: {self.name} cannot be divided: {why}. Leave the option out"
+                + (", and let the workload itself give validation examples." if self.elements else ".")
+            )
+        order = np.random.default_rng(seed).permutation(self.num_examples)
+        kept, aside = (self._subset(np.sort(chosen)) for chosen in (order[count:], order[:count]))
+        return (
+            dataclasses.replace(kept, fingerprint=f"{self.fingerprint} less {fraction:g}"),
+            dataclasses.replace(aside, name=f"{self.name}, validation"),
+        )
+
+    def _subset(self, chosen: np.ndarray) -> "Examples":
+        """Returns the examples at these indices, int64 [count]."""
+
+        def open_subset():
             fetch = self.open()
             return lambda indices: fetch(tf.gather(tf.constant(chosen, tf.int64), indices))
 
-        return dataclasses.replace(self, num_examples=count, open=open_sample, labels=None)
+        labels = None if self.labels is None else self.labels[chosen]
+        return dataclasses.replace(self, num_examples=len(chosen), open=open_subset, labels=labels)
 
     @classmethod
     def from_arrays(cls, name: str, features: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tower_train import config, errors
-from tower_train.examples import DataRequest, Examples, Tensors
+from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest, Examples, Tensors
 from tower_train.measures import MAX, MIN, MODES, OLD_MODES, classification_metrics, softmax_cross_entropy
 from tower_train.options import Options, renamed, without_useless
 
@@ -44,7 +44,7 @@ class Workload(metaclass=renamed.TakesOldNames):
 
     Attributes:
       name: names the default train_dir.
-      examples: DataRequest -> Examples.
+      examples: DataRequest -> Examples; None for a test or validation split that is not there.
       inference: (features, training) -> outputs [batch, ...]. Weight decay is declared as a variable's `regularizer=`.
       inference_for: Examples -> inference, instead of `inference`, for a network that depends on the data, such as on
         the number of classes, or begins with values made from it (initializers.FromExamples). It gets the training
@@ -60,6 +60,7 @@ class Workload(metaclass=renamed.TakesOldNames):
       test_time_augmentation: prepared features -> (weight, features) of several views of each example, such as mirror
         images; evaluation and export take the weighted mean of the outputs over them. The weights sum to 1. None: one
         view, as it is prepared.
+      splits: the splits that `examples` knows; with 'validation' it sets DataRequest.validation_fraction aside itself.
       datasets: the allowed values of --dataset, and so of `DataRequest.dataset`.
       options: the values of its own options, a record of a subclass of Options; None if it has none.
       configure: options -> Workload, the same workload with other values of its options.
@@ -81,6 +82,7 @@ class Workload(metaclass=renamed.TakesOldNames):
     test_time_augmentation: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = dataclasses.field(
         default=None, metadata={"was": "views"}
     )
+    splits: tuple[str, ...] = dataclasses.field(default=(TRAIN, TEST), kw_only=True)
     datasets: tuple[str, ...] = ("auto",)
     inference_for: Callable[[Examples], Callable[[Tensors, bool], Tensors]] | None = None
     options: Options | None = None
@@ -106,6 +108,25 @@ class Workload(metaclass=renamed.TakesOldNames):
     def for_examples(self, examples: Examples) -> "Workload":
         """Returns this workload with the network for these examples."""
         return dataclasses.replace(self, inference=self.inference_for(examples)) if self.inference_for else self
+
+    def split(self, request: DataRequest) -> Examples | None:
+        """Returns the examples of a split; None for a test or validation split that is not there."""
+        is_divided = request.validation_fraction and VALIDATION not in self.splits and request.split != TEST
+        if is_divided:
+            examples = self.examples(dataclasses.replace(request, split=TRAIN))
+            kept, aside = examples.set_aside(request.validation_fraction, request.seed)
+            return aside if request.split == VALIDATION else kept
+        return self.examples(request) if request.split in self.splits else None
+
+    def first_split(self, request: DataRequest, splits: Sequence[str]) -> tuple[str, Examples]:
+        """Returns the first of these splits that is there, and its examples; ConfigError if there is none."""
+        for split in splits:
+            if examples := self.split(dataclasses.replace(request, split=split)):
+                return split, examples
+        raise errors.ConfigError(
+            f"workload {self.name}: there are no {' or '.join(splits)} examples to evaluate. Add some to the data, or "
+            "set a tenth of the training examples aside, with --validation_fraction=0.1 when the run begins."
+        )
 
     def with_options(self, values: Mapping[str, Any]) -> "Workload":
         """Returns this workload with some of its own options changed, by name; ConfigError for an unknown option or a

@@ -369,41 +369,55 @@ def test_a_file_that_changes_during_a_run_is_named(root):
     assert str(raised.value) == f"mine: the input failed: {path} is not what it was when the run began."
 
 
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_there_are_three_splits(root, name):
+    """Folders for validation are not tested on, and what is not there is None."""
+    assert image_files.find(root, "validation") is None
+    shutil.copytree(root / "test", root / name)
+    (root / name / "cat" / "more.png").write_bytes((root / "test" / "cat" / "patient 0-0.png").read_bytes())
+    sizes = {split: len(image_files.find(root, split).names) for split in ("train", "validation", "test")}
+    assert sizes == {"train": 18, "validation": 7, "test": 6}
+    assert image_files.find(root, "validation").split == name
+    shutil.rmtree(root / "test")
+    assert image_files.find(root, "test") is None
+
+
 def test_a_fraction_is_set_aside_by_groups(root):
     """Two of the nine groups' images straddle classes: a patient is in all three."""
     shutil.rmtree(root / "test")
-    train, test = (image_files.find(root, split, 0.3, r"patient \d+", seed=1) for split in ("train", "test"))
+    train, test = (image_files.find(root, split, 0.3, r"patient \d+", seed=1) for split in ("train", "validation"))
     assert sorted(train.names + test.names) == sorted(image_files.find(root, "train").names)
     patients = [{os.path.basename(name).split("-")[0] for name in listing.names} for listing in (train, test)]
     assert not patients[0] & patients[1] and len(patients[0] | patients[1]) == 3
     assert len(test.names) == 6, "three patients of six images each: one holds 0.3 of all"
-    chosen = {image_files.find(root, "test", 0.3, r"patient \d+", seed).names for seed in range(20)}
+    chosen = {image_files.find(root, "validation", 0.3, r"patient \d+", seed).names for seed in range(20)}
     assert len(chosen) == 3, "every patient's turn comes with some seed"
-    assert image_files.find(root, "test", 0.3, r"patient \d+", seed=1).names == test.names
-    assert set(image_files.find(root, "test", 0.3, r"patient (\d)", seed=1).names) in [set(c) for c in chosen]
+    assert image_files.find(root, "validation", 0.3, r"patient \d+", seed=1).names == test.names
+    assert set(image_files.find(root, "validation", 0.3, r"patient (\d)", seed=1).names) in [set(c) for c in chosen]
 
 
 def test_class_folders_may_lie_in_the_directory_itself(root):
     names = image_files.find(root / "train", "train").names
     assert names == image_files.find(root, "train").names
-    train, test = (image_files.find(root / "train", split, 0.4, seed=3).names for split in ("train", "test"))
+    train, test = (image_files.find(root / "train", split, 0.4, seed=3).names for split in ("train", "validation"))
     assert sorted(train + test) == sorted(names) and len(test) == 8
 
 
 @pytest.mark.parametrize(
     ("change", "options", "text"),
     [
-        (False, dict(validation_fraction=0.5), "--validation_fraction=0.5: .*/test is there to test on"),
-        (True, dict(split="test"), "holds no images to test on.*--validation_fraction=0.1"),
+        (False, dict(validation_fraction=0.5), "--validation_fraction=0.5: .*/val is there to validate on"),
         (True, dict(validation_fraction=0.5, group_pattern="("), r"--group_pattern=\(: no regular expression"),
         (True, dict(validation_fraction=0.5, group_pattern="x"), "patient 0-0.png: --group_pattern=x finds no group"),
         (True, dict(validation_fraction=0.5, group_pattern="pat"), "leaves no images of class a b to train on, of 1"),
-        (True, dict(validation_fraction=0.01), "leaves no images of class .* to test on, of 18 groups"),
+        (True, dict(validation_fraction=0.01), "leaves no images of class .* to validate on, of 18 groups"),
     ],
 )
 def test_splits_that_cannot_be_made_are_refused(root, change, options, text):
     if change:
         shutil.rmtree(root / "test")
+    else:
+        (root / "test").rename(root / "val")
     with pytest.raises(errors.UserError, match=text):
         image_files.find(root, **({"split": "train"} | options))
 

@@ -308,7 +308,7 @@ def found(mean, count, is_proportion=True, mode="max"):
 
 def test_a_warning_when_they_part_beyond_chance():
     warning = report.overfitting(found(0.95, 1000), found(0.8, 1000))
-    assert warning.startswith("*** first is 0.950 on training examples and 0.800 on the test examples:")
+    assert warning.startswith("*** first is 0.950 on training examples and 0.800 on unseen ones:")
     assert report.overfitting(found(0.95, 1000), found(0.88, 1000)) is None, "not by much"
     assert report.overfitting(found(0.95, 20), found(0.8, 20)) is None, "by chance"
     assert report.overfitting(found(0.8, 1000), found(0.95, 1000)) is None

@@ -9,7 +9,8 @@ import pytest
 
 from tower_train import errors
 from tower_train.cluster import membership
-from tower_train.inference import evaluator, report
+from tower_train.config import EvaluateOptions
+from tower_train.inference import evaluator, report, saved_run
 from tower_train.run import evaluations
 
 
@@ -113,3 +114,34 @@ def test_evaluators_are_closed_where_the_workers_do_not_agree(tmp_path, monkeypa
     with pytest.raises(errors.WorkerError, match="^worker 1 is missing$"):
         jobs.train_toy(tmp_path / "run", max_steps=4, eval_every_steps=2)
     assert len(closed) == 2  # on the test examples and on training examples
+
+
+def test_what_chooses_looks_at_validation_examples_and_the_end_at_test_examples_too(tmp_path, capsys):
+    """20 of the 96 training examples; the best is theirs, and each split has curves of its own."""
+    options = dict(validation_fraction=0.2, max_steps=20, eval_every_steps=10, keep_best=True, eval_at_end=True)
+    jobs.train_toy(tmp_path, **options)
+    found = jobs.read_json(tmp_path, "result.json")
+    assert [found[name]["num_examples"] for name in ("validation", "evaluation", "train_evaluation")] == [19, 50, 77]
+    aside = np.sort(np.random.default_rng(0).permutation(96)[:19])
+    value = precision(tmp_path, "train", aside)
+    assert found["validation"]["metrics"]["precision @ 1"]["mean"] == pytest.approx(value)
+    assert jobs.read_json(tmp_path, "best.json")["last"]["value"] == pytest.approx(value)
+    assert found["evaluation"]["metrics"]["precision @ 1"]["mean"] == pytest.approx(precision(tmp_path, "test"))
+    steps = [[event.step for event in jobs.events(tmp_path / name).Scalars("precision @ 1")]
+             for name in ("eval-validation", "eval")]  # fmt: skip
+    assert steps == [[10, 20], [20]] and "flatters" not in capsys.readouterr().out
+    [evaluation] = saved_run.evaluate_run(EvaluateOptions(train_dir=str(tmp_path), split="validation"))
+    assert evaluation.metrics["precision @ 1"].mean == pytest.approx(value) and evaluation.num_examples == 19
+    with pytest.raises(errors.RunError, match="--validation_fraction was 0.2, now 0.0"):
+        jobs.train_toy(tmp_path, max_steps=30)
+
+
+def test_choosing_on_the_test_examples_is_said_to_flatter(tmp_path, capsys):
+    jobs.train_toy(tmp_path, max_steps=2, eval_every_steps=2, keep_best=True)
+    assert "*** The best checkpoint is chosen on the test examples, which flatters it" in capsys.readouterr().out
+
+
+def test_a_split_that_is_not_there_cannot_be_evaluated(tmp_path):
+    jobs.train_toy(tmp_path, max_steps=2)
+    with pytest.raises(errors.ConfigError, match="no validation examples to evaluate.*--validation_fraction=0.1"):
+        next(saved_run.evaluate_run(EvaluateOptions(train_dir=str(tmp_path), split="validation")))

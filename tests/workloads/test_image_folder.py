@@ -1,6 +1,6 @@
 """The image-folder workload: options to network, flips that follow the stream, N towers of which are one."""
 
-import shutil
+import dataclasses
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from PIL import Image
 
 import tower_train
 from tower_train import errors
-from tower_train.workload import DataRequest
+from tower_train.examples import SPLITS, DataRequest
 from tower_train.workloads import image_folder
 
 v1 = tf.compat.v1
@@ -81,8 +81,6 @@ def test_the_folder_must_be_named():
 
 
 def test_options_reach_the_folder(data, tmp_path):
-    with pytest.raises(errors.ConfigError, match="--validation_fraction=0.5: .*test is there"):
-        workload(validation_fraction=0.5).examples(DataRequest("train", data_dir=str(data)))
     (data / "test" / "left" / "bad.png").write_text("x")
     try:
         request = DataRequest("test", data_dir=str(data))
@@ -93,13 +91,11 @@ def test_options_reach_the_folder(data, tmp_path):
         (data / "test" / "left" / "bad.png").unlink()
 
 
-@pytest.mark.parametrize("name", ["test", "val"])
-def test_an_evaluation_is_called_as_its_folder(data, tmp_path, name):
-    shutil.copytree(data, tmp_path / "data")
-    (tmp_path / "data" / "test").rename(tmp_path / "data" / name)
-    for split, expected in (("train", "train"), ("test", name)):
-        request = DataRequest(split, data_dir=str(tmp_path / "data"))
-        assert workload().examples(request).name == f"{tmp_path}/data {expected}"
-    shutil.rmtree(tmp_path / "data" / name)
-    request = DataRequest("test", data_dir=str(tmp_path / "data"))
-    assert workload(validation_fraction=0.3).examples(request).name == f"{tmp_path}/data test"
+def test_a_fraction_is_for_validation_beside_a_test_folder(data):
+    request = DataRequest("train", data_dir=str(data), validation_fraction=0.3)
+    parts = {split: workload().split(dataclasses.replace(request, split=split)) for split in SPLITS}
+    assert {split: part.num_examples for split, part in parts.items()} == {"train": 14, "validation": 6, "test": 6}
+    assert [part.name for part in parts.values()] == [f"{data} {split}" for split in SPLITS]
+    plain = {split: workload().split(DataRequest(split, data_dir=str(data))) for split in SPLITS}
+    assert (plain["train"].num_examples, plain["validation"]) == (20, None)
+    assert parts["test"] == dataclasses.replace(plain["test"], open=parts["test"].open)

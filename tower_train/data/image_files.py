@@ -10,9 +10,10 @@ import re
 import numpy as np
 
 from tower_train import errors
+from tower_train.examples import TEST, TRAIN, VALIDATION
 
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp")
-TEST_NAMES = ("test", "val", "validation", "valid")
+VALIDATION_NAMES = ("val", "validation", "valid")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Listing:
       names: paths of the images.
       labels: int32 [images].
       class_names: names of labels 0, 1, ..., sorted.
-      split: its folder's name, or train or test.
+      split: its folder's name, or train or validation.
       notice: a line on other files in the folders; empty if there are none.
     """
 
@@ -53,40 +54,40 @@ class Listing:
 
 def find(
     directory: pathlib.Path, split: str, validation_fraction: float = 0.0, group_pattern: str = "", seed: int = 0
-) -> Listing:
-    """Lists the images of a split.
+) -> Listing | None:
+    """Lists the images of a split; None if there is no such test or validation split.
 
-    The directory holds `train` and `test` (or `val`, `validation`, `valid`), each with one folder per class. Without a
-    second split, or with class folders directly in it, a fraction of the groups of images is set aside for testing.
+    The directory holds `train`, `val` (or `validation`, `valid`) and `test`, each with one folder per class, or the
+    class folders themselves, all for training. Without `val`, a fraction of the training images may be set aside.
 
     Args:
       directory: the folder of the splits.
-      split: 'train' or 'test'.
-      validation_fraction: share of the images to set aside; 0 for none.
+      split: 'train', 'validation' or 'test'.
+      validation_fraction: share of the training images to set aside for validation; 0 for none.
       group_pattern: a regular expression for the group in a file's name (its first bracket, or the whole match); images
         of one group stay together. Empty: every image is its own group.
       seed: of the choice.
 
     Raises:
       DataError: no folders, a class without images or in one split only, a name without a group.
-      ConfigError: a fraction beside a second split, none where it is needed, or a bad pattern.
+      ConfigError: a fraction beside a folder for validation, or a bad pattern.
     """
-    train = directory / "train" if (directory / "train").is_dir() else directory
-    test = next((directory / name for name in TEST_NAMES if train != directory and (directory / name).is_dir()), None)
-    if test and validation_fraction:
+    train = directory / TRAIN if (directory / TRAIN).is_dir() else directory
+    folders = {}
+    for other, names in ((VALIDATION, VALIDATION_NAMES), (TEST, (TEST,))) if train != directory else ():
+        if folder := next((directory / name for name in names if (directory / name).is_dir()), None):
+            folders[other] = folder
+            _check_same_classes(train, folder)
+    if VALIDATION in folders and validation_fraction:
         raise errors.ConfigError(
-            f"--validation_fraction={validation_fraction:g}: {test} is there to test on. Leave the option out."
+            f"--validation_fraction={validation_fraction:g}: {folders[VALIDATION]} is there to validate on. Leave the "
+            "option out."
         )
-    if test:
-        _check_same_classes(train, test)
-    if test and split == "test":
-        return _listed(test, directory, test.name)
-    if split == "test" and not validation_fraction:
-        raise errors.ConfigError(
-            f"{directory}: holds no images to test on. Name the folder that holds train and test (or "
-            f"{', '.join(TEST_NAMES[1:])}) with --data_dir, or set a tenth aside with --validation_fraction=0.1."
-        )
-    listing = _listed(train, directory, "train")
+    if split in folders:
+        return _listed(folders[split], directory, folders[split].name)
+    if split == TEST or split == VALIDATION and not validation_fraction:
+        return None
+    listing = _listed(train, directory, TRAIN)
     return _split_off(listing, split, validation_fraction, group_pattern, seed) if validation_fraction else listing
 
 
@@ -151,7 +152,7 @@ def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listin
 def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> errors.DataError:
     """Returns the error for folders that are not laid out as expected, with a tree of those that are."""
     for name in _entries(folder):
-        if any((folder / name / split).is_dir() for split in ("train", *TEST_NAMES)):
+        if any((folder / name / split).is_dir() for split in (TRAIN, TEST, *VALIDATION_NAMES)):
             there = folder / readable(name)
             return errors.DataError(f"{folder}: holds no images, but {there.name} in it does. Give --data_dir={there}.")
     return errors.LayoutError(f"""{folder}: {what}. Expected:
@@ -162,7 +163,10 @@ def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> e
   │   │   └── 2.jpg
   │   └── dogs
   │       └── ...
-  └── test       (or val; or no such folder, and --validation_fraction=0.1)
+  ├── val        (or no such folder, and --validation_fraction=0.1)
+  │   ├── cats
+  │   └── dogs
+  └── test       (may be missing)
       ├── cats
       └── dogs""")
 
@@ -179,15 +183,15 @@ def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str
         if count < fraction * len(listing.names):
             aside.add(group)
             count += sizes[group]
-    in_test = np.array([group in aside for group in groups])
+    is_aside = np.array([group in aside for group in groups])
     for label, class_name in enumerate(listing.class_names):
-        if len(set(in_test[listing.labels == label])) < 2:
-            missing = "to train on" if in_test[listing.labels == label].all() else "to test on"
+        if len(set(is_aside[listing.labels == label])) < 2:
+            missing = "to train on" if is_aside[listing.labels == label].all() else "to validate on"
             raise errors.DataError(
                 f"--validation_fraction={fraction:g} leaves no images of class {class_name} {missing}, of "
                 f"{len(sizes)} groups. Give another fraction or --seed, or smaller groups with --group_pattern."
             )
-    return dataclasses.replace(listing.subset(np.flatnonzero(in_test == (split == "test"))), split=split)
+    return dataclasses.replace(listing.subset(np.flatnonzero(is_aside == (split == VALIDATION))), split=split)
 
 
 def _groups(listing: Listing, group_pattern: str) -> list[str]:

@@ -25,7 +25,7 @@ def with_interval(name: str, metric: Metric) -> str:
 
 
 def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[str]:
-    """Formats the metrics on training examples beside those on test examples, in one line."""
+    """Formats the metrics on training examples beside those on unseen ones, in one line."""
     compared = []
     for name, metric in on_training.metrics.items():
         above = metric.mean - evaluation.metrics[name].mean
@@ -44,8 +44,8 @@ def overfitting(on_training: Evaluation, evaluation: Evaluation) -> str | None:
     if not is_known or higher.low <= lower.high or higher.mean - lower.mean <= 0.1:
         return None
     return (
-        f"*** {name} is {seen.mean:.3f} on training examples and {unseen.mean:.3f} on the test examples: the network "
-        "learns its examples by heart. Fewer epochs (--early_stopping_patience_epochs, --keep_best), weight decay, "
+        f"*** {name} is {seen.mean:.3f} on training examples and {unseen.mean:.3f} on unseen ones: the network learns "
+        "its examples by heart. Fewer epochs (--early_stopping_patience_epochs, --keep_best), weight decay, "
         "augmentations or more data help."
     )
 

@@ -1,32 +1,35 @@
-"""A run on disk in use: its workload, its test examples, its checkpoint; and its evaluation, also while it trains."""
+"""A run on disk in use: its workload, its checkpoint, its examples; and its evaluation, also while it trains."""
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from tower_train import console, errors
 from tower_train.config import EvaluateOptions, RunOptions
+from tower_train.examples import TEST, TRAIN, VALIDATION
 from tower_train.graph import devices
 from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.run_dir import best, checkpoint, directory, logs
 from tower_train.workload import DataRequest, Examples, Workload, load
 
 T = TypeVar("T")
-CURVES = "eval"  # the folder of the event files of evaluations
+RESULT_NAMES = {TEST: "evaluation", VALIDATION: "validation", TRAIN: "train_evaluation"}  # in result.json
 WATCH_SECS = 5.0  # between looks for a new checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A run on disk: its directory, its workload under the run's and the command's options, its test examples.
+    """A run on disk: its directory, its workload under the run's and the command's options, its examples to evaluate.
 
-    moving_average_decay is 0 if the weights themselves are used. takes_best: use the best checkpoint, not the newest.
+    split: of the examples. moving_average_decay is 0 if the weights themselves are used. takes_best: use the best
+    checkpoint, not the newest.
     """
 
     directory: directory.RunDirectory
     workload: Workload
+    split: str
     examples: Examples
     dtype: str
     moving_average_decay: float
@@ -55,9 +58,15 @@ class SavedRun:
         return function(newer)
 
 
-def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
-    """Finds a run, and sets this process to compute as it did. workload: None imports it by the path in options or
-    run.json.
+def read(
+    options: RunOptions, workload: Workload | None = None, splits: Sequence[str] = (TEST, VALIDATION, TRAIN)
+) -> SavedRun:
+    """Finds a run, and sets this process to compute as it did.
+
+    Args:
+      options: the run and which of its weights to take.
+      workload: the run's; None imports it by the path in options or run.json.
+      splits: the first one that is there gives the examples.
 
     Raises:
       RunError: no run there, a damaged one, or one of another workload.
@@ -85,17 +94,20 @@ def read(options: RunOptions, workload: Workload | None = None) -> SavedRun:
             "Give --workload=PATH of the one that was trained."
         )
     try:
-        workload = workload.with_options(run_json.get("workload_options", {}))
+        own_options = dict(run_json.get("workload_options", {}))
+        fraction = config.get("validation_fraction", own_options.pop("validation_fraction", 0.0))  # as 0.1 named it
+        workload = workload.with_options(own_options)
     except errors.ConfigError as error:
         raise errors.RunError(f"{run_dir.path / directory.RUN} does not fit its workload: {error}") from None
     if options.single_view:
         workload = dataclasses.replace(workload, test_time_augmentation=None)
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
     workload.check_dataset(dataset)
-    examples = workload.examples(DataRequest("test", dataset, data_dir, config["seed"]))
+    request = DataRequest(TEST, dataset, data_dir, config["seed"], fraction)
+    split, examples = workload.first_split(request, splits)
     devices.choose_kernels(config.get("deterministic", False), config.get("tensor_float_32"))
     decay = 0.0 if options.raw else config["moving_average_decay"]
-    return SavedRun(run_dir, workload, examples, config["dtype"], decay, options.best)
+    return SavedRun(run_dir, workload, split, examples, config["dtype"], decay, options.best)
 
 
 def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[Evaluation]:
@@ -114,26 +126,31 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
       RunError: no run there, no checkpoint, one of another network, or a damaged result.json.
     """
     placed = devices.place(options)  # before anything uses a device
-    run = read(options, workload)
+    run = read(options, workload, (TEST, VALIDATION) if options.split == "auto" else (options.split,))
     run.directory.read(directory.RESULT)  # raises if it is damaged
     if not options.watch:
         run.checkpoint()  # raises if there is none, before the graph is built
     evaluator = Evaluator(run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, placed)
     # What is evaluated in another way than during training has curves of its own.
-    ways = [CURVES, options.raw and "raw", options.single_view and "single_view", options.dataset]
-    writer = logs.EventWriter(run.directory.path / "-".join(filter(None, ways)))
+    ways = [options.raw and "raw", options.single_view and "single_view", options.dataset]
+    writer = logs.EventWriter(run.directory.path / "-".join(filter(None, [curves_folder(run.split), *ways])))
     with contextlib.closing(evaluator), contextlib.closing(writer):
         watched = _watched(run, evaluator)
         for evaluation in watched if options.watch else [run.use_checkpoint(evaluator.evaluate)]:
-            if _is_kept(run.directory, evaluation) or options.watch:
+            if _is_kept(run, evaluation) or options.watch:
                 write_curves(writer, evaluation)
             yield evaluation
 
 
-def _is_kept(run_dir: directory.RunDirectory, evaluation: Evaluation) -> bool:
+def curves_folder(split: str) -> str:
+    """Returns the folder of the event files of a split's evaluations."""
+    return "eval" if split == TEST else f"eval-{split}"
+
+
+def _is_kept(run: SavedRun, evaluation: Evaluation) -> bool:
     """Writes an evaluation to result.json; says so if it cannot, as on a read-only run."""
     try:
-        run_dir.update(directory.RESULT, {"evaluation": evaluation.as_dict()})
+        run.directory.update(directory.RESULT, {RESULT_NAMES[run.split]: evaluation.as_dict()})
     except errors.RunError as error:
         console.notice(console.one_line(f"the evaluation of step {evaluation.step} is shown, not kept: {error}"))
         return False

@@ -5,20 +5,23 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tower_train.config import Config
+from tower_train.examples import TEST, TRAIN, VALIDATION
 from tower_train.graph import devices
 from tower_train.inference import report
 from tower_train.inference.evaluator import Evaluation, Evaluator
-from tower_train.inference.saved_run import CURVES, write_curves
-from tower_train.run_dir import directory, logs
+from tower_train.inference.saved_run import RESULT_NAMES, curves_folder, write_curves
+from tower_train.run_dir import checkpoint, directory, logs
 from tower_train.run_dir.best import Best
 from tower_train.workload import DataRequest, Examples, Workload
 
-TEST, TRAIN = "evaluation", "train_evaluation"  # names in result.json
 TRAINING_EXAMPLES = 1000  # that each evaluation looks at: enough to see by 3 % that a network learns them by heart
 
 
 class Evaluations:
     """Evaluates checkpoints while their run trains; loads examples and builds graphs on first use.
+
+    All that chooses, the best checkpoint and early stopping, looks at validation examples, and at the test examples
+    only if there are none.
 
     Args:
       run_dir, config, workload: of the run.
@@ -27,7 +30,6 @@ class Evaluations:
     Attributes:
       best: compares the evaluations.
       pending: path of a checkpoint to evaluate before the first step; else None.
-      last: the last evaluations, by their names in result.json.
     """
 
     def __init__(self, run_dir: directory.RunDirectory, config: Config, workload: Workload, examples: Examples):
@@ -35,10 +37,11 @@ class Evaluations:
         self._last_step = config.last_step(examples.num_examples)
         patience = config.early_stopping_patience_epochs * examples.num_examples
         self.best = Best(run_dir, config.keep_best, patience, config.global_batch)
-        self._evaluators: dict[str, Evaluator] = {}
+        self._evaluators: dict[str, Evaluator] = {}  # by split
+        self._split = TEST  # that chooses
         self.pending: str | None = None
-        self.last: dict[str, Evaluation] = {}
-        self._writer = None
+        self._last: dict[str, Evaluation] = {}
+        self._writers: dict[str, logs.EventWriter] = {}
         self._has_warned = False
 
     def is_due(self, step: int) -> bool:
@@ -54,22 +57,31 @@ class Evaluations:
           trained: the variables of the training.
 
         Raises:
-          UserError: there are no test examples, an evaluation of a batch of them fails, or none could be the best.
+          UserError: there are no examples to evaluate, a batch of them cannot be evaluated, or none could be the best.
         """
         every, at_end, last_step = self._config.eval_every_steps, self._config.eval_at_end, self._last_step
         are_due = at_end and step < last_step or every and last_step // every > step // every
         lines = self._try_out(trained) if are_due or self.best.is_used else []
         is_killed = self.best.begin(step) and step % every == 0
-        done = self._run_dir.read(directory.RESULT).get(TEST, {}).get("step")
-        if is_killed or (at_end and step >= last_step and done != step):
+        result = self._run_dir.read(directory.RESULT)
+        done = [result.get(RESULT_NAMES[split], {}).get("step") for split in (VALIDATION, TEST)]
+        if is_killed or (at_end and step >= last_step and step not in done):
             self.pending = path
         return lines
 
     def _try_out(self, trained: Sequence[tf.Variable]) -> list[str]:
         self._open()
-        evaluator = self._evaluators[TEST]
-        evaluator.try_out(trained)
-        examples, lines = evaluator.examples, self.best.compare_by(*evaluator.first_metric)
+        evaluator = self._evaluators[self._split]
+        lines = self.best.compare_by(*evaluator.first_metric)
+        for split, each in self._evaluators.items():
+            if split != TRAIN:
+                each.try_out(trained)
+        examples = evaluator.examples
+        if self.best.is_used and self._split == TEST:
+            lines.append(
+                "*** The best checkpoint is chosen on the test examples, which flatters it. --validation_fraction=0.1 "
+                "sets a tenth of the training examples aside to choose on."
+            )
         if examples.class_names and not evaluator.has_confusion:
             lines.append(
                 f"*** {examples.name} has {len(examples.class_names)} classes, and the network does not give one "
@@ -80,32 +92,53 @@ class Evaluations:
         return lines
 
     def evaluate(self, path: str) -> list[str]:
-        """Evaluates a checkpoint, writes the curves and keeps the results as `last`; returns lines about them."""
+        """Evaluates a checkpoint, writes the curves and keeps the results; returns lines about them."""
         self._open()
-        if not self._writer:
-            self._writer = logs.EventWriter(self._run_dir.path / CURVES)
-        self.last = {name: evaluator.evaluate(path) for name, evaluator in self._evaluators.items()}
-        evaluation, on_training = self.last[TEST], self.last[TRAIN]
-        write_curves(self._writer, evaluation)
-        lines = report.evaluation_lines(evaluation)
-        write_curves(self._writer, on_training, prefix="train ")
+        is_last = checkpoint.step_of(path) >= self._last_step
+        due = [split for split in self._evaluators if split in (self._split, TRAIN) or is_last]
+        self._last = {split: self._evaluators[split].evaluate(path) for split in due}
+        lines = []
+        for split in [split for split in due if split != TRAIN]:
+            self._write_curves(split, split, "")
+            lines += report.evaluation_lines(self._last[split])
+        evaluation, on_training = self._last[self._split], self._last[TRAIN]
+        self._write_curves(TRAIN, self._split, "train ")
         lines += report.comparison_lines(on_training, evaluation)
         if not self._has_warned and (warning := report.overfitting(on_training, evaluation)):
             self._has_warned = True
             lines.append(warning)
         return lines + self.best.note(evaluation, path)
 
+    @property
+    def latest(self) -> Evaluation | None:
+        """The last evaluation on the test examples, or else on those that choose."""
+        return self._last.get(TEST) or self._last.get(self._split)
+
+    @property
+    def as_results(self) -> dict[str, Evaluation]:
+        """The last evaluations, by their names in result.json."""
+        return {RESULT_NAMES[split]: evaluation for split, evaluation in self._last.items()}
+
+    def _write_curves(self, split: str, beside: str, prefix: str) -> None:
+        """Adds a point to the curves of a split's evaluation, in the event files of the evaluations of a split."""
+        if beside not in self._writers:
+            self._writers[beside] = logs.EventWriter(self._run_dir.path / curves_folder(beside))
+        write_curves(self._writers[beside], self._last[split], prefix)
+
     def _open(self) -> None:
-        """Makes evaluators on the test examples and on some training examples; each builds a graph."""
+        """Makes evaluators: on the examples that choose, on the test examples at the end, and on some training
+        examples. Each builds a graph."""
         if self._evaluators:
             return
         config, trained_on = self._config, self._trained_on
-        request = DataRequest("test", trained_on.dataset, config.data_dir, config.seed)
-        evaluated = {TEST: self._workload.examples(request), TRAIN: trained_on.sample(TRAINING_EXAMPLES)}
+        request = DataRequest(TEST, trained_on.dataset, config.data_dir, config.seed, config.validation_fraction)
+        self._split, examples = self._workload.first_split(request, (VALIDATION, TEST))
+        evaluated = {self._split: examples, TRAIN: trained_on.sample(TRAINING_EXAMPLES)}
+        if config.eval_at_end and TEST not in evaluated and (test_examples := self._workload.split(request)):
+            evaluated[TEST] = test_examples
         about = config.tower_batch, config.dtype, config.moving_average_decay, devices.place(config)
-        self._evaluators = {name: Evaluator(self._workload, each, *about) for name, each in evaluated.items()}
+        self._evaluators = {split: Evaluator(self._workload, each, *about) for split, each in evaluated.items()}
 
     def close(self) -> None:
-        for resource in [*self._evaluators.values(), self._writer]:
-            if resource:
-                resource.close()
+        for resource in [*self._evaluators.values(), *self._writers.values()]:
+            resource.close()

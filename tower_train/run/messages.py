@@ -39,12 +39,13 @@ def opening_lines(
     """Returns the first lines of a run, from the content of run.json and the number of towers of each worker."""
     data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
     versions, batch, towers = run_json["versions"], run_json["global_batch"], len(devices)
-    on_cpu = not devices[0].startswith("GPU")
+    on_cpu, aside = not devices[0].startswith("GPU"), config["validation_fraction"]
     num_hosts = len((config["worker_hosts"] or "").split(","))
     least, workers = rules.parse_elastic(config["elastic"]) if config["elastic"] else (None, num_hosts)
     lines = [
         f"tower_train {versions['tower_train']} on TensorFlow {versions['tensorflow']}",
-        f"data:     {data['name']}, {data['num_examples']} examples",
+        f"data:     {data['name']}, {data['num_examples']} examples"
+        + (f" after --validation_fraction={aside:g} was set aside" if aside else ""),
         f"towers:   {towers}, on {', '.join(devices)}" + (" (no GPU is used)" if on_cpu else ""),
         f"batch:    {batch} examples a step ({towers} x {batch // towers // workers}"
         + (f" on each of {workers} workers)" if workers > 1 else ")"),

@@ -90,7 +90,7 @@ def prepare(
     manifest.check_workload(run_dir.path, before, workload, config.override)  # before its examples are downloaded
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     workload.check_dataset(dataset)
-    examples = workload.examples(DataRequest("train", dataset, config.data_dir, config.seed))
+    examples = workload.split(DataRequest("train", dataset, config.data_dir, config.seed, config.validation_fraction))
     _check_elastic(examples, config)
     config, notes = choices.resolve(config, before.get("config", {}), placed)
     graph = training_graph(workload, examples, config, placed)

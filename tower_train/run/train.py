@@ -21,7 +21,6 @@ from tower_train.options import rules
 from tower_train.proof import towers
 from tower_train.run import actions, messages, nonfinite, profile, results, saving, sessions, signals
 from tower_train.run.actions import Running, Tally
-from tower_train.run.evaluations import TEST
 from tower_train.run.hooks import UserHooks
 from tower_train.run.prepare import Start, prepare, rebuilt, with_towers_compared
 from tower_train.run.results import Result, StopReason
@@ -225,10 +224,10 @@ def conclude(start: Start, result: Result, membership: Membership) -> Result:
     if start.is_chief and result.reason is StopReason.RESIZED:
         failure = None  # a save that failed costs the steps since the one before
     elif start.is_chief:
-        failure = results.write(start.run_dir, result, start.evaluations.last)
+        failure = results.write(start.run_dir, result, start.evaluations.as_results)
         if not failure or isinstance(failure, errors.SaveError | errors.EvaluationError):
             path = start.run_json["config"]["workload"]
-            say(*messages.closing_lines(result, start.last_step, path, start.evaluations.last.get(TEST)))
+            say(*messages.closing_lines(result, start.last_step, path, start.evaluations.latest))
     if failure:
         raise failure
     known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value

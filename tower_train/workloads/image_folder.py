@@ -12,6 +12,7 @@ import tensorflow as tf
 from tower_train import errors, layers
 from tower_train.data import image_files, images
 from tower_train.data.directories import expanded
+from tower_train.examples import SPLITS
 from tower_train.options import DATA, Options, option
 from tower_train.workload import DataRequest, Draws, Examples, Workload
 from tower_train.workloads import applications
@@ -39,9 +40,6 @@ class FolderOptions(Options):
         choices=images.CACHES,
     )  # fmt: skip
     skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
-    validation_fraction: float = option(
-        0.0, "share of the images to test on, if there is no test folder", DATA, minimum=0, below=1, resume="same"
-    )
     group_pattern: str = option(
         "", "regular expression for the group (such as the patient) in a file's name; a group is not split", DATA,
         resume="same",
@@ -75,13 +73,15 @@ def workload(options: FolderOptions) -> Workload:
     own_prepare = prepare if is_small else applications.preprocessing(options.network)
     chosen = (options.network, options.image_size, options.weights, options.freeze_until)
 
-    def examples(request: DataRequest) -> Examples:
+    def examples(request: DataRequest) -> Examples | None:
         if request.data_dir is None:
             raise errors.ConfigError("--data_dir is missing. Name the folder that holds train/CLASS/*.jpeg.")
         directory = expanded(request.data_dir)
         listing = image_files.find(
-            directory, request.split, options.validation_fraction, options.group_pattern, request.seed
+            directory, request.split, request.validation_fraction, options.group_pattern, request.seed
         )
+        if not listing:
+            return None
         if not is_small and request.split == "train":
             applications.check(*chosen)  # before the images are decoded, which may take long
         examples = images.examples(
@@ -103,6 +103,7 @@ def workload(options: FolderOptions) -> Workload:
         augment=functools.partial(flip, prepare=own_prepare) if options.flip else None,
         prepare=own_prepare,
         augments_on_devices=True,
+        splits=SPLITS,
         options=options,
         configure=workload,
         recipe={"optimizer": "adam", "learning_rate": 0.001, "learning_rate_decay_factor": 1.0, "batch_size": 32},
