@@ -52,7 +52,7 @@ def test_a_signal_during_the_final_save_leaves_a_finished_run(number, tmp_path, 
 def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():
     before = [signal.getsignal(number) for number in signals.STOPPING]
     received = signals.Received()
-    with pytest.raises(ZeroDivisionError), signals.noted(received):
+    with pytest.raises(ZeroDivisionError), received.noted():
         assert received.stopping is None
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
@@ -64,7 +64,7 @@ def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():
 STUCK = """
 import ctypes
 from tower_train.run import signals
-with signals.noted(signals.Received()):
+with signals.Received().noted():
     print("ready", flush=True)
     while True:
         ctypes.CDLL(None).sleep(600)  # as a step in TensorFlow's C++: no Python handler runs meanwhile

@@ -143,15 +143,6 @@ def test_the_dense_matrix_of_an_old_result_is_read(run):
     assert len(jobs.read_json(run, "result.json")["evaluation"]["confusion"]) == 3
 
 
-def test_what_cannot_be_read_back_is_not_written(tmp_path):
-    run_dir = directory.RunDirectory(tmp_path)
-    run_dir.write("best.json", BEST)
-    message = refusal(run_dir.write, "best.json", BEST | {"metric": 5})
-    assert message.startswith(f"{tmp_path / 'best.json'} cannot be written (metric is 5, and must be text)")
-    assert run_dir.read("best.json") == BEST
-    assert [path.name for path in tmp_path.iterdir()] == ["best.json"]
-
-
 def test_lines_of_the_metrics_without_a_step_are_dropped(tmp_path):
     good = [{"step": 5, "loss": None}, {"step": 10, "loss": 0.5}]
     bad = [{"step": True}, {"step": "5"}, {"step": 1.0}, {"loss": 0.5}, [5], 5, "step"]

@@ -1,16 +1,17 @@
-"""The actions that may be due after a step: tally, check of copies, log line, summary, the end."""
+"""A start while its steps are done, and actions after a step: check of copies, log line and summary, the end."""
 
 import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.console import ProgressBar, say
+from tower_train.graph.record import StepReport
 from tower_train.run import messages
 from tower_train.run.hooks import Action, UserHooks
 from tower_train.run.prepare import Start
@@ -22,53 +23,7 @@ from tower_train.run_dir import checkpoint, logs
 v1 = tf.compat.v1
 
 
-class Tally(Action):
-    """Counts the steps, takes the time of training, and keeps what the loop and the result ask for.
-
-    Attributes:
-      step: the last that counted, over all starts.
-      loss: at the last step that was not skipped; None before one.
-      training_secs: from the beginning of this start's first step; None before its end.
-      steps_per_sec: after that step, which also prepares the graph; None before another one.
-      skipped_steps: updates that were skipped since they were not finite.
-      failed_saves: number of them.
-      failure: the error of the last save or evaluation, if it failed.
-      is_over: whether no step follows.
-    """
-
-    def __init__(self, steps_done: int):
-        self.step, self.loss, self.is_over = steps_done, None, False
-        self.training_secs = self.steps_per_sec = self.failure = None
-        self.skipped_steps = self.failed_saves = self._steps = 0
-        self._excluded_secs = 0.0
-
-    def now(self) -> float:
-        """Returns the seconds since some moment, without those of `paused`."""
-        return time.perf_counter() - self._excluded_secs
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Takes no time within this block, as of an evaluation, which would augment examples/sec."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._excluded_secs += time.perf_counter() - start
-
-    def begin(self):
-        self._began = self.now()
-
-    def __call__(self, step, report):
-        now = self.now()
-        self.step, self.training_secs = int(report.step), now - self._began
-        if self._steps:
-            self.steps_per_sec = self._steps / (now - self._first_ended)
-        else:
-            self._first_ended = now
-        self._steps += 1
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Running:
     """A start of a run while its steps are done, as their actions see it.
 
@@ -79,7 +34,12 @@ class Running:
       received: the signals so far.
       user_hooks: around each step.
       watchdog: looks whether steps end.
-      tally: the first of the actions.
+      step: the last that counted, over all starts.
+      loss: at the last step that was not skipped; None before one.
+      skipped_steps: updates that were skipped since they were not finite.
+      failed_saves: number of them.
+      failure: the error of the last save or evaluation, if it failed.
+      is_over: whether no step follows.
     """
 
     start: Start
@@ -88,7 +48,35 @@ class Running:
     received: Received
     user_hooks: UserHooks
     watchdog: StepWatchdog
-    tally: Tally
+    step: int
+    loss: float | None = None
+    skipped_steps: int = 0
+    failed_saves: int = 0
+    failure: errors.UserError | None = None
+    is_over: bool = False
+    _excluded_secs: float = 0.0
+
+    def __post_init__(self):
+        self._began, self._first_ended, self._ended = self.now(), None, None
+
+    def now(self) -> float:
+        """Returns the seconds since some moment, without those of `paused`."""
+        return time.perf_counter() - self._excluded_secs
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Takes no time within this block, as of an evaluation, which would distort examples/sec."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._excluded_secs += time.perf_counter() - start
+
+    def count(self, report: StepReport) -> None:
+        """Counts a step that has ended."""
+        self.step, self._ended = int(report.step), self.now()
+        self._first_ended = self._first_ended or self._ended
+        self.membership.note_step()
 
     def stop_reason(self) -> StopReason | None:
         """Returns the reason of this worker to end the run before its last step; None if there is none."""
@@ -102,27 +90,30 @@ class Running:
 
     def result(self, seconds: float, failure: errors.UserError | None) -> Result:
         """Returns the result, given the seconds that it took and the error that ended the steps, if any."""
-        start, tally = self.start, self.tally
+        start, steps = self.start, self.step - self.start.steps_done
         if failure:
             reason = StopReason.ERROR
-        elif tally.step >= start.last_step:
+        elif self.step >= start.last_step:
             reason = StopReason.LAST_STEP
         else:
             reason = self.stop_reason() or StopReason.ANOTHER_WORKER
         return Result(
             train_dir=str(start.run_dir.path) if start.is_chief else "",
-            step=tally.step,
-            loss=tally.loss,
-            examples_per_sec=tally.steps_per_sec and tally.steps_per_sec * start.graph.layout.global_batch,
+            step=self.step,
+            loss=self.loss,
+            # Without the first step, which also prepares the graph.
+            examples_per_sec=(steps - 1) * start.graph.layout.global_batch / (self._ended - self._first_ended)
+            if steps > 1
+            else None,
             seconds=seconds,
-            training_secs=tally.training_secs if tally.step > start.steps_done else None,
+            training_secs=self._ended - self._began if steps else None,
             reason=reason,
             checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.is_chief else None,
             data=start.examples.name,
             notice=start.examples.notice,
-            failed_saves=tally.failed_saves,
-            skipped_steps=tally.skipped_steps,
-            failure=failure or tally.failure,
+            failed_saves=self.failed_saves,
+            skipped_steps=self.skipped_steps,
+            failure=failure or self.failure,
         )
 
 
@@ -149,22 +140,25 @@ class MirrorCheck(Action):
 
 
 class Log(Action):
-    """Writes a line, a metrics.jsonl record and an event every few steps, with examples/sec since the last ones."""
+    """Writes a line, a metrics.jsonl record and an event every few steps, with examples/sec since the last ones; and
+    the summary of a step that made one."""
 
     def __init__(self, running: Running, bar: ProgressBar, metrics: logs.MetricsFile, writer: logs.EventWriter):
-        self._graph, self._tally = running.start.graph, running.tally
+        self._running, self._graph = running, running.start.graph
         self._every_steps = running.start.config.log_every_steps
         self._bar, self._metrics, self._writer = bar, metrics, writer
-        self._last_step, self._since = running.start.steps_done, self._tally.now()
+        self._last_step, self._since = running.start.steps_done, running.now()
 
     def is_due(self, step):
-        return self._bar.is_shown or step % self._every_steps == 0
+        return self._bar.is_shown or step % self._every_steps == 0 or self._running.start.is_summarized(step)
 
     def __call__(self, step, report):
+        if report.summary:
+            self._writer.add(step, summary=v1.Summary.FromString(report.summary))
         if step % self._every_steps:
             self._bar.update(step)
             return
-        layout, now, loss = self._graph.layout, self._tally.now(), float(report.loss)
+        layout, now, loss = self._graph.layout, self._running.now(), float(report.loss)
         seconds, steps = now - self._since, step - self._last_step
         self._last_step, self._since = step, now
         examples_per_sec = steps * layout.global_batch / seconds
@@ -186,14 +180,47 @@ class Log(Action):
         logs.add_scalars(self._writer, losses | rates, step)
 
 
-class Summary(Action):
-    """Writes the summary of a step that made one."""
+class Profile(Action):
+    """Profiles some steps (--profile_steps), as far as this start does them; one that fails costs the run a line."""
 
-    def __init__(self, running: Running, writer: logs.EventWriter):
-        self.is_due, self._writer = running.start.is_summarized, writer
+    def __init__(self, running: Running):
+        first, self._last = running.start.config.profile_steps or (0, 0)
+        self._running, self._first, self._is_on = running, max(first, running.step + 1), False
+
+    def begin(self):
+        if self.is_due(self._running.step):
+            self(self._running.step, None)
+
+    def is_due(self, step):
+        return self._first <= self._last and step in (self._first - 1, self._last)
 
     def __call__(self, step, report):
-        self._writer.add(step, summary=v1.Summary.FromString(report.summary))
+        if step == self._last:
+            self.close()
+        else:
+            self._is_on = self._succeeds("the profiler to start", tf.profiler.experimental.start, self._folder)
+
+    def close(self) -> None:
+        """Writes the profile that has begun, if any."""
+        if self._is_on and self._succeeds("a profile to be written", tf.profiler.experimental.stop):
+            say(
+                f"Profiled: steps {self._first} to {min(self._last, self._running.step)}, for `tensorboard "
+                f"--logdir={self._folder}` with tensorboard-plugin-profile installed."
+            )
+        self._is_on = False
+
+    @property
+    def _folder(self) -> str:
+        return str(self._running.start.run_dir.path)
+
+    def _succeeds(self, what: str, function: Callable, *args) -> bool:
+        try:
+            with self._running.paused(), self._running.watchdog.doing(what):
+                function(*args)
+        except (tf.errors.OpError, OSError) as error:
+            say(f"*** --profile_steps: no profile ({errors.reason(error)}). The run goes on.")
+            return False
+        return True
 
 
 class Stop(Action):
@@ -205,7 +232,7 @@ class Stop(Action):
 
     def begin(self):
         # A process by itself may do no step at all.
-        self._running.tally.is_over = not self._request and self._running.stop_reason() in (
+        self._running.is_over = not self._request and self._running.stop_reason() in (
             StopReason.NO_GAIN, StopReason.SESSION_HOOK,
         )  # fmt: skip
 
@@ -216,4 +243,4 @@ class Stop(Action):
                 self._running.session.run(self._request)
                 self._has_asked = True
             is_over = report.stopping > 0
-        self._running.tally.is_over = is_over
+        self._running.is_over = is_over

@@ -28,11 +28,11 @@ class Guard(Action):
 
     def __init__(self, running: Running):
         self._start, config = running.start, running.start.config
-        self._skips, self._tally, self._in_a_row = config.on_nonfinite == "skip", running.tally, 0
+        self._skips, self._running, self._in_a_row = config.on_nonfinite == "skip", running, 0
 
     def __call__(self, step, report):
         if report.finite.all():
-            self._in_a_row, self._tally.loss = 0, float(report.loss)
+            self._in_a_row, self._running.loss = 0, float(report.loss)
             return
         if report.loss_scale and report.loss_scale.overflowed:
             say(f"*** loss scale: too great at step {step}, which is skipped; now {report.loss_scale.scale:g}.")
@@ -47,11 +47,12 @@ class Guard(Action):
         )
         if not self._skips:
             raise errors.NonFiniteError(f"{about}. {_UNTOUCHED}")
-        self._tally.skipped_steps += 1
+        self._running.skipped_steps += 1
         self._in_a_row += 1
         if self._in_a_row == _MOST_IN_A_ROW:
             raise errors.NonFiniteError(f"{about}. It is number {self._in_a_row} in a row. {_UNTOUCHED}")
-        say(f"*** {about}. Skipped: the variables are as before; {self._tally.skipped_steps} skipped since this start.")
+        skipped = f"{self._running.skipped_steps} skipped since this start"
+        say(f"*** {about}. Skipped: the variables are as before; {skipped}.")
 
 
 def check_variables(session: v1.Session, graph: TrainingGraph, step: int) -> None:

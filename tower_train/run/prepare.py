@@ -13,6 +13,7 @@ from tower_train.console import enumeration
 from tower_train.graph import elements
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
+from tower_train.options import as_text
 from tower_train.proof.towers import compare_towers
 from tower_train.run import choices, data_check, messages
 from tower_train.run.evaluations import Evaluations
@@ -24,25 +25,6 @@ _COMPARED = "compared_with_one_tower"  # key of run.json
 
 
 @dataclasses.dataclass(frozen=True)
-class ResumePoint:
-    """The checkpoint at which a start begins.
-
-    Attributes:
-      checkpoints: saves the graph's variables.
-      path: of the checkpoint to restore; None at step 0.
-      step: the last step done.
-      restore: sets all variables in a session from the checkpoint; None at step 0.
-      notes: lines about damaged checkpoints and variables that the checkpoint lacks.
-    """
-
-    checkpoints: checkpoint.Checkpoints
-    path: str | None = None
-    step: int = 0
-    restore: Callable[[tf.compat.v1.Session], None] | None = None
-    notes: Sequence[str] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Start:
     """One start of a run in one worker, ready for its steps.
 
@@ -51,7 +33,8 @@ class Start:
     Attributes:
       steps_done: of earlier starts; final once the start is announced, as is `end`.
       end: the last step of this start.
-      resumed: the checkpoint to begin at; None but in the chief.
+      checkpoints: saves the graph's variables; None but in the chief.
+      restore: sets all variables in a session from the checkpoint to begin at; None without one.
       evaluations: of the run's checkpoints; None but in the chief.
     """
 
@@ -65,12 +48,13 @@ class Start:
     last_step: int
     steps_done: int = 0
     end: int = 0
-    resumed: ResumePoint | None = None
+    checkpoints: checkpoint.Checkpoints | None = None
+    restore: Callable[[tf.compat.v1.Session], None] | None = None
     evaluations: Evaluations | None = None
 
     @property
     def is_chief(self) -> bool:
-        return self.resumed is not None
+        return self.checkpoints is not None
 
     def is_summarized(self, step: int) -> bool:
         """Returns whether a step makes a summary, which only the chief writes."""
@@ -108,10 +92,8 @@ def prepare(
 def rebuilt(start: Start, membership: Membership) -> Start:
     """Returns the start with a graph for the membership's devices, which are others than when it was prepared."""
     graph = training_graph(start.workload, start.examples, start.config, membership.devices)
-    if not start.is_chief:
-        return dataclasses.replace(start, graph=graph)
-    resumed = _resume_point(start.run_dir, graph, start.config, is_known=True)
-    return dataclasses.replace(start, graph=graph, resumed=resumed)
+    start = dataclasses.replace(start, graph=graph)
+    return _resumed(start, is_known=True)[0] if start.is_chief else start
 
 
 def with_towers_compared(start: Start) -> Start:
@@ -125,25 +107,22 @@ def with_towers_compared(start: Start) -> Start:
 
 def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
     """Adds the chief's parts. before: run.json of the last start."""
-    config, run_dir, workload, examples = start.config, start.run_dir, start.workload, start.examples
-    notes = start.notes + manifest.check_resume(run_dir.path, before, start.run_json, config.override, workload.options)
-    resumed = _resume_point(run_dir, start.graph, config, is_known=bool(before))
-    notes += resumed.notes
+    config, workload = start.config, start.workload
+    notes = manifest.check_resume(start.run_dir.path, before, start.run_json, config.override, workload.options)
+    start, path, fit_notes = _resumed(start, is_known=bool(before))
+    notes = start.notes + notes + fit_notes
     if config.profile_steps and config.profile_steps[0] > start.last_step:
         raise errors.ConfigError(
-            f"--profile_steps={','.join(map(str, config.profile_steps))}: the run ends at step {start.last_step}. "
-            "Choose earlier steps, or train longer."
+            f"--profile_steps={as_text(config.profile_steps)}: the run ends at step {start.last_step}. Choose earlier "
+            "steps, or train longer."
         )
-    if config.check_data and not resumed.path:
-        notes += data_check.warnings(workload, examples)
-    evaluations = Evaluations(run_dir, config, workload, examples)
+    if config.check_data and not path:
+        notes += data_check.warnings(workload, start.examples)
+    evaluations = Evaluations(start.run_dir, config, workload, start.examples)
     stack.callback(evaluations.close)
-    notes += evaluations.begin(resumed.step, resumed.path, start.graph.saved.variables)
+    notes += evaluations.begin(start.steps_done, path, start.graph.saved.variables)
     kept = {_COMPARED: before[_COMPARED]} if _COMPARED in before else {}
-    return dataclasses.replace(
-        start, notes=notes, steps_done=resumed.step, resumed=resumed, evaluations=evaluations,
-        run_json=start.run_json | kept,
-    )  # fmt: skip
+    return dataclasses.replace(start, notes=notes, evaluations=evaluations, run_json=start.run_json | kept)
 
 
 def _check_elastic(examples: Examples, config: Config) -> None:
@@ -155,31 +134,36 @@ def _check_elastic(examples: Examples, config: Config) -> None:
         )
 
 
-def _resume_point(run_dir: directory.RunDirectory, graph: TrainingGraph, config: Config, is_known: bool) -> ResumePoint:
+def _resumed(start: Start, is_known: bool) -> tuple[Start, str | None, list[str]]:
     """Finds the newest intact checkpoint in a locked directory, for a graph that is not finalised.
 
     With --override it may be of another program (is_known: there was a run.json) or lack variables.
 
+    Returns:
+      The start at the checkpoint's step; its path, None without one; lines about damaged checkpoints and variables
+        that it lacks.
+
     Raises:
       RunError: the checkpoint is none of this run, or none is intact.
     """
+    graph, folder, override = start.graph, start.run_dir.path, start.config.override
     with graph.graph.as_default():
-        checkpoints = checkpoint.Checkpoints(run_dir.path, graph.saved.variables, config.keep_checkpoints)
-        newest = checkpoint.latest(run_dir.path)
+        checkpoints = checkpoint.Checkpoints(folder, graph.saved.variables, start.config.keep_checkpoints)
+        start, newest = dataclasses.replace(start, checkpoints=checkpoints), checkpoint.latest(folder)
         if not newest:
-            return ResumePoint(checkpoints)
-        if not is_known and not config.override:
+            return start, None, []
+        if not is_known and not override:
             raise errors.RunError(
-                f"--train_dir={run_dir.path} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of "
-                "this program. Give another directory, or --override to start from that checkpoint."
+                f"--train_dir={folder} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of this "
+                "program. Give another directory, or --override to start from that checkpoint."
             )
-        newest, notes = checkpoint.newest_intact(run_dir.path)
-        if not config.override:
+        newest, notes = checkpoint.newest_intact(folder)
+        if not override:
             _check_positions(graph, newest, checkpoint.variable_names(newest))
-        restore, fresh = checkpoints.plan_restore(newest, config.override)
+        restore, fresh = checkpoints.plan_restore(newest, override)
         if fresh:
             notes.append(f"Not in {newest}, initialised afresh: {enumeration(fresh, _MOST_NAMES)}.")
-        return ResumePoint(checkpoints, newest, checkpoint.step_of(newest), restore, notes)
+        return dataclasses.replace(start, steps_done=checkpoint.step_of(newest), restore=restore), newest, notes
 
 
 def _check_positions(graph: TrainingGraph, path: str, saved: Sequence[str]) -> None:

@@ -45,19 +45,19 @@ class Saver(Action):
         if step != self._saved_step:
             self._save(step)
         if self._save_error:
-            self._running.tally.failure = save_error(step, self._save_error)
+            self._running.failure = save_error(step, self._save_error)
         elif self._evaluation_error:
-            self._running.tally.failure = errors.EvaluationError(
+            self._running.failure = errors.EvaluationError(
                 f"training ended at step {step} and is saved, but the last evaluation failed: "
                 f"{errors.reason(self._evaluation_error)}. Mend that, then evaluate it with `python -m "
                 "tower_train.evaluate`."
             )
-            self._running.tally.failure.__cause__ = self._evaluation_error
+            self._running.failure.__cause__ = self._evaluation_error
 
     def _evaluate(self, path: str) -> None:
         self._evaluation_error = None
         try:
-            with self._running.tally.paused(), self._running.watchdog.doing("an evaluation"):
+            with self._running.paused(), self._running.watchdog.doing("an evaluation"):
                 say(*self._start.evaluations.evaluate(path))
         except Exception as error:  # the workload's code may raise anything; the training has not failed
             self._evaluation_error = error
@@ -69,10 +69,10 @@ class Saver(Action):
             with self._running.watchdog.doing("a save"):
                 path = self._write(step)
         except (tf.errors.OpError, OSError) as error:
-            self._running.tally.failed_saves += 1
+            self._running.failed_saves += 1
             self._save_error = f"the checkpoint of step {step} could not be saved ({errors.reason(error)})"
             say(
-                f"*** Failed save number {self._running.tally.failed_saves}: {self._save_error}. Those from before "
+                f"*** Failed save number {self._running.failed_saves}: {self._save_error}. Those from before "
                 "stay; the run goes on and tries again at the next save."
             )
             return None
@@ -89,7 +89,7 @@ class Saver(Action):
             session.run(state.write)
             if board:
                 sessions.assign(session, state.variables[1:], board.collect(step))
-        return self._start.resumed.checkpoints.save(session, step)
+        return self._start.checkpoints.save(session, step)
 
 
 class SendPosition(Action):
@@ -98,19 +98,16 @@ class SendPosition(Action):
 
     def __init__(self, running: Running):
         self._session, self._board, self._config = running.session, running.membership.board, running.start.config
-        self._state, self._sent_step = running.start.graph.stream.state, running.start.steps_done or None
+        self._state, self._sent_step = running.start.graph.stream.state, running.step or None
 
     def is_due(self, step):
         return self._state is not None and self._config.is_saved(step)
 
     def __call__(self, step, report):
-        self._send(step)
-
-    def end(self, step):
-        if self._state and step != self._sent_step:
-            self._send(step)
-
-    def _send(self, step: int) -> None:
         self._session.run(self._state.write)
         self._board.send(step, self._session.run(self._state.variables[self._state.worker]))
         self._sent_step = step
+
+    def end(self, step):
+        if self._state and step != self._sent_step:
+            self(step, None)

@@ -9,6 +9,7 @@ from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run.hooks import UserHooks
+from tower_train.run.watchdog import StepWatchdog
 
 v1 = tf.compat.v1
 
@@ -88,16 +89,26 @@ def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> 
 
 
 def one_step(
-    session: v1.Session, graph: TrainingGraph, user_hooks: UserHooks, is_summarized: Callable[[int], bool]
-) -> Callable[[int], StepReport]:
+    session: v1.Session, graph: TrainingGraph, user_hooks: UserHooks, is_summarized: Callable[[int], bool],
+    watchdog: StepWatchdog,
+) -> Callable[[int], StepReport]:  # fmt: skip
     """Returns a function that does a step, of a number, and returns its report in numpy values.
 
     Without users' hooks TensorFlow is called directly: Session.run would look each time at what to fetch.
     """
     report, with_summary = graph.report, graph.report._replace(summary=graph.summary)
     if user_hooks:
-        return lambda step: user_hooks.run(graph.train_op, with_summary if is_summarized(step) else report)
-    plain_step = session.make_callable((graph.train_op, report))
-    summarized_step = session.make_callable((graph.train_op, with_summary)) if graph.summary is not None else None
+        calls = [lambda fetches=fetches: user_hooks.run(graph.train_op, fetches) for fetches in (report, with_summary)]
+    else:
+        plain = session.make_callable((graph.train_op, report))
+        summarized = session.make_callable((graph.train_op, with_summary)) if graph.summary is not None else plain
+        calls = [lambda: plain()[1], lambda: summarized()[1]]
 
-    return lambda step: (summarized_step if is_summarized(step) else plain_step)()[1]
+    def do(step: int) -> StepReport:
+        watchdog.begin_step()
+        with tf.profiler.experimental.Trace("train", step_num=step, _r=1):  # marks it in a profile
+            report = calls[is_summarized(step)]()
+        watchdog.end_step()
+        return report
+
+    return do

@@ -1,7 +1,6 @@
 """SIGINT and SIGTERM end a run after the current step, a second SIGINT at once."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import threading
@@ -10,9 +9,8 @@ from collections.abc import Iterator
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
-@dataclasses.dataclass
 class Received:
-    """The signal received so far.
+    """The signals received so far.
 
     Attributes:
       stopping: the first SIGINT or SIGTERM, or None.
@@ -20,36 +18,34 @@ class Received:
 
     stopping: signal.Signals | None = None
 
-    def note(self, number: int, _frame) -> None:
-        """Handles a signal."""
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Only notes SIGINT and SIGTERM within this block, except a second SIGINT.
+
+        That one ends the process at once, also inside a step: a thread reads signal numbers as they come, since Python
+        calls signal handlers only between its own instructions.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Python delivers signals to the main thread only
+            return
+        before = {number: signal.signal(number, self._note) for number in STOPPING}
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        fd_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        watcher = threading.Thread(target=_leave_at_second_interrupt, args=[reading], name="signals", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(fd_before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(writing)
+            watcher.join()
+            os.close(reading)
+
+    def _note(self, number: int, _frame) -> None:
         self.stopping = self.stopping or signal.Signals(number)
-
-
-@contextlib.contextmanager
-def noted(received: Received) -> Iterator[None]:
-    """Only notes SIGINT and SIGTERM within this block, except a second SIGINT.
-
-    That one ends the process at once, also inside a step: a thread reads signal numbers as they come, since Python
-    calls signal handlers only between its own instructions.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python delivers signals to the main thread only
-        return
-    before = {number: signal.signal(number, received.note) for number in STOPPING}
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    fd_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    watcher = threading.Thread(target=_leave_at_second_interrupt, args=[reading], name="signals", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(fd_before)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(writing)
-        watcher.join()
-        os.close(reading)
 
 
 def _leave_at_second_interrupt(reading: int) -> None:

@@ -19,8 +19,8 @@ from tower_train.graph import devices, step_failures, summaries
 from tower_train.graph.record import StepReport
 from tower_train.options import rules
 from tower_train.proof import towers
-from tower_train.run import actions, messages, nonfinite, profile, results, saving, sessions, signals
-from tower_train.run.actions import Running, Tally
+from tower_train.run import actions, messages, nonfinite, results, saving, sessions, signals
+from tower_train.run.actions import Running
 from tower_train.run.hooks import UserHooks
 from tower_train.run.prepare import Start, prepare, rebuilt, with_towers_compared
 from tower_train.run.results import Result, StopReason
@@ -66,6 +66,7 @@ def train(
     hosts, index = (None, None) if task.is_alone else (",".join(task.hosts), task.index)
     config = dataclasses.replace(config, worker_hosts=hosts, task_index=index)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    run_dir.check_files()
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
     received = signals.Received()
     leave = functools.partial(_leave_at_once, received, if_stuck)
@@ -78,7 +79,7 @@ def train(
             start = announce(prepare(path, workload, config, run_dir, membership, stack), membership)
         except RunOver as over:
             return Result("", over.step, None, None, 0.0, StopReason(over.stopped_by), None)
-        with signals.noted(received):
+        with received.noted():
             try:
                 result = run(start, UserHooks(session_hooks, after_step), received, membership)
                 result = conclude(start, result, membership)
@@ -148,7 +149,6 @@ def run(start: Start, user_hooks: UserHooks, received: signals.Received, members
         stack.enter_context(graph.graph.as_default())
         stack.callback(user_hooks.close)
         user_hooks.extend_graph()
-        restore = start.resumed.restore if start.is_chief else None  # the others get the chief's values
         # A step with an all-reduce may have to be ended.
         is_averaged = graph.layout.num_workers > 1 or start.config.variable_update == "mirrored"
         note_stall = membership.note_stall if is_averaged else lambda what, seconds: None
@@ -156,12 +156,11 @@ def run(start: Start, user_hooks: UserHooks, received: signals.Received, members
         with (
             membership.failures_named(),
             step_failures.named(graph.examples.name, start.workload.name),
-            sessions.open_session(graph, membership, start.last_step, restore) as session,
+            sessions.open_session(graph, membership, start.last_step, start.restore) as session,
         ):
-            watchdog.session_opened(session)
+            watchdog.session = session
             user_hooks.session_created(session)
-            tally = Tally(start.steps_done)
-            running = Running(start, session, membership, received, user_hooks, watchdog, tally)
+            running = Running(start, session, membership, received, user_hooks, watchdog, start.steps_done)
             try:
                 do_steps(running, actions_of(running, stack))
             except (errors.NonFiniteError, errors.MirrorError) as error:
@@ -172,7 +171,6 @@ def run(start: Start, user_hooks: UserHooks, received: signals.Received, members
 def actions_of(running: Running, stack: contextlib.ExitStack) -> list[actions.Action]:
     """Makes the actions that may be due after a step, in their order; what they open is closed with the stack."""
     return [
-        running.tally,
         nonfinite.Guard(running),  # so early, as a step that ends the run is neither logged nor saved
         actions.MirrorCheck(running),
         *(_chiefs_actions(running, stack) if running.start.is_chief else [saving.SendPosition(running)]),
@@ -193,29 +191,29 @@ def _chiefs_actions(running: Running, stack: contextlib.ExitStack) -> list[actio
         writer.add(0, graph_def=summaries.drawing(start.graph.graph))
     return [
         actions.Log(running, bar, metrics, writer),
-        actions.Summary(running, writer),
-        stack.enter_context(contextlib.closing(profile.Profiler(running))),
+        stack.enter_context(contextlib.closing(actions.Profile(running))),
         saving.Saver(running, metrics, writer),
     ]
 
 
 def do_steps(running: Running, due_actions: Sequence[actions.Action]) -> None:
     """Does the steps, each of them followed by the actions that are due."""
-    start, tally = running.start, running.tally
-    one_step = sessions.one_step(running.session, start.graph, running.user_hooks, start.is_summarized)
+    start = running.start
+    one_step = sessions.one_step(
+        running.session, start.graph, running.user_hooks, start.is_summarized, running.watchdog
+    )
     for action in due_actions:
         action.begin()
     for step in range(start.steps_done + 1, start.end + 1):
-        if tally.is_over:
+        if running.is_over:
             break
-        with running.watchdog.step(), tf.profiler.experimental.Trace("train", step_num=step, _r=1):
-            report = one_step(step)
-        running.membership.note_step()
+        report = one_step(step)
+        running.count(report)
         for action in due_actions:
             if action.is_due(step):
                 action(step, report)
     for action in due_actions:
-        action.end(tally.step)
+        action.end(running.step)
 
 
 def conclude(start: Start, result: Result, membership: Membership) -> Result:

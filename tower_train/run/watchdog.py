@@ -32,6 +32,9 @@ class StepWatchdog:
       counts: TrainingGraph.progress.
       note_stall: tells the others.
       clock: seconds since some moment.
+
+    Attributes:
+      session: is asked for the progress of a step that does not end; to be set when it is open.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class StepWatchdog:
     ):  # fmt: skip
         self._timeout, self._counts, self._note_stall, self._clock = timeout_secs, counts, note_stall, clock
         self._doing, self._since, self._stalled_since = "the session to begin", clock(), None
-        self._session, self._started = None, 0
+        self.session, self._started = None, 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -55,18 +58,8 @@ class StepWatchdog:
         if self._timeout:
             self._thread.join(_END_SECS)
 
-    def session_opened(self, session: v1.Session) -> None:
-        """Takes the session, which is asked for the progress of a step that does not end."""
-        self._session = session
-
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Watches a step, done within this block."""
-        self.begin_step()
-        yield
-        self.end_step()
-
     def begin_step(self) -> None:
+        """Watches a step, until `end_step`."""
         self._started += 1
         self._begin(_STEP)
 
@@ -111,7 +104,7 @@ class StepWatchdog:
         """Returns what the step under way waits for."""
         try:
             options = v1.RunOptions(timeout_in_ms=_ASK_SECS * 1000)
-            counts = self._session.run(dict(self._counts), options=options)
+            counts = self.session.run(dict(self._counts), options=options)
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
             return f"a step whose session does not answer ({errors.reason(error)})"
         behind = [name for name, count in counts.items() if count < self._started]

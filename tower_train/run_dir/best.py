@@ -13,13 +13,10 @@ from tower_train import errors
 from tower_train.measures import MAX
 from tower_train.run_dir import checkpoint, directory, disk, logs
 
-_FOLDER = "best"
-
 
 def path(run_dir: directory.RunDirectory) -> str:
     """Returns the path of the best checkpoint; RunError if none was kept."""
-    folder = run_dir.path / _FOLDER
-    checkpoint.check_files(folder)
+    folder = run_dir.path / directory.BEST_FOLDER
     best = folder / f"{checkpoint.PREFIX}-{run_dir.read(directory.BEST).get('best', {}).get('step')}"
     if str(best) not in checkpoint.existing(folder):
         raise errors.RunError(
@@ -84,7 +81,7 @@ class Best:
         last = {"step": evaluation.step, "examples": evaluation.step * self._global_batch, "value": metric.mean}
         best = self._state.get("best")
         is_best = best is None or _rank(metric.mean, metric.mode) > _rank(best["value"], metric.mode)
-        folder = self._run_dir.path / _FOLDER
+        folder = self._run_dir.path / directory.BEST_FOLDER
         try:
             if is_best and self._keep:
                 _copy(path, folder)

@@ -24,8 +24,7 @@ _TEMPORARY = re.compile(
 
 def latest(train_dir: pathlib.Path) -> str | None:
     """Returns the path of the newest complete checkpoint; None if none was saved. Raises RunError if checkpoints were
-    saved, but all are gone, or another kind of file is in the place of one."""
-    check_files(train_dir)
+    saved, but all are gone."""
     paths = existing(train_dir) or existing(train_dir)  # the trainer may replace the only one meanwhile
     if not paths and (train_dir / _STATE).exists():
         raise errors.RunError(
@@ -50,16 +49,15 @@ def _files(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     and make them in the reverse, so that an interruption leaves no half.
     """
     files = {}
-    names = filter(None, map(_FILE.fullmatch, os.listdir(folder))) if folder.is_dir() else ()
+    names = filter(None, map(_FILE.fullmatch, os.listdir(folder))) if os.path.isdir(folder) else ()
     for name in sorted(names, key=lambda name: (step_of(name[1]), name[2] != "index", name[2])):
         files.setdefault(name[1], []).append(folder / name[0])
     return files
 
 
-def check_files(folder: pathlib.Path) -> None:
-    """Raises RunError for a FIFO, a directory or a device in the place of a checkpoint's file."""
-    for file in (folder / _STATE, *itertools.chain.from_iterable(_files(folder).values())):
-        disk.refuse_others(file)
+def all_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files of all checkpoints in a folder, and TensorFlow's list of them, which may be missing."""
+    return [folder / _STATE, *itertools.chain.from_iterable(_files(folder).values())]
 
 
 def files_of(path: str | os.PathLike) -> list[pathlib.Path]:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from tower_train import errors, locks
 from tower_train.console import one_line
-from tower_train.run_dir import disk, json_files
+from tower_train.run_dir import checkpoint, disk, json_files
 from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 
-LOCK = ".lock"
+LOCK, BEST_FOLDER = ".lock", "best"
 _UPDATE_LOCK = ".result.json.lock"
 _LOCK_TRIES, _LOCK_PAUSE_SECS = 5, 0.05
 # Files of a start that failed before its first step, useless without one.
@@ -39,7 +39,6 @@ class RunDirectory:
           RunError: the directory cannot be made, written to or read by TensorFlow, or another process trains in it.
         """
         _check_path(self.path)
-        self.check_files()
         with contextlib.ExitStack() as stack:
             try:
                 before = os.listdir(self.path) if self.path.is_dir() else []
@@ -72,9 +71,13 @@ class RunDirectory:
             raise FileNotFoundError(errno.ENOENT, "the directory was deleted or moved; move it back", str(self.path))
 
     def check_files(self) -> None:
-        """Raises RunError for a FIFO, a directory or a device in the place of one of these files."""
-        for name in (RUN, METRICS, RESULT, BEST, LOCK, _UPDATE_LOCK):
-            disk.refuse_others(self.path / name)
+        """Raises RunError for a FIFO, a directory or a device at the place of a file of the run."""
+        files = [self.path / name for name in (RUN, METRICS, RESULT, BEST, LOCK, _UPDATE_LOCK)]
+        for folder in (self.path, self.path / BEST_FOLDER):
+            files += checkpoint.all_files(folder)
+        for path in files:
+            if os.path.exists(path) and not os.path.isfile(path):  # unlike pathlib's, also of a name that is too long
+                raise errors.RunError(f"{one_line(path)} is no file, and so not of a run. Move it away.")
 
     def _take_lock(self) -> None:
         """Raises OSError if the lock's file cannot be opened, RunError if the lock is taken."""
@@ -122,11 +125,9 @@ class RunDirectory:
         return json_files.read(self.path / name)
 
     def write(self, name: str, content: dict) -> None:
-        """Replaces a JSON file. Raises RunError if it cannot be written, or a field has a wrong type; the file stays as
-        it was."""
-        text = json_files.encoded(self.path / name, content)
+        """Replaces a JSON file. Raises RunError if it cannot be written; the file stays as it was."""
         with self._errors_named(name):
-            disk.replace(self.path / name, text)
+            disk.replace(self.path / name, json.dumps(content, indent=2).encode() + b"\n")
 
     def update(self, name: str, content: dict) -> None:
         """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""

@@ -4,9 +4,6 @@ import contextlib
 import os
 import pathlib
 
-from tower_train import errors
-from tower_train.console import one_line
-
 
 def sync(path: str | os.PathLike) -> None:
     """Waits until a file's content, or the names in a folder, are on the disk; raises OSError.
@@ -35,9 +32,3 @@ def replace(path: pathlib.Path, content: bytes) -> None:
             os.remove(temporary)
         raise
     sync(path.parent)
-
-
-def refuse_others(path: pathlib.Path) -> None:
-    """Raises RunError for a FIFO, a directory or a device at a path, on which a reader might hang."""
-    if os.path.exists(path) and not os.path.isfile(path):  # unlike pathlib's, also of a name that is too long
-        raise errors.RunError(f"{one_line(path)} is no file, and so not of a run. Move it away.")

@@ -10,7 +10,6 @@ from tower_train import errors
 from tower_train.config import Config
 from tower_train.console import one_line
 from tower_train.options import renamed
-from tower_train.run_dir import disk
 
 RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
 _NOUNS = {str: "text", str | None: "text or null", int: "a whole number", int | float: "a number", list: "a list",
@@ -37,7 +36,6 @@ _FIELDS = {
 def read(path: pathlib.Path) -> dict:
     """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a field has a wrong
     type."""
-    disk.refuse_others(path)
     try:
         content = json.loads(path.read_bytes())
         _check_types(content, _FIELDS.get(path.name, {}))
@@ -50,15 +48,6 @@ def read(path: pathlib.Path) -> dict:
         new_names = renamed.new_names(dataclasses.fields(Config))
         content["config"] = {new_names.get(name, name): value for name, value in content["config"].items()}
     return content
-
-
-def encoded(path: pathlib.Path, content: dict) -> bytes:
-    """Returns the bytes of a JSON file; RunError if a field has a wrong type."""
-    try:
-        _check_types(content, _FIELDS.get(path.name, {}))
-    except ValueError as error:
-        raise errors.RunError(f"{one_line(path)} cannot be written ({error}). Mend the workload.") from None
-    return json.dumps(content, indent=2).encode() + b"\n"
 
 
 def _check_types(content: Any, fields: Mapping[str, Any]) -> None:

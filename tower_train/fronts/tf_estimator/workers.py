@@ -135,7 +135,7 @@ class _Last(v1.train.SessionRunHook):
         if self._is_open:  # MonitoredSession reopens itself after an error; the other workers do not
             raise self._member.failure_behind(tf.errors.UnavailableError(None, None, "a step has failed"))
         self._is_open = True
-        self._watchdog.session_opened(session)
+        self._watchdog.session = session
         if self._begin:
             self._begin(session)
 
