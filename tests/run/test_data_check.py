@@ -54,11 +54,12 @@ def test_good_data_is_passed_over_in_silence():
         (arrays(labels=LABELS % 2), ["no example is of class cat (of all)."]),
         (ordered(LABELS % 2), ["no example is of class cat (of the 500 looked at). Does the dataset come sorted by"]),
         (ordered(np.sort(LABELS)), ["no example is of class cat"]),
-        (arrays(features=changed(np.s_[5:100:2, 2], np.nan)), ["examples looked at have features that are not finite"]),
+        (arrays(features=changed(np.s_[:90, 2], np.nan)[:400], labels=LABELS[:400]),
+         ["90 of 400 examples looked at have features that are not finite"]),
         (arrays(features=changed(np.s_[:, 1], np.inf)), ["500 of 500 examples looked at have"]),
         (arrays(features=np.ones([900, 5, 5])), ["all 500 examples looked at have the same features."]),
     ],
-)
+)  # fmt: skip
 def test_a_likely_mistake_is_one_line(examples, expected):
     found = warnings(examples)
     assert len(found) == len(expected)
@@ -84,11 +85,6 @@ def test_a_sample_says_nothing_of_many_classes():
 def test_a_label_that_is_no_class_is_refused(label):
     with pytest.raises(errors.DataError, match=f"mine: there is a label {label}; labels are 0 to 2"):
         warnings(arrays(labels=np.where(np.arange(900) == 899, label, LABELS)))
-
-
-def test_the_number_of_bad_examples_is_right():
-    [line] = warnings(arrays(features=changed(np.s_[:90, 2], np.nan)[:400], labels=LABELS[:400]))
-    assert line.startswith("*** mine: 90 of 400 examples looked at have features that are not finite")
 
 
 def test_a_new_run_tells_and_a_resumed_one_does_not(tmp_path, capsys):

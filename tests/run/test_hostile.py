@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies
 
 from tower_train import config, errors
-from tower_train.options import command_line, parse
+from tower_train.options import parse
 from tower_train.run_dir import directory
 
 FIELDS = list(dataclasses.fields(config.Config))
@@ -26,35 +26,6 @@ def test_any_text_is_a_value_or_a_config_error(field, text):
         parse(field, text)
     except errors.ConfigError as error:
         assert field.name in str(error)
-
-
-LINE = strategies.one_of(
-    strategies.text(strategies.characters(codec="utf-8", exclude_characters="\n\r\0"), max_size=30),
-    strategies.builds("--{}={}".format, strategies.sampled_from([f.name for f in FIELDS]), strategies.text(max_size=8)),
-)
-BYTES = strategies.binary(max_size=20)
-
-
-@few
-@hypothesis.given(lines=strategies.lists(LINE.map(lambda line: line.encode(errors="replace")) | BYTES, max_size=4))
-def test_any_flag_file_is_options_or_a_config_error(lines, tmp_path_factory):
-    path = tmp_path_factory.mktemp("flags") / "flags"
-    path.write_bytes(b"\n".join(lines))
-    try:
-        command_line.parse(["tower_train", f"--flagfile={path}"], config.Config, "")
-    except (errors.ConfigError, SystemExit):  # SystemExit: a line asks for help
-        pass
-
-
-@pytest.mark.parametrize("kind", ["missing", "directory", "itself"])
-def test_a_flag_file_that_cannot_be_read_is_a_config_error(kind, tmp_path):
-    path = tmp_path / "flags"
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "itself":
-        path.write_text(f"--flagfile={path}\n--seed=x\n")
-    with pytest.raises(errors.ConfigError):
-        command_line.parse(["tower_train", f"--flagfile={path}"], config.Config, "")
 
 
 @few

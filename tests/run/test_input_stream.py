@@ -126,7 +126,6 @@ def test_a_number_that_is_known_is_compared_before_the_first_step(make, given, t
         ("ending_uncounted", errors.DataError, "ending_uncounted train: its dataset ended before the last step. Make"),
         ("generator", errors.DataError, "generator train: its dataset cannot be saved in a checkpoint"),
         ("random_map", errors.DataError, "random_map train: its dataset cannot be saved in a checkpoint"),
-        ("failing", errors.DataError, "failing train: the input failed: no such row"),
     ],
 )
 def test_a_dataset_that_will_not_do_is_one_line(make, error_type, text, tmp_path):

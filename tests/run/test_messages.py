@@ -234,14 +234,6 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path):
     assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
 
 
-def test_without_tensorboard_the_command_for_curves_installs_it(monkeypatch):
-    monkeypatch.setattr(messages.importlib.util, "find_spec", lambda _: None)
-    curves = messages._next_commands("runs/a b", "mine")[1]
-    first, second = curves.removeprefix("Curves:").split("&&")
-    assert shlex.split(first)[1:] == ["-m", "pip", "install", "tensorboard>=2.21"]
-    assert shlex.split(second)[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
-
-
 def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_import(tmp_path, monkeypatch):
     assert messages.import_path(toy_workload.WORKLOAD) == "toy_workload"
     mine = dataclasses.replace(toy_workload.WORKLOAD, name="mine")
@@ -257,21 +249,3 @@ def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_
         main.OWN, main.__file__ = mine, str(tmp_path / name)
         monkeypatch.setitem(sys.modules, "__main__", main)
         assert messages.import_path(mine) == expected
-    (tmp_path / "mine.py").write_text("if __name__ == '__main__': pass")
-    main.__file__ = str(tmp_path / "mine.py")
-    monkeypatch.setenv("PYTHONPATH", "somewhere")
-    command = ["-m", "tower_train.evaluate", "--train_dir=runs/a"]
-    for directory, path, python_path in (
-        (tmp_path, "mine:OWN", []),
-        (tmp_path.parent, "toy_workload", []),
-        (tmp_path.parent, "mine:OWN", [f"PYTHONPATH={tmp_path.name}:somewhere"]),
-    ):
-        monkeypatch.chdir(directory)
-        words = shlex.split(messages._next_commands("runs/a", path)[0])
-        assert words[1:-4] == python_path and words[-3:] == command
-
-
-def test_a_workload_that_no_command_finds_is_evaluated_from_python():
-    assert messages._next_commands("runs/a b", None)[0] == (
-        "Evaluate: tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir='runs/a b'), workload), in Python"
-    )

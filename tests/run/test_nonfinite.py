@@ -7,6 +7,7 @@ import re
 import jobs
 import numpy as np
 import pytest
+import tensorflow as tf
 import toy_workload
 from poisoned import EVERY_STEP, poisoned
 
@@ -46,12 +47,13 @@ def test_after_what_was_not_finite_a_run_goes_on_from_its_last_checkpoint(tmp_pa
     assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")
 
 
-def test_a_skipped_step_counts_and_changes_no_variable(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "mode", [{}, dict(variable_update="mirrored", check_mirrors_every_steps=1)], ids=["cpu", "mirrored"]
+)
+def test_a_skipped_step_counts_and_changes_no_variable(mode, tmp_path, capsys):
     """Step 6 is skipped (positions 80 to 95): steps 5 and 6 leave the same variables, and step 7 takes position 96."""
-    saving = EVERY_STEP | dict(save_every_steps=1)
-    result = jobs.train_toy(
-        tmp_path, max_steps=8, workload=poisoned(90, 91), on_nonfinite="skip", keep_checkpoints=0, **saving
-    )
+    options = EVERY_STEP | mode | dict(save_every_steps=1, keep_checkpoints=0, on_nonfinite="skip")
+    result = jobs.train_toy(tmp_path, max_steps=8, workload=poisoned(90, 91), **options)
     assert (result.step, result.skipped_steps) == (8, 1)
     before, after = jobs.variables(tmp_path, 5), jobs.variables(tmp_path, 6)
     assert (after.pop("global_step"), after.pop("examples_seen")) == (6, 96)
@@ -81,15 +83,21 @@ def test_a_run_that_skips_is_the_same_whether_or_not_it_is_resumed(tmp_path):
     assert [record["loss"] is None for record in jobs.metrics(tmp_path / "whole")] == [5 <= i < 8 for i in range(12)]
 
 
-@pytest.mark.parametrize(("bad_steps", "ends"), [(9, False), (10, True)])
-def test_ten_in_a_row_end_the_run(bad_steps, ends, tmp_path):
-    options = dict(on_nonfinite="skip", max_steps=14, **EVERY_STEP)
-    workload = poisoned(32, 32 + 16 * bad_steps)
-    if not ends:
-        assert jobs.train_toy(tmp_path, workload=workload, **options).skipped_steps == bad_steps
-        return
+def test_ten_in_a_row_end_the_run(tmp_path):
     with pytest.raises(errors.NonFiniteError, match="not finite at step 12: .*It is number 10 in a row"):
-        jobs.train_toy(tmp_path, workload=workload, **options)
+        jobs.train_toy(tmp_path, workload=poisoned(32, 192), on_nonfinite="skip", max_steps=14, **EVERY_STEP)
+
+
+def test_ten_that_are_not_in_a_row_do_not(tmp_path):
+    """Nine before step 12 and nine after it."""
+    before, after = poisoned(32, 176).augment, poisoned(192, 336).augment
+
+    def spoil(features, draws):
+        return tf.where((draws.positions < 192)[:, tf.newaxis], before(features, draws), after(features, draws))
+
+    workload = dataclasses.replace(toy_workload.WORKLOAD, augment=spoil)
+    result = jobs.train_toy(tmp_path, workload=workload, on_nonfinite="skip", max_steps=22, **EVERY_STEP)
+    assert (result.step, result.skipped_steps) == (22, 18)
 
 
 def test_the_result_is_that_of_the_last_step_before(tmp_path):

@@ -62,34 +62,6 @@ def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
     assert jobs.saved_steps(tmp_path / result.train_dir) == [2, 3]
 
 
-class Counting(tf.compat.v1.train.SessionRunHook):
-    steps, ended = 0, None
-
-    def begin(self):
-        self._step = tf.compat.v1.train.get_global_step()
-
-    def before_run(self, run_context):
-        return tf.compat.v1.train.SessionRunArgs({"before": self._step})
-
-    def after_run(self, run_context, run_values):
-        self.steps += 1
-
-    def end(self, session):
-        self.ended = int(session.run(self._step))
-
-
-def test_hooks_of_the_user_see_every_step(tmp_path):
-    hook = Counting()
-    jobs.train_toy(tmp_path, [hook], max_steps=12)
-    assert hook.steps == hook.ended == 12
-
-
-def test_a_hook_of_the_user_may_end_the_run(tmp_path):
-    result = jobs.train_toy(tmp_path, [jobs.stop_at(7)], max_steps=12)
-    assert (result.step, result.stopped_by) == (7, "a session hook")
-    assert jobs.saved_steps(tmp_path) == [7]
-
-
 def test_arrays_and_a_function_are_a_workload(tmp_path):
     """Linear regression: one value an example and no classes; the least-squares solution is known."""
     rng = np.random.default_rng(0)

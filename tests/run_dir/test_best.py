@@ -8,6 +8,7 @@ import jobs
 import pytest
 
 from tower_train import EvaluateOptions, errors, evaluate_run
+from tower_train.__main__ import main
 from tower_train.config import RunOptions
 from tower_train.inference import evaluator, serving
 from tower_train.run_dir import best, directory
@@ -140,9 +141,6 @@ def test_best_is_no_watch():
 
 def test_an_early_stop_is_no_failure_of_the_command(tmp_path):
     """A rate of next to nothing: the precision stays what it was at the first evaluation."""
-    words = jobs.toy_flags(
-        tmp_path, learning_rate=1e-9, eval_every_steps=6, early_stopping_patience_epochs=1, max_steps=90
-    )
-    done = jobs.command("tower_train", *words)
-    assert (done.returncode, done.stderr) == (0, "")
+    options = dict(learning_rate=1e-9, eval_every_steps=6, early_stopping_patience_epochs=1, max_steps=90)
+    assert main(["tower_train", *jobs.toy_flags(tmp_path, **options)]) == 0
     assert jobs.saved_step(tmp_path) == 12

@@ -44,14 +44,21 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
-def test_a_run_outlives_a_full_disk_and_ends_as_if_it_had_never_been_full(disk, undisturbed, capsys):
+TROUBLES = {  # name: (what begins it, what ends it, the reason that is told)
+    "full": (lambda run: small_disk.fill(run.parent), lambda run: (run.parent / "filler").unlink(), ""),
+    "read-only": (small_disk.make_read_only, small_disk.unmount, "Read-only file system"),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_run_outlives_a_disk_that_takes_nothing_and_ends_as_if_it_always_had(trouble, disk, undisturbed, capsys):
     run = disk / "run"
-    actions = {12: lambda _: small_disk.fill(disk), 32: lambda _: (disk / "filler").unlink()}
-    result = jobs.train_toy(run, [jobs.At(actions)], max_steps=40, **EVERY)
+    begin, end, reason = TROUBLES[trouble]
+    result = jobs.train_toy(run, [jobs.At({12: lambda _: begin(run), 32: lambda _: end(run)})], max_steps=40, **EVERY)
     output = capsys.readouterr().out
-    assert (result.step, result.failed_saves) == (40, 2)
-    assert "*** Failed save number 1: the checkpoint of step 20 could not be saved (" in output
-    assert "*** Failed save number 2: the checkpoint of step 30 could not be saved (" in output
+    assert (result.step, result.failed_saves) == (40, 2) and reason in output
+    for number, step in ((1, 20), (2, 30)):
+        assert f"*** Failed save number {number}: the checkpoint of step {step} could not be saved (" in output
     assert jobs.saved_steps(run) == [10, 40]
     jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
     assert jobs.metrics_but_times(run) == jobs.metrics_but_times(undisturbed)
@@ -75,16 +82,6 @@ def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_s
     assert {path: path.read_bytes() for path in before} == before
     (disk / "filler").unlink()
     jobs.train_toy(run, max_steps=40, **EVERY)
-    jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
-
-
-def test_a_run_outlives_a_disk_that_becomes_read_only_for_a_while(disk, undisturbed, capsys):
-    run = disk / "run"
-    actions = {12: lambda _: small_disk.make_read_only(run), 32: lambda _: small_disk.unmount(run)}
-    result = jobs.train_toy(run, [jobs.At(actions)], max_steps=40, **EVERY)
-    assert result.failed_saves == 2
-    assert "could not be saved (" in (output := capsys.readouterr().out) and "Read-only file system" in output
-    assert jobs.metrics_but_times(run) == jobs.metrics_but_times(undisturbed)
     jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
 
 

@@ -83,6 +83,13 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
+def in_states(disk, folder, name, look):
+    """{(what the test had saved, what a look finds)} in the states in which something was saved or a file is there."""
+    found = {(saved, look(state)) for saved, state in disk.restored(folder) if saved or (state / name).exists()}
+    assert all(step >= (saved or 0) for saved, step in found)
+    return found
+
+
 def test_a_checkpoint_and_the_list_of_them(run, tmp_path, monkeypatch):
     disk = Disk(run, monkeypatch)
     for step in (5, 10, 15):
@@ -90,14 +97,13 @@ def test_a_checkpoint_and_the_list_of_them(run, tmp_path, monkeypatch):
         disk.saved = step
         disk.note()
     monkeypatch.undo()
-    steps = set()
-    for saved, folder in disk.restored(tmp_path / "restored"):
-        if saved or (folder / "checkpoint").exists():
-            listed = tf.train.latest_checkpoint(str(folder))
-            assert listed and checkpoint.damage(listed) is None, sorted(folder.iterdir())
-            newest = checkpoint.step_of(checkpoint.newest_intact(folder)[0])
-            assert newest >= (saved or 5)
-            steps.add((saved, newest))
+
+    def newest(folder):
+        listed = tf.train.latest_checkpoint(str(folder))
+        assert listed and checkpoint.damage(listed) is None, sorted(folder.iterdir())
+        return checkpoint.step_of(checkpoint.newest_intact(folder)[0])
+
+    steps = in_states(disk, tmp_path / "restored", "checkpoint", newest)
     assert steps >= {(5, 5), (5, 10), (10, 10), (10, 15), (15, 15)}, "also in the middle of a save"
 
 
@@ -109,12 +115,13 @@ def test_the_best_checkpoint_and_the_file_that_names_it(run, tmp_path, monkeypat
         disk.saved = step if step != 10 else 5
         disk.note()
     monkeypatch.undo()
-    steps = set()
-    for saved, folder in disk.restored(tmp_path / "restored"):
-        if saved or (folder / "best.json").exists():
-            path = best.path(directory.RunDirectory(folder))
-            assert checkpoint.damage(path) is None and checkpoint.step_of(path) >= (saved or 5)
-            steps.add((saved, checkpoint.step_of(path)))
+
+    def kept(folder):
+        path = best.path(directory.RunDirectory(folder))
+        assert checkpoint.damage(path) is None
+        return checkpoint.step_of(path)
+
+    steps = in_states(disk, tmp_path / "restored", "best.json", kept)
     assert steps >= {(5, 5), (5, 15), (15, 15), (15, 20), (20, 20)}
 
 
@@ -125,8 +132,5 @@ def test_a_json_file(run, tmp_path, monkeypatch):
         disk.saved = value
         disk.note()
     monkeypatch.undo()
-    values = set()
-    for saved, folder in disk.restored(tmp_path / "restored"):
-        if saved or (folder / "x.json").exists():
-            values.add((saved, json.loads((folder / "x.json").read_text())["value"]))
-    assert values == {(None, 1), (1, 1), (1, 2), (2, 2)}
+    read = lambda folder: json.loads((folder / "x.json").read_text())["value"]  # noqa: E731
+    assert in_states(disk, tmp_path / "restored", "x.json", read) == {(None, 1), (1, 1), (1, 2), (2, 2)}
