@@ -10,6 +10,7 @@ from tensorflow_estimator._api.v1.estimator import *  # noqa: F403
 
 from tower_train.fronts.tf_estimator import input_functions as inputs  # noqa: F401
 from tower_train.fronts.tf_estimator.from_keras import model_to_estimator  # noqa: F401
+from tower_train.fronts.tf_estimator.proof import check  # noqa: F401
 from tower_train.fronts.tf_estimator.run_config import RunConfig  # noqa: F401
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator, on_towers
 from tower_train.fronts.tf_estimator.workers import train_and_evaluate  # noqa: F401

@@ -27,7 +27,7 @@ PRIVATE = re.compile(
 
 OF_LIBRARY = {"estimator.py"} | {
     f"fronts/tf_estimator/{name}.py"
-    for name in ("from_keras", "inputs", "library", "run_config", "tower_estimator", "workers")
+    for name in ("from_keras", "inputs", "library", "proof", "run_config", "tower_estimator", "workers")
 }
 BELOW = {  # modules under the room that touch a private name, and where that is tested
     "bench/breakdown.py": "tests/bench/test_breakdown.py",

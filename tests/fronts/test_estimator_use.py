@@ -61,7 +61,13 @@ def test_a_changed_model_does_not_fit_an_old_model_dir(tmp_path, name, shape, th
         with v1.variable_scope("other" if name == "weights" else v1.get_variable_scope()):
             return model_fn({"x": features["x"] + extra}, labels, mode, params)
 
-    for act in (lambda e: e.train(input_fn), lambda e: e.evaluate(input_fn)):
+    receiver = tf_estimator.export.build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 3], tf.float64)})
+    for act in (
+        lambda estimator: estimator.train(input_fn),
+        lambda estimator: estimator.evaluate(input_fn),
+        lambda estimator: next(estimator.predict(input_fn)),
+        lambda estimator: estimator.export_saved_model(tmp_path / "export", receiver),
+    ):
         with pytest.raises(errors.ConfigError, match=f"variable {name} is .*; there it is {there}") as caught:
             act(make(tmp_path, fn=changed))
         assert "\n" not in str(caught.value)

@@ -21,10 +21,11 @@ _LIBRARIES = ("tensorflow", "keras", "tf_keras", "tf_slim")
 
 def is_in(graph: tf.Graph) -> bool:
     """Returns whether tower 0 of a graph computes moments over its batch."""
-    return any(op.name.startswith("tower_0/") and _is_over_batch(op) for op in graph.get_operations())
+    return any(op.name.startswith("tower_0/") and is_over_batch(op) for op in graph.get_operations())
 
 
-def _is_over_batch(op: tf.Operation) -> bool:
+def is_over_batch(op: tf.Operation) -> bool:
+    """Returns whether an operation computes moments over its batch."""
     if op.type.startswith("FusedBatchNorm") and "Grad" not in op.type:
         return op.get_attr("is_training")
     if op.type != "Mean" or not op.name.endswith("moments/mean"):

@@ -1,6 +1,6 @@
 """Shows on a few examples that the towers of a Keras model train what one device trains."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from tower_train import errors
 from tower_train.fronts import compat
 
-_STEPS, _EACH = 2, 4  # examples of a tower
+STEPS, EACH = 2, 4  # examples of a tower
 _FEW_ROUNDINGS, _SENSITIVITY = 256, 100  # as in tower_train.proof.towers
 
 
@@ -39,48 +39,45 @@ def compare_steps(towers: keras.Model, alone: keras.Model, batch: Sequence, coun
     variables = [*alone.variables, *alone.optimizer.variables, *alone.metrics_variables]
     before = [variable.numpy() for variable in variables]
     weights = {id(variable) for variable in alone.trainable_variables}
-    rounded = [_rounded(b) if id(v) in weights else b for v, b in zip(variables, before, strict=True)]
+    nearby = [rounded(b) if id(v) in weights else b for v, b in zip(variables, before, strict=True)]
 
     def after(model: keras.Model, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         _assign(variables, values)
-        for _ in range(_STEPS):
+        for _ in range(STEPS):
             model.train_on_batch(*rows)
         return [variable.numpy() for variable in variables]
 
     try:
-        expected, received, noise = after(alone, before), after(towers, before), after(alone, rounded)
+        expected, received, noise = after(alone, before), after(towers, before), after(alone, nearby)
     finally:
         _assign(variables, before)
     metrics = {id(variable) for variable in alone.metrics_variables}
-    largest = max(
-        _difference(variable, *values, count)
-        for variable, *values in zip(variables, expected, received, noise, strict=True)
-        if np.issubdtype(values[0].dtype, np.floating) and id(variable) not in metrics
-    )
-    about = ", the same for each tower, as batch normalisation is by tower" if normalizes else ""
-    return (
-        f"{count} towers equal one device on this model to {largest:.0e} ({_STEPS} steps of {_EACH * count} "
-        f"examples{about})"
+    return compare_values(
+        (
+            (variable.path, *values)
+            for variable, *values in zip(variables, expected, received, noise, strict=True)
+            if id(variable) not in metrics
+        ),
+        count,
+        normalizes,
     )
 
 
 def _rows(batch: Sequence, count: int, normalizes: bool) -> list:
     """Returns x, y and sample_weight of a step; with batch normalisation the same for each tower, so that all have the
     same statistics."""
-    size = _EACH * count
+    size = EACH * count
 
     def first(values):
         values = np.asarray(values)
         if len(values) < size:
-            raise errors.ConfigError(
-                f"check: there are fewer than {size} examples, {_EACH} for each of {count} towers."
-            )
-        return np.concatenate([values[:_EACH]] * count) if normalizes else values[:size]
+            raise errors.ConfigError(f"check: there are fewer than {size} examples, {EACH} for each of {count} towers.")
+        return np.concatenate([values[:EACH]] * count) if normalizes else values[:size]
 
     return [None if part is None else keras.tree.map_structure(first, part) for part in batch]
 
 
-def _rounded(value: np.ndarray) -> np.ndarray:
+def rounded(value: np.ndarray) -> np.ndarray:
     """Returns a value with each number rounded to one side or the other."""
     return value * (1 + np.finfo(value.dtype).eps * np.random.default_rng(0).choice([-1, 1], value.shape))
 
@@ -90,15 +87,31 @@ def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -
         variable.assign(value)
 
 
-def _difference(
-    variable: keras.Variable, one: np.ndarray, several: np.ndarray, rounded: np.ndarray, count: int
-) -> float:
-    """Returns the difference of a variable; GraphError if rounding does not explain it."""
-    scale, distance, noise = (np.abs(each).max(initial=0) for each in (one, one - several, one - rounded))
-    if not distance <= max(_FEW_ROUNDINGS * np.finfo(one.dtype).eps * scale, _SENSITIVITY * noise):
-        raise errors.GraphError(
-            f"{count} towers differ from one device on this model: {variable.path} by {distance / (scale or 1):.0e} "
-            f"after {_STEPS} steps of {_EACH * count} examples. A layer or a loss computes over the examples of a "
-            "batch, of which a tower has a part only, or draws otherwise."
-        )
-    return distance / max(scale, 1)
+def compare_values(values: Iterable[tuple], count: int, normalizes: bool) -> str:
+    """Compares the values of variables after the steps.
+
+    Args:
+      values: (name, of one device, of the towers, of one device whose weights were rounded); arrays.
+      count: of the towers.
+      normalizes: whether all towers had the same examples.
+
+    Returns:
+      A line for people.
+
+    Raises:
+      GraphError: rounding does not explain the difference of a variable; the message names it.
+    """
+    largest, about = 0.0, f"{STEPS} steps of {EACH * count} examples"
+    for name, one, several, nearby in values:
+        if not np.issubdtype(one.dtype, np.floating):
+            continue
+        scale, distance, noise = (np.abs(each).max(initial=0) for each in (one, one - several, one - nearby))
+        if not distance <= max(_FEW_ROUNDINGS * np.finfo(one.dtype).eps * scale, _SENSITIVITY * noise):
+            raise errors.GraphError(
+                f"{count} towers differ from one device on this model: {name} by {distance / (scale or 1):.0e} after "
+                f"{about}. A layer or a loss computes over the examples of a batch, of which a tower has a part only, "
+                "or draws random numbers by tower."
+            )
+        largest = max(largest, distance / max(scale, 1))
+    about += ", the same for each tower, as batch normalisation is by tower" if normalizes else ""
+    return f"{count} towers equal one device on this model to {largest:.0e} ({about})"

@@ -34,12 +34,8 @@ class Batches:
     """
 
     def __init__(self, dataset: tf.data.Dataset, num_batches: int, all_reduce: AllReduce):
-        if not isinstance(dataset, tf.data.Dataset):
-            raise errors.DataError(
-                f"input_fn returned a {type(dataset).__name__}, of which each tower and worker would get the same. "
-                "Return a tf.data.Dataset."
-            )
-        self._iterator, self.arrivals, self.ask_to_stop = v1.data.make_initializable_iterator(dataset), [], None
+        self._iterator = v1.data.make_initializable_iterator(checked(dataset))
+        self.arrivals, self.ask_to_stop = [], None
         self.hooks = [library.util._DatasetInitializerHook(self._iterator)]
         if all_reduce.num_workers > 1:
             self._elements = self._take_together(num_batches, all_reduce)
@@ -72,6 +68,16 @@ class Batches:
         self.hooks.append(library.util._DatasetInitializerHook(nothing))
         with tf.control_dependencies([tf.cond(share < 1, lambda: tf.group(nothing.get_next()), tf.no_op)]):
             return [optional.get_value() for optional in optionals]
+
+
+def checked(dataset) -> tf.data.Dataset:
+    """Returns what an input_fn returned; DataError if it is no data set."""
+    if isinstance(dataset, tf.data.Dataset):
+        return dataset
+    raise errors.DataError(
+        f"input_fn returned a {type(dataset).__name__}, of which each tower and worker would get the same. Return a "
+        "tf.data.Dataset."
+    )
 
 
 @contextlib.contextmanager

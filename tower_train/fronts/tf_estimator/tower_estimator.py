@@ -19,7 +19,7 @@ from tower_train.graph import devices
 from tower_train.graph.collectives import AllReduce
 
 v1 = tf.compat.v1
-TRAIN, PREDICT = library.api.ModeKeys.TRAIN, library.api.ModeKeys.PREDICT
+TRAIN = library.api.ModeKeys.TRAIN
 # Of this process with others, which keep what a key was used for. All have as many.
 _trainings = itertools.count()
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in checkpoints of models of Keras 2 that name objects, not variables
@@ -46,7 +46,7 @@ class Estimator(library.estimator.Estimator):
     _train_distribution = _eval_distribution = property(lambda self: None, lambda self, strategy: None)
     _device_fn = property(lambda self: self._config.device_fn or devices.HOST, lambda self, function: None)
     _training: "_Training | None" = None  # while `train` runs
-    _restored: str | None = None  # while `evaluate` runs
+    _restored: str | None = None  # the checkpoint_path of a call
 
     @functools.cached_property
     def _placed(self) -> devices.Devices:
@@ -76,19 +76,29 @@ class Estimator(library.estimator.Estimator):
         with compat.replaced(self, "_restored", checkpoint_path):
             return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
 
-    def predict(self, *args, **kwargs) -> Iterator:
+    def predict(
+        self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True
+    ) -> Iterator:
         """Yields predictions; see the library. The caller's graph and session stay as they are in between."""
-        predictions, end = super().predict(*args, **kwargs), object()
-        thread = futures.ThreadPoolExecutor(1)  # whose default graph the library changes
+        predictions = super().predict(input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
+        thread, end = futures.ThreadPoolExecutor(1), object()  # whose default graph the library changes
         try:
-            while (prediction := thread.submit(next, predictions, end).result()) is not end:
+            with compat.replaced(self, "_restored", checkpoint_path):
+                prediction = thread.submit(next, predictions, end).result()
+            while prediction is not end:
                 yield prediction
+                prediction = thread.submit(next, predictions, end).result()
         finally:
             thread.submit(predictions.close)
             thread.shutdown(wait=False)
 
-    def _export_all_saved_models(self, export_dir_base, *args, **kwargs) -> bytes:
-        return super()._export_all_saved_models(os.fsdecode(export_dir_base), *args, **kwargs)
+    def _export_all_saved_models(
+        self, export_dir_base, input_receiver_fn_map, assets_extra=None, as_text=False, checkpoint_path=None, **kwargs
+    ) -> bytes:
+        with compat.replaced(self, "_restored", checkpoint_path):
+            return super()._export_all_saved_models(
+                os.fsdecode(export_dir_base), input_receiver_fn_map, assets_extra, as_text, checkpoint_path, **kwargs
+            )
 
     def _create_and_assert_global_step(self, graph):
         with v1.device(devices.HOST):  # in the file of the checkpoint that has the variables
@@ -140,7 +150,7 @@ class Estimator(library.estimator.Estimator):
             if mode == TRAIN:
                 spec = towers.train_step(specs, captures, training.all_reduce, training.guard)
         path = self._restored or (None if worker else self.latest_checkpoint())
-        if path and mode != PREDICT and not spec.scaffold.saver:
+        if path and not spec.scaffold.saver:
             self._compare_with_checkpoint(path)
         return spec
 

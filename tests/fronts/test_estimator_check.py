@@ -1,0 +1,79 @@
+"""tower_train.estimator.check shows on a few examples whether towers train what one device trains."""
+
+import keras
+import pytest
+import tensorflow as tf
+from feature_data import CLASS, config, kind, number
+from feature_data import input_fn as canned_input_fn
+from regression import X, Y, input_fn, make, model_fn
+
+from tower_train import errors
+from tower_train import estimator as tf_estimator
+
+v1 = tf.compat.v1
+
+
+def with_layer(layer):
+    """A model_fn of a Keras layer made anew in each call."""
+
+    def fn(features, labels, mode):
+        dense = tf.keras.layers.Dense(1, dtype="float64")
+        loss = v1.losses.mean_squared_error(labels, dense(layer()(features["x"], training=True))[:, 0])
+        train_op = v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    return fn
+
+
+def shuffled():
+    return input_fn().unbatch().shuffle(48).batch(5)
+
+
+def test_a_model_fn_passes_and_leaves_no_trace(tmp_path):
+    estimator = make(tmp_path / "model", 3)
+    assert estimator.train(input_fn, steps=1).get_variable_value("global_step") == 1
+    before = {path: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    assert "3 towers equal one device on this model to " in tf_estimator.check(estimator, shuffled)
+    assert {path: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+
+
+def test_others_pass(tmp_path):
+    canned = tf_estimator.LinearClassifier([number, kind], tmp_path / "canned", config=config(2))
+    assert tf_estimator.check(canned, canned_input_fn(CLASS)).startswith("2 towers equal one device")
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dropout(0.5), keras.layers.Dense(1)])  # drawn by example
+    model.compile("adam", "mse")
+    of_keras = tf_estimator.model_to_estimator(model, config=config(2))
+    assert "2 towers equal" in tf_estimator.check(of_keras, lambda: input_fn().map(lambda x, y: (x["x"], y)))
+    normalizing = with_layer(lambda: tf.keras.layers.BatchNormalization(dtype="float64"))
+    assert "the same for each tower" in tf_estimator.check(make(tmp_path, 2, normalizing), shuffled)
+
+
+def centred(features, labels, mode, params):
+    return model_fn({"x": features["x"] - tf.reduce_mean(features["x"], 0)}, labels, mode, params)
+
+
+def summed(features, labels, mode, params):
+    spec = model_fn(features, labels, mode, params)
+    loss = spec.loss * tf.cast(tf.size(labels), tf.float64)
+    optimizer = v1.train.AdamOptimizer(0.01)  # whose weights hardly know a factor of the gradient
+    return spec._replace(loss=loss, train_op=optimizer.minimize(loss, v1.train.get_global_step()))
+
+
+@pytest.mark.parametrize("fn", [centred, summed, with_layer(lambda: tf.keras.layers.Dropout(0.5, dtype="float64"))])
+def test_what_is_not_a_mean_over_examples_is_found(tmp_path, fn):
+    with pytest.raises(errors.GraphError, match=r"^2 towers differ from one device on this model: \S+ by "):
+        tf_estimator.check(make(tmp_path, 2, fn), input_fn)
+
+
+@pytest.mark.parametrize(
+    ("towers", "given", "error"),
+    [
+        (1, input_fn, r"with one device. Give RunConfig\(num_gpus=2\) or more"),
+        (2, lambda: input_fn(count=12), "fewer than 16 examples"),
+        (2, lambda: ({"x": X}, Y), "Return a tf.data.Dataset"),
+    ],
+)
+def test_mistakes(tmp_path, towers, given, error):
+    with pytest.raises(errors.UserError, match=error) as caught:
+        tf_estimator.check(make(tmp_path, towers), given)
+    assert "\n" not in str(caught.value) and not any(tmp_path.iterdir())

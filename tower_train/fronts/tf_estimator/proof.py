@@ -1,0 +1,100 @@
+"""Shows on a few examples that the towers of an Estimator train what one device trains."""
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts import compat
+from tower_train.fronts.lockstep.proof import EACH, STEPS, compare_values, rounded
+from tower_train.fronts.tf_estimator import inputs
+from tower_train.fronts.tf_estimator.tower_estimator import TRAIN, Estimator
+from tower_train.proof.normalization import is_over_batch
+
+v1 = tf.compat.v1
+
+
+def check(estimator: Estimator, input_fn: Callable) -> str:
+    """Compares two steps of an Estimator's towers with two of one device, from initial values on.
+
+    They are on the first examples of input_fn's data set. model_dir stays as it is.
+
+    Returns:
+      A line for people.
+
+    Raises:
+      ConfigError: there is one tower, or several workers; or too few examples.
+      DataError: input_fn gives no data set.
+      GraphError: a variable differs by more than rounding.
+    """
+    config, count = estimator.config, len(estimator._placed.towers)
+    if count == 1 or config.num_worker_replicas > 1:
+        raise errors.ConfigError(
+            "check: it compares the towers of one process with one device. Give RunConfig(num_gpus=2) or more, and no "
+            "TF_CONFIG."
+        )
+    one_tower = {"num_gpus": None, "gpus": config.gpus and config.gpus[:1], "train_distribute": None}
+    with tempfile.TemporaryDirectory() as folder:
+        examples = os.path.join(folder, "examples")
+        _save_examples(estimator, input_fn, examples, STEPS * EACH * count)
+
+        def train(changes: dict, alike: bool, first: dict | None = None) -> _Variables:
+            towers = 1 if changes else count
+
+            def batches():
+                rows = tf.data.Dataset.load(examples)
+                return (rows.take(EACH).repeat(STEPS * count) if alike else rows).batch(EACH * count // towers)
+
+            twin, variables = copy.copy(estimator), _Variables(first)
+            del twin.__dict__["_placed"]
+            twin._config = config.replace(model_dir=tempfile.mkdtemp(dir=folder), **changes)
+            twin._model_dir, twin._session_config = twin._config.model_dir, twin._config.session_config
+            twin.train(batches, hooks=[variables], steps=STEPS)
+            return variables
+
+        one = train(one_tower, alike=False)
+        if one.normalizes:
+            one = train(one_tower, True, one.first)
+        several = train({}, one.normalizes, one.first)
+        near = {name: rounded(value) if name in one.weights else value for name, value in one.first.items()}
+        nearby = train(one_tower, one.normalizes, near)
+    values = ((name, value, several.last[name], nearby.last[name]) for name, value in one.last.items())
+    return compare_values(values, count, one.normalizes)
+
+
+def _save_examples(estimator: Estimator, input_fn: Callable, path: str, number: int) -> None:
+    """Saves the first examples, as a shuffled data set would give each training others."""
+    with compat.eager_mode():
+        inputs.checked(estimator._call_input_fn(input_fn, TRAIN)).unbatch().take(number).save(path)
+        if tf.data.Dataset.load(path).cardinality() < number:
+            raise errors.ConfigError(f"check: there are fewer than {number} examples, {EACH} a tower in {STEPS} steps.")
+
+
+class _Variables(v1.train.SessionRunHook):
+    """Begins a training with values of its variables, {name: value}, and keeps those at its end.
+
+    Attributes:
+      first, last: the values.
+      weights: the names of the variables that are trained.
+      normalizes: whether batches are normalised.
+    """
+
+    def __init__(self, first: dict | None):
+        self.first = first
+
+    def begin(self):
+        self._variables = {v.op.name: v for v in v1.global_variables()}
+        self.weights = {v.op.name for v in v1.trainable_variables()}
+        self.normalizes = any(map(is_over_batch, v1.get_default_graph().get_operations()))
+
+    def after_create_session(self, session, coord):
+        self.first = self.first or session.run(self._variables)
+        initializers = {name: v.initializer for name, v in self._variables.items()}
+        feeds = {initializer.inputs[1]: self.first[name] for name, initializer in initializers.items()}
+        session.run(list(initializers.values()), feeds)
+
+    def end(self, session):
+        self.last = session.run(self._variables)
