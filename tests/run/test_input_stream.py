@@ -122,7 +122,7 @@ def test_a_number_that_is_known_is_compared_before_the_first_step(make, given, t
 @pytest.mark.parametrize(
     ("make", "error_type", "text"),
     [
-        ("ending", errors.DataError, "ending train: its dataset ends after 96 examples, and this run takes 320. Make"),
+        ("ending", errors.DataError, "ending train: its dataset ends after 96 examples, and this run takes 112. Make"),
         ("ending_uncounted", errors.DataError, "ending_uncounted train: its dataset ended before the last step. Make"),
         ("generator", errors.DataError, "generator train: its dataset cannot be saved in a checkpoint"),
         ("random_map", errors.DataError, "random_map train: its dataset cannot be saved in a checkpoint"),
@@ -131,7 +131,7 @@ def test_a_number_that_is_known_is_compared_before_the_first_step(make, given, t
 def test_a_dataset_that_will_not_do_is_one_line(make, error_type, text, tmp_path):
     workload = element_workloads.workload(getattr(element_workloads, make))
     with pytest.raises(error_type, match=text) as error:
-        jobs.train_toy(tmp_path, workload=workload, max_steps=20)
+        jobs.train_toy(tmp_path, workload=workload, max_steps=7)
     assert "\n" not in str(error.value)
 
 

@@ -20,6 +20,7 @@ from tower_train.workload import DataRequest
 
 STALL = dict(stall_timeout_secs=0.4, max_steps=4, batch_size=8, summary_every_steps=0, save_every_steps=2)
 SECONDS = 1.5
+ELASTIC = dict(num_gpus=1, device="cpu", elastic="1:2", worker_hosts="a:1,b:1", task_index=0, train_dir="x")
 
 
 def sleeping_once(positions, first):
@@ -150,6 +151,7 @@ def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_nam
         (dict(num_gpus=2, variable_update="cpu"), ["a", "b"], 1, 0.0),
         (dict(num_gpus=2, variable_update="mirrored"), ["a", "b"], 1, 1800.0),
         (dict(num_gpus=1, device="cpu"), [], 2, 1800.0),
+        (ELASTIC, [], 1, 1800.0),
         (dict(num_gpus=1, device="cpu", stall_timeout_secs=0.0), [], 2, 0.0),
         (dict(num_gpus=1, device="cpu", stall_timeout_secs=9.0), [], 1, 9.0),
     ],

@@ -56,7 +56,8 @@ class Running:
     is_over: bool = False
     _excluded_secs: float = 0.0
 
-    def __post_init__(self):
+    def begin(self) -> None:
+        """Takes the time from here on, at the beginning of the first step."""
         self._began, self._first_ended, self._ended = self.now(), None, None
 
     def now(self) -> float:

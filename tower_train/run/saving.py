@@ -26,7 +26,7 @@ class Saver(Action):
 
     def __init__(self, running: Running, metrics: logs.MetricsFile, writer: logs.EventWriter):
         self._running, self._start, self._logs = running, running.start, (metrics, writer)
-        self._saved_step = running.start.steps_done or None
+        self._saved_step = running.step or None
         self._save_error, self._evaluation_error = None, None
 
     def begin(self):
@@ -44,15 +44,13 @@ class Saver(Action):
     def end(self, step):
         if step != self._saved_step:
             self._save(step)
-        if self._save_error:
-            self._running.failure = save_error(step, self._save_error)
-        elif self._evaluation_error:
+        if error := self._evaluation_error:
             self._running.failure = errors.EvaluationError(
-                f"training ended at step {step} and is saved, but the last evaluation failed: "
-                f"{errors.reason(self._evaluation_error)}. Mend that, then evaluate it with `python -m "
-                "tower_train.evaluate`."
+                f"training ended at step {step} and is saved, but the last evaluation failed: {errors.reason(error)}. "
+                "Mend that, then evaluate it with `python -m tower_train.evaluate`."
             )
-            self._running.failure.__cause__ = self._evaluation_error
+            self._running.failure.__cause__ = error
+        self._running.failure = self._save_error or self._running.failure
 
     def _evaluate(self, path: str) -> None:
         self._evaluation_error = None
@@ -70,10 +68,11 @@ class Saver(Action):
                 path = self._write(step)
         except (tf.errors.OpError, OSError) as error:
             self._running.failed_saves += 1
-            self._save_error = f"the checkpoint of step {step} could not be saved ({errors.reason(error)})"
+            why = f"the checkpoint of step {step} could not be saved ({errors.reason(error)})"
+            self._save_error = save_error(step, why)  # if it is the last one
             say(
-                f"*** Failed save number {self._running.failed_saves}: {self._save_error}. Those from before "
-                "stay; the run goes on and tries again at the next save."
+                f"*** Failed save number {self._running.failed_saves}: {why}. Those from before stay; the run goes on "
+                "and tries again at the next save."
             )
             return None
         self._saved_step, self._save_error = step, None

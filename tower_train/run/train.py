@@ -204,6 +204,7 @@ def do_steps(running: Running, due_actions: Sequence[actions.Action]) -> None:
     )
     for action in due_actions:
         action.begin()
+    running.begin()
     for step in range(start.steps_done + 1, start.end + 1):
         if running.is_over:
             break

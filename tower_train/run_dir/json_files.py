@@ -23,7 +23,7 @@ _FIELDS = {
         "config.workload": str | None, "config.data_dir": str | None, "config.seed": int, "config.dtype": _DTYPES,
         "config.moving_average_decay": int | float, "config.deterministic?": bool,
         "config.tensor_float_32?": bool | None, "workload_options?": dict, "global_batch?": int,
-        "random_numbers.by_example?": list, "versions?": dict, "drawing?": str, "started?": str,
+        "random_numbers.by_example?": list, "versions?": dict, "started?": str,
     },
     RESULT: {"step?": int, "evaluation.step?": int},
     BEST: {
