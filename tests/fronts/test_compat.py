@@ -1,22 +1,17 @@
 """The private names of Keras and TensorFlow exist and mean what fronts/compat.py takes them for."""
 
-import importlib
 import inspect
 import pathlib
 import re
 import threading
-import types
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.training import training
 
 import tower_train
-from tower_train import estimator as tf_estimator
 from tower_train.fronts import compat
-from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
 PRIVATE = re.compile(
@@ -45,66 +40,58 @@ def test_no_other_module_touches_a_private_name():
     assert touched == {"fronts/compat.py", *OF_LIBRARY, *BELOW}
 
 
-class TestReplaced:
-    class Owner:
-        @staticmethod
-        def static():
-            return "static"
+class Owner:
+    @staticmethod
+    def static():
+        return "static"
 
-        def method(self):
-            return "method"
+    def method(self):
+        return "method"
 
-    class Heir(Owner):
-        pass
 
-    def test_of_a_class_and_of_its_heirs(self):
-        with compat.replaced(self.Owner, "static", staticmethod(lambda: "other")):
-            assert self.Owner.static() == self.Heir().static() == "other"
-        assert self.Owner.static() == self.Owner().static() == "static"
-        with compat.replaced(self.Heir, "method", lambda self: "heir"):
-            assert (self.Heir().method(), self.Owner().method()) == ("heir", "method")
-        assert self.Heir().method() == "method" and "method" not in vars(self.Heir)
+class Heir(Owner):
+    pass
 
-    def test_of_one_object_even_after_an_error(self):
-        one, other = self.Owner(), self.Owner()
-        one.value = 1
-        with pytest.raises(KeyError), compat.replaced(one, "method", lambda: 2), compat.replaced(one, "value", 3):
-            assert (one.method(), one.value, other.method()) == (2, 3, "method")
-            raise KeyError
-        assert (one.method(), one.value) == ("method", 1)
 
-    def test_of_a_module(self):
-        with compat.replaced(inspect, "getsource", lambda _: "other"):
-            assert inspect.getsource(compat) == "other"
-        assert inspect.getsource(compat) != "other"
+def test_replaced_of_a_class_its_heirs_and_one_object_even_after_an_error():
+    with compat.replaced(Owner, "static", staticmethod(lambda: "other")):
+        assert Owner.static() == Heir().static() == "other"
+    assert Owner.static() == Owner().static() == "static"
+    with compat.replaced(Heir, "method", lambda self: "heir"):
+        assert (Heir().method(), Owner().method()) == ("heir", "method")
+    one, other = Owner(), Heir()
+    one.value = 1
+    with pytest.raises(KeyError), compat.replaced(one, "method", lambda: 2), compat.replaced(one, "value", 3):
+        assert (one.method(), one.value, other.method()) == (2, 3, "method")
+        raise KeyError
+    assert (one.method(), one.value, vars(Heir).get("method")) == ("method", 1, None)
 
-    def test_of_a_keras_layer_calls_the_replacement(self):
-        layer = keras.layers.Dense(2)
-        expected = layer(tf.ones([1, 3]))
-        with compat.replaced(layer, "call", lambda inputs, training=None: inputs + 1):
-            np.testing.assert_array_equal(layer(tf.ones([1, 3])), [[2, 2, 2]])
-        np.testing.assert_array_equal(layer(tf.ones([1, 3])), expected)
 
-    def test_of_a_graph_variable_replaces_its_assignment(self):
-        with tf.Graph().as_default(), v1.Session() as session:
-            variable = v1.get_variable("v", [], initializer=v1.zeros_initializer())
-            with compat.replaced(variable, "assign", lambda *args: tf.identity(variable)):
-                done = variable.assign(3.0)
-            session.run(v1.global_variables_initializer())
-            assert session.run(done) == 0 and session.run(variable.assign(3.0)) == 3
-
-    def test_optimizers_apply_gradients_by_the_replaced_method(self):
-        calls = []
-        with (
-            tf.Graph().as_default(),
-            compat.replaced(
-                v1.train.Optimizer, "apply_gradients", lambda self, pairs, *args, **kwargs: calls.append(pairs)
-            ),
+def test_keras_layers_graph_variables_and_optimizers_call_what_is_replaced():
+    layer, calls = keras.layers.Dense(2), []
+    expected = layer(tf.ones([1, 3]))
+    with compat.replaced(layer, "call", lambda inputs, training=None: inputs + 1):
+        np.testing.assert_array_equal(layer(tf.ones([1, 3])), [[2, 2, 2]])
+    np.testing.assert_array_equal(layer(tf.ones([1, 3])), expected)
+    with tf.Graph().as_default(), v1.Session() as session:
+        variable = v1.get_variable("v", [], initializer=v1.zeros_initializer())
+        with compat.replaced(variable, "assign", lambda *args: tf.identity(variable)):
+            done = variable.assign(3.0)
+        with compat.replaced(
+            v1.train.Optimizer, "apply_gradients", lambda _, pairs, *args, **kwargs: calls.append(pairs)
         ):
-            variable = v1.get_variable("v", [])
             v1.train.AdamOptimizer().minimize(2 * variable)
-        [[(_, found)]] = calls
-        assert found is variable
+        session.run(v1.global_variables_initializer())
+        assert session.run(done) == 0 and session.run(variable.assign(3.0)) == 3
+    [[(_, found)]] = calls
+    assert found is variable
+
+
+def test_random_seed_is_what_was_set():
+    before = compat.random_seed()
+    tf.random.set_seed(7)
+    assert compat.random_seed() == 7
+    tf.random.set_seed(before)
 
 
 def test_fresh_layer_names_begin_at_0_in_this_thread_and_go_on_afterwards():
@@ -178,9 +165,6 @@ def test_sublayers_are_those_of_nested_models_and_of_layers_too():
     names = [layer.name for layer in compat.sublayers(model)]
     assert set(names) > {"inner", "nested", "both", "forward_lstm", "backward_lstm"}
     assert model.name not in names
-
-
-def test_renormalizes():
     assert not compat.renormalizes(keras.layers.BatchNormalization())
     if "renorm" in inspect.signature(keras.layers.BatchNormalization).parameters:
         assert compat.renormalizes(keras.layers.BatchNormalization(renorm=True))
@@ -340,92 +324,14 @@ def test_eager_mode_leaves_the_default_graph():
         assert not graph.get_operations()
 
 
-def test_an_op_waits_for_a_later_one():
+def test_an_op_gets_another_input_and_waits_for_a_later_one():
     with tf.Graph().as_default(), v1.Session() as session:
         counter = v1.get_variable("counter", [], initializer=v1.zeros_initializer())
-        op = tf.no_op()
-        compat.add_control_input(op, counter.assign_add(1.0).op)
-        session.run(v1.global_variables_initializer())
-        session.run(op)
-        assert session.run(counter) == 1
-
-
-def test_an_op_gets_another_input():
-    with tf.Graph().as_default(), v1.Session() as session:
         total = tf.constant(1.0) + tf.constant(2.0)
         compat.set_input(total.op, 1, tf.constant(5.0))
-        assert session.run(total) == 6
-
-
-class TestEstimatorLibrary:
-    """What tower_train overrides, replaces and reads of the library is there, with the arguments that it counts on."""
-
-    def test_what_tensorflow_dropped_is_put_in_place(self):
-        from tensorflow.python.distribute import estimator_training
-        from tensorflow.python.util import tf_export
-
-        assert not estimator_training.should_run_distribute_coordinator(tf_estimator.RunConfig())
-        assert tf_export.ESTIMATOR_API_NAME in tf_export.API_ATTRS.keys() & tf_export.API_ATTRS_V1.keys()
-        assert importlib.import_module("tensorflow_estimator.python.estimator.tpu.tpu_estimator").TPUEstimator
-
-    @pytest.mark.parametrize(
-        ("method", "arguments"),
-        [
-            ("_call_input_fn", "input_fn mode input_context"),
-            ("_call_model_fn", "features labels mode config"),
-            ("_get_features_and_labels_from_input_fn", "input_fn mode"),
-            ("_create_and_assert_global_step", "graph"),
-            (
-                "_train_with_estimator_spec",
-                "estimator_spec worker_hooks hooks global_step_tensor saving_listeners",
-            ),
-            ("_export_all_saved_models", "export_dir_base input_receiver_fn_map assets_extra as_text checkpoint_path "
-             "strip_default_attrs"),
-        ],
-    )  # fmt: skip
-    def test_methods_of_an_estimator(self, method, arguments):
-        [_, theirs] = [vars(cls)[method] for cls in tf_estimator.Estimator.__mro__ if method in vars(cls)]
-        assert list(inspect.signature(theirs).parameters) == ["self", *arguments.split()]
-
-    def test_attributes_of_an_estimator_and_its_config(self, tmp_path):
-        made = tf_estimator.Estimator(lambda features: None, str(tmp_path))
-        names = {"_config", "_session_config", "_model_fn", "_model_dir", "_params", "_warm_start_settings"}
-        assert names <= vars(made).keys() and {"_cluster_spec", "_task_type", "_task_id"} <= vars(made.config).keys()
-        assert library.estimator._load_global_step_from_checkpoint_dir(str(tmp_path)) == 0
-        assert made._train_distribution is None and made._eval_distribution is None
-
-    def test_an_executor_of_train_and_evaluate(self):
-        executor = library.training._TrainingExecutor
-        for name in ("run", "run_chief", "run_worker", "run_local", "_start_std_server"):
-            assert callable(getattr(executor, name))
-        assert library.training._MAX_DELAY_SECS > 0
-        assert "_TrainingExecutor" in library.training.train_and_evaluate.__code__.co_names
-
-    def test_a_session_is_opened_by_another_function(self):
-        with compat.replaced(training, "MonitoredTrainingSession", dict):
-            assert library.estimator.training.MonitoredTrainingSession(master="a") == {"master": "a"}
-
-    def test_a_stop_is_withdrawn_and_iterators_have_hooks(self):
-        context = v1.train.SessionRunContext(None, None)
-        context.request_stop()
-        context._stop_requested = False
-        assert not context.stop_requested
-        with tf.Graph().as_default(), v1.Session() as session:
-            iterator = v1.data.make_initializable_iterator(tf.data.Dataset.range(1))
-            hook = library.util._DatasetInitializerHook(iterator)
-            hook.begin()
-            hook.after_create_session(session, None)
-            assert session.run(iterator.get_next()) == 0
-
-    def test_losses_tell_that_they_are_sums(self):
-        def of_the_user(features):
-            pass
-
-        canned = types.FunctionType(of_the_user.__code__, {"__name__": library.optimizers.__name__})
-        for reduction, expected in (("weighted_sum", True), ("weighted_sum_over_batch_size", False)):
-            with tf.Graph().as_default():
-                v1.losses.compute_weighted_loss(tf.ones([2]), reduction=reduction)
-                assert library.is_summed(canned) is expected and not library.is_summed(of_the_user)
+        compat.add_control_input(total.op, counter.assign_add(1.0).op)
+        session.run(v1.global_variables_initializer())
+        assert (session.run(total), session.run(counter)) == (6, 1)
 
 
 def test_the_first_epoch_of_fit_is_the_one_that_was_set(tmp_path):
@@ -439,11 +345,3 @@ def test_the_first_epoch_of_fit_is_the_one_that_was_set(tmp_path):
     assert epochs(model) == [2] and compat.first_epoch(model) == 2
     compat.set_first_epoch(model, None)
     assert epochs(model) == [0, 1, 2]
-
-
-def test_random_seed_is_what_was_set():
-    before = compat.random_seed()
-    tf.random.set_seed(7)
-    assert compat.random_seed() == 7
-    tf.random.set_seed(before)
-    assert compat.random_seed() == before

@@ -1,13 +1,12 @@
 """keras_network: what Keras computes, by the towers' rules."""
 
-import json
-
 import jobs
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
+from keras_workload import CLASSES, SIZE, drawing, images, opened, small, train, workload
 
 import tower_train
 from tower_train import errors, layers
@@ -15,47 +14,12 @@ from tower_train.config import Config, ExportOptions
 from tower_train.inference import saved_model
 
 v1 = tf.compat.v1
-SIZE, CLASSES = 6, 3
 SLOTS = {"Momentum", "ExponentialMovingAverage"}
 
 
 @pytest.fixture(scope="module")
 def examples():
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=[24, SIZE, SIZE, 2]).astype(np.float32)
-    return tower_train.Examples.from_arrays("images", images, rng.integers(0, CLASSES, 24), ["a", "b", "c"])
-
-
-def small(dropout=0.0, **changes):
-    """Two convolutions, both normalised, the second without scale, and weight decay; layers without names."""
-
-    def make():
-        inputs = keras.Input([SIZE, SIZE, 2])
-        maps = keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(0.01))(inputs)
-        maps = keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.75)(maps))
-        maps = keras.layers.Conv2D(5, 3, use_bias=False, kernel_constraint=changes.get("constraint"))(maps)
-        maps = keras.layers.BatchNormalization(momentum=0.5, scale=False)(maps)
-        features = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(maps))
-        if dropout:
-            features = keras.layers.Dropout(dropout)(features)
-        return keras.Model(inputs, keras.layers.Dense(CLASSES)(features), name="small")
-
-    return make
-
-
-def workload(examples, make, freeze_until=None):
-    return tower_train.Workload("keras", lambda request: examples, tower_train.keras_network(make, freeze_until))
-
-
-OPTIONS = dict(dtype="float64", learning_rate=0.05, optimizer="momentum", batch_size=8, moving_average_decay=0.9)
-
-
-def train(examples, make, steps, freeze_until=None, **options):
-    return trainings.train(workload(examples, make, freeze_until), examples, steps, **(OPTIONS | options))
-
-
-def opened(examples, make, freeze_until=None, **options):
-    return trainings.opened(workload(examples, make, freeze_until), examples, **(OPTIONS | options))
+    return images()
 
 
 def before_and_after(session, built, steps):
@@ -77,8 +41,8 @@ def test_towers_match_one_tower(examples):
 def test_towers_match_one_tower_in_a_network_of_keras_applications(examples):
     """Its first five blocks, of which all are alike."""
     rng = np.random.default_rng(0)
-    images = rng.normal(size=[16, 32, 32, 3]).astype(np.float32)
-    examples = tower_train.Examples.from_arrays("images", images, rng.integers(0, CLASSES, 16), ["a", "b", "c"])
+    values = rng.normal(size=[16, 32, 32, 3]).astype(np.float32)
+    examples = tower_train.Examples.from_arrays("images", values, rng.integers(0, CLASSES, 16), ["a", "b", "c"])
 
     def make():
         base = keras.applications.MobileNet(input_shape=[32, 32, 3], alpha=0.25, include_top=False, weights=None)
@@ -234,143 +198,6 @@ def test_frozen_batch_normalisation_uses_its_moving_statistics(examples):
         logits = session.run(logits)
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
     assert loss == pytest.approx(-logits[np.arange(24), labels].mean(), rel=1e-9)
-
-
-class Gamma(keras.layers.Layer):
-    """Multiplies by numbers of a distribution that is not drawn by example."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.generator = keras.random.SeedGenerator()
-
-    def call(self, inputs, training=None):
-        return inputs * keras.random.gamma(keras.ops.shape(inputs), 9.0, seed=self.generator) if training else inputs
-
-
-class Unseeded(keras.layers.Layer):
-    """Adds numbers of Keras' global generator."""
-
-    def call(self, inputs, training=None):
-        numbers = keras.random.randint([keras.ops.shape(inputs)[0], 1, 1, 1], -3, 4)
-        return inputs + keras.ops.cast(numbers, inputs.dtype) if training else inputs
-
-
-def drawing(*layers):
-    def make():
-        inputs = outputs = keras.Input([SIZE, SIZE, 2])
-        for layer in [*layers, keras.layers.Flatten, lambda: keras.layers.Dense(CLASSES)]:
-            outputs = layer()(outputs)
-        return keras.Model(inputs, outputs)
-
-    return make
-
-
-def masks_of(build, steps=1, **options):
-    """float64 [outputs, global batch, SIZE, SIZE, 2] of each step: what a network without weights makes of ones."""
-    ones = tower_train.Examples.from_arrays("ones", np.ones([24, SIZE, SIZE, 2], np.float32), np.zeros(24, int), ["a"])
-    network = tower_train.keras_network(build)
-    seen = []
-
-    def inference(features, training):
-        v1.get_variable("weight", [], features.dtype)
-        seen.append(tf.stack(tf.nest.flatten(network(features, training))))
-        return seen[-1]
-
-    def loss(outputs, labels):
-        with v1.variable_scope("", reuse=True):
-            return tf.reduce_mean(outputs) * v1.get_variable("weight", [], outputs.dtype)
-
-    with trainings.opened(tower_train.Workload("ones", None, inference, loss), ones, dtype="float64", **options) as (
-        built, session,
-    ):  # fmt: skip
-        return np.array([np.concatenate(session.run([seen, built.report])[0], axis=1) for _ in range(steps)])
-
-
-def each_alone(*layers):
-    """A model whose outputs are those of each layer."""
-
-    def make():
-        inputs = keras.Input([SIZE, SIZE, 2])
-        return keras.Model(inputs, [layer()(inputs) for layer in layers])
-
-    return make
-
-
-EACH = {
-    "dropout": lambda: keras.layers.Dropout(0.5),
-    "depth": lambda: keras.layers.Dropout(0.5, noise_shape=(None, 1, 1, 1)),
-    "spatial": lambda: keras.layers.SpatialDropout2D(0.5),
-    "noise": lambda: keras.layers.GaussianNoise(1.0),
-    "factors": lambda: keras.layers.GaussianDropout(0.5),
-    "alpha": lambda: keras.layers.AlphaDropout(0.5),
-    "brightness": lambda: keras.layers.RandomBrightness(0.1, value_range=(-9, 9)),
-    "unseeded": Unseeded,
-}
-
-
-def test_each_example_has_numbers_of_its_own_that_no_cut_changes():
-    one, two = (
-        masks_of(each_alone(*EACH.values()), steps=2, batch_size=8 // towers, num_gpus=towers) for towers in (1, 2)
-    )
-    for i, name in enumerate(EACH):
-        np.testing.assert_array_equal(two[:, i], one[:, i], err_msg=name)
-        least = {"depth": 2, "spatial": 3, "unseeded": 3}.get(name, 14)  # of 16: those draw few numbers, some alike
-        assert len({mask.tobytes() for mask in np.concatenate(one[:, i])}) >= least, name
-
-
-def test_a_draw_of_no_example_is_one_for_all_towers():
-    """As of a layer that drops the same of all examples."""
-    make = each_alone(lambda: keras.layers.Dropout(0.5, noise_shape=(1, None, None, None)))
-    [one] = masks_of(make, steps=2, batch_size=8).swapaxes(0, 1)
-    np.testing.assert_array_equal(masks_of(make, steps=2, batch_size=4, num_gpus=2)[:, 0], one)
-    assert (one[0] == one[0][:1]).all() and (one[0][0] != one[1][0]).any()
-
-
-def test_towers_that_drop_match_one_tower(examples):
-    make = drawing(keras.layers.RandomFlip, lambda: keras.layers.Dropout(0.3), lambda: keras.layers.Dropout(0.2))
-    one = train(examples, make, 6)
-    trainings.assert_same(train(examples, make, 6, num_gpus=2, batch_size=4, variable_update="mirrored"), one)
-    trainings.assert_same(train(examples, make, 6, num_gpus=2, batch_size=2, accumulate_steps=2), one)
-    assert not np.allclose(train(examples, make, 6, seed=1)[0], one[0])
-
-
-def test_towers_that_drop_in_a_recurrent_layer_match_one_tower(examples):
-    make = drawing(
-        lambda: keras.layers.Reshape([2, 36]), lambda: keras.layers.LSTM(4, dropout=0.3, recurrent_dropout=0.2)
-    )
-    trainings.assert_same(train(examples, make, 3, num_gpus=2, batch_size=4), train(examples, make, 3))
-
-
-def test_what_cannot_draw_by_example_is_named_in_the_log_and_in_run_json(examples, tmp_path, capsys):
-    def run(name, *layers):
-        config = Config(train_dir=str(tmp_path / name), max_steps=3, num_gpus=2, batch_size=4, device="cpu",
-                        check_data=False, summary_every_steps=0, check_towers="never")  # fmt: skip
-        tower_train.train(workload(examples, drawing(*layers)), config)
-        lines = [line for line in capsys.readouterr().out.splitlines() if "Drawn by tower" in line]
-        reader = tf.train.load_checkpoint(str(tmp_path / name))
-        draws = [reader.get_tensor(n)[1] for n in sorted(reader.get_variable_to_shape_map()) if "seed_generator" in n]
-        return lines, json.loads((tmp_path / name / "run.json").read_text())["random_numbers"], draws
-
-    lines, written, draws = run("gamma", lambda: keras.layers.Dropout(0.5), lambda: Gamma(name="mine"))
-    assert lines == ["*** Drawn by tower, not by example, so that N towers are not one: mine."]
-    assert written == {"by_example": ["seed_generator"], "by_tower": ["mine"], "stateful": []}
-    assert draws == [0, 3], "only what does not draw by example counts its draws, once a step"
-    assert run("dropout", lambda: keras.layers.Dropout(0.5))[0] == []
-
-
-def test_dropout_resumes_exactly(examples, tmp_path):
-    """And copies of the variables stay the same, those of the random numbers' states and constrained ones included."""
-    task = workload(examples, small(0.5, constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])))
-
-    def run(name, *hooks):
-        mirrored = dict(variable_update="mirrored", check_mirrors_every_steps=1)
-        given = dict(train_dir=str(tmp_path / name), max_steps=6, save_every_steps=2, num_gpus=2, batch_size=4)
-        tower_train.train(task, Config(device="cpu", summary_every_steps=0, **given, **mirrored), hooks)
-        return jobs.variables(tmp_path / name)
-
-    whole = run("whole", jobs.copy_after(3, tmp_path / "whole", tmp_path / "resumed"))
-    assert jobs.saved_steps(tmp_path / "resumed") == [2]
-    jobs.assert_identical(run("resumed"), whole)
 
 
 def test_a_network_that_is_called_twice_has_its_weights_once(examples):

@@ -33,15 +33,19 @@ def numbers(count, width, seed=0):
     return np.random.default_rng(seed).normal(size=[count, width])
 
 
+def data(**changed):
+    return dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2) | changed
+
+
 def tensorflow_41657_and_36224():
     """tensorflow#41657, #36224: 65 examples by 16: the last batch has one."""
-    return network, settings, dict(x=numbers(65, 4), y=numbers(65, 3, 1), batch_size=16, epochs=2)
+    return network, settings, data(x=numbers(65, 4), y=numbers(65, 3, 1))
 
 
 def keras_17429():
     """keras#17429: gradient_accumulation_steps=2."""
     accumulating = lambda: settings(gradient_accumulation_steps=2)  # noqa: E731
-    return network, accumulating, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+    return network, accumulating, data()
 
 
 class OwnStep(keras.Model):
@@ -72,7 +76,7 @@ class OwnStep(keras.Model):
 def keras_20164():
     """keras#20164: a train_step whose gradients replicas add, and do not average."""
     sgd = lambda: dict(optimizer=keras.optimizers.SGD(0.1))  # noqa: E731
-    return OwnStep, sgd, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+    return OwnStep, sgd, data()
 
 
 def dropout():
@@ -82,7 +86,7 @@ def dropout():
         middle = [layers.Dense(5, "tanh"), layers.Dropout(0.5, seed=1)]
         return keras.Sequential([keras.Input([4]), *middle, layers.Dense(3)])
 
-    return build, settings, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+    return build, settings, data()
 
 
 def tensorflow_47344():
@@ -92,19 +96,19 @@ def tensorflow_47344():
         return ops.mean(ops.square(y - y_pred)) - ops.mean(ops.var(y_pred, axis=0))
 
     chosen = lambda: settings() | {"loss": spread}  # noqa: E731
-    return network, chosen, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+    return network, chosen, data()
 
 
 def tensorflow_33929():
     """tensorflow#33929: clipnorm=, by which each replica clips its part of the gradient."""
     clipping = lambda: settings() | {"optimizer": keras.optimizers.SGD(0.1, global_clipnorm=0.1)}  # noqa: E731
-    return network, clipping, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+    return network, clipping, data()
 
 
 def keras_18978():
     """keras#18978: use_ema=True with ema_overwrite_frequency=3."""
     averaging = lambda: settings(use_ema=True, ema_overwrite_frequency=3)  # noqa: E731
-    return network, averaging, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+    return network, averaging, data()
 
 
 def masks():
@@ -118,7 +122,7 @@ def masks():
 
     rng = np.random.default_rng(0)
     words = rng.integers(1, 9, [64, 5]) * (np.arange(5) < rng.integers(1, 6, [64, 1]))
-    return build, settings, dict(x=words, y=numbers(320, 1).reshape(64, 5, 1), batch_size=16, epochs=2)
+    return build, settings, data(x=words, y=numbers(320, 1).reshape(64, 5, 1))
 
 
 class Positions(layers.Layer):
@@ -135,24 +139,82 @@ class Positions(layers.Layer):
 def positions():
     """An embedding of positions, as of transformers, whose rows Adam gets once from each replica."""
     build = lambda: keras.Sequential([keras.Input([4]), Positions(), layers.Dense(3)])  # noqa: E731
-    return build, settings, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+    return build, settings, data()
+
+
+def tensorflow_39268():
+    """tensorflow#39268: a metric of a whole batch, such as a correlation."""
+
+    def correlation(y, y_pred):
+        y, y_pred = y - ops.mean(y), y_pred - ops.mean(y_pred)
+        return ops.mean(y * y_pred) / ops.sqrt(ops.mean(y**2) * ops.mean(y_pred**2))
+
+    return network, lambda: settings() | {"metrics": [correlation]}, data()
+
+
+def sample_weights():
+    """Sample weights, over whose sum a loss is a mean: reduction="mean_with_sample_weight"."""
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    return network, lambda: settings() | {"loss": loss}, data(sample_weight=np.abs(numbers(64, 1, 2)[:, 0]))
+
+
+def dice():
+    """keras.losses.Dice and Tversky, which compare all pixels of a batch."""
+    masks = (numbers(64, 3, 1) > 0).astype(float)
+    sigmoid = lambda: keras.Sequential([keras.Input([4]), layers.Dense(3, "sigmoid")])  # noqa: E731
+    return sigmoid, lambda: settings() | {"loss": keras.losses.Dice()}, data(y=masks)
+
+
+def keras_15593():
+    """keras#15593: ragged tensors."""
+
+    class Means(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = layers.Embedding(6, 3)
+            self.embedding.build([None])
+            self.built = True
+
+        def call(self, words):
+            return tf.reduce_mean(words.with_flat_values(self.embedding(words.flat_values)), axis=1)
+
+    words = tf.ragged.constant([list(range(1, 2 + i % 4)) for i in range(64)], dtype=tf.int32)
+    return Means, settings, dict(x=tf.data.Dataset.from_tensor_slices((words, numbers(64, 3, 1))).batch(16))
+
+
+def sparse_tensors():
+    """Sparse tensors."""
+    sparse = tf.sparse.from_dense(np.maximum(numbers(64, 4), 0))
+    build = lambda: keras.Sequential([keras.Input([4], sparse=True), layers.Dense(3)])  # noqa: E731
+    return build, settings, dict(x=tf.data.Dataset.from_tensor_slices((sparse, numbers(64, 3, 1))).batch(16))
+
+
+def generator():
+    """A Python generator, half of whose batches get lost."""
+    return (
+        network,
+        settings,
+        dict(x=((numbers(16, 4, i), numbers(16, 3, i)) for i in range(4))),
+    )
 
 
 ISSUES = [
-    tensorflow_41657_and_36224, keras_17429, keras_20164, tensorflow_33929, keras_18978, tensorflow_47344, dropout,
-    masks, positions,
+    tensorflow_41657_and_36224, keras_17429, keras_20164, tensorflow_33929, keras_18978, tensorflow_47344,
+    tensorflow_39268, keras_15593, sparse_tensors, generator, sample_weights, dice, dropout, masks,
+    positions,
 ]  # fmt: skip
 
 
 def trained(build, compiled, data, wrap=lambda model: model):
-    """Returns the weights of a model that was built, wrapped, compiled and fitted."""
+    """Returns the weights of a model that was built, wrapped, compiled and fitted, and its metrics if it has any."""
     keras.utils.set_random_seed(1)
     model = build()
-    model(data["x"][:1])
+    if not model.built:
+        model(data["x"][:1])
     wrapped = wrap(model)
     wrapped.compile(**compiled())
-    wrapped.fit(**data, shuffle=False, verbose=0)
-    return model.get_weights()
+    history = wrapped.fit(**data, shuffle=False, verbose=0).history
+    return [*model.get_weights(), *map(np.array, history.values() if "metrics" in compiled() else ())]
 
 
 def difference(weights, expected):
@@ -161,10 +223,9 @@ def difference(weights, expected):
 
 @pytest.mark.parametrize("issue", ISSUES)
 def test_towers_train_what_one_device_does(float64, issue):
-    build, compiled, data = issue()
-    expected = trained(build, compiled, data)
+    expected = trained(*issue())
     for gpus in (2, 3):
-        found = trained(build, compiled, data, lambda model, gpus=gpus: tower_train.multi_gpu_model(model, gpus=gpus))
+        found = trained(*issue(), lambda model, gpus=gpus: tower_train.multi_gpu_model(model, gpus=gpus))
         assert difference(found, expected) < 1e-12
 
 
@@ -181,13 +242,11 @@ def mirrored(build, compiled, data):
 def on_workers(side):
     """Prints by how much the weights that all workers train differ from one device's, or how that fails."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if side == "mirrored" else None
-    build, compiled, data = network, settings, dict(x=numbers(64, 4), y=numbers(64, 3, 1), batch_size=16, epochs=2)
+    program = network, settings, data()
     try:
         with strategy.scope() if strategy else contextlib.nullcontext():
-            found = trained(
-                build, compiled, data, tower_train.multi_gpu_model if side == "towers" else lambda model: model
-            )
-        print(f"{side} {difference(found, trained(build, compiled, data)):.0e}")
+            found = trained(*program, tower_train.multi_gpu_model if side == "towers" else lambda model: model)
+        print(f"{side} {difference(found, trained(*program)):.0e}")
     except ValueError as error:
         print(f"{side} ValueError: {str(error)[:40]} ... {str(error)[-90:]}")
 
@@ -201,11 +260,9 @@ def main():
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(REPLICAS))
     for issue in ISSUES:
-        build, compiled, data = issue()
-        expected = trained(build, compiled, data)
-        theirs = mirrored(build, compiled, data)
+        expected, theirs = trained(*issue()), mirrored(*issue())
         theirs = theirs if isinstance(theirs, str) else f"{difference(theirs, expected):.0e}"
-        ours = trained(build, compiled, data, lambda model: tower_train.multi_gpu_model(model, gpus=2))
+        ours = trained(*issue(), lambda model: tower_train.multi_gpu_model(model, gpus=2))
         print(f"{issue.__doc__.splitlines()[0]} MirroredStrategy {theirs}, two towers {difference(ours, expected):.0e}")
 
 

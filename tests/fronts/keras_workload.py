@@ -1,0 +1,57 @@
+"""A small Keras network as a workload, and its training."""
+
+import keras
+import numpy as np
+import trainings
+
+import tower_train
+
+SIZE, CLASSES = 6, 3
+OPTIONS = dict(dtype="float64", learning_rate=0.05, optimizer="momentum", batch_size=8, moving_average_decay=0.9)
+
+
+def images():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=[24, SIZE, SIZE, 2]).astype(np.float32)
+    return tower_train.Examples.from_arrays("images", values, rng.integers(0, CLASSES, 24), ["a", "b", "c"])
+
+
+def drawing(*layers):
+    """A network of layers before a dense one."""
+
+    def make():
+        inputs = outputs = keras.Input([SIZE, SIZE, 2])
+        for layer in [*layers, keras.layers.Flatten, lambda: keras.layers.Dense(CLASSES)]:
+            outputs = layer()(outputs)
+        return keras.Model(inputs, outputs)
+
+    return make
+
+
+def small(dropout=0.0, **changes):
+    """Two convolutions, both normalised, the second without scale, and weight decay; layers without names."""
+
+    def make():
+        inputs = keras.Input([SIZE, SIZE, 2])
+        maps = keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(0.01))(inputs)
+        maps = keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.75)(maps))
+        maps = keras.layers.Conv2D(5, 3, use_bias=False, kernel_constraint=changes.get("constraint"))(maps)
+        maps = keras.layers.BatchNormalization(momentum=0.5, scale=False)(maps)
+        features = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(maps))
+        if dropout:
+            features = keras.layers.Dropout(dropout)(features)
+        return keras.Model(inputs, keras.layers.Dense(CLASSES)(features), name="small")
+
+    return make
+
+
+def workload(examples, make, freeze_until=None):
+    return tower_train.Workload("keras", lambda request: examples, tower_train.keras_network(make, freeze_until))
+
+
+def train(examples, make, steps, freeze_until=None, **options):
+    return trainings.train(workload(examples, make, freeze_until), examples, steps, **(OPTIONS | options))
+
+
+def opened(examples, make, freeze_until=None, **options):
+    return trainings.opened(workload(examples, make, freeze_until), examples, **(OPTIONS | options))

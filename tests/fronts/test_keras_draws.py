@@ -1,0 +1,145 @@
+"""keras_network's random numbers: each example's own, whatever the towers."""
+
+import json
+
+import jobs
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import trainings
+from keras_workload import SIZE, drawing, images, small, train, workload
+
+import tower_train
+from tower_train.config import Config
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(scope="module")
+def examples():
+    return images()
+
+
+class Gamma(keras.layers.Layer):
+    """Multiplies by numbers of a distribution that is not drawn by example."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.generator = keras.random.SeedGenerator()
+
+    def call(self, inputs, training=None):
+        return inputs * keras.random.gamma(keras.ops.shape(inputs), 9.0, seed=self.generator) if training else inputs
+
+
+class Unseeded(keras.layers.Layer):
+    """Adds numbers of Keras' global generator."""
+
+    def call(self, inputs, training=None):
+        numbers = keras.random.randint([keras.ops.shape(inputs)[0], 1, 1, 1], -3, 4)
+        return inputs + keras.ops.cast(numbers, inputs.dtype) if training else inputs
+
+
+def masks_of(build, steps=1, **options):
+    """float64 [outputs, global batch, SIZE, SIZE, 2] of each step: what a network without weights makes of ones."""
+    ones = tower_train.Examples.from_arrays("ones", np.ones([24, SIZE, SIZE, 2], np.float32), np.zeros(24, int), ["a"])
+    network = tower_train.keras_network(build)
+    seen = []
+
+    def inference(features, training):
+        v1.get_variable("weight", [], features.dtype)
+        seen.append(tf.stack(tf.nest.flatten(network(features, training))))
+        return seen[-1]
+
+    def loss(outputs, labels):
+        with v1.variable_scope("", reuse=True):
+            return tf.reduce_mean(outputs) * v1.get_variable("weight", [], outputs.dtype)
+
+    with trainings.opened(tower_train.Workload("ones", None, inference, loss), ones, dtype="float64", **options) as (
+        built, session,
+    ):  # fmt: skip
+        return np.array([np.concatenate(session.run([seen, built.report])[0], axis=1) for _ in range(steps)])
+
+
+def each_alone(*layers):
+    """A model whose outputs are those of each layer."""
+
+    def make():
+        inputs = keras.Input([SIZE, SIZE, 2])
+        return keras.Model(inputs, [layer()(inputs) for layer in layers])
+
+    return make
+
+
+EACH = {
+    "dropout": lambda: keras.layers.Dropout(0.5),
+    "depth": lambda: keras.layers.Dropout(0.5, noise_shape=(None, 1, 1, 1)),
+    "spatial": lambda: keras.layers.SpatialDropout2D(0.5),
+    "noise": lambda: keras.layers.GaussianNoise(1.0),
+    "factors": lambda: keras.layers.GaussianDropout(0.5),
+    "alpha": lambda: keras.layers.AlphaDropout(0.5),
+    "brightness": lambda: keras.layers.RandomBrightness(0.1, value_range=(-9, 9)),
+    "unseeded": Unseeded,
+}
+
+
+def test_each_example_has_numbers_of_its_own_that_no_cut_changes():
+    one, two = (
+        masks_of(each_alone(*EACH.values()), steps=2, batch_size=8 // towers, num_gpus=towers) for towers in (1, 2)
+    )
+    for i, name in enumerate(EACH):
+        np.testing.assert_array_equal(two[:, i], one[:, i], err_msg=name)
+        least = {"depth": 2, "spatial": 3, "unseeded": 3}.get(name, 14)  # of 16: those draw few numbers, some alike
+        assert len({mask.tobytes() for mask in np.concatenate(one[:, i])}) >= least, name
+
+
+def test_a_draw_of_no_example_is_one_for_all_towers():
+    """As of a layer that drops the same of all examples."""
+    make = each_alone(lambda: keras.layers.Dropout(0.5, noise_shape=(1, None, None, None)))
+    [one] = masks_of(make, steps=2, batch_size=8).swapaxes(0, 1)
+    np.testing.assert_array_equal(masks_of(make, steps=2, batch_size=4, num_gpus=2)[:, 0], one)
+    assert (one[0] == one[0][:1]).all() and (one[0][0] != one[1][0]).any()
+
+
+def test_towers_that_drop_match_one_tower(examples):
+    recurrent = [
+        lambda: keras.layers.Reshape([2, 36]),
+        lambda: keras.layers.LSTM(4, dropout=0.3, recurrent_dropout=0.2),
+    ]
+    make = drawing(keras.layers.RandomFlip, lambda: keras.layers.Dropout(0.3), *recurrent)
+    one = train(examples, make, 4)
+    trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=4, variable_update="mirrored"), one)
+    trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=2, accumulate_steps=2), one)
+    assert not np.allclose(train(examples, make, 4, seed=1)[0], one[0])
+
+
+def test_what_cannot_draw_by_example_is_named_in_the_log_and_in_run_json(examples, tmp_path, capsys):
+    def run(name, *layers):
+        config = Config(train_dir=str(tmp_path / name), max_steps=3, num_gpus=2, batch_size=4, device="cpu",
+                        check_data=False, summary_every_steps=0, check_towers="never")  # fmt: skip
+        tower_train.train(workload(examples, drawing(*layers)), config)
+        lines = [line for line in capsys.readouterr().out.splitlines() if "Drawn by tower" in line]
+        reader = tf.train.load_checkpoint(str(tmp_path / name))
+        draws = [reader.get_tensor(n)[1] for n in sorted(reader.get_variable_to_shape_map()) if "seed_generator" in n]
+        return lines, json.loads((tmp_path / name / "run.json").read_text())["random_numbers"], draws
+
+    lines, written, draws = run("gamma", lambda: keras.layers.Dropout(0.5), lambda: Gamma(name="mine"))
+    assert lines == ["*** Drawn by tower, not by example, so that N towers are not one: mine."]
+    assert written == {"by_example": ["seed_generator"], "by_tower": ["mine"], "stateful": []}
+    assert draws == [0, 3], "only what does not draw by example counts its draws, once a step"
+    assert run("dropout", lambda: keras.layers.Dropout(0.5))[0] == []
+
+
+def test_dropout_resumes_exactly(examples, tmp_path):
+    """And copies of the variables stay the same, those of the random numbers' states and constrained ones included."""
+    task = workload(examples, small(0.5, constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])))
+
+    def run(name, *hooks):
+        mirrored = dict(variable_update="mirrored", check_mirrors_every_steps=1)
+        given = dict(train_dir=str(tmp_path / name), max_steps=6, save_every_steps=2, num_gpus=2, batch_size=4)
+        tower_train.train(task, Config(device="cpu", summary_every_steps=0, **given, **mirrored), hooks)
+        return jobs.variables(tmp_path / name)
+
+    whole = run("whole", jobs.copy_after(3, tmp_path / "whole", tmp_path / "resumed"))
+    assert jobs.saved_steps(tmp_path / "resumed") == [2]
+    jobs.assert_identical(run("resumed"), whole)
