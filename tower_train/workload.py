@@ -50,8 +50,9 @@ class Workload(metaclass=renamed.TakesOldNames):
         the number of classes, or begins with values made from it (initializers.FromExamples). It gets the training
         examples or, in evaluation and export, the test examples.
       loss: (outputs, labels) -> scalar, the mean over the given batch.
-      metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. The first one
-        decides which checkpoint is the best.
+      metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. Or a sequence of
+        metrics of the whole set: keras.metrics objects, and functions (outputs, labels) -> a number, of numpy arrays of
+        all examples. The first one decides which checkpoint is the best.
       mode: {name of a metric: 'min' or 'max'}, what is best; known of the trainer's own.
       augment: (features, draws) -> features, the random preprocessing of training examples; None for none.
       prepare: features -> features, the preprocessing for evaluation, and for training if augment is None.
@@ -72,7 +73,7 @@ class Workload(metaclass=renamed.TakesOldNames):
     examples: Callable[[DataRequest], Examples]
     inference: Callable[[Tensors, bool], Tensors] | None
     loss: Callable[[Tensors, Tensors], tf.Tensor] = softmax_cross_entropy
-    metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] = classification_metrics
+    metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] | Sequence[Any] = classification_metrics
     mode: Mapping[str, str] = dataclasses.field(
         default_factory=dict, hash=False, kw_only=True, metadata={"was": "better"}
     )

@@ -44,7 +44,7 @@ def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, main, run):
 def test_while_watching_it_prints_no_confusion_matrix(main, run):
     status, stdout, _ = main(f"--train_dir={run}", "--watch")
     assert status == 0
-    assert [line.partition(" ")[0] for line in stdout.splitlines()] == ["step", "precision"]
+    assert [line.partition(" ")[0] for line in stdout.splitlines()] == ["step", "precision", "loss"]
 
 
 @pytest.mark.parametrize(

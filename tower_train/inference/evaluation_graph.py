@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -43,7 +43,10 @@ class EvaluationGraph:
 
     Attributes:
       graph: the graph.
+      number: the number of examples of this step.
       metrics: {name: float [examples of this step]}.
+      loss: scalar, the sum over the examples of this step; None if the loss does not take the network's outputs.
+      whole: (outputs, labels) of the examples of this step, for metrics of a whole set; None if there are none.
       predictions, labels: int64 [examples of this step]; None if labels are not classes, or outputs not one per class.
       restored: {name in the checkpoint: variable}.
       stream_initializer: starts at the first example.
@@ -52,7 +55,10 @@ class EvaluationGraph:
     """
 
     graph: tf.Graph
+    number: tf.Tensor
     metrics: dict[str, tf.Tensor]
+    loss: tf.Tensor | None
+    whole: tuple[Tensors, Tensors] | None
     predictions: tf.Tensor | None
     labels: tf.Tensor | None
     restored: dict[str, tf.Variable]
@@ -78,16 +84,20 @@ def evaluation_graph(
     graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
         stream = evaluation_stream(workload, examples, tower_batch, len(devices.towers))
-        replica, outputs, by_tower = Replica(), [], []
+        replica, outputs, by_tower, losses = Replica(), [], [], []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, stream.batches, strict=True)):
             draws = Draws("evaluation", stream.firsts[i], tower_batch)
             output = network.trained_outputs(workload, features, dtype, replica, Tower(i, device), draws)
             with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
                 by_tower.append(_metrics(workload, output, labels, tower_batch))
+                losses.append(_sum_of_losses(workload, output, labels, stream.counted[i]))
             outputs.append(output)
 
         def gathered(by_tower: list[tf.Tensor]) -> tf.Tensor:
             return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(stream.counted, axis=0))
+
+        def all_gathered(by_tower: list[Tensors]) -> Tensors:
+            return tf.nest.map_structure(lambda *tensors: gathered(tensors), *by_tower)
 
         labels = [labels for _, labels in stream.batches]
         towers.check_classes(workload, examples, outputs[0], workload.metrics)
@@ -97,7 +107,10 @@ def evaluation_graph(
             classes = gathered([tf.cast(batch, tf.int64) for batch in labels])
         return EvaluationGraph(
             graph=graph,
+            number=tf.reduce_sum(tf.cast(tf.concat(stream.counted, axis=0), tf.int64)),
             metrics={name: gathered([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
+            loss=None if None in losses else tf.add_n(losses),
+            whole=None if callable(workload.metrics) else (all_gathered(outputs), all_gathered(labels)),
             predictions=predictions,
             labels=classes,
             restored=network.variables_to_restore(moving_average_decay),
@@ -141,6 +154,8 @@ def evaluation_stream(workload: Workload, examples: Examples, tower_batch: int, 
 
 def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) -> dict[str, tf.Tensor]:
     """Returns one tower's metrics, each [batch]; GraphError if they have another form, or `mode` names others."""
+    if not callable(workload.metrics):
+        return {}
     metrics = workload.metrics(outputs, labels)
     if not isinstance(metrics, Mapping) or not metrics:
         raise errors.GraphError(
@@ -159,9 +174,38 @@ def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) 
                 + " Outputs [batch, 1] and labels [batch] give such a shape."
                 * is_broadcast
             )
+    check_modes(workload, metrics)
+    return {name: tf.ensure_shape(values, [batch]) for name, values in metrics.items()}
+
+
+def check_modes(workload: Workload, metrics: Mapping[str, Any]) -> None:
+    """Raises GraphError if the workload's `mode` names none of its metrics."""
     if unknown := [name for name in workload.mode if name not in metrics]:
         raise errors.GraphError(
             f"workload {workload.name}: mode names {unknown[0]!r}, but its metrics are {', '.join(metrics)}. Name one "
             "of these."
         )
-    return {name: tf.ensure_shape(values, [batch]) for name, values in metrics.items()}
+
+
+def _sum_of_losses(workload: Workload, outputs: Tensors, labels: Tensors, counted: tf.Tensor) -> tf.Tensor | None:
+    """Returns one tower's sum over the examples that count of a loss that is a mean over examples.
+
+    The others repeat the last example, so what they add is known from a batch of nothing else. The loss sees batches of
+    one size only, as in training.
+
+    Returns:
+      A scalar; None for a loss that does not take the outputs of an evaluation, such as one with further heads.
+    """
+    batch, number = int(counted.shape[0]), tf.reduce_sum(tf.cast(counted, tf.int32))
+
+    def repeated(tensor: tf.Tensor) -> tf.Tensor:
+        return tf.gather(tensor, tf.fill([batch], tf.maximum(number - 1, 0)))
+
+    try:
+        with tf.compat.v1.variable_scope(tf.compat.v1.get_variable_scope(), reuse=tf.compat.v1.AUTO_REUSE):
+            mean = workload.loss(outputs, labels)
+            of_last = workload.loss(*tf.nest.map_structure(repeated, (outputs, labels)))
+    except Exception:  # of the user's function
+        return None
+    extra = tf.cast(batch - number, mean.dtype)
+    return batch * mean - tf.cond(extra > 0, lambda: extra * of_last, lambda: tf.zeros_like(of_last))

@@ -13,7 +13,9 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import devices, step_failures
-from tower_train.inference.evaluation_graph import evaluation_graph
+from tower_train.inference.evaluation_graph import check_modes, evaluation_graph
+from tower_train.inference.whole_set import WholeSet
+from tower_train.measures import MIN
 from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Workload
 
@@ -21,6 +23,7 @@ v1 = tf.compat.v1
 _Z = statistics.NormalDist().inv_cdf(0.975)  # the two-sided 95 % quantile
 _MOST_CLASSES = 200  # in a whole matrix of confusions
 _MOST_CONFUSED = 100
+LOSS = "loss"  # the metric that the training minimises, without weight decay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,17 @@ class Metric:
     low: float | None = None
     high: float | None = None
     mode: str | None = None
+
+
+@dataclasses.dataclass
+class _Totals:
+    """Sums over examples: {metric: [sum, whether only zeros and ones]}, their number, the losses, and the numbers of
+    (class, predicted class)."""
+
+    sums: dict[str, list]
+    count: int = 0
+    loss: float = 0.0
+    pairs: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +110,7 @@ class Evaluator:
 
     Attributes:
       examples: as given.
+      first_metric: after `try_out`, the deciding metric's name and its mode, 'min', 'max' or None if unknown.
     """
 
     def __init__(
@@ -103,6 +118,8 @@ class Evaluator:
         placed: devices.Devices,
     ):  # fmt: skip
         self._workload, self.examples = workload, examples
+        self.first_metric: tuple[str, str | None] | None = None
+        self._whole = WholeSet(() if callable(workload.metrics) else workload.metrics, examples.class_names)
         self._weights = "moving averages" if moving_average_decay else "raw weights"
         self._built = evaluation_graph(workload, examples, tower_batch, dtype, moving_average_decay, placed)
         with self._built.graph.as_default():
@@ -111,12 +128,6 @@ class Evaluator:
             self._initial = [variable.initializer for variable in v1.global_variables()]
         self._config = placed.session_config
         self._session = v1.Session(graph=self._built.graph, config=self._config)
-
-    @property
-    def first_metric(self) -> tuple[str, str | None]:
-        """The deciding metric's name and its mode, 'min', 'max' or None if unknown."""
-        name = next(iter(self._built.metrics))
-        return name, self._workload.mode_of(name)
 
     @property
     def has_confusion(self) -> bool:
@@ -147,7 +158,8 @@ class Evaluator:
             if length not in (None, tf.data.UNKNOWN_CARDINALITY):
                 self._check_count(length, "")
             session.run(self._initial)
-            self._count(session, 1)
+            metrics = self._metrics(self._count(session, 1))
+        self.first_metric = next((name, metric.mode) for name, metric in metrics.items())
 
     def evaluate(self, path: str) -> Evaluation:
         """Restores a checkpoint and counts every example once.
@@ -159,21 +171,21 @@ class Evaluator:
         start = time.perf_counter()
         checkpoint.restore(self._saver, self._session, path)
         # A dataset in its own order may hold fewer or more examples than it should.
-        sums, count, pairs = self._count(self._session, self._built.num_steps + bool(self.examples.elements))
-        self._check_count(count, " or more")
+        totals = self._count(self._session, self._built.num_steps + bool(self.examples.elements))
+        self._check_count(totals.count, " or more")
         names = self.examples.class_names if self.has_confusion else ()
-        matrix = confusion_matrix(pairs, len(names)) if 0 < len(names) <= _MOST_CLASSES else None
+        matrix = confusion_matrix(totals.pairs, len(names)) if 0 < len(names) <= _MOST_CLASSES else None
         return Evaluation(
             step=checkpoint.step_of(path),
             data=self.examples.name,
-            num_examples=count,
+            num_examples=totals.count,
             weights=self._weights,
-            metrics={name: _metric(*moments, count, self._workload.mode_of(name)) for name, moments in sums.items()},
+            metrics=self._metrics(totals),
             confusion=matrix,
             class_names=names if matrix else (),
             seconds=time.perf_counter() - start,
             several_views=self._workload.test_time_augmentation is not None,
-            most_confused=() if matrix else most_confused(pairs, names),
+            most_confused=() if matrix else most_confused(totals.pairs, names),
         )
 
     def _check_count(self, count: int, or_more: str) -> None:
@@ -184,15 +196,15 @@ class Evaluator:
                 "Mend num_examples= or the dataset."
             )
 
-    def _count(self, session: v1.Session, most_steps: int) -> tuple[dict, int, collections.Counter]:
-        """Returns {metric: (sum, whether only zeros and ones)}, the number of examples, and that of each (class,
-        predicted class)."""
-        built, pairs = self._built, collections.Counter()
-        fetches = {"metrics": built.metrics}
-        if self.has_confusion:
-            fetches |= {"labels": built.labels, "predictions": built.predictions}
-        sums, count = {name: [0.0, True] for name in built.metrics}, 0
+    def _count(self, session: v1.Session, most_steps: int) -> "_Totals":
+        """Returns the totals over a number of steps, or fewer if the examples end."""
+        built, totals = self._built, _Totals({name: [0.0, True] for name in self._built.metrics})
+        fetches = {"metrics": built.metrics, "number": built.number}
+        fetches |= {"labels": built.labels, "predictions": built.predictions} if self.has_confusion else {}
+        fetches |= {} if built.loss is None else {"loss": built.loss}
+        fetches |= {"whole": built.whole} if built.whole else {}
         session.run(self._prepare)
+        self._whole.reset()
         for _ in range(most_steps):
             try:
                 with step_failures.named(self.examples.name, self._workload.name, may_end=True):
@@ -200,17 +212,31 @@ class Evaluator:
             except tf.errors.OutOfRangeError:
                 break
             for name, per_example in values["metrics"].items():
-                sums[name][0] += float(per_example.sum(dtype=np.float64))
-                sums[name][1] &= bool(np.isin(per_example, (0, 1)).all())
-                size = len(per_example)
-            count += size
+                totals.sums[name][0] += float(per_example.sum(dtype=np.float64))
+                totals.sums[name][1] &= bool(np.isin(per_example, (0, 1)).all())
+            totals.count += int(values["number"])
+            totals.loss += float(values.get("loss", math.nan))
+            if built.whole:
+                self._whole.add(*values["whole"])
             if self.has_confusion:
                 self.examples.check_labels(values["labels"])
                 classes, predicted = (values[name].ravel().tolist() for name in ("labels", "predictions"))
-                pairs.update(zip(classes, predicted, strict=True))
-        if not count:
+                totals.pairs.update(zip(classes, predicted, strict=True))
+        if not totals.count:
             raise errors.DataError(f"{self.examples.name}: its dataset gives no examples.")
-        return sums, count, pairs
+        return totals
+
+    def _metrics(self, totals: "_Totals") -> dict[str, Metric]:
+        """Returns the metrics by name, and last the loss, unless a metric has its name."""
+        mode_of, count = self._workload.mode_of, totals.count
+        metrics = {name: _metric(*moments, count, mode_of(name)) for name, moments in totals.sums.items()}
+        if self._built.whole:
+            results = self._whole.results().items()
+            metrics = {name: Metric(value, mode=mode_of(name) or mode) for name, (value, mode) in results}
+            check_modes(self._workload, metrics)
+        if self._built.loss is not None and LOSS not in metrics:
+            metrics[LOSS] = Metric(totals.loss / count, mode=MIN)
+        return metrics
 
     def close(self) -> None:
         self._session.close()

@@ -72,10 +72,10 @@ class Evaluations:
     def _try_out(self, trained: Sequence[tf.Variable]) -> list[str]:
         self._open()
         evaluator = self._evaluators[self._split]
-        lines = self.best.compare_by(*evaluator.first_metric)
         for split, each in self._evaluators.items():
             if split != TRAIN:
                 each.try_out(trained)
+        lines = self.best.compare_by(*evaluator.first_metric)
         examples = evaluator.examples
         if self.best.is_used and self._split == TEST:
             lines.append(

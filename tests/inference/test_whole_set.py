@@ -1,0 +1,97 @@
+"""Metrics of a whole set: keras.metrics and functions of all outputs, exact over any towers and an uneven end."""
+
+import dataclasses
+
+import element_workloads
+import jobs
+import keras
+import numpy as np
+import pytest
+import toy_workload
+
+from tower_train import EvaluateOptions, errors, evaluate_run
+
+
+def spread(outputs, labels):
+    return np.std(outputs[labels == 0])
+
+
+def workload(*metrics, **changes):
+    return dataclasses.replace(toy_workload.WORKLOAD, metrics=metrics, **changes)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    jobs.train_toy(directory, max_steps=12, learning_rate=0.05)
+    return directory
+
+
+def evaluate(run, *metrics, **changes):
+    options = EvaluateOptions(train_dir=str(run), num_gpus=2, batch_size=7)  # 50 examples: the last batch is uneven
+    [found] = evaluate_run(options, workload(*metrics, **changes))
+    return found.metrics
+
+
+def test_each_metric_is_that_of_all_examples_at_once(run):
+    """Expected values are numpy's, over classes as they are counted in all 50 examples."""
+    recall = keras.metrics.F1Score(name="f1")
+    found = evaluate(run, SparseIoU(name="iou"), spread, SparseF1(recall))
+    features, labels = element_workloads.arrays("test")
+    logits = jobs.toy_logits(jobs.variables(run), features)
+    predicted = np.argmax(logits, axis=1)
+    both, either, f1 = [], [], []
+    for i in range(3):
+        true, said = labels == i, predicted == i
+        both.append(np.sum(true & said))
+        either.append(np.sum(true | said))
+        f1.append(2 * both[-1] / (np.sum(true) + np.sum(said)))
+    assert list(found) == ["iou", "spread", "f1 one", "f1 two", "f1 three", "loss"]
+    assert found["iou"].mean == pytest.approx(np.mean(np.divide(both, either)), rel=1e-5)
+    assert found["spread"].mean == pytest.approx(np.std(logits[labels == 0]), rel=1e-5)
+    assert [found[f"f1 {name}"].mean for name in toy_workload.CLASSES] == pytest.approx(f1, rel=1e-5)
+    assert [found[name].mode for name in ("iou", "spread", "loss")] == ["max", None, "min"]
+
+
+class SparseIoU(keras.metrics.MeanIoU):
+    def __init__(self, name):
+        super().__init__(num_classes=3, name=name, sparse_y_pred=False)
+
+
+class SparseF1:
+    """Keras' F1Score, which wants one-hot labels."""
+
+    def __init__(self, metric):
+        self.metric, self.name, self._direction = metric, metric.name, "up"
+        self.reset_state, self.result = metric.reset_state, metric.result
+
+    def update_state(self, labels, outputs):
+        self.metric.update_state(np.eye(3)[labels], outputs)
+
+
+def test_the_first_of_them_chooses(tmp_path):
+    options = dict(max_steps=20, eval_every_steps=10, keep_best=True)
+    jobs.train_toy(tmp_path, workload=workload(spread, mode={"spread": "min"}), **options)
+    best = jobs.read_json(tmp_path, "best.json")
+    assert (best["metric"], best["mode"]) == ("spread", "min")
+    with pytest.raises(errors.ConfigError, match="not known whether a higher or a lower 'spread' is better"):
+        jobs.train_toy(tmp_path / "unknown", workload=workload(spread), **options)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (lambda outputs, labels: outputs, r"is of shape \[.*, 3\]. It must be a number, one for each class"),
+        (keras.metrics.MeanIoU(3, name="iou"), r"'iou' fails on outputs \[.*, 3\] and labels \["),
+    ],
+)
+def test_mistakes_show_before_the_training(tmp_path, metric, message):
+    with pytest.raises(errors.GraphError, match=message):
+        jobs.train_toy(tmp_path, workload=workload(metric), max_steps=2, eval_at_end=True)
+
+
+def test_a_loss_that_does_not_take_an_evaluations_outputs_is_left_out(run):
+    def loss(outputs, labels):
+        raise TypeError("one head only")
+
+    assert "loss" not in evaluate(run, spread, loss=loss)
