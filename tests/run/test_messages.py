@@ -86,7 +86,7 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     during = re.findall(r"^(?:step 24: |precision).*", process.stdout, re.MULTILINE)[-3:]
     assert re.fullmatch("step 24: 40 examples of CIFAR-10 test.*, moving averages", during[0])
     assert evaluate.stdout.splitlines()[:3] == during
-    assert len(evaluate.stdout.splitlines()) == 3 + 2 + 10  # and the confusion matrix
+    assert len(evaluate.stdout.splitlines()) == 4 + 2 + 10  # and the loss, and the confusion matrix
 
 
 @pytest.mark.parametrize(
