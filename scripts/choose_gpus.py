@@ -18,7 +18,7 @@ def ids(text):
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 chosen = parser.add_mutually_exclusive_group()
 chosen.add_argument("--gpus", type=ids, help="ids of GPUs, such as 0,2")
-chosen.add_argument("--towers", type=command_line.count, help="how many GPUs")
+chosen.add_argument("--towers", type=int, help="how many GPUs")
 chosen.add_argument("--visible", help="as CUDA_VISIBLE_DEVICES, but set within the program")
 options = parser.parse_args()
 if options.visible is not None:

@@ -7,10 +7,10 @@ import time
 from tower_train.options import command_line
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--num_gpus", type=command_line.count, default=2, help="(%(default)s)")
+parser.add_argument("--num_gpus", type=int, default=2, help="(%(default)s)")
 parser.add_argument("--data_dir", help="where the four .gz files are; without it, images are random noise")
-parser.add_argument("--batch_size", type=command_line.count, default=512, help="examples per GPU (%(default)s)")
-parser.add_argument("--epochs", type=command_line.count, help="(5; without GPUs 1)")
+parser.add_argument("--batch_size", type=int, default=512, help="examples per GPU (%(default)s)")
+parser.add_argument("--epochs", type=int, help="(5; without GPUs 1)")
 options = parser.parse_args()
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

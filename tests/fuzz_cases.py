@@ -84,9 +84,9 @@ def command_line_case(draw, folder, run_dir):
 
 
 def _option_text(draw, field):
-    kind, choices = kind_of(field), field.metadata["choices"]
-    if choices and draw.random() < 0.7:
-        return draw.choice(choices)
+    kind, allowed = kind_of(field), field.metadata["allowed"]
+    if isinstance(allowed, tuple) and draw.random() < 0.7:
+        return draw.choice(allowed)
     if field.name == "workload":
         return draw.choice(WORKLOADS)
     if field.name == "worker_hosts":

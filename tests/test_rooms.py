@@ -16,7 +16,6 @@ EXCEPTIONS = {  # {pattern of module:function: why it may be larger}
     "tower_train.fronts.tf_estimator.*": "the arguments of the library",
     "tower_train.proof.normalization:*": "the arguments of TensorFlow's functions",
     "tower_train.layers:normalize": "as tf.nn.batch_normalization, with the moving statistics",
-    "tower_train.options:option": "a declaration, of keywords only",
 }
 
 
@@ -123,62 +122,3 @@ def test_functions_are_small(modules):
     excepted = {pattern: fnmatch.filter(large, pattern) for pattern in EXCEPTIONS}
     assert not large.keys() - set(sum(excepted.values(), []))
     assert all(excepted.values()), "these are small now"
-
-
-KNOWN = dict.fromkeys(["tower_train", "tower_train.errors", "tower_train.graph", "tower_train.graph.towers",
-                       "tower_train.graph.stream", "cifar10", "cifar10.records"])  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("from tower_train import errors, train", {"tower_train.errors", "tower_train"}),
-        ("from tower_train.graph.towers import Tower", {"tower_train.graph.towers"}),
-        ("from .towers import Tower", {"tower_train.graph.towers"}),
-        ("from .. import errors", {"tower_train.errors"}),
-        ("def f():\n    from cifar10 import records", {"cifar10.records"}),
-        ("import tensorflow as tf, json", set()),
-    ],
-)
-def test_all_ways_to_import_are_seen(line, expected):
-    assert imports(line, "tower_train.graph.stream", False, KNOWN) == expected
-    assert imports("from . import stream", "tower_train.graph", True, KNOWN) == {"tower_train.graph.stream"}
-
-
-@pytest.mark.parametrize(
-    ("module", "imported", "expected"),
-    [
-        ("tower_train.run.train", "tower_train.graph.training", False),
-        ("tower_train.graph.training", "tower_train.run.train", True),
-        ("tower_train.data.idx", "tower_train.errors", False),
-        ("tower_train.evaluate", "tower_train.inference.trained", False),
-        ("tower_train.inference.trained", "tower_train.evaluate", True),
-        ("tower_train.run.train", "tower_train", True),
-        ("tower_train.layers", "tower_train.graph.context", False),
-        ("tower_train.layers", "tower_train.graph.towers", True),
-        ("tower_train.config", "tower_train.options.declare", False),
-        ("cifar10.records", "tower_train.workload", False),
-        ("cifar10.records", "cifar10.download", False),
-        ("tower_train.__main__", "cifar10", True),
-        ("tower_train.workloads.fashion_mnist", "tower_train.data.idx", False),
-    ],
-)
-def test_what_is_upwards(module, imported, expected):
-    assert is_upwards(module, imported) == expected
-
-
-def test_circles_are_found():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"e", "a"}}) == [("a", "b", "c"), ("e",)]
-    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-
-
-def test_large_functions_are_found():
-    def function(name, lines, arguments):
-        return f"def {name}({arguments}):\n" + "    pass\n" * (lines - 1)
-
-    method = "class Class:\n" + "".join(
-        f"    {line}\n" for line in function("method", 2, "self, a, b, c, d, e, f, g, *h").splitlines()
-    )
-    source = function("small", 60, "a, b, c, d, e, f, g") + function("long", 61, "") + method
-    source += function("wide", 2, "a, b, c, d, /, e, *, f, g, **h")
-    assert large_functions(source) == {"long": (61, 0), "Class.method": (2, 8), "wide": (2, 8)}

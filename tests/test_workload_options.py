@@ -26,7 +26,7 @@ from tower_train.options import DATA, Options, option
 
 @dataclasses.dataclass(frozen=True)
 class ToyOptions(Options):
-    shift: float = option(0.0, "added to every feature", DATA, minimum=0, resume="same")
+    shift: float = option(0.0, "added to every feature", DATA, allowed="at least 0", resume="same")
     loud: bool = option(False, "changes nothing", DATA)
 
 
@@ -82,7 +82,7 @@ def test_what_goes_with_the_recipe_only_may_be_given(parse):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--momentum=0.8"], "--momentum=0.8 is for --optimizer=momentum or muon, not for sgd."),
+        (["--momentum=0.8"], "--momentum=0.8 needs --optimizer=momentum or muon. Give that too."),
         (["--shift=-1"], "--shift=-1: it must be a number at least 0."),
         (["--shft=1"], "There is no option --shft. Did you mean --shift?"),
     ],
@@ -159,7 +159,7 @@ def test_help_shows_the_values_of_the_recipe(parse, capsys, words, rate):
 def test_options_by_name_in_python():
     @dataclasses.dataclass(frozen=True)
     class Own(Options):
-        size: int = option(1, "a size", DATA, minimum=1)
+        size: int = option(1, "a size", DATA, allowed="at least 1")
 
     def make(options):
         return Workload(f"size {options.size}", None, None, options=options, configure=make)

@@ -50,13 +50,13 @@ class DeviceOptions(Options):
 
     num_gpus: int | None = option(
         None, "number of towers; tower i lives on GPU i, or on logical CPU device i (as many as --gpus names, else 1)",
-        TOWERS, minimum=1, maximum=1024,
+        TOWERS, allowed="at least 1 and at most 1024",
     )  # fmt: skip
     gpus: tuple[int, ...] | None = option(
-        None, "indices of the GPUs that carry the towers, e.g. 0,2 (the first --num_gpus)", TOWERS, minimum=0
+        None, "indices of the GPUs that carry the towers, e.g. 0,2 (the first --num_gpus)", TOWERS, allowed="at least 0"
     )
     device: str = option(
-        "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", TOWERS, choices=("auto", "gpu", "cpu")
+        "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", TOWERS, allowed=("auto", "gpu", "cpu")
     )
     log_device_placement: bool = option(False, "print the device of each operation", TOWERS)
 
@@ -86,21 +86,21 @@ class Config(DeviceOptions):
 
     variable_update: str = option(
         "auto", "place of the variables: cpu (one copy for all towers), mirrored (a copy on each tower's device), or "
-        "auto: mirrored for towers on GPUs, else cpu",
-        TOWERS, choices=("auto", "cpu", "mirrored"), resume="note",
+        "auto: mirrored for towers on GPUs, else cpu", TOWERS, allowed=("auto", "cpu", "mirrored"), resume="note",
     )  # fmt: skip
     all_reduce: str | None = option(
         None, "all-reduce of mirrored variables' gradients: collective (TensorFlow's ring), nccl (NVIDIA GPUs only), "
         "or add_n (on one device, then copied) (nccl between several GPUs, else collective)", TOWERS,
-        choices=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "auto", "mirrored"),
+        allowed=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "auto", "mirrored"),
     )  # fmt: skip
     check_mirrors_every_steps: int = option(
-        0, "steps between checks that all copies of the variables agree to the bit; 0: none", TOWERS, minimum=0
-    )
+        0, "steps between checks that all copies of the variables agree to the bit; 0: none", TOWERS,
+        allowed="at least 0",
+    )  # fmt: skip
 
     augment_on: str = option(
         "auto", "place where training examples are augmented: host, device (their tower's), or auto: the device if it "
-        "is a GPU and the workload's augmentation is made for that", TOWERS, choices=("auto", "host", "device"),
+        "is a GPU and the workload's augmentation is made for that", TOWERS, allowed=("auto", "host", "device"),
         resume="note", was="distort_on",
     )  # fmt: skip
 
@@ -108,13 +108,16 @@ class Config(DeviceOptions):
         None, "host:port of each worker process, the chief first, e.g. a:2222,b:2222 (from TF_CONFIG or Slurm; else "
         "this process alone)", MACHINES,
     )  # fmt: skip
-    task_index: int | None = option(None, "index of this process in --worker_hosts, from 0", MACHINES, minimum=0)
+    task_index: int | None = option(
+        None, "index of this process in --worker_hosts, from 0", MACHINES, allowed="at least 0"
+    )
     worker_timeout_secs: float = option(
-        30.0, "seconds without a heartbeat after which a worker counts as missing", MACHINES, above=0
+        30.0, "seconds without a heartbeat after which a worker counts as missing", MACHINES, allowed="above 0"
     )
     start_timeout_secs: float = option(
-        1800.0, "seconds to wait for all workers to start, e.g. while container images are pulled", MACHINES, above=0
-    )
+        1800.0, "seconds to wait for all workers to start, e.g. while container images are pulled", MACHINES,
+        allowed="above 0",
+    )  # fmt: skip
     wait_for_workers: bool = option(
         False, "wait for a missing worker and go on from the last checkpoint when it is back, instead of leaving with "
         "status 138; only for python -m tower_train: programs that call train() must be started again", MACHINES,
@@ -124,7 +127,6 @@ class Config(DeviceOptions):
         None, "number of workers MIN:MAX, e.g. 2:4: when one is lost, go on from the last checkpoint with the others, "
         "and with more when one returns; a step keeps the examples of MAX workers; only for python -m tower_train: "
         "programs that call train() must be started again", MACHINES, needs=("train_dir",),
-        instead_of=("wait_for_workers", "what to do about a missing worker"),
     )  # fmt: skip
 
     workload: str = option("cifar10", "network and data, as an import path: MODULE or MODULE:NAME", DATA)
@@ -134,36 +136,41 @@ class Config(DeviceOptions):
     )  # fmt: skip
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", DATA)
     validation_fraction: float = option(
-        0.0, "share of the training examples to set aside for validation", DATA, minimum=0, below=1, resume="same"
+        0.0,
+        "share of the training examples to set aside for validation",
+        DATA,
+        allowed="at least 0 and below 1",
+        resume="same",
     )
     check_data: bool = option(
         True, "before a new run, look at labels and 500 examples and warn of likely mistakes", DATA
     )
 
     batch_size: int | None = option(
-        None, "examples per tower; a step has this times the number of towers (128)", TRAINING, minimum=1,
-        maximum=2**24,
+        None, "examples per tower; a step has this times the number of towers (128)", TRAINING,
+        needs=("global_batch_size", None), allowed="at least 1 and at most 16777216",
     )  # fmt: skip
     global_batch_size: int | None = option(
-        None, "examples per step over all towers of all workers, instead of --batch_size", TRAINING, minimum=1,
-        maximum=2**24, instead_of=("batch_size", "how many examples a step has"),
+        None, "examples per step over all towers of all workers, instead of --batch_size", TRAINING,
+        allowed="at least 1 and at most 16777216", needs=("batch_size", None),
     )  # fmt: skip
     max_steps: int | None = option(
-        None, "steps after which to stop, counted over all starts of the run (1000)", TRAINING, minimum=1
-    )
+        None, "steps after which to stop, counted over all starts of the run (1000)", TRAINING, needs=("epochs", None),
+        allowed="at least 1",
+    )  # fmt: skip
     epochs: float | None = option(
-        None, "passes over the data after which to stop, instead of --max_steps", TRAINING, above=0,
-        instead_of=("max_steps", "when to stop"),
+        None, "passes over the data after which to stop, instead of --max_steps", TRAINING, allowed="above 0",
+        needs=("max_steps", None),
     )  # fmt: skip
     seed: int = option(
-        0, "seed of initial weights, order, augmentations and dropout", ARITHMETIC, minimum=0, resume="same"
+        0, "seed of initial weights, order, augmentations and dropout", ARITHMETIC, allowed="at least 0", resume="same"
     )
     optimizer: str = option(
         "sgd", "sgd, momentum, adam, or muon (momentum made orthogonal for matrices and filters)", OPTIMIZER,
-        choices=("sgd", "momentum", "adam", "muon"), resume="same",
+        allowed=("sgd", "momentum", "adam", "muon"), resume="same",
     )  # fmt: skip
     momentum: float = option(
-        0.9, "coefficient of --optimizer=momentum or muon", OPTIMIZER, minimum=0, below=1, resume="note",
+        0.9, "coefficient of --optimizer=momentum or muon", OPTIMIZER, allowed="at least 0 and below 1", resume="note",
         needs=("optimizer", "momentum", "muon"),
     )  # fmt: skip
     nesterov: bool = option(
@@ -171,24 +178,24 @@ class Config(DeviceOptions):
         needs=("optimizer", "momentum", "muon"),
     )  # fmt: skip
     muon_iterations: int = option(
-        5, "Newton-Schulz iterations of --optimizer=muon", OPTIMIZER, minimum=1, maximum=100,
+        5, "Newton-Schulz iterations of --optimizer=muon", OPTIMIZER, allowed="at least 1 and at most 100",
         resume="note", needs=("optimizer", "muon"),
     )  # fmt: skip
-    learning_rate: float = option(0.1, "initial learning rate", LEARNING_RATE, above=0, resume="note")
+    learning_rate: float = option(0.1, "initial learning rate", LEARNING_RATE, allowed="above 0", resume="note")
     learning_rate_decay_factor: float = option(
-        0.1, "factor of each decay; 1: no decay", LEARNING_RATE, above=0, resume="note",
+        0.1, "factor of each decay; 1: no decay", LEARNING_RATE, allowed="above 0", resume="note",
         needs=("lr_schedule", "exponential", "piecewise"),
     )  # fmt: skip
     num_epochs_per_decay: float = option(
-        350.0, "epochs between decays of --lr_schedule=exponential", LEARNING_RATE, above=0, resume="note",
+        350.0, "epochs between decays of --lr_schedule=exponential", LEARNING_RATE, allowed="above 0", resume="note",
         needs=("lr_schedule", "exponential"),
     )  # fmt: skip
     lr_schedule: str = option(
         "exponential", "exponential (staircase), piecewise, cosine or linear down to 0 at the last step, or points",
-        LEARNING_RATE, choices=("exponential", "piecewise", "cosine", "linear", "points"), resume="note",
+        LEARNING_RATE, allowed=("exponential", "piecewise", "cosine", "linear", "points"), resume="note",
     )  # fmt: skip
     lr_boundaries: tuple[int, ...] | None = option(
-        None, "epochs at which --lr_schedule=piecewise decays, e.g. 82,123", LEARNING_RATE, above=0,
+        None, "epochs at which --lr_schedule=piecewise decays, e.g. 82,123", LEARNING_RATE, allowed="above 0",
         resume="note", needs=("lr_schedule", "piecewise"),
     )  # fmt: skip
     lr_points: str | None = option(
@@ -197,28 +204,30 @@ class Config(DeviceOptions):
     )  # fmt: skip
     lr_scaling: str = option(
         "none", "factor for the global batch: linear (global batch / --lr_base_batch), sqrt (its root), or none",
-        LEARNING_RATE, choices=("none", "linear", "sqrt"), resume="note",
+        LEARNING_RATE, allowed=("none", "linear", "sqrt"), resume="note",
     )  # fmt: skip
     lr_base_batch: int = option(
-        128, "examples per step for which the learning rate is meant, for --lr_scaling", LEARNING_RATE, minimum=1,
-        resume="note", needs=("lr_scaling", "linear", "sqrt"),
+        128, "examples per step for which the learning rate is meant, for --lr_scaling", LEARNING_RATE,
+        allowed="at least 1", resume="note", needs=("lr_scaling", "linear", "sqrt"),
     )  # fmt: skip
     warmup_epochs: float = option(
         0.0, "epochs in which the learning rate rises to its value, for large batches; 0: none", LEARNING_RATE,
-        minimum=0, resume="note",
+        allowed="at least 0", resume="note",
     )  # fmt: skip
     label_smoothing: float = option(
-        0.0, "share of each label that is spread over all classes; 0: none", TRAINING, minimum=0, below=1, resume="note"
-    )
+        0.0, "share of each label that is spread over all classes; 0: none", TRAINING, allowed="at least 0 and below 1",
+        resume="note",
+    )  # fmt: skip
     clip_gradients: float = option(
-        0.0, "largest global norm of the gradients; 0: no limit", OPTIMIZER, minimum=0, resume="note"
+        0.0, "largest global norm of the gradients; 0: no limit", OPTIMIZER, allowed="at least 0", resume="note"
     )
     accumulate_steps: int = option(
-        1, "batches per tower and step, one after the other (gradient accumulation)", TRAINING, minimum=1, maximum=1024
-    )
+        1, "batches per tower and step, one after the other (gradient accumulation)", TRAINING,
+        allowed="at least 1 and at most 1024",
+    )  # fmt: skip
     moving_average_decay: float = option(
-        0.9999, "decay per step of the moving averages of the weights; 0: none", OPTIMIZER, minimum=0, below=1,
-        resume="note",
+        0.9999, "decay per step of the moving averages of the weights; 0: none", OPTIMIZER,
+        allowed="at least 0 and below 1", resume="note",
     )  # fmt: skip
     sync_batch_norm: bool = option(
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
@@ -231,7 +240,7 @@ class Config(DeviceOptions):
         "float32", "arithmetic: float32, float64, bfloat16 or float16 (both with float32 variables, float16 with a "
         "loss scale), or auto: bfloat16 if the CPU or every GPU used has fast instructions for it, else float16 if "
         "every GPU used is made for it, else float32", ARITHMETIC,
-        choices=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
+        allowed=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
     )  # fmt: skip
     check_towers: str = option(
         "auto", "before a new run, a few small steps on the host show that its towers train what one trains: never, a "
@@ -239,11 +248,11 @@ class Config(DeviceOptions):
         "with the trainer", ARITHMETIC,
     )  # fmt: skip
     allow_differences: bool = option(
-        False, "train even if --check_towers finds towers that differ from one; the log and run.json tell", ARITHMETIC,
-    )  # fmt: skip
+        False, "train even if --check_towers finds towers that differ from one; the log and run.json tell", ARITHMETIC
+    )
     tensor_float_32: bool | None = option(
-        None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, "
-        "which is on)", ARITHMETIC, resume="note",
+        None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, which "
+        "is on)", ARITHMETIC, resume="note",
     )  # fmt: skip
     deterministic: bool = option(
         False, "make results repeat to the bit, on GPUs by slower kernels; refused if an operation has none",
@@ -255,37 +264,38 @@ class Config(DeviceOptions):
     )
     override: bool = option(False, "resume even if workload, data, seed, batch or optimizer differ", RUN)
     save_every_steps: int = option(
-        250, "steps between checkpoints; there is one at the end too; 0: only that", RUN, minimum=0
+        250, "steps between checkpoints; there is one at the end too; 0: only that", RUN, allowed="at least 0"
     )
-    keep_checkpoints: int = option(5, "number of newest checkpoints kept; 0: all", RUN, minimum=0)
+    keep_checkpoints: int = option(5, "number of newest checkpoints kept; 0: all", RUN, allowed="at least 0")
     keep_best: bool = option(
         False, "keep the checkpoint with the best first metric of the workload in TRAIN_DIR/best", RUN,
         needs=("eval_every_steps",),
     )  # fmt: skip
     early_stopping_patience_epochs: float = option(
-        0.0, "epochs without a better first metric after which to stop; 0: never", RUN,
-        minimum=0, needs=("eval_every_steps",), was="stop_after_no_gain_epochs",
+        0.0, "epochs without a better first metric after which to stop; 0: never", RUN, allowed="at least 0",
+        needs=("eval_every_steps",), was="stop_after_no_gain_epochs",
     )  # fmt: skip
     on_nonfinite: str = option(
         "stop", "after a step whose loss or gradients are not finite: stop, or skip its update, but stop at the tenth "
-        "in a row", FAULTS, choices=("stop", "skip"), resume="note",
+        "in a row", FAULTS, allowed=("stop", "skip"), resume="note",
     )  # fmt: skip
     stall_timeout_secs: float | None = option(
-        None, "seconds without the end of a step after which to report what is waited for; --worker_timeout_secs "
-        "later the run ends if that is another worker or an all-reduce; 0: never (1800 with several workers or GPUs "
-        "that average, else 0)", FAULTS, minimum=0,
+        None, "seconds without the end of a step after which to report what is waited for; --worker_timeout_secs later "
+        "the run ends if that is another worker or an all-reduce; 0: never (1800 with several workers or GPUs that "
+        "average, else 0)", FAULTS, allowed="at least 0",
     )  # fmt: skip
 
-    log_every_steps: int = option(10, "steps between log lines", REPORTS, minimum=1)
+    log_every_steps: int = option(10, "steps between log lines", REPORTS, allowed="at least 1")
     summary_every_steps: int = option(
-        100, "steps between histograms and images for TensorBoard; 0: none", REPORTS, minimum=0
+        100, "steps between histograms and images for TensorBoard; 0: none", REPORTS, allowed="at least 0"
     )
     profile_steps: tuple[int, ...] | None = option(
-        None, "first and last step to profile, e.g. 10,20, for TensorBoard's profile plugin", REPORTS, minimum=1,
+        None, "first and last step to profile, e.g. 10,20, for TensorBoard's profile plugin", REPORTS,
+        allowed="at least 1",
     )  # fmt: skip
     eval_every_steps: int = option(
         0, "steps between evaluations on the validation examples, or else the test examples; 0: none", REPORTS,
-        minimum=0,
+        allowed="at least 0",
     )  # fmt: skip
     eval_at_end: bool = option(False, "evaluate after the last step too, also on the test examples", REPORTS)
 
@@ -367,12 +377,13 @@ class EvaluateOptions(DeviceOptions, RunOptions):
 
     split: str = option(
         "auto", "examples to evaluate on: test, validation, train, or auto: test, else validation", DATA,
-        choices=("auto", "test", "validation", "train"),
+        allowed=("auto", "test", "validation", "train"),
     )  # fmt: skip
     watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
     batch_size: int = option(
-        256, "examples per tower and step; the result does not depend on it", RUN, minimum=1, maximum=2**24
-    )
+        256, "examples per tower and step; the result does not depend on it", RUN,
+        allowed="at least 1 and at most 16777216",
+    )  # fmt: skip
 
     def check(self):
         super().check()
@@ -401,4 +412,4 @@ class ExportOptions(RunOptions):
 class PredictOptions(RunOptions):
     """Options of `python -m tower_train.predict`."""
 
-    top: int = option(3, "number of classes shown for each example", RUN, minimum=1)
+    top: int = option(3, "number of classes shown for each example", RUN, allowed="at least 1")

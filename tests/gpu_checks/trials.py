@@ -89,7 +89,7 @@ def fixed(model: str, batch: int, settings):
 
 
 def choices(option: str) -> tuple[str, ...]:
-    return next(field.metadata["choices"] for field in dataclasses.fields(Config) if field.name == option)
+    return next(field.metadata["allowed"] for field in dataclasses.fields(Config) if field.name == option)
 
 
 def dtypes() -> list[str]:

@@ -15,22 +15,22 @@ RECIPE = dict(epochs=9.9, optimizer="momentum", momentum=0.85, nesterov=True, lr
 
 @dataclasses.dataclass(frozen=True)
 class Tea(Options):
-    kind: str = option("green", "which", DATA, choices=("green", "black", "mint"))
-    milk: float = option(0.0, "milk in it", DATA, minimum=0, needs=("kind", "black"))
-    minutes: int = option(3, "how long", DATA, minimum=1, needs=("kind", "green", "black"))
+    kind: str = option("green", "which", DATA, allowed=("green", "black", "mint"))
+    milk: float = option(0.0, "milk in it", DATA, allowed="at least 0", needs=("kind", "black"))
+    minutes: int = option(3, "how long", DATA, allowed="at least 1", needs=("kind", "green", "black"))
     sugar: bool = option(False, "with sugar", DATA)
-    lumps: int = option(1, "lumps of it", DATA, minimum=1, needs=("sugar",))
-    cups: int | None = option(None, "how much", DATA)
-    litres: float | None = option(None, "how much", DATA, instead_of=("cups", "how much to make"))
+    lumps: int = option(1, "lumps of it", DATA, allowed="at least 1", needs=("sugar",))
+    cups: int | None = option(None, "how much", DATA, needs=("litres", None))
+    litres: float | None = option(None, "how much", DATA, needs=("cups", None))
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (dict(milk=0.5), "--milk=0.5 is for --kind=black, not for green."),
-        (dict(minutes=5, kind="mint"), "--minutes=5 is for --kind=green or black, not for mint."),
+        (dict(milk=0.5), "--milk=0.5 needs --kind=black. Give that too."),
+        (dict(minutes=5, kind="mint"), "--minutes=5 needs --kind=green or black. Give that too."),
         (dict(lumps=2), "--lumps=2 needs --sugar. Give that too."),
-        (dict(cups=4, litres=1), "--cups=4 and --litres=1 both say how much to make. Give one of them."),
+        (dict(cups=4, litres=1), "--cups=4 and --litres=1 exclude each other. Give one of them."),
     ],
 )
 def test_an_option_without_what_it_needs_is_refused(given, text):
@@ -93,13 +93,15 @@ def test_what_is_given_stays_and_is_refused():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (dict(momentum=0.8), "--momentum=0.8 is for --optimizer=momentum or muon, not for sgd."),
+        (dict(momentum=0.8), "--momentum=0.8 needs --optimizer=momentum or muon. Give that too."),
         (dict(early_stopping_patience_epochs=2.0),
          "--early_stopping_patience_epochs=2 needs --eval_every_steps. Give that too."),
         (dict(lr_schedule="piecewise"), "--lr_schedule=piecewise needs --lr_boundaries. Give that too."),
         (dict(lr_schedule="points"), "--lr_schedule=points needs --lr_points. Give that too."),
         (dict(sync_batch_norm=True, accumulate_steps=2),
          "--sync_batch_norm and --accumulate_steps=2 exclude each other: "),
+        (dict(max_steps=5, epochs=2.5), "--max_steps=5 and --epochs=2.5 exclude each other. Give one of them."),
+        (dict(batch_size=4, global_batch_size=8), "--batch_size=4 and --global_batch_size=8 exclude each other."),
     ],
 )  # fmt: skip
 def test_a_trainers_option_without_the_one_that_it_is_for_is_refused(given, text):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tower_train import errors, layers
+from tower_train import layers
 from tower_train.config import Config
 from tower_train.options import DATA, Options, command_line, option, renamed
 from tower_train.run_dir import manifest
@@ -70,12 +70,6 @@ class Paint(metaclass=renamed.TakesOldNames):
 def test_an_old_keyword_of_a_record_is_the_argument(capsys):
     assert Paint("door", colour="blue") == Paint("door", "blue") == dataclasses.replace(Paint("door"), colour="blue")
     assert capsys.readouterr().err == "tower_train: colour is now called color; please use that name.\n"
-
-
-def test_an_option_that_is_gone_is_named_as_such():
-    with pytest.raises(errors.ConfigError) as refusal:
-        parse("--join_towers")
-    assert str(refusal.value).startswith("There is no option --join_towers any more: ")
 
 
 def test_the_present_names_of_the_public_ones_that_had_another(capsys):

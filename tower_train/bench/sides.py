@@ -28,24 +28,27 @@ class BenchmarkOptions(Options):
         None, "measure only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/float32 (all)", SIDES
     )
     towers: tuple[int, ...] | None = option(
-        None, "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16)", SIDES, minimum=1
+        None, "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16)", SIDES,
+        allowed="at least 1",
+    )  # fmt: skip
+    batch_size: int = option(
+        128, "examples per step over all towers or replicas of a side", SIDES, allowed="at least 1"
     )
-    batch_size: int = option(128, "examples per step over all towers or replicas of a side", SIDES, minimum=1)
     device: str = option(
-        "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", SIDES, choices=("auto", "gpu", "cpu")
+        "auto", "gpu, cpu, or auto: GPUs if there are any, else CPU", SIDES, allowed=("auto", "gpu", "cpu")
     )
     workload: str = option("cifar10", "network and data, as an import path; rivals are in MODULE.rivals", SIDES)
     model: str | None = option(None, "name of one of the workload's models, if it has several (its default)", SIDES)
     dataset: str = option("auto", "name of one of the workload's data sets", SIDES)
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", SIDES)
 
-    rounds: int | None = option(None, "measurements of each side (5; with --quick 3)", MEASURING, minimum=1)
+    rounds: int | None = option(None, "measurements of each side (5; with --quick 3)", MEASURING, allowed="at least 1")
     seconds: float | None = option(
-        None, "seconds that each measurement takes (5; with --quick 1.5)", MEASURING, above=0
+        None, "seconds that each measurement takes (5; with --quick 1.5)", MEASURING, allowed="above 0"
     )
     timeout_secs: float = option(
-        300.0, "seconds after which a side that has not started, or not finished a measurement, is given up",
-        MEASURING, above=0,
+        300.0, "seconds after which a side that has not started, or not finished a measurement, is given up", MEASURING,
+        allowed="above 0",
     )  # fmt: skip
     out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
 

@@ -1,6 +1,5 @@
 """Command lines: options, --help, and errors as one line and an exit status. No TensorFlow here."""
 
-import argparse
 import dataclasses
 import difflib
 import functools
@@ -25,14 +24,8 @@ def parse(
 ) -> options.Options:
     """Reads a command line, absl's `--flagfile=FILE` included; prints --help and leaves if that is asked for.
 
-    Args:
-      argv: the command line, with the program's name in front.
-      options_class: makes the options.
-      usage: paragraphs about the command, for --help.
-      files: gets the words that are no options, for a command that takes files; None if it takes none.
-
-    Raises:
-      ConfigError: an unknown option, a bad value, or a word that is no option.
+    `files` gets the words that are no options, for a command that takes files. Raises ConfigError for an unknown
+    option, a bad value, or another word.
     """
     fields = fields_of(options_class)
     answer_help(argv, fields, usage)
@@ -114,33 +107,18 @@ def parse_values(
     try:
         words = read(list(argv), known_only=known_only)[1:]
     except flags.UnrecognizedFlagError as error:
-        raise errors.ConfigError(_unknown(error.flagname, fields)) from None
-    except flags.Error as error:
+        near = difflib.get_close_matches(error.flagname, fields, n=1)
+        meant = f" Did you mean --{near[0]}?" if near else ""
+        raise errors.ConfigError(f"There is no option --{error.flagname}.{meant} --help lists the options.") from None
+    except (flags.Error, UnicodeDecodeError) as error:  # the second from a --flagfile
         reason = str(error).removeprefix("ERROR:: ").rstrip(".")
         raise errors.ConfigError(f"{reason}. --help lists the options.") from None
-    except UnicodeDecodeError:
-        raise errors.ConfigError("a --flagfile holds bytes that are no text in UTF-8. Mend it.") from None
     if files is not None:
         files += words
     elif words and not known_only:
         raise errors.ConfigError(f"{words[0]!r} is no option. Options begin with --; --help lists them.")
     values = {name: options.parse(field, read[name].value) for name, field in by_any_name.items() if read[name].present}
     return renamed.with_new_names(values, new_names, "--")
-
-
-def _unknown(name: str, fields: Fields) -> str:
-    if name in renamed.REMOVED:
-        return f"There is no option --{name} any more: CHANGELOG.md tells what replaced it. Leave it out."
-    near = difflib.get_close_matches(name, fields, n=1)
-    meant = f" Did you mean --{near[0]}?" if near else ""
-    return f"There is no option --{name}.{meant} --help lists the options."
-
-
-def count(text: str) -> int:
-    """Reads a whole number above 0, as a type for argparse."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def run(main: Callable[[Sequence[str]], int]) -> None:

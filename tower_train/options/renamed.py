@@ -1,4 +1,4 @@
-"""Old names of options and of arguments, which still work and say once what they are called now; options gone."""
+"""Old names of options and of arguments, which still work and say once what they are called now."""
 
 import dataclasses
 import functools
@@ -6,12 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tower_train import console
-
-REMOVED = {
-    "algorithms", "all_reduce_dtype", "dump_bad_batch", "inter_op_threads", "intra_op_threads", "join_towers",
-    "lookahead_decay", "lookahead_every_steps", "lookahead_ramp", "max_nonfinite_in_a_row", "on_worker_change",
-    "train_eval_examples", "watch_secs",
-}  # fmt: skip
 
 
 class TakesOldNames(type):

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tower_train import errors
 from tower_train.options import Options, as_text
@@ -10,65 +10,47 @@ from tower_train.options import Options, as_text
 
 def check_config(config: Options) -> None:
     """Raises ConfigError for options of a Config that exclude or need each other."""
-    for conflict in _conflicts(config):
-        raise errors.ConfigError(conflict)
-    if config.lr_points is not None:
-        parse_points(config.lr_points)
-    check_hosts(_hosts(config), f"--worker_hosts={config.worker_hosts}")
-
-
-def _conflicts(config: Options) -> Iterator[str]:
     if config.global_batch_size and config.global_batch_size % config.batches_per_step:
-        yield (
+        raise errors.ConfigError(
             f"--global_batch_size={config.global_batch_size} cannot be shared out evenly among {config.num_workers} "
             f"workers x {config.num_towers} towers x {config.accumulate_steps} batches each. Choose a multiple of "
             f"{config.batches_per_step}."
         )
-    towers = config.check_towers
-    if towers not in ("auto", "never") and not re.fullmatch("[2-9]|[1-5][0-9]|6[0-4]", towers):
-        yield f"--check_towers={towers[:100]}: it must be auto, never, or a number of towers from 2 to 64."
-    if config.allow_differences and towers == "never":
-        yield "--allow_differences and --check_towers=never exclude each other: nothing is compared. Give one of them."
-    if config.sync_batch_norm and config.accumulate_steps > 1:
-        yield (
-            f"--sync_batch_norm and --accumulate_steps={config.accumulate_steps} exclude each other: one tower's "
-            "batches come after each other, so they cannot share statistics."
+    if not re.fullmatch("auto|never|[2-9]|[1-5][0-9]|6[0-4]", config.check_towers):
+        raise errors.ConfigError(
+            f"--check_towers={config.check_towers[:100]}: it must be auto, never, or a number from 2 to 64."
+        )
+    if config.sync_batch_norm and (config.accumulate_steps > 1 or config.elastic):
+        other = f"--elastic={config.elastic}" if config.elastic else f"--accumulate_steps={config.accumulate_steps}"
+        raise errors.ConfigError(
+            f"--sync_batch_norm and {other} exclude each other: batches that come one after the other cannot share "
+            "statistics. Leave one of them out."
         )
     needed = {"piecewise": "lr_boundaries", "points": "lr_points"}.get(config.lr_schedule)
     if needed and getattr(config, needed) is None:
-        yield f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too."
+        raise errors.ConfigError(f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too.")
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
-        yield f"--profile_steps={as_text(steps)}: give the first step and the last, as in --profile_steps=10,20."
-    hosts, index = _hosts(config), config.task_index
+        raise errors.ConfigError(
+            f"--profile_steps={as_text(steps)}: give the first step and the last, as in --profile_steps=10,20."
+        )
+    hosts = config.worker_hosts.split(",") if config.worker_hosts is not None else []
+    index = config.task_index
     if bool(hosts) != (index is not None) or (hosts and index >= len(hosts)):
-        yield (
+        raise errors.ConfigError(
             f"--worker_hosts={config.worker_hosts} and --task_index={index}: give both, the index from 0 to the number "
             "of hosts less one."
         )
-    if config.elastic is not None:
-        yield from _elastic_conflicts(config, len(hosts))
-
-
-def _elastic_conflicts(config: Options, num_hosts: int) -> Iterator[str]:
-    least, most = parse_elastic(config.elastic)
-    shown = f"--elastic={config.elastic}"
-    if num_hosts and most > num_hosts:
-        yield f"{shown}: there are {num_hosts} workers. Give a MAX of at most {num_hosts}, or name more hosts."
-    if config.sync_batch_norm:
-        yield (
-            f"{shown} and --sync_batch_norm exclude each other: fewer workers take several batches one after the "
-            "other, which cannot share statistics. Leave one of them out."
+    check_hosts(hosts, f"--worker_hosts={config.worker_hosts}")
+    if config.lr_points is not None:
+        parse_points(config.lr_points)
+    if config.elastic is None:
+        return
+    _, most = parse_elastic(config.elastic)
+    if hosts and most > len(hosts):
+        raise errors.ConfigError(
+            f"--elastic={config.elastic}: there are {len(hosts)} workers. Give a MAX of at most {len(hosts)}."
         )
-    if least == 1 and config.check_mirrors_every_steps:
-        yield (
-            f"{shown}: --check_mirrors_every_steps is for several copies of the variables, and one worker may have a "
-            "single one. Give a MIN of at least 2, or leave that out."
-        )
-
-
-def _hosts(config: Options) -> list[str]:
-    return config.worker_hosts.split(",") if config.worker_hosts is not None else []
 
 
 def parse_points(text: str) -> tuple[tuple[float, float], ...]:

@@ -14,7 +14,7 @@ from tower_train.options import renamed
 RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
 _NOUNS = {str: "text", str | None: "text or null", int: "a whole number", int | float: "a number", list: "a list",
           dict: "an object", bool: "true or false", bool | None: "true, false or null"}  # fmt: skip
-_DTYPES = Config.__dataclass_fields__["dtype"].metadata["choices"]
+_DTYPES = Config.__dataclass_fields__["dtype"].metadata["allowed"]
 _SCORE = {"step": int, "examples": int, "value": int | float}
 # {file: {field: type, or values}} of all fields that are read; one with a ? may be missing, as in older runs.
 _FIELDS = {

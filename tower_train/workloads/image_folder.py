@@ -29,15 +29,15 @@ _INITIALIZER = v1.variance_scaling_initializer(2.0)
 @dataclasses.dataclass(frozen=True)
 class FolderOptions(Options):
     image_size: int = option(
-        224, "height and width, in pixels, that images are resized to", DATA, minimum=16, resume="same"
+        224, "height and width, in pixels, that images are resized to", DATA, allowed="at least 16", resume="same"
     )
     color: str = option(
-        "rgb", "grayscale or rgb, to which all files are converted", DATA, choices=tuple(_CHANNELS), resume="same"
+        "rgb", "grayscale or rgb, to which all files are converted", DATA, allowed=tuple(_CHANNELS), resume="same"
     )
     flip: bool = option(True, "flip training images left to right at random", DATA, resume="note")
     cache: str = option(
         "auto", "place of decoded images: none, memory, disk, or auto: memory if they fit well", DATA,
-        choices=images.CACHES,
+        allowed=images.CACHES,
     )  # fmt: skip
     skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
     group_pattern: str = option(
@@ -46,7 +46,7 @@ class FolderOptions(Options):
     )  # fmt: skip
     network: str = option(
         _SMALL, "small (four convolutions), or a network of keras.applications, such as VGG16, under a new classifier",
-        NETWORK, choices=(_SMALL, *applications.NAMES), resume="same",
+        NETWORK, allowed=(_SMALL, *applications.NAMES), resume="same",
     )  # fmt: skip
     weights: str = option(
         applications.NONE, "first weights of --network: a FILE that Keras wrote, imagenet, or none (random weights)",

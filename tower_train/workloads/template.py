@@ -25,7 +25,7 @@ class WorkloadOptions(Options):
     """This workload's own options, which the command line offers too."""
 
     # resume="same": a run does not resume with another value. "note": it does, and says so. "free": it does.
-    units: int = option(64, "units of each hidden layer", TRAINING, minimum=1, resume="same")
+    units: int = option(64, "units of each hidden layer", TRAINING, allowed="at least 1", resume="same")
 
 
 def examples(request: DataRequest) -> Examples:
