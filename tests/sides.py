@@ -50,14 +50,13 @@ class FakeWorkers:
 
     def __init__(self, peak_bytes=1000, failing=None):
         """`failing` is the name of the side that dies when measured."""
-        self.log, self.live, self.most_live = [], set(), 0
+        self.log, self.live = [], set()
         self.peak_bytes, self.failing = peak_bytes, failing
 
     @contextlib.contextmanager
     def start(self, side):
         self.log.append(("start", side.name))
         self.live.add(side.name)
-        self.most_live = max(self.most_live, len(self.live))
         try:
             yield FakeWorker(self, side.name)
         finally:

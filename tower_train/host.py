@@ -29,12 +29,6 @@ def free_memory() -> int | None:
     return _bytes(MEMINFO, "MemAvailable")
 
 
-def has_memory(num_bytes: int) -> bool:
-    """Returns whether so many bytes may be allocated without swapping; True if unknown."""
-    free = free_memory()
-    return free is None or free >= num_bytes
-
-
 def free_addresses(count: int) -> list[str]:
     """Returns free addresses localhost:PORT, chosen at random so that simultaneous callers get different ones."""
     free: set[str] = set()

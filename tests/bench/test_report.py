@@ -27,11 +27,6 @@ def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds():
     assert first.ratio == Figure(1.0, 1.0, 1.0)
 
 
-def test_rounds_that_the_reference_was_not_measured_in_are_left_out():
-    other = Result(Side("other", ""), {0: 6.0, 1: 5.0, 2: 9.0})
-    assert other.over(Result(Side("port", ""), {0: 2.0, 2: 1.0})) == Figure(6.0, 3.0, 9.0)
-
-
 def test_the_share_of_the_ceiling_is_of_the_same_arithmetic():
     sides = [result("single", [8.0, 9.0, 7.0]), result("half", [8.0, 9.0, 7.0], dtype="bfloat16"),
              ceiling([10.0] * 3), ceiling([40.0] * 3, "bfloat16")]  # fmt: skip

@@ -39,10 +39,7 @@ def run(options: BenchmarkOptions) -> list[str]:
     path = write(out / ("sweep.json" if options.sweep else "benchmark.json"), content)
     tables = itertools.chain.from_iterable(["", *report.table(title, rows)] for title, rows in parts.items())
     every_row = [row for rows in parts.values() for row in rows]
-    caption = (
-        f"{report.machine_in_words(machine, about)}; {about['data'].partition(' (')[0]}; {what}; {content['date']}."
-    )
-    drawn = plots.draw(parts, caption, path.with_suffix(""))
+    drawn = plots.draw(parts, path.with_suffix(""))
     return [
         *report.opening(machine, about, what), *tables, "",
         *report.notes(every_row, about["flops_per_example"]), "", f"Written:  {', '.join(map(str, [path, *drawn]))}",

@@ -2,21 +2,20 @@
 
 import importlib.util
 import pathlib
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from tower_train.bench.results import Result
 
-_WIDTH, _LETTERS_A_LINE = 10.0, 160  # of the figure, in inches; of its caption
+_WIDTH = 8.0  # inches
 _STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
           "svg.hashsalt": "tower_train", "svg.fonttype": "none"}  # fmt: skip
 _COLORS = {"others": "#e69f00", "tower_train": "#0072b2"}  # distinct also for the colour-blind
-_CEILING = "ceiling: matrix products alone, as many as the network has"
+_CEILING = "ceiling: matrix products alone"
 
 
-def draw(parts: Mapping[str, Sequence[Result]], caption: str, stem: pathlib.Path) -> list[pathlib.Path]:
-    """Draws a panel of bars for each part into STEM.svg and STEM.png; returns the paths, none without matplotlib (pip
-    install 'tower_train[plots]')."""
+def draw(parts: Mapping[str, Sequence[Result]], stem: pathlib.Path) -> list[pathlib.Path]:
+    """Draws a panel of bars for each part, with whiskers from the lowest to the highest round, into STEM.svg and
+    STEM.png; returns the paths, none without matplotlib (pip install 'tower_train[plots]')."""
     if not importlib.util.find_spec("matplotlib"):
         return []
     import matplotlib
@@ -34,11 +33,9 @@ def draw(parts: Mapping[str, Sequence[Result]], caption: str, stem: pathlib.Path
         grid = figure.subplots(len(panels), squeeze=False, height_ratios=sizes)[:, 0]
         for axis, (title, rows) in zip(grid, panels.items(), strict=True):
             _draw_bars(axis, rows)
-            axis.set_title(title)
+            axis.set_title(title if len(panels) > 1 else "")
         grid[-1].set_xlabel("examples/sec (written beside the bars)")
         _draw_legend(figure, [row for rows in panels.values() for row in rows])
-        caption = f"Medians, with whiskers from the lowest to the highest of the rounds. {caption}"
-        figure.supxlabel(textwrap.fill(caption, _LETTERS_A_LINE), x=0.01, ha="left", fontsize=8)
         for path in paths:
             figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
     return paths

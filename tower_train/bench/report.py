@@ -10,18 +10,13 @@ _IDLE_SHARE = 0.02  # of one core, from which a side that should stand still get
 def opening(machine: Mapping, about: Mapping, what: str) -> list[str]:
     """Returns the lines above the tables; `what` was measured, such as '128 examples a step, 5 rounds of 5 s'."""
     lines = [
-        f"machine:  {machine_in_words(machine, about)}",
+        f"machine:  {machine['processor']}, {machine['cores']} cores, {', '.join(about['gpus']) or 'no GPU'}, "
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB",
         f"versions: {', '.join(f'{package} {version}' for package, version in machine['versions'].items())}",
         f"data:     {about['data']}",
         f"each:     {what}",
     ]
     return lines + ([f"*** {about['notice']}"] if about["notice"] else [])
-
-
-def machine_in_words(machine: Mapping, about: Mapping) -> str:
-    """Describes processor, GPUs and memory."""
-    gpus = ", ".join(about["gpus"]) or "no GPU"
-    return f"{machine['processor']}, {machine['cores']} cores, {gpus}, {machine['memory_bytes'] / 2**30:.0f} GiB"
 
 
 def table(title: str, rows: Sequence[Result]) -> list[str]:

@@ -31,7 +31,7 @@ class Result:
     Attributes:
       rates: examples/sec by round; a ceiling's are those for which its products suffice.
       first_step_secs: from the start of its process to the end of its first step.
-      examples_per_step: of its first start.
+      examples_per_step: as its process says it.
       peak_bytes: resident memory at its peak.
       card_bytes: likewise of the GPU with most of it; 0 without.
       idle_secs, idle_cpu_secs: the time in which it stood still, and its processor time then.
@@ -56,7 +56,7 @@ class Result:
 
     def add_start(self, answer: dict) -> None:
         """Adds what its worker says when it is ready."""
-        self.first_step_secs = self.first_step_secs or answer["first_step_secs"]  # of an anchor's several starts
+        self.first_step_secs = answer["first_step_secs"]
         self.examples_per_step = answer["examples_per_step"]
         self.add_peaks(answer)
 
@@ -72,10 +72,8 @@ class Result:
         self.card_bytes = max(self.card_bytes, answer["card_bytes"])
 
     def over(self, base: "Result", times: int = 1) -> Figure:
-        """Returns the ratio of its rates to so many times those of the base, over the rounds of both."""
-        return Figure.of(
-            rate / (times * base.rates[number]) for number, rate in self.rates.items() if number in base.rates
-        )
+        """Returns the ratio of its rates to so many times those of the base, over the rounds."""
+        return Figure.of(rate / (times * base.rates[number]) for number, rate in self.rates.items())
 
 
 def compare(results: Sequence[Result], on_gpus: bool = False) -> Sequence[Result]:

@@ -4,6 +4,7 @@ An options class is a frozen dataclass of fields made by `option`. No TensorFlow
 """
 
 import dataclasses
+import math
 import operator
 import os
 import re
@@ -23,7 +24,6 @@ _NOUNS = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text",
     tuple: "whole numbers separated by commas, each",
 }  # fmt: skip
-_MOST = 2**63 - 1  # TensorFlow's largest whole number
 
 
 def option(default, help, group, allowed="", resume="free", needs=(), was=None):
@@ -135,7 +135,7 @@ def _on_command_line(name: str, value) -> str:
 def _is_allowed(value, allowed: tuple | str) -> bool:
     if isinstance(allowed, tuple):
         return value in allowed
-    if isinstance(value, int | float) and not abs(value) <= _MOST:  # nor NaN
+    if isinstance(value, int | float) and not abs(value) < (2**63 if isinstance(value, int) else math.inf):  # nor NaN
         return False
     bounds = re.findall(r"([a-z ]+) (\d+)", allowed.replace(" and ", ","))
     return all(_BOUNDS[word](value, int(bound)) for word, bound in bounds)
