@@ -89,7 +89,7 @@ def test_examples_of_own_data_train_and_are_evaluated(marker, files, tmp_path):
 
 
 def test_the_readmes_program_trains_by_its_command(tmp_path, monkeypatch, command):
-    [block] = blocks("README.md")
+    [block] = filter(is_whole, blocks("README.md"))
     (tmp_path / "spirals.py").write_text(block)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -97,6 +97,14 @@ def test_the_readmes_program_trains_by_its_command(tmp_path, monkeypatch, comman
     status, stdout, stderr = command(__main__, *shlex.split(line)[3:])
     assert status == 0, stderr
     assert float(re.search(r"precision @ 1 = ([\d.]+)", stdout)[1]) > 0.98
+
+
+def test_the_readmes_lines_train_a_keras_model():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    [source] = [block for block in blocks("README.md") if not is_whole(block)]
+    before = model.get_weights()
+    exec(source, {"model": model, "x": np.ones([128, 3], np.float32), "y": np.ones([128, 1], np.float32)})
+    assert not np.array_equal(model.get_weights()[0], before[0])
 
 
 @pytest.mark.parametrize("marker", ["multi_gpu_model", "tf_estimator"])
@@ -118,7 +126,7 @@ def test_every_piece_is_whole_or_says_that_it_is_a_part(page):
 @pytest.fixture
 def place(tmp_path, monkeypatch, cifar10_dir):
     """The current directory, with what the pages' commands read; {workload: where its data is}."""
-    (tmp_path / "spirals.py").write_text(blocks("README.md")[0])
+    (tmp_path / "spirals.py").write_text(next(filter(is_whole, blocks("README.md"))))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

@@ -24,8 +24,6 @@ def main(argv) -> int:
         lines = report.evaluation_lines(evaluation)
         if evaluation.confusion and not options.watch:
             lines += report.confusion_lines(evaluation.confusion, evaluation.class_names)
-        if evaluation.most_confused and not options.watch:
-            lines += report.most_confused_lines(evaluation.most_confused)
         console.say(*lines)
     return 0
 

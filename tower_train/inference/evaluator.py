@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import heapq
 import math
 import statistics
 import time
@@ -21,18 +20,8 @@ from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
 _Z = statistics.NormalDist().inv_cdf(0.975)  # the two-sided 95 % quantile
-_MOST_CLASSES = 200  # in a whole matrix of confusions
-_MOST_CONFUSED = 100
+_MOST_CLASSES = 200  # in a confusion matrix
 LOSS = "loss"  # the metric that the training minimises, without weight decay
-
-
-@dataclasses.dataclass(frozen=True)
-class Confused:
-    """The number of examples of one class that were taken for another."""
-
-    true: str
-    predicted: str
-    count: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +61,8 @@ class Evaluation:
       num_examples: number of examples, each counted once.
       weights: 'moving averages' or 'raw weights'.
       metrics: by name.
-      confusion: [true class][predicted class], counts; None if labels are not classes, and for more than 200 classes.
+      confusion: [true class][predicted class], counts; None if labels are not classes, or there are more than 200.
       class_names: of its rows and columns.
-      most_confused: the most frequent mistakes, sorted, if there are too many classes for a matrix.
       seconds: its duration.
       several_views: whether outputs are means over several views of each example.
     """
@@ -88,7 +76,6 @@ class Evaluation:
     class_names: tuple[str, ...]
     seconds: float
     several_views: bool = False
-    most_confused: tuple[Confused, ...] = ()
 
     def as_dict(self) -> dict:
         return dataclasses.asdict(self)
@@ -185,7 +172,6 @@ class Evaluator:
             class_names=names if matrix else (),
             seconds=time.perf_counter() - start,
             several_views=self._workload.test_time_augmentation is not None,
-            most_confused=() if matrix else most_confused(totals.pairs, names),
         )
 
     def _check_count(self, count: int, or_more: str) -> None:
@@ -245,12 +231,6 @@ class Evaluator:
 def confusion_matrix(pairs: Mapping[tuple[int, int], int], num_classes: int) -> list[list[int]]:
     """Returns counts by [true class][predicted class]."""
     return [[pairs.get((i, j), 0) for j in range(num_classes)] for i in range(num_classes)]
-
-
-def most_confused(pairs: Mapping[tuple[int, int], int], names: Sequence[str]) -> tuple[Confused, ...]:
-    """Returns the most frequent mistakes, at most a hundred; among equals those of the first classes."""
-    mistakes = ((-count, true, predicted) for (true, predicted), count in pairs.items() if true != predicted)
-    return tuple(Confused(names[i], names[j], -count) for count, i, j in heapq.nsmallest(_MOST_CONFUSED, mistakes))
 
 
 def _metric(total: float, is_proportion: bool, count: int, mode: str | None) -> Metric:

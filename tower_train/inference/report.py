@@ -1,13 +1,10 @@
 """Lines about evaluations, for people."""
 
-from collections.abc import Sequence
-
-from tower_train.inference.evaluator import Confused, Evaluation, Metric
+from tower_train.inference.evaluator import Evaluation, Metric
 from tower_train.measures import MAX
 from tower_train.run_dir import logs
 
 _WIDEST = 120  # columns of a confusion matrix with names over them
-_MOST_SHOWN = 20  # of the most frequent confusions
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
@@ -64,11 +61,3 @@ def confusion_lines(matrix: list[list[int]], class_names: tuple[str, ...]) -> li
         for name, row in [("", columns), *zip(rows, matrix, strict=True)]
     ]
     return ["confusion matrix (row: true class, column: predicted class)", *table]
-
-
-def most_confused_lines(most_confused: Sequence[Confused]) -> list[str]:
-    """Formats the most frequent confusions of many classes, one per line."""
-    shown = most_confused[:_MOST_SHOWN]
-    width = max(5, max(len(str(confused.count)) for confused in shown))
-    rows = [f"{confused.count:>{width}}  {confused.true} -> {confused.predicted}" for confused in shown]
-    return ["most confused (examples, true class -> predicted class)", *rows]
