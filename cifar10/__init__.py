@@ -1,6 +1,7 @@
 """The reference workload: CIFAR-10, or drawn images, with the network of TensorFlow's tutorial or a deeper one."""
 
 import dataclasses
+import functools
 
 from cifar10 import augment, cifar10_94, convnet, crops, minigooglenet, resnet, shifts, source
 from tower_train.options import TRAINING, Options, option
@@ -11,7 +12,11 @@ _QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shi
 _MODELS = {
     "convnet": dict(inference=convnet.inference, augment=augment.augment, prepare=augment.prepare),
     "cifar10_94": _QUICK | dict(inference_for=cifar10_94.inference_for, recipe=cifar10_94.RECIPE),
-    "cifar10_95": _QUICK | dict(inference_for=cifar10_94.inference_for_95, recipe=cifar10_94.RECIPE_95),
+    "cifar10_95": _QUICK
+    | dict(
+        inference_for=functools.partial(cifar10_94.inference_for, widths=cifar10_94.WIDTHS_95),
+        recipe=cifar10_94.RECIPE_95,
+    ),
     "minigooglenet": dict(inference=minigooglenet.inference, recipe=minigooglenet.RECIPE),
     "resnet20": dict(inference=resnet.resnet20, recipe=resnet.RECIPE),
     "resnet56": dict(inference=resnet.resnet56, recipe=resnet.RECIPE),

@@ -67,9 +67,6 @@ def inference_for(examples: Examples, widths=WIDTHS):
     return functools.partial(inference, whitening_kernels=kernels, widths=widths)
 
 
-inference_for_95 = functools.partial(inference_for, widths=WIDTHS_95)
-
-
 def inference(images: tf.Tensor, training: bool, whitening_kernels, widths=WIDTHS) -> tf.Tensor:
     """Builds the network: images [batch, 32, 32, 3] to logits [batch, 10].
 
@@ -100,7 +97,8 @@ def inference(images: tf.Tensor, training: bool, whitening_kernels, widths=WIDTH
     features = tf.squeeze(pooled(maps, 3), [0, 1] if pixels_first else [1, 2])
     rate = head_rate(features.shape[-1])
     with v1.variable_scope("head"), _moved_at(rate):
-        weights = layers.weights([features.shape[-1], NUM_CLASSES], features.dtype, _uniform(), DECAY / rate)
+        uniform = v1.variance_scaling_initializer(1 / 3, distribution="uniform")  # PyTorch's default
+        weights = layers.weights([features.shape[-1], NUM_CLASSES], features.dtype, uniform, DECAY / rate)
         return tf.matmul(features, weights) * LOGIT_SCALE
 
 
@@ -158,13 +156,8 @@ def _kernels(maps: tf.Tensor, filters: int) -> tf.Tensor:
     return v1.get_variable("weights", [3, 3, maps.shape[-1], filters], maps.dtype, _PartlyIdentity(), constraint=normed)
 
 
-def _uniform():
-    """Uniform values within 1 / sqrt(inputs) of 0, PyTorch's default."""
-    return v1.variance_scaling_initializer(1 / 3, distribution="uniform")
-
-
 class _PartlyIdentity(v1.variance_scaling_initializer):
-    """Filters of section 3.3: the first pass on one channel each, the others are those of `_uniform`."""
+    """Filters of section 3.3: the first pass on one channel each, the others PyTorch's default."""
 
     def __init__(self):
         super().__init__(1 / 3, distribution="uniform")

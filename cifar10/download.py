@@ -19,27 +19,13 @@ CIFAR10 = remote.RemoteFile(
 )
 
 
-class DownloadError(errors.DataError):
-    """A failed download of CIFAR-10; `reason` is the sentence with the cause, without the advice."""
-
-    def __init__(self, url: str, folder: pathlib.Path, why: str):
-        self.reason = f"CIFAR-10 could not be downloaded from {url}: {why}."
-        super().__init__(
-            f"{self.reason} Put its files ({records.ALL_FILES[0]} to "
-            f"{records.ALL_FILES[-1]}) into {folder}, or train on drawn images with --dataset=generated."
-        )
-
-
 def download(
     data_dir: str | os.PathLike, archive: remote.RemoteFile = CIFAR10, timeout_secs: float = 15
 ) -> pathlib.Path:
     """Makes `data_dir`/cifar-10-batches-bin, unless it is there, by downloading and unpacking an archive; returns it.
 
-    Arguments are those of `remote.fetch`; `data_dir` is made if missing.
-
-    Raises:
-      DownloadError: no network, a server that answers late or wrongly, an archive that is not the expected one, or a
-        `data_dir` that cannot be written to.
+    Raises DataError for no network, a server that answers late or wrongly, another archive than expected, or a
+    `data_dir` that cannot be written to.
     """
     folder = pathlib.Path(data_dir, FOLDER)
 
@@ -57,5 +43,8 @@ def download(
     try:
         remote.publish_folder(folder, fill, lambda there: all((there / name).exists() for name in records.ALL_FILES))
     except remote.FetchError as failure:
-        raise DownloadError(archive.url, folder, str(failure)) from None
+        raise errors.DataError(
+            f"CIFAR-10 could not be downloaded from {archive.url}: {failure}. To have it, put its files "
+            f"({records.ALL_FILES[0]} to {records.ALL_FILES[-1]}) into {folder}."
+        ) from None
     return folder

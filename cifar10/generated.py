@@ -24,11 +24,8 @@ _SIZE = records.IMAGE_SIZE
 
 
 def generate(directory: str | os.PathLike) -> pathlib.Path:
-    """Draws the images of seed 0 into `directory`/generated-0, or finds them there; returns that folder.
-
-    It holds the files that CIFAR-10 has: 10,000 images to train on and 2,000 to test on. Raises DataError if the
-    directory cannot be written to.
-    """
+    """Draws 10,000 images to train on and 2,000 to test on into CIFAR-10's files in `directory`/generated-0, or finds
+    them there; returns that folder. Raises DataError if the directory cannot be written to."""
     folder = pathlib.Path(directory, "generated-0")
     try:
         publish.publish_folder(folder, _write, _is_complete)

@@ -80,10 +80,7 @@ def class_names(directory: str | os.PathLike) -> tuple[str, ...]:
 
 
 def examples(directory: str | os.PathLike, split: str, name: str) -> Examples:
-    """Reads the examples of a split; `fetch` gives uint8 [batch, 32, 32, 3] images and int32 [batch] labels.
-
-    Logs call them by their name and split. Raises DataError as `read`.
-    """
+    """Reads the examples of a split, which logs call by this name: uint8 [batch, 32, 32, 3] images and int32 labels."""
     records = read_split(directory, split)
     fetch = arrays.fetcher(records.images, records.labels)
     return Examples(

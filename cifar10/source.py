@@ -20,20 +20,13 @@ def examples(request: workload.DataRequest) -> workload.Examples:
     `cifar10` is CIFAR-10, downloaded if it is missing. `generated` is the drawn stand-in, made if it is missing. `auto`
     is CIFAR-10 if it can be had, or else the stand-in; in a directory that the user named it is what is there and
     nothing else. CIFAR-10 may be in the directory itself or, as its archive unpacks, in `cifar-10-batches-bin` in it.
-    The stand-in ignores `request.seed`: like CIFAR-10, it is the same for every run.
-
-    Returns:
-      Examples whose `dataset` is 'cifar10' or 'generated', and whose `notice` says so if they are not CIFAR-10.
-
-    Raises:
-      DataError: the images cannot be had, are incomplete or are damaged.
+    The stand-in ignores `request.seed`, and says in its `notice` that it is not CIFAR-10. Raises DataError for images
+    that cannot be had, are incomplete or are damaged.
     """
     folder, why_drawn = locate(request)
     if why_drawn:
-        notice = (
-            f"NOT CIFAR-10: these are drawn images ({', '.join(generated.CLASS_NAMES)}), {why_drawn} Precision on them "
-            "says nothing about CIFAR-10."
-        )
+        what = f"drawn images ({', '.join(generated.CLASS_NAMES)})"
+        notice = f"NOT CIFAR-10: these are {what}, {why_drawn} Precision on them says nothing about CIFAR-10."
         drawn = records.examples(folder, request.split, "generated")
         return dataclasses.replace(drawn, dataset="generated", notice=notice)
     # Other images in the same format are called by their folder.
@@ -56,10 +49,9 @@ def locate(request: workload.DataRequest) -> tuple[pathlib.Path, str]:
             f"{records.ALL_FILES[-1]}. Name the directory that does, or add --dataset=cifar10 to download CIFAR-10 "
             "into it, or --dataset=generated to train on drawn images."
         )
-    folder = directory / download.FOLDER
     if failure := _download_failure(directory):
-        return generated.generate(directory), f"because {failure} To have it, put its files into {folder}."
-    return folder, ""
+        return generated.generate(directory), f"because {failure}"
+    return directory / download.FOLDER, ""
 
 
 def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
@@ -82,6 +74,6 @@ def _download_failure(directory: pathlib.Path) -> str | None:
     """Downloads CIFAR-10; returns the reason of a failure, or None."""
     try:
         download.download(directory, timeout_secs=_AUTO_TIMEOUT_SECS)
-    except download.DownloadError as error:
-        return error.reason
+    except errors.DataError as error:
+        return str(error)
     return None
