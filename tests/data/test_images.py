@@ -1,4 +1,4 @@
-"""Image folders: what is found, what is refused by name, and that every way of fetching gives the same pixels."""
+"""Image folders: pixels, bad files by name, and that every way of fetching gives the same."""
 
 import os
 import pathlib
@@ -129,18 +129,10 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(original, cache):
         images.examples(listing, "mine", 10**7 // 10, 3, cache)
 
 
-@pytest.mark.parametrize(
-    ("cache", "num_bytes", "expected"),
-    [
-        ("auto", 50, "memory"),
-        ("auto", 51, "none"),
-        ("memory", 100, "memory"),
-        ("disk", 999, "disk"),
-        ("none", 1, "none"),
-    ],
-)
-def test_memory_is_taken_unasked_if_the_images_take_half_of_what_is_free(cache, num_bytes, expected):
-    assert images.place(cache, num_bytes, free_bytes=100) == expected
+def test_memory_is_taken_unasked_if_the_images_take_half_of_what_is_free():
+    asked = [("auto", 50), ("auto", 51), ("memory", 100), ("disk", 999), ("none", 1)]
+    found = [images.place(cache, size, free_bytes=100) for cache, size in asked]
+    assert found == ["memory", "none", "memory", "disk", "none"]
 
 
 def test_a_cache_that_is_there_is_used_on_a_full_disk(original, monkeypatch):
@@ -151,24 +143,31 @@ def test_a_cache_that_is_there_is_used_on_a_full_disk(original, monkeypatch):
         load(original, "test", cache="disk")
 
 
-def cmyk(path):
-    Image.fromarray(np.full([9, 9, 4], 100, np.uint8), "CMYK").save(path)
-
-
-def deep(path):
-    Image.fromarray(np.full([9, 9], 40_000, np.uint16)).save(path)
+def written(values, mode=None, **options):
+    return lambda path: Image.fromarray(values, mode).save(path, **options)
 
 
 def flat(*shape, value):
-    return lambda path: Image.fromarray(np.full(shape, value, np.uint8)).save(path)
+    return np.full(shape, value, np.uint8)
 
 
-UNUSUAL = {
-    "one pixel.png": (flat(1, 1, 3, value=77), 77),
-    "cmyk.jpg": (cmyk, 94),  # (255 - 100)^2 / 255
-    "16 bits.png": (deep, 40_000 // 257),
-    "grey.png": (flat(9, 9, value=50), 50),
-    "alpha.png": (flat(9, 9, 4, value=60), 60),
+def moving(path):
+    """Two pictures, of which the first one counts."""
+    Image.fromarray(flat(9, 6, 3, value=80)).save(
+        path, save_all=True, append_images=[Image.fromarray(flat(9, 6, 3, value=200))]
+    )
+
+
+UNUSUAL = {  # {name: (how it is written, the grey that is read)}: the content counts, not the name
+    "one pixel.png": (written(flat(1, 1, 3, value=77)), 77),
+    "cmyk.jpg": (written(flat(9, 9, 4, value=100), "CMYK"), 94),  # (255 - 100)^2 / 255
+    "16 bits.png": (written(np.full([9, 9], 40_000, np.uint16)), 40_000 // 257),
+    "grey.png": (written(flat(9, 9, value=50)), 50),
+    "alpha.png": (written(flat(9, 9, 4, value=60)), 60),
+    "png.jpg": (written(flat(9, 6, 3, value=90), format="png"), 90),
+    "palette.bmp": (lambda path: Image.fromarray(flat(9, 6, 3, value=51)).convert("P").save(path), 51),
+    "moving.gif": (moving, 80),
+    "moving.webp": (moving, 80),
 }
 
 
@@ -181,7 +180,7 @@ def test_unusual_images_are_handled(root, channels):
     for name, (_, value) in UNUSUAL.items():
         index = names.index(f"cat/{name}")
         assert labels[index] == 2
-        np.testing.assert_allclose(images[index].astype(int), value, atol=2, err_msg=name)
+        np.testing.assert_allclose(images[index].astype(int), value, atol=4 if "webp" in name else 2, err_msg=name)
 
 
 def truncate(path):
@@ -262,86 +261,6 @@ def test_long_summaries_count_what_they_do_not_name(root):
     assert "20.jpg" not in str(raised.value)
 
 
-def test_hidden_files_and_other_types_are_passed_over_and_counted(root):
-    folder = root / "train" / "cat"
-    for name in (".DS_Store", ".hidden.jpg", "notes.txt", "more.txt", "README", "1.TIF"):
-        (folder / name).write_text("x")
-    (folder / "deeper.jpg").mkdir()
-    (root / "train" / ".ipynb_checkpoints").mkdir()
-    examples = load(root)
-    assert examples.num_examples == 18 and examples.class_names == CLASSES
-    assert examples.notice == (
-        f"Passed over in {root}/train: 1 .tif, 2 .txt, 1 folders, 2 hidden, 1 without extension."
-    )
-
-
-@pytest.mark.parametrize(("there", "missing"), [("train", "test"), ("test", "train")])
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_a_class_in_one_split_only_is_an_error(root, there, missing, split):
-    shutil.copytree(root / there / "cat", root / there / "dog")
-    with pytest.raises(errors.DataError, match=f"^{root}/{there}/dog: there is no such class in {root}/{missing}"):
-        load(root, split)
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(errors.DataError, match=f"^{tmp_path}/none: cannot be read: No such file"):
-        load(tmp_path / "none")
-
-
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        ([], ": holds 0 class folders, and 0 images outside of them; at least two classes are needed."),
-        (["1.jpg", "2.png", "list.csv"], ": holds 0 class folders, and 2 images outside of them"),
-        (["train/1.jpg", "test/1.jpg"], "/train: holds 0 class folders, and 1 images outside of them"),
-        (["images/1.jpg", "images/2.jpg"], ": holds 1 class folders, and 0 images"),
-        (["a/1.jpg", "a/2.jpg", "b/deeper/1.jpg"], ": b in it holds no .jpeg, .jpg, .png, .gif, .bmp, .webp file."),
-    ],
-)
-def test_what_is_wrong_with_a_layout_is_said_with_the_right_one(tmp_path, names, text):
-    for name in names:
-        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "data" / name).touch()
-    (tmp_path / "data").mkdir(exist_ok=True)
-    with pytest.raises(errors.DataError) as raised:
-        load(tmp_path / "data")
-    first, *tree = str(raised.value).splitlines()
-    assert first.startswith(f"{tmp_path}/data{text}") and first.endswith("Expected:")
-    assert tree[:3] == [f"  {tmp_path}/data", "  ├── train", tree[2]] and tree[2].startswith("  │   ├── cats ")
-
-
-def test_the_folder_above_the_right_one_is_told_from_it(root):
-    with pytest.raises(
-        errors.DataError, match=f"^{root.parent}: holds no images, but data in it does. Give --data_dir={root}"
-    ):
-        load(root.parent)
-
-
-def test_so_is_one_with_other_folders_beside_it(tmp_path):
-    for name in ("a/list.csv", "pictures/train/cat/1.jpg"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).touch()
-    with pytest.raises(errors.DataError, match=f"but pictures in it does. Give --data_dir={tmp_path}/pictures"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [("bmp", "P"), ("gif", "RGB"), ("webp", "RGB"), ("jpg", "png")],
-)
-def test_other_formats_are_read(root, name, mode):
-    """The content counts, not the name. Of moving images the first one."""
-    colours = [(255, 0, 0), (0, 0, 255)]
-    frames = [Image.new("RGB", (9, 6), colour) for colour in colours]
-    options = dict(save_all=True, append_images=frames[1:]) if name in ("gif", "webp") else {}
-    image, kind = (frames[0], "png") if mode == "png" else (frames[0].convert(mode), name)
-    image.save(root / "test" / "cat" / f"z.{name}", kind, **options)
-    images, labels = fetch(load(root, "test"))
-    assert labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
-    expected = np.asarray(image.convert("RGB"))[0, 0]
-    np.testing.assert_allclose(images[6].astype(int), np.broadcast_to(expected, [SIZE, SIZE, 3]), atol=4)
-
-
 @pytest.mark.parametrize("cache", ["none", "disk"])
 def test_photographs_are_turned_as_the_camera_noted(root, cache):
     path, exif = root / "test" / "cat" / "z.jpg", Image.Exif()
@@ -367,67 +286,6 @@ def test_a_file_that_changes_during_a_run_is_named(root):
     with pytest.raises(errors.DataError) as raised, step_failures.named("mine", "workload"):
         fetch(examples)
     assert str(raised.value) == f"mine: the input failed: {path} is not what it was when the run began."
-
-
-@pytest.mark.parametrize("name", ["val", "valid", "validation"])
-def test_there_are_three_splits(root, name):
-    """Folders for validation are not tested on, and what is not there is None."""
-    assert image_files.find(root, "validation") is None
-    shutil.copytree(root / "test", root / name)
-    (root / name / "cat" / "more.png").write_bytes((root / "test" / "cat" / "patient 0-0.png").read_bytes())
-    sizes = {split: len(image_files.find(root, split).names) for split in ("train", "validation", "test")}
-    assert sizes == {"train": 18, "validation": 7, "test": 6}
-    assert image_files.find(root, "validation").split == name
-    shutil.rmtree(root / "test")
-    assert image_files.find(root, "test") is None
-
-
-def test_a_fraction_is_set_aside_by_groups(root):
-    """Two of the nine groups' images straddle classes: a patient is in all three."""
-    shutil.rmtree(root / "test")
-    train, test = (image_files.find(root, split, 0.3, r"patient \d+", seed=1) for split in ("train", "validation"))
-    assert sorted(train.names + test.names) == sorted(image_files.find(root, "train").names)
-    patients = [{os.path.basename(name).split("-")[0] for name in listing.names} for listing in (train, test)]
-    assert not patients[0] & patients[1] and len(patients[0] | patients[1]) == 3
-    assert len(test.names) == 6, "three patients of six images each: one holds 0.3 of all"
-    chosen = {image_files.find(root, "validation", 0.3, r"patient \d+", seed).names for seed in range(20)}
-    assert len(chosen) == 3, "every patient's turn comes with some seed"
-    assert image_files.find(root, "validation", 0.3, r"patient \d+", seed=1).names == test.names
-    assert set(image_files.find(root, "validation", 0.3, r"patient (\d)", seed=1).names) in [set(c) for c in chosen]
-
-
-def test_class_folders_may_lie_in_the_directory_itself(root):
-    names = image_files.find(root / "train", "train").names
-    assert names == image_files.find(root, "train").names
-    train, test = (image_files.find(root / "train", split, 0.4, seed=3).names for split in ("train", "validation"))
-    assert sorted(train + test) == sorted(names) and len(test) == 8
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "text"),
-    [
-        (False, dict(validation_fraction=0.5), "--validation_fraction=0.5: .*/val is there to validate on"),
-        (True, dict(validation_fraction=0.5, group_pattern="("), r"--group_pattern=\(: no regular expression"),
-        (True, dict(validation_fraction=0.5, group_pattern="x"), "patient 0-0.png: --group_pattern=x finds no group"),
-        (True, dict(validation_fraction=0.5, group_pattern="pat"), "leaves no images of class a b to train on, of 1"),
-        (True, dict(validation_fraction=0.01), "leaves no images of class .* to validate on, of 18 groups"),
-    ],
-)
-def test_splits_that_cannot_be_made_are_refused(root, change, options, text):
-    if change:
-        shutil.rmtree(root / "test")
-    else:
-        (root / "test").rename(root / "val")
-    with pytest.raises(errors.UserError, match=text):
-        image_files.find(root, **({"split": "train"} | options))
-
-
-def test_the_fingerprint_follows_names_and_sizes(root):
-    first = load(root).fingerprint
-    os.utime(root / "train" / "cat" / "patient 0-0.png", (0, 0))
-    assert load(root).fingerprint == first
-    (root / "train" / "cat" / "patient 0-0.png").rename(root / "train" / "cat" / "patient 9-0.png")
-    assert load(root).fingerprint != first
 
 
 def test_a_cache_directory_that_cannot_be_written_matters_to_disk_only(original, monkeypatch, tmp_path):

@@ -163,12 +163,8 @@ def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> e
   │   │   └── 2.jpg
   │   └── dogs
   │       └── ...
-  ├── val        (or no such folder, and --validation_fraction=0.1)
-  │   ├── cats
-  │   └── dogs
-  └── test       (may be missing)
-      ├── cats
-      └── dogs""")
+  ├── val        (the same; or no such folder, and --validation_fraction=0.1)
+  └── test       (the same; may be missing)""")
 
 
 def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str, seed: int) -> Listing:
