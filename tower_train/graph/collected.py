@@ -1,4 +1,4 @@
-"""What networks in TensorFlow 1's manner leave in the graph: variables that they assign, losses in collections.
+"""Traces that networks in TensorFlow 1's manner leave in the graph: variables that they assign, losses in collections.
 
 A tower's assignments are statistics of its batch, and the losses that it collects are part of its loss, so that N
 towers together do once what one tower does.

@@ -31,7 +31,7 @@ _OURS = ("cifar10", "tower_train")  # packages with workloads that the tests hol
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What the comparison showed.
+    """The result of the comparison.
 
     Attributes:
       towers, steps, examples: how many were compared; examples are those of a step.

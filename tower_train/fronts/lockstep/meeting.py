@@ -33,7 +33,7 @@ class Meeting:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one tower in all."""
+        """True if there is one tower in all."""
         return self.towers[0].part.count == 1
 
     def rows(self, tensors: Sequence) -> list:
