@@ -30,15 +30,6 @@ def test_errors_are_means_over_the_numbers_of_each_example(shapes):
     assert found == pytest.approx(np.mean(differences**2), rel=1e-12)
 
 
-@pytest.mark.parametrize("logits", [np.eye(7), np.zeros([7, 7]), np.full([7, 7], np.nan), RNG.integers(0, 3, [7, 7])])
-def test_a_class_ranks_after_all_that_are_not_below_it(logits):
-    labels, logits = np.arange(7), logits.astype(np.float32)
-    found = evaluated(measures.classification_metrics, logits, labels)
-    ranks = [sum(not other < row[label] for other in row) for label, row in zip(labels, logits, strict=True)]
-    for k in (1, 5):
-        assert found[f"precision @ {k}"].tolist() == [rank <= k for rank in ranks]
-
-
 @pytest.mark.parametrize("function", [measures.mean_squared_error, measures.regression_metrics])
 @pytest.mark.parametrize("shapes", [([20, 2], [20]), ([20, 2], [20, 3]), ([20], [20, 2])])
 def test_nothing_is_broadcast(function, shapes):

@@ -150,12 +150,3 @@ def test_a_machine_without_a_python_that_fits_is_told_so(too_old, tree, tmp_path
     [line] = process.stderr.splitlines()
     assert "error: no Python 3.10 to 3.13 found" in line
     assert not (tree / ".venv").exists()
-
-
-def test_the_checks_of_the_code_pass_where_there_are_runs(tree):
-    """Training makes a folder whose name is that of a module of the tests."""
-    shutil.copy(jobs.ROOT / "pyproject.toml", tree)
-    shutil.copytree(jobs.TESTS, tree / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    (tree / "runs").mkdir()
-    checked = subprocess.run([sys.executable, "-m", "ruff", "check", "."], cwd=tree, capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stdout[-500:] + checked.stderr

@@ -86,7 +86,7 @@ def test_what_is_done_is_said(printed_and_out):
     notices = re.findall(r"^tower_train: (.*)", printed_and_out[0], re.MULTILINE)
     port, towers, ceiling = (f"{title} is ready" for title in TITLES)
     rounds = ["round 1 of 2 is done", "round 2 of 2 is done"]
-    assert notices == ["Training: 3 sides", port, ceiling, towers, *rounds]  # first what others are compared with
+    assert notices == ["Training: 3 sides", port, towers, ceiling, *rounds]
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):

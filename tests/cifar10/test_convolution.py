@@ -60,17 +60,6 @@ def error(results, exact):
     return np.sqrt(errors)
 
 
-def test_pixels_may_come_first():
-    x, w, gradients = draw(3, 7, 6, 4, 5, (3, 3))
-    results = run(direct, x, w, gradients)
-
-    def convolve(x, w):
-        return tf.transpose(convolution(tf.transpose(x, [1, 2, 0, 3]), w, True, SPECTRA), [2, 0, 1, 3])
-
-    for result, expected in zip(run(convolve, x, w, gradients), results, strict=True):
-        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("dtype, most", [(np.float32, 1e-6), (tf.bfloat16.as_numpy_dtype, 2**-7), (np.float16, 2**-10)])
 def test_the_error_is_about_one_rounding(dtype, most):
     tensors = draw(4, 12, 12, 64, 64, (5, 5), dtype)

@@ -5,12 +5,10 @@ import http.server
 import io
 import os
 import re
-import signal
 import tarfile
 import threading
 import time
 
-import jobs
 import pytest
 
 from cifar10 import download, records
@@ -156,22 +154,6 @@ def test_an_answer_without_end_is_not_read_to_its_end(server, tmp_path):
     assert len(GOOD) < received < 2**20 and _names(tmp_path) == []
 
 
-def test_members_that_point_elsewhere_are_never_written(server, tmp_path):
-    outside = tmp_path / "outside"
-    hostile = [
-        _member(str(outside), b"absolute"),
-        _member("../outside", b"above"),
-        _member(f"{download.FOLDER}/../../outside", b"above"),
-        _member(f"{download.FOLDER}/link", type=tarfile.SYMTYPE, linkname=str(tmp_path)),
-        _member(f"{download.FOLDER}/link/outside", b"through a link"),
-        _member("/" + f"{download.FOLDER}/test_batch.bin", b"absolute"),
-    ]
-    server.body = _pack([*hostile, *_good_members()])
-    folder = download.download(tmp_path / "data", server.archive())
-    assert not outside.exists() and sorted(os.listdir(folder)) == sorted(FILES)
-    assert (folder / "test_batch.bin").read_bytes() == bytes([5]) * 3073
-
-
 def test_files_that_are_in_the_way_are_left_alone(server, tmp_path):
     (tmp_path / download.FOLDER).mkdir()
     (tmp_path / download.FOLDER / "mine").write_text("precious")
@@ -190,30 +172,3 @@ def test_a_download_is_announced_also_without_a_terminal(server, tmp_path, capsy
     download.download(tmp_path, server.archive())
     [line] = capsys.readouterr().err.splitlines()
     assert line == f"tower_train: Downloading small.tar.gz ({len(GOOD) / 1e6:.3g} MB) from 127.0.0.1"
-
-
-_SCRIPT = """
-import sys
-from cifar10 import download
-from tower_train.data import remote
-url, num_bytes, sha256, data_dir = sys.argv[1:]
-download.download(data_dir, remote.RemoteFile(url, int(num_bytes), ("sha256", sha256)))
-"""
-
-
-def _start(archive, data_dir):
-    arguments = [archive.url, str(archive.num_bytes), archive.checksum[1], str(data_dir)]
-    return jobs.Program("-c", _SCRIPT, *arguments)
-
-
-def test_a_killed_download_is_begun_again_and_processes_share_one(server, tmp_path):
-    server.gap.clear()
-    with _start(server.archive(), tmp_path) as killed:
-        assert server.half_sent.wait(30)
-        killed.end_by(signal.SIGKILL)
-    assert _names(tmp_path) == [f".{download.FOLDER}.lock", f".{download.FOLDER}.partial"]
-    server.gap.set()
-    with _start(server.archive(), tmp_path) as one, _start(server.archive(), tmp_path) as another:
-        assert [program.process.wait(30) for program in (one, another)] == [0, 0]
-    assert server.requests == 2, "one for the killed process, one for the two that came after it"
-    assert _names(tmp_path) == [download.FOLDER] and sorted(os.listdir(tmp_path / download.FOLDER)) == sorted(FILES)

@@ -1,7 +1,6 @@
 """The drawn images: the same for everyone, complete, and out of reach of a linear classifier."""
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -94,20 +93,6 @@ def test_what_exists_is_kept_and_what_is_damaged_is_drawn_again(tmp_path, monkey
     os.truncate(made / "data_batch_3.bin", 3073)
     generated.generate(tmp_path)
     assert records.read_split(made, "train").fingerprint == drawn
-
-
-def test_what_a_killed_process_left_is_drawn_again(tmp_path, monkeypatch):
-    count, place = 500, tmp_path / "place"
-    monkeypatch.setattr(generated, "IMAGES_PER_FILE", count)
-    code = f"from cifar10 import generated; generated.IMAGES_PER_FILE = {count}; generated.generate({str(place)!r})"
-    partial = place / ".generated-0.partial"
-    with jobs.Program("-c", code) as program:
-        program.wait_until(lambda: partial.exists() and len(list(partial.iterdir())) >= 2)
-        assert program.end_by(signal.SIGKILL) == -signal.SIGKILL
-    assert not (place / "generated-0").exists()
-    again, whole = generated.generate(place), generated.generate(tmp_path / "another")
-    assert jobs.contents(again) == {again / path.name: content for path, content in jobs.contents(whole).items()}
-    assert [path.name for path in place.iterdir()] == ["generated-0"]
 
 
 def test_a_place_that_cannot_be_written_is_a_data_error(tmp_path):

@@ -129,12 +129,6 @@ def test_a_damaged_record_is_named_by_file_and_offset(damage, offset, folder):
         tf_records.examples("toy", folder / "train-*.tfrecord", parse)
 
 
-def test_a_length_that_is_claimed_is_as_tensorflow_writes_it(folder):
-    before = (folder / "train-0.tfrecord").read_bytes()
-    claim(folder / "train-0.tfrecord", 3 * RECORD, RECORD - 16)
-    assert (folder / "train-0.tfrecord").read_bytes() == before
-
-
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
 def test_a_compressed_file_is_told_from_a_damaged_one(kind, tmp_path):
     features, labels = element_workloads.arrays("train")

@@ -305,14 +305,6 @@ def test_exported_networks_decode_photographs_as_training_does():
         assert np.abs(served - decoding.decode(content.getvalue(), SIZE, SIZE, 1)).max() <= most
 
 
-def test_predict_names_a_file_that_is_cut_off(command, run, tmp_path):
-    content = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, [60, 60], np.uint8)).save(content, "jpeg")
-    (tmp_path / "cut.jpg").write_bytes(content.getvalue()[:-400])
-    status, stdout, stderr = command(predict, f"--train_dir={run}", str(tmp_path / "cut.jpg"))
-    assert (status, stdout) == (2, "") and f"{tmp_path}/cut.jpg: cannot be decoded: image file is truncated" in stderr
-
-
 def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path, command):
     options = ExportOptions(train_dir=str(toy_run))
     _, names = saved_model.export(options, tmp_path / "model")
