@@ -29,7 +29,7 @@ def test_evaluation_does_not_disturb_training(tmp_path):
 
 def test_each_evaluation_looks_at_training_examples_too_and_a_start_warns_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "overfitting", lambda *_: "*** they part")
-    jobs.train_toy(tmp_path, max_steps=20, eval_every_steps=10, keep_checkpoints=1)
+    jobs.train_toy(tmp_path, max_steps=20, eval_every_steps=10, save_every_steps=5, keep_checkpoints=1)
     found = jobs.read_json(tmp_path, "result.json")
     train, test = found["train_evaluation"], found["evaluation"]
     assert (train["num_examples"], train["data"], test["num_examples"]) == (96, "toy train", 50)
