@@ -8,6 +8,7 @@ python scripts/choose_gpus.py --towers=3                    # it uses the first 
 import argparse
 import os
 
+from tower_train import console
 from tower_train.options import command_line
 
 
@@ -18,7 +19,7 @@ def ids(text):
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 chosen = parser.add_mutually_exclusive_group()
 chosen.add_argument("--gpus", type=ids, help="ids of GPUs, such as 0,2")
-chosen.add_argument("--towers", type=int, help="how many GPUs")
+chosen.add_argument("--towers", type=console.count, help="how many GPUs")
 chosen.add_argument("--visible", help="as CUDA_VISIBLE_DEVICES, but set within the program")
 options = parser.parse_args()
 if options.visible is not None:

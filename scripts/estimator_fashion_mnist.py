@@ -4,13 +4,14 @@ import argparse
 import os
 import time
 
+from tower_train import console
 from tower_train.options import command_line
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--num_gpus", type=int, default=2, help="(%(default)s)")
+parser.add_argument("--num_gpus", type=console.count, default=2, help="(%(default)s)")
 parser.add_argument("--data_dir", help="where the four .gz files are; without it, images are random noise")
-parser.add_argument("--batch_size", type=int, default=512, help="examples per GPU (%(default)s)")
-parser.add_argument("--epochs", type=int, help="(5; without GPUs 1)")
+parser.add_argument("--batch_size", type=console.count, default=512, help="examples per GPU (%(default)s)")
+parser.add_argument("--epochs", type=console.count, help="(5; without GPUs 1)")
 options = parser.parse_args()
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -11,15 +11,16 @@ import os
 import tempfile
 import time
 
+from tower_train import console
 from tower_train.options import command_line
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--num_gpus", type=int, default=2, help="(%(default)s)")
+parser.add_argument("--num_gpus", type=console.count, default=2, help="(%(default)s)")
 parser.add_argument("--data_dir")
 parser.add_argument("--weights", help="'imagenet' (downloaded) or a file; without, random ones: no transfer learning")
-parser.add_argument("--batch_size", type=int, help="examples per GPU (64; without GPUs 8)")
-parser.add_argument("--size", type=int, help="height and width (224; without GPUs 64)")
-parser.add_argument("--epochs", type=int, default=1, help="(%(default)s)")
+parser.add_argument("--batch_size", type=console.count, help="examples per GPU (64; without GPUs 8)")
+parser.add_argument("--size", type=console.count, help="height and width (224; without GPUs 64)")
+parser.add_argument("--epochs", type=console.count, default=1, help="(%(default)s)")
 options = parser.parse_args()
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -7,14 +7,15 @@ import argparse
 import os
 import pathlib
 
+from tower_train import console
 from tower_train.options import command_line
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--num_gpus", type=int, default=2, help="(%(default)s)")
+parser.add_argument("--num_gpus", type=console.count, default=2, help="(%(default)s)")
 parser.add_argument("--data_dir", help="where train-images-idx3-ubyte.gz is; without it, 1024 images of random noise")
-parser.add_argument("--batch_size", type=int, default=128, help="of all GPUs (%(default)s)")
-parser.add_argument("--epochs", type=int, default=1, help="(%(default)s)")
-parser.add_argument("--steps", type=int, help="an epoch; all of the data if not given")
+parser.add_argument("--batch_size", type=console.count, default=128, help="of all GPUs (%(default)s)")
+parser.add_argument("--epochs", type=console.count, default=1, help="(%(default)s)")
+parser.add_argument("--steps", type=console.count, help="an epoch; all of the data if not given")
 parser.add_argument("--pictures", type=pathlib.Path, help="folder for a picture of 64 generated images each epoch")
 parser.add_argument("--save", type=pathlib.Path, help="where the generator is saved, *.keras")
 options = parser.parse_args()

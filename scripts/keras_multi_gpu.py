@@ -8,16 +8,17 @@ Without GPUs it shows the same on two towers, few small images and one epoch.
 import argparse
 import os
 
+from tower_train import console
 from tower_train.options import command_line
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--gpus", type=int, help="how many GPUs (all)")
+parser.add_argument("--gpus", type=console.count, help="how many GPUs (all)")
 parser.add_argument("--model", choices=["Xception", "VGG19"], default="Xception")
-parser.add_argument("--samples", type=int, help="number of images (1000; without GPUs 16)")
-parser.add_argument("--size", type=int, help="height and width of images (224; without GPUs 71)")
-parser.add_argument("--classes", type=int, help="(1000; without GPUs 10)")
-parser.add_argument("--epochs", type=int, help="(20; without GPUs 1)")
-parser.add_argument("--batch_size", type=int, help="examples per GPU (32; without GPUs 4)")
+parser.add_argument("--samples", type=console.count, help="number of images (1000; without GPUs 16)")
+parser.add_argument("--size", type=console.count, help="height and width of images (224; without GPUs 71)")
+parser.add_argument("--classes", type=console.count, help="(1000; without GPUs 10)")
+parser.add_argument("--epochs", type=console.count, help="(20; without GPUs 1)")
+parser.add_argument("--batch_size", type=console.count, help="examples per GPU (32; without GPUs 4)")
 parser.add_argument("--save", default="my_model.keras", help="where the model is saved (%(default)s)")
 options = parser.parse_args()  # --help and mistakes are answered before TensorFlow starts
 if not options.save.endswith((".keras", ".h5")) or not os.path.isdir(os.path.dirname(options.save) or "."):
