@@ -5,6 +5,7 @@ import os
 import types
 
 import jobs
+import numpy as np
 import pytest
 
 from tower_train import EvaluateOptions, errors, evaluate_run
@@ -127,6 +128,23 @@ def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_a
     assert [(resumed.begin(step), resumed.is_over) for step in (20, 25, 30)] == [
         (False, False), (False, True), (True, True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "best_steps"),
+    [
+        ("max", [0.5, 0.7, 0.3, 0.4], [1, 2, 2, 2]),
+        ("min", [0.5, 0.7, 0.3, 0.4], [1, 1, 3, 3]),
+        ("max", [np.nan, 0.2, np.nan, 0.4], [1, 2, 2, 4]),
+        ("min", [np.nan, 0.2, np.nan, 0.1], [1, 2, 2, 4]),
+    ],
+)
+def test_the_best_is_the_highest_or_the_lowest_and_nan_the_worst(mode, values, best_steps, tmp_path):
+    compared, found = best.Best(directory.RunDirectory(tmp_path), False, 16, 16), []
+    for step, value in enumerate(values, 1):
+        compared.note(types.SimpleNamespace(step=step, metrics={"m": evaluator.Metric(value, mode=mode)}), "")
+        found.append(jobs.read_json(tmp_path, "best.json")["best"]["step"])
+    assert found == best_steps
 
 
 def test_without_a_kept_checkpoint_best_is_refused(toy_run):
