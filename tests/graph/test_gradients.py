@@ -8,6 +8,7 @@ from tower_train.errors import GraphError
 from tower_train.graph import gradients, optimizers, update
 from tower_train.graph.draws import shuffled_indices
 from tower_train.graph.replica import Replica
+from tower_train.graph.variables import Variables
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -171,7 +172,7 @@ class GuardedUpdate:
             for grad_a, grad_b in zip(self.a, self.b, strict=True)
         ]
         counters = update.Counters(global_batch=1)
-        replica, optimizer = Replica(), optimizers.make_optimizer("momentum", tf.constant(0.1), 0.5)
+        replica, optimizer = Replica(Variables()), optimizers.make_optimizer("momentum", tf.constant(0.1), 0.5)
         mean = replica.mean_grads = gradients.average_gradients(towers)
         build = update.prepare_update(replica, lambda *_: optimizer, {}, 0.5, counters.global_step)
 
@@ -180,7 +181,7 @@ class GuardedUpdate:
                 return counters.count()
 
         self.finite = gradients.update_if_finite(
-            towers, self.losses, mean, tf.reduce_mean(self.losses),
+            zip(tf.unstack(self.losses), towers, strict=True), mean, tf.reduce_mean(self.losses),
             apply,
         )  # fmt: skip
         self.session = v1.get_default_session()

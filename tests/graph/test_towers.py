@@ -7,7 +7,7 @@ import tensorflow as tf
 from tower_train.errors import GraphError
 from tower_train.graph import towers
 from tower_train.graph.layout import Tower
-from tower_train.graph.replica import Replica
+from tower_train.graph.variables import Variables
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -19,9 +19,9 @@ def build(inference, num_towers=2, seed=0, loss=None, ops_before=0, features=Non
         tf.constant(0)
     batch = (tf.ones([2, 4]) if features is None else features, tf.zeros([2], tf.int32))
     workload = Workload("toy", None, inference, **({"loss": loss} if loss else {}))
-    replica, built = Replica(), []
+    variables, built = Variables(), []
     for i in range(num_towers):
-        with replica.tower(Tower(i, "/cpu:0"), towers.seeded(seed)):
+        with variables.tower(Tower(i, "/cpu:0"), towers.seeded(seed)):
             built.append(towers.tower_loss(workload, *batch, dtype))
     return built
 

@@ -8,8 +8,8 @@ from tensorflow.core.framework import dataset_options_pb2
 from tower_train.errors import GraphError
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Layout, Tower
-from tower_train.graph.replica import Replica
 from tower_train.graph.stream import training_stream
+from tower_train.graph.variables import Variables
 from tower_train.inference.evaluation_graph import evaluation_stream
 from tower_train.inference.network import trained_outputs
 from tower_train.workload import Examples, Workload
@@ -19,9 +19,9 @@ v1 = tf.compat.v1
 
 def build(workload, batches, dtype=tf.float32):
     """The outputs of a tower for each batch of features, on the CPU, in the default graph."""
-    replica = Replica()
+    variables = Variables()
     return [
-        trained_outputs(workload, features, dtype, replica, Tower(i, "/cpu:0"), Draws("test"))
+        trained_outputs(workload, features, dtype, variables, Tower(i, "/cpu:0"), Draws("test"))
         for i, features in enumerate(batches)
     ]
 

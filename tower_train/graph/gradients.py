@@ -1,7 +1,7 @@
 """Gradients: their mean over towers, their weight decay, and the update only if all of them are finite."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -102,8 +102,7 @@ def _sum_rows(gradient: Gradient) -> Gradient:
 
 
 def update_if_finite(
-    tower_grads: list[GradientsAndVariables],
-    tower_losses: Sequence[tf.Tensor],
+    towers: Iterable[tuple[tf.Tensor, GradientsAndVariables]],
     applied_grads: GradientsAndVariables,
     loss: tf.Tensor,
     apply: Callable[[], tf.Operation],
@@ -115,8 +114,7 @@ def update_if_finite(
     that is not finite.
 
     Args:
-      tower_grads: arguments of average_gradients.
-      tower_losses: over towers, scalars.
+      towers: over towers, the loss, a scalar, and the gradients, as for average_gradients.
       applied_grads: gradients that `apply` would apply.
       loss: scalar.
       apply: makes the ops of the update.
@@ -127,7 +125,7 @@ def update_if_finite(
         of what would be applied, whose sums may overflow by themselves. If one is False no variable was changed.
     """
     trained = {variable.ref() for _, variable in applied_grads}
-    values = [[tower_losses[i]] + [g for g, v in grads if v.ref() in trained] for i, grads in enumerate(tower_grads)]
+    values = [[tower_loss, *(grad for grad, v in grads if v.ref() in trained)] for tower_loss, grads in towers]
     with v1.name_scope("check_finite"):
         applicable = _are_finite([loss, *(grad for grad, _ in applied_grads)])
 

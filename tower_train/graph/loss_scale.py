@@ -12,7 +12,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train.graph.gradients import Gradient, GradientsAndVariables
-from tower_train.graph.record import ScaleReport
 
 v1 = tf.compat.v1
 
@@ -73,12 +72,12 @@ class LossScale:
 
         return skip().op if skips else tf.cond(overflowed, skip, lambda: tf.constant(False)).op
 
-    def report(self, loss: tf.Tensor, finite: tf.Tensor) -> ScaleReport | tuple[()]:
-        """Returns its record after a step with this loss and `finite` parts, for the log; empty for no scale."""
+    def report(self, loss: tf.Tensor, finite: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns its fields of a StepReport, after a step with this loss and `finite` parts; none for no scale."""
         if self._now is None:
-            return ()
+            return {}
         failed = tf.logical_not(tf.reduce_all(finite))
-        return ScaleReport(self._scale.read_value(), tf.logical_and(self._can_overflow(loss), failed))
+        return {"loss_scale": self._scale.read_value(), "overflowed": tf.logical_and(self._can_overflow(loss), failed)}
 
     def _can_overflow(self, loss: tf.Tensor) -> tf.Tensor:
         return tf.logical_and(self._now > LEAST, tf.math.is_finite(loss))

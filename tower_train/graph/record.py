@@ -11,18 +11,6 @@ from tower_train.graph.layout import Layout
 from tower_train.graph.stream import Stream
 
 
-class ScaleReport(NamedTuple):
-    """The loss scale, see loss_scale.py.
-
-    Attributes:
-      scale: float32 scalar, after the step.
-      overflowed: bool scalar, whether the step was skipped and the scale halved, since its gradients overflowed.
-    """
-
-    scale: tf.Tensor
-    overflowed: tf.Tensor
-
-
 class StepReport(NamedTuple):
     """The small values of one step that run/ fetches; tensors in the graph, numpy values after the step.
 
@@ -34,7 +22,8 @@ class StepReport(NamedTuple):
       learning_rate: float64 scalar, what the update used.
       stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.ask_to_stop.
       finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
-      loss_scale: empty if there is none.
+      loss_scale: float32 scalar, after the step; empty if there is none, see loss_scale.py.
+      overflowed: bool scalar, whether the step was skipped and the scale halved; empty without a loss scale.
       summary: serialized Summary of this step; empty unless it is due.
     """
 
@@ -45,7 +34,8 @@ class StepReport(NamedTuple):
     learning_rate: tf.Tensor
     stopping: tf.Tensor
     finite: tf.Tensor
-    loss_scale: ScaleReport | tuple[()] = ()
+    loss_scale: tf.Tensor | tuple[()] = ()
+    overflowed: tf.Tensor | tuple[()] = ()
     summary: tf.Tensor | tuple[()] = ()
 
 
@@ -115,7 +105,6 @@ class TrainingGraph:
       train_op: does one step; if a loss or gradient is not finite nothing but the stream moves, and with
         --on_nonfinite=skip global_step and examples_seen.
       report: what to fetch with it.
-      checked: names of what report.finite tells of, per column.
       summary: serialized Summary of this step; None without --summary_every_steps.
       progress: {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one.
       ask_to_stop: asks all workers to end after the same step, the next; None for one worker.
@@ -132,8 +121,12 @@ class TrainingGraph:
     report: StepReport
     ask_to_stop: tf.Operation | None
     progress: dict[str, tf.Tensor]
-    checked: tuple[str, ...]
     summary: tf.Tensor | None
     saved: SavedVariables
     random_numbers: RandomNumbers
     compared: Compared
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """The names of report.finite's columns."""
+        return "the loss", *(f"the gradient of {name}" for name in self.compared.gradients)

@@ -24,16 +24,17 @@ def learning_rate(config: Config, num_examples: int, examples_seen: tf.Tensor) -
     Returns:
       float64 scalar.
     """
-    rate = config.learning_rate * _decay(config, num_examples, examples_seen)
     # "linear" is of Goyal et al. 2017 ("Accurate, large minibatch SGD", section 2.1); with "sqrt" the variance of a
     # step stays (Krizhevsky 2014, "One weird trick", section 5).
     ratio = config.global_batch / config.lr_base_batch
     scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
-    if not config.warmup_epochs:
-        return rate * scale
-    first = 1.0 if scale > 1 else scale / 10  # the rate of the base batch (Goyal et al. 2017, section 2.2), or a tenth
-    done = tf.minimum(tf.cast(examples_seen, tf.float64) / (config.warmup_epochs * num_examples), 1.0)
-    return rate * (first + (scale - first) * done)
+    with tf.name_scope("learning_rate"):
+        rate = config.learning_rate * _decay(config, num_examples, examples_seen)
+        if not config.warmup_epochs:
+            return rate * scale
+        first = 1.0 if scale > 1 else scale / 10  # the base batch's (Goyal et al. 2017, section 2.2), or a tenth
+        done = tf.minimum(tf.cast(examples_seen, tf.float64) / (config.warmup_epochs * num_examples), 1.0)
+        return rate * (first + (scale - first) * done)
 
 
 def _decay(config: Config, num_examples: int, examples_seen: tf.Tensor) -> tf.Tensor:

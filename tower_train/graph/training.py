@@ -8,11 +8,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import Config
-from tower_train.graph import (
-    random_state,
-    summaries,
-    towers,
-)
+from tower_train.graph import random_state, summaries
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, ParamGroup
 from tower_train.graph.devices import HOST, Devices
@@ -21,12 +17,12 @@ from tower_train.graph.gradients import GradientsAndVariables, is_finite, update
 from tower_train.graph.layout import Layout, lay_out
 from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.optimizers import make_optimizer
-from tower_train.graph.progress import count_progress
+from tower_train.graph.progress import INPUT, count_progress
 from tower_train.graph.record import Compared, RandomNumbers, SavedVariables, StepReport, TrainingGraph
-from tower_train.graph.replica import Replica, average, by_tower, fingerprints, make_replicas
+from tower_train.graph.replica import BuiltTower, Replica, average, fingerprints, make_replicas, towers_of
 from tower_train.graph.schedule import group_rate, learning_rate
 from tower_train.graph.stream import Stream, training_stream
-from tower_train.graph.towers import tower_loss
+from tower_train.graph.towers import check_classes, seeded, tower_loss
 from tower_train.graph.transfer import choose_transfer
 from tower_train.graph.update import Counters, prepare_update
 from tower_train.workload import Examples, Tensors, Workload, softmax_cross_entropy
@@ -37,17 +33,13 @@ v1 = tf.compat.v1
 def training_graph(workload: Workload, examples: Examples, config: Config, devices: Devices) -> TrainingGraph:
     """Builds one step: a batch becomes the towers' losses, their gradients one mean, the mean one update.
 
-    Raises:
-      GraphError: the workload's network breaks a rule of the towers.
-      ConfigError: an option that is useless for this network.
+    Raises GraphError if the network breaks a rule of the towers, ConfigError for an option that is useless for it.
     """
     workload, layout = _with_smooth_labels(workload.for_examples(examples), config), _layout(config, devices)
     with tf.Graph().as_default() as graph, tf.device(HOST):
-        v1.set_random_seed(config.seed & 0x7FFFFFFF)
         counters = Counters(layout.global_batch)  # steps and examples seen: the run's place in the stream
         stream = _input(workload, examples, config, layout, counters.examples_seen)
-        with v1.name_scope("learning_rate"):
-            rate = learning_rate(config, examples.num_examples, counters.examples_seen)
+        rate = learning_rate(config, examples.num_examples, counters.examples_seen)
         scale = LossScale(tf.as_dtype(config.dtype))  # none but for float16
         replicas = make_replicas(layout.replicas)  # one on the host, or one on each tower's device
         context = _context(config, layout, counters.epochs_seen(examples.num_examples))
@@ -57,12 +49,13 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             if tower.waits:  # so that the activations of one batch at a time are in a device's memory
                 batch, first = replica.after_last_tower((batch, first))
             draws = Draws(config.seed, first, layout.tower_batch, counters.examples_seen)
-            with replica.tower(tower, towers.seeded(config.seed)), context.enter_tower(tower.index, draws) as noted:
+            with replica.variables.tower(tower, seeded(config.seed)), context.enter_tower(tower.index, draws) as noted:
                 outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype))
                 loss_of_tower = replica.whole_loss(loss_of_tower)
                 draws.close()  # the backward pass may not draw
-                replica.add(noted, loss_of_tower, scale.gradients(replica.compute_gradients, loss_of_tower))
-        _check_towers(workload, examples, config, outputs, noted)
+                replica.add(noted, loss_of_tower, scale.gradients(replica.variables.gradients, loss_of_tower))
+        built = towers_of(replicas)
+        _check_towers(workload, examples, config, outputs, built[0])
 
         all_reduce = AllReduce(layout.replicas, config.all_reduce or "collective", layout.num_workers, layout.weight)
         asks, ask_to_stop = _stop_request(layout, loss_of_tower.dtype)
@@ -70,28 +63,22 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         for replica in replicas:  # each has the same means, and so does the same update
             replica.finish_gradients(config.clip_gradients)
         loss = stream.renewed(replicas[0].loss + replicas[0].weight_decay)  # there once the next batches are staged
-        optimizer = _optimizer(config, rate, context.epochs_seen)
-        updates = [
-            prepare_update(replica, optimizer, context.param_groups, config.moving_average_decay, counters.global_step)
-            for replica in replicas
-        ]
+        updates = _updates(config, rate, context, counters, replicas)
         with tf.control_dependencies(all_reduce.operations):  # all of them, or other devices would wait for ever
             finite = update_if_finite(
-                *by_tower(replicas), replicas[0].mean_grads, loss,
+                [(tower.loss, tower.gradients) for tower in built], replicas[0].mean_grads, loss,
                 apply=lambda: counters.count(scale.after_update(), after=[build() for build in updates]),
                 skip=lambda: scale.without_update(loss, counters.count, skips=config.on_nonfinite == "skip"),
             )  # fmt: skip
-        train_op = finite.op  # the conditional: it has updated the variables, or skipped
-        counting, progress = _progress(config, stream, replicas)
+        counting, progress = _progress(config, stream, built)
         return TrainingGraph(
-            graph=graph, layout=layout, examples=examples, stream=stream, train_op=train_op, progress=progress,
-            report=_report(counters, replicas[0], rate, asked, finite, scale, counting), ask_to_stop=ask_to_stop,
-            checked=("the loss", *(f"the gradient of {v.op.name}" for _, v in replicas[0].mean_grads)),
-            summary=summaries.step_summary(replicas[0].mean_grads, stream.batches[0][0], train_op)
+            graph, layout, examples, stream, train_op=finite.op, ask_to_stop=ask_to_stop, progress=progress,
+            report=_report(counters, replicas[0], rate, asked, finite, scale, counting),
+            summary=summaries.step_summary(replicas[0].mean_grads, stream.batches[0][0], update=finite.op)
             if config.summary_every_steps else None,
             saved=_saved(config, layout, replicas, all_reduce),
-            random_numbers=_random_numbers(workload, stream, replicas, config.allow_stateful_random),
-            compared=_compared(replicas, noted),
+            random_numbers=_random_numbers(workload, stream, built, config.allow_stateful_random),
+            compared=_compared(built, replicas[0].mean_grads),
         )  # fmt: skip
 
 
@@ -122,6 +109,7 @@ def _input(
     workload: Workload, examples: Examples, config: Config, layout: Layout, examples_seen: tf.Variable
 ) -> Stream:
     """Makes the stream: a batch for every tower, from the position that the run has come to."""
+    v1.set_random_seed(config.seed & 0x7FFFFFFF)  # of the operations that --allow_stateful_random allows
     end = config.last_step(examples.num_examples) * layout.global_batch
     transfer = choose_transfer(config.augment_on, workload, examples, [tower.device for tower in layout.towers], end)
     with v1.name_scope("input"):
@@ -137,10 +125,10 @@ def _context(config: Config, layout: Layout, epochs_seen: tf.Tensor) -> Context:
     )
 
 
-def _check_towers(workload: Workload, examples: Examples, config: Config, outputs: Tensors, tower: Context) -> None:
+def _check_towers(workload: Workload, examples: Examples, config: Config, outputs: Tensors, tower: BuiltTower) -> None:
     """Raises GraphError for too few outputs, ConfigError for --sync_batch_norm without a layer that it is for."""
-    towers.check_classes(workload, examples, outputs, workload.loss)
-    if config.sync_batch_norm and not any(statistic.is_averaged for statistic in tower.statistics):
+    check_classes(workload, examples, outputs, workload.loss)
+    if config.sync_batch_norm and not any(statistic.is_averaged for statistic in tower.context.statistics):
         raise errors.ConfigError(
             f"--sync_batch_norm: workload {workload.name} has no tower_train.layers.batch_normalization "
             "that is trained. Leave the option out."
@@ -156,25 +144,31 @@ def _stop_request(layout: Layout, dtype: tf.DType) -> tuple[list[tf.Tensor], tf.
     return [asked.read_value()], asked.assign(1, read_value=False)
 
 
-def _optimizer(config: Config, rate: tf.Tensor, epochs_seen: tf.Tensor) -> Callable:
-    """Returns a function that makes the optimizer of a group of variables and their gradients."""
+def _updates(
+    config: Config, rate: tf.Tensor, context: Context, counters: Counters, replicas: Sequence[Replica]
+) -> list[Callable[[], tf.Operation]]:
+    """Returns over replicas a function that builds the update; the optimizers' variables are there already."""
 
     def optimizer(group: ParamGroup, grads: GradientsAndVariables) -> v1.train.Optimizer:
         is_double = any(variable.dtype.base_dtype.real_dtype == tf.float64 for _, variable in grads)
-        exact = tf.cast(group_rate(rate, epochs_seen, group), tf.float64 if is_double else tf.float32)
+        exact = tf.cast(group_rate(rate, context.epochs_seen, group), tf.float64 if is_double else tf.float32)
         iterations = config.muon_iterations if group.muon else 0
         momentum = config.momentum if group.momentum is None else group.momentum
         return make_optimizer(config.optimizer, exact, momentum, config.nesterov, iterations)
 
-    return optimizer
+    return [
+        prepare_update(replica, optimizer, context.param_groups, config.moving_average_decay, counters.global_step)
+        for replica in replicas
+    ]
 
 
-def _progress(config: Config, stream: Stream, replicas: Sequence[Replica]) -> tuple[list, dict[str, tf.Tensor]]:
+def _progress(config: Config, stream: Stream, built: Sequence[BuiltTower]) -> tuple[list, dict[str, tf.Tensor]]:
     """Returns ops that count what a step is done with, and the counts; none without a watchdog."""
     if not config.stall_timeout_secs:
         return [], {}
-    tower_grads, tower_losses = by_tower(replicas)
-    return count_progress(stream.arrivals, tower_losses, tower_grads)
+    return count_progress(
+        {INPUT: stream.arrivals, **{f"tower_{i}": [tower.loss, *tower.last] for i, tower in enumerate(built)}}
+    )
 
 
 def _report(
@@ -192,42 +186,45 @@ def _report(
             learning_rate=rate,
             stopping=asked[0] if asked else tf.zeros([], loss.dtype),
             finite=finite,
-            loss_scale=scale.report(loss, finite),
+            **scale.report(loss, finite),
         )
 
 
 def _random_numbers(
-    workload: Workload, stream: Stream, replicas: Sequence[Replica], allow_stateful: bool
+    workload: Workload, stream: Stream, built: Sequence[BuiltTower], allow_stateful: bool
 ) -> RandomNumbers:
     """Names the random numbers in the towers; GraphError for those that make N towers differ from one."""
-    first, loss = replicas[0].contexts[0], replicas[0].tower_losses[0]
-    last = [loss.op, *(statistic.value.op for statistic in first.statistics)]
+    first = built[0].context
+    last = [built[0].loss.op, *(statistic.value.op for statistic in first.statistics)]
     if not stream.state:  # examples in an order of their own draw as they like: their iterator's state is saved
         last.append(stream.initializer)
     stateful = list(random_state.find(last))
     if stateful and not allow_stateful:
         random_state.refuse_stateful(workload.name, stateful)
-    by_example = drawing_layers([context.draws for replica in replicas for context in replica.contexts])
+    by_example = drawing_layers([tower.context.draws for tower in built])
     return RandomNumbers(by_example, tuple(sorted(first.drawn_by_tower)), tuple(map(str, stateful)))
 
 
-def _compared(replicas: Sequence[Replica], tower: Context) -> Compared:
-    gradients = {variable.op.name: gradient for gradient, variable in replicas[0].mean_grads}
-    normalizes = any(statistic.is_averaged for statistic in tower.statistics)
-    assigned = {each.moving.op.name: each.value for each in replicas[0].contexts[0].statistics if not each.momentum}
-    return Compared(by_tower(replicas)[1], gradients, assigned, normalizes)
+def _compared(built: Sequence[BuiltTower], mean_grads: GradientsAndVariables) -> Compared:
+    statistics = built[0].context.statistics
+    return Compared(
+        losses=[tower.loss for tower in built],
+        gradients={variable.op.name: gradient for gradient, variable in mean_grads},
+        assigned={each.moving.op.name: each.value for each in statistics if not each.momentum},
+        normalizes=any(each.is_averaged for each in statistics),
+    )
 
 
 def _saved(config: Config, layout: Layout, replicas: Sequence[Replica], all_reduce: AllReduce) -> SavedVariables:
     """Returns what a checkpoint holds, and the operations that look at it or spread it."""
-    saved = v1.global_variables()
+    saved, copied = v1.global_variables(), replicas[0].variables.copied()
     with v1.name_scope("checks"):
         finite = {v.op.name: is_finite(v) for v in saved if v.dtype.is_floating}
     in_common = [v for v in saved if v.dtype.base_dtype != tf.string]  # texts are the positions of workers' iterators
     return SavedVariables(
         variables=saved,
         finite=finite,
-        copied=tuple(variable.op.name for variable in replicas[0].copied()) if layout.num_replicas > 1 else (),
+        copied=tuple(variable.op.name for variable in copied) if layout.num_replicas > 1 else (),
         fingerprints=fingerprints(replicas, all_reduce) if config.check_mirrors_every_steps else None,
         broadcast=all_reduce.broadcast(in_common, layout.worker) if layout.num_workers > 1 else None,
     )

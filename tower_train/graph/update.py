@@ -61,17 +61,17 @@ def prepare_update(
     """
     groups = {ParamGroup(): []}  # first, so that its optimizer's variables are named as without such blocks
     for gradient, variable in replica.mean_grads:
-        group = param_groups.get(replica.name_of(variable), ParamGroup())
+        group = param_groups.get(replica.variables.name_of(variable), ParamGroup())
         groups.setdefault(group, []).append((gradient, variable))
-    averaged = [*replica.trained(), *(each.moving for each in replica.moving if each.is_averaged)]
-    with replica.state_variables():
+    averaged = [*replica.variables.trained(), *(each.moving for each in replica.moving if each.is_averaged)]
+    with replica.variables.more_states():
         optimizers = [(make_optimizer(group, grads), grads) for group, grads in groups.items() if grads]
         for optimizer, grads in optimizers:
             optimizer._create_slots([variable for _, variable in grads])  # else within the conditional
         averages = [_create_average(variable) for variable in averaged] if average_decay else []
 
     def update() -> tf.Operation:
-        with tf.device(replica.device):
+        with tf.device(replica.variables.device):
             with tf.control_dependencies([optimizer.apply_gradients(grads) for optimizer, grads in optimizers]):
                 moved = tf.group(*[_move(statistic) for statistic in replica.moving])
             with tf.control_dependencies([moved]):

@@ -14,9 +14,9 @@ from tower_train.graph import towers
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
-from tower_train.graph.replica import Replica
 from tower_train.graph.stream import iterator_over, with_batch_size
 from tower_train.graph.transfer import Batches
+from tower_train.graph.variables import Variables
 from tower_train.inference import network
 from tower_train.workload import Tensors, Workload
 
@@ -84,10 +84,10 @@ def evaluation_graph(
     graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
         stream = evaluation_stream(workload, examples, tower_batch, len(devices.towers))
-        replica, outputs, by_tower, losses = Replica(), [], [], []
+        variables, outputs, by_tower, losses = Variables(), [], [], []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, stream.batches, strict=True)):
             draws = Draws("evaluation", stream.firsts[i], tower_batch)
-            output = network.trained_outputs(workload, features, dtype, replica, Tower(i, device), draws)
+            output = network.trained_outputs(workload, features, dtype, variables, Tower(i, device), draws)
             with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
                 by_tower.append(_metrics(workload, output, labels, tower_batch))
                 losses.append(_sum_of_losses(workload, output, labels, stream.counted[i]))

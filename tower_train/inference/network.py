@@ -8,21 +8,21 @@ from tower_train import errors
 from tower_train.graph import context, towers, update
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
-from tower_train.graph.replica import Replica
+from tower_train.graph.variables import Variables
 from tower_train.workload import Examples, Tensors, Workload
 
 v1 = tf.compat.v1
 
 
 def trained_outputs(
-    workload: Workload, features: Tensors, dtype: str, replica: Replica, tower: Tower, draws: Draws
+    workload: Workload, features: Tensors, dtype: str, variables: Variables, tower: Tower, draws: Draws
 ) -> Tensors:
     """Builds a tower and returns its outputs, or the mean over the workload's views.
 
     Args:
       workload, features: inference, and what its `prepare` returned, [batch, ...].
       dtype: of the arithmetic.
-      replica: the variables, the same for all towers.
+      variables: the same for all towers.
       tower: its place.
       draws: the random numbers of its layers.
 
@@ -33,7 +33,7 @@ def trained_outputs(
     def network(features: Tensors) -> Tensors:
         return towers.tower_outputs(workload, features, tf.as_dtype(dtype), training=False)
 
-    with replica.tower(tower, _restored), context.entered(context.Context(draws=draws)):
+    with variables.tower(tower, _restored), context.entered(context.Context(draws=draws)):
         views = workload.test_time_augmentation
         return _mean_over_views(workload, network, features) if views else network(features)
 

@@ -10,7 +10,7 @@ from tower_train.graph import devices
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
-from tower_train.graph.replica import Replica
+from tower_train.graph.variables import Variables
 from tower_train.inference import network, saved_run
 from tower_train.run_dir import checkpoint
 from tower_train.workload import Examples, Tensors, Workload
@@ -48,7 +48,7 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
     with tf.Graph().as_default() as graph, tf.device(HOST):
         files, features = _inputs(raw)
         prepared = workload.prepare(features) if workload.prepare else features
-        outputs = network.trained_outputs(workload, prepared, run.dtype, Replica(), Tower(0, HOST), Draws("serving"))
+        outputs = network.trained_outputs(workload, prepared, run.dtype, Variables(), Tower(0, HOST), Draws("serving"))
         class_names = run.examples.class_names if network.are_of_classes(outputs, run.examples) else ()
         return ServingGraph(
             graph=graph,

@@ -168,7 +168,7 @@ class Log(Action):
         self._bar.update(step, rates=f"loss {messages.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
         rates = {"learning_rate": float(report.learning_rate), "examples_per_sec": examples_per_sec}
         if report.loss_scale:
-            rates["loss_scale"] = float(report.loss_scale.scale)
+            rates["loss_scale"] = float(report.loss_scale)
         self._metrics.append({
             "step": step,
             "examples": int(report.examples),

@@ -34,8 +34,8 @@ class Guard(Action):
         if report.finite.all():
             self._in_a_row, self._running.loss = 0, float(report.loss)
             return
-        if report.loss_scale and report.loss_scale.overflowed:
-            say(f"*** loss scale: too great at step {step}, which is skipped; now {report.loss_scale.scale:g}.")
+        if report.overflowed:
+            say(f"*** loss scale: too great at step {step}, which is skipped; now {report.loss_scale:g}.")
             return
         layout = self._start.graph.layout
         # A step that ends the run has not counted its examples.

@@ -229,7 +229,7 @@ def _update_if_finite(losses: list[tf.Tensor], captures: list[Captured], loss: t
     # The first tower's updates were told to wait for these, such as its UPDATE_OPS.
     before = [assigned, *(op for call in calls for op in call[0].placeholder.control_inputs)]
     with tf.control_dependencies(before):
-        return gradients.update_if_finite(tower_grads, losses, applied, loss, apply), applied
+        return gradients.update_if_finite(zip(losses, tower_grads, strict=True), applied, loss, apply), applied
 
 
 def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor | tf.IndexedSlices:

@@ -93,7 +93,7 @@ def open_session(
         chief_only_hooks, checkpoint_dir = (), None
         scaffold = v1.train.Scaffold(init_fn=lambda _, session: begin(session), copy_from_scaffold=scaffold)
     with v1.variable_scope("tower_train"):  # of the input only: towers wait until all workers have theirs
-        counting, counts = progress.count_progress(batches.arrivals, [], [])
+        counting, counts = progress.count_progress({progress.INPUT: batches.arrivals})
     watchdog = StepWatchdog(run_config.stall_timeout_secs, counts, note_stall=member.note_stall)
     hooks = [*hooks, _Last(member, watchdog, begin if is_chief else None, counting, batches.ask_to_stop)]
     config, others = merged(member.devices, config), kwargs | {"master": member.target, "is_chief": True}

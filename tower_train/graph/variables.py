@@ -1,0 +1,183 @@
+"""Copies of the network's variables: the originals, and a copy on each further device if they are mirrored.
+
+The originals have the names of checkpoints. The others are local variables that begin as the originals are, after those
+have their values.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.graph import collected, towers
+from tower_train.graph.devices import HOST
+from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.layout import Tower
+
+v1 = tf.compat.v1
+
+
+class Variables:
+    """One copy of the variables, on one device.
+
+    Attributes:
+      device: string of its device.
+      network: {name: (variable, its regularizer or None)}, in the order of creation.
+      states: variables of its optimizer and its moving averages, in the order of creation.
+      decays: the values of the regularizers, in the order of the variables.
+    """
+
+    def __init__(self, device: str = HOST, index: int = 0, originals: "Variables | None" = None):
+        """Creates no variables yet. index: over this worker's copies; originals: to be copied, None for those."""
+        self.device, self._originals, self._scope = device, originals, f"copy_{index}/" if originals else ""
+        self.network: dict[str, tuple[tf.Variable, Callable | None]] = {}
+        self.states: list[tf.Variable] = []
+        self.decays: list[tf.Tensor] = []
+
+    @contextlib.contextmanager
+    def tower(self, place: Tower, getter: Callable) -> Iterator[None]:
+        """Builds a tower within this block: on its device, in its name scope, on these variables.
+
+        Args:
+          place: of the tower in the step; tower 0 creates the variables, later ones reuse them.
+          getter: custom getter for initial values: such as `towers.seeded(seed)`.
+
+        Raises:
+          GraphError: a later tower would create a variable, or some cannot be copied.
+        """
+        if self._originals and not self.network:
+            self._copy_network(self._originals.network)
+        collected.begin_tower(self.decays)
+        decays = v1.get_collection_ref(v1.GraphKeys.REGULARIZATION_LOSSES)
+
+        def create(create_variable, **kwargs):
+            if place.index:
+                which = f"the variable {kwargs['name']!r}" if kwargs.get("name") else "a variable without a name"
+                raise errors.GraphError(
+                    f"tower_{place.index} would create {which}, which tower_0 did not create. "
+                    "Create variables with tf.compat.v1.get_variable under names that are the same in every call of "
+                    "inference and loss."
+                )
+            with tf.device(self.device):
+                return create_variable(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
+
+        def get(get_variable, name, *args, regularizer=None, **kwargs):
+            before = len(decays)
+            variable = get_variable(name, *args, regularizer=regularizer, **kwargs)
+            # TensorFlow's compute the regularizer anew whenever they are used.
+            decays[before:] = [each.op.outputs[each.value_index] for each in decays[before:]]
+            self.decays += decays[before:]
+            if place.index == 0:
+                self.network.setdefault(variable.op.name, (variable, regularizer))
+            mine = self.copy_of(variable)
+            return mine if variable.trainable else collected.assigned_once(mine)
+
+        with (
+            _explained(),
+            tf.variable_creator_scope(create),
+            v1.variable_scope(v1.get_variable_scope(), reuse=place.index > 0 and v1.AUTO_REUSE, custom_getter=get),
+            tf.device(place.device),
+            v1.name_scope(f"tower_{place.index}/"),
+            v1.variable_scope(v1.get_variable_scope(), custom_getter=getter),
+            v1.variable_scope(v1.get_variable_scope(), custom_getter=towers.kept_in_full_precision),
+        ):
+            yield
+
+    def gradients(self, loss: tf.Tensor) -> GradientsAndVariables:
+        """Returns the gradients of a tower's loss for these trained variables, each with the original."""
+        originals = v1.trainable_variables()
+        return list(zip(v1.gradients(loss, [self.copy_of(v) for v in originals]), originals, strict=True))
+
+    def trained(self) -> list[tf.Variable]:
+        """Returns the trained variables."""
+        return [self.copy_of(variable) for variable in v1.trainable_variables()]
+
+    def name_of(self, variable: tf.Variable) -> str:
+        """Returns the canonical name of one of these variables."""
+        return variable.op.name.removeprefix(self._scope)
+
+    def copied(self) -> list[tf.Variable]:
+        """Returns all that each copy has, in the same order."""
+        return [*(variable for variable, _ in self.network.values()), *self.states]
+
+    @contextlib.contextmanager
+    def more_states(self) -> Iterator[None]:
+        """Adds the variables that are created within this block, such as the optimizer's slots, to the states."""
+
+        def create(create_variable, **kwargs):
+            if self._originals:
+                kwargs |= _as_copy(self._originals.states[len(self.states)])
+            self.states.append(create_variable(**kwargs))
+            return self.states[-1]
+
+        with tf.device(self.device), tf.variable_creator_scope(create):
+            yield
+
+    def copy_of(self, original: tf.Variable) -> tf.Variable:
+        """Returns its copy of a variable of tower 0; that itself if it has none."""
+        return self.network.get(original.op.name, (original, None))[0]
+
+    def _copy_network(self, originals: dict[str, tuple[tf.Variable, Callable | None]]) -> None:
+        """Copies all variables that tower 0 asked for."""
+        for variable in v1.trainable_variables():
+            if variable.op.name not in originals:
+                raise errors.GraphError(
+                    f"{variable.op.name} cannot be mirrored: the network did not get it from "
+                    "tf.compat.v1.get_variable. Get it there, or use --variable_update=cpu."
+                )
+        for name, (original, regularizer) in originals.items():
+            with tf.device(self.device):
+                copy = v1.Variable(
+                    name=f"{self._scope}{name}", dtype=original.dtype.base_dtype, use_resource=True,
+                    **_as_copy(original),
+                )  # fmt: skip
+                self.network[name] = copy, regularizer
+                if regularizer:
+                    with v1.name_scope(f"{copy.op.name}/Regularizer/"):
+                        decay = regularizer(copy)
+                    self.decays += [] if decay is None else [decay]  # None: tf.compat.v1.no_regularizer's
+
+
+_EXPLAINED = {  # {start and end of a message of TensorFlow, around a variable's name: what to do}
+    ("Variable ", " already exists"): "exists already: a second layer would share its weights. Give each layer a "
+    "variable_scope or a name of its own; or say reuse=True there to share them.",
+    ("Unsuccessful at finding variable ", "."): "is a copy that tf.recompute_grad does not find. Recompute with "
+    "--variable_update=cpu.",
+}
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raises GraphError in one line for some of TensorFlow's errors in this block."""
+    try:
+        yield
+    except ValueError as error:
+        for (start, end), text in _EXPLAINED.items():
+            if (message := str(error)).startswith(start) and end in message:
+                raise errors.GraphError(f"{message.removeprefix(start).partition(end)[0]} {text}") from None
+        raise
+
+
+def _initialized_on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a variable initialised on the host: GPUs draw other numbers from a seed and call no
+    Python."""
+    initial_value = kwargs.get("initial_value")
+    if not callable(initial_value):
+        return kwargs
+    with tf.init_scope(), tf.device(HOST), v1.name_scope(f"{kwargs.get('name') or 'Variable'}/Initializer/"):
+        return kwargs | {"initial_value": initial_value()}
+
+
+def _as_copy(original: tf.Variable) -> dict[str, Any]:
+    """Returns the arguments that make a variable a copy."""
+    # Read on the original's device and given as a value: a function's result would be on the copy's.
+    with tf.init_scope(), v1.get_default_graph().colocate_with(None, True), tf.device(original.device):
+        value = original.read_value()
+    return {
+        "initial_value": value,
+        "trainable": False,
+        "constraint": original.constraint,
+        "collections": [v1.GraphKeys.LOCAL_VARIABLES],
+    }
