@@ -150,20 +150,6 @@ def test_towers_on_their_own_do_not_match_one_tower():
     assert np.abs(np.subtract(train(2)[0], train(1)[0])).max() > 1e-3
 
 
-def test_the_bias_alone_can_have_a_rate_of_its_own():
-    """Of two layers that differ in nothing else, after one step."""
-
-    def without_scale(*args, **kwargs):
-        return layers.batch_normalization(*args, **kwargs, scale=False)
-
-    usual, own = (train(1, 1, layer)[1] for layer in (without_scale, of_own_rate))
-    assert usual.keys() == own.keys() and not [name for name in own if "gamma" in name]
-    for name in ("first/beta", "second/beta"):
-        assert np.abs(usual[name]).max() > 1e-6
-        np.testing.assert_allclose(own[name], 0.5 * usual[name], rtol=1e-12)  # both began at 0
-    np.testing.assert_array_equal(own["kernel"], usual["kernel"])
-
-
 @pytest.mark.parametrize(("variable_update", "of_scope"), [("cpu", True), ("mirrored", False)])
 def test_its_weight_decay_is_that_of_gamma_and_beta_alone(variable_update, of_scope):
     """0.25 |w|^2 of both layers' values, of which gamma is 1 and beta 0 at first; after one step."""
@@ -187,19 +173,10 @@ def test_its_weight_decay_is_that_of_gamma_and_beta_alone(variable_update, of_sc
             np.testing.assert_allclose(ended[name], value - change, rtol=1e-12, err_msg=name)
 
 
-def test_frozen_without_scale():
-    def frozen(*args, **kwargs):
-        with layers.frozen():
-            return of_own_rate(*args, **kwargs)
-
-    ended = train(2, 3, frozen)[1]
-    for name, value in {"beta": 0, "moving_mean": 0, "moving_variance": 1}.items():
-        np.testing.assert_array_equal(ended[f"first/{name}"], np.full(3, value))
-
-
-@pytest.mark.parametrize("num_towers", [1, 4])
-@pytest.mark.parametrize("sync", [False, True])
-def test_moving_statistics_follow_the_mean_over_towers(open_training, num_towers, sync):
+@pytest.mark.parametrize(
+    ("num_towers", "batches", "sync"), [(1, 1, False), (4, 1, False), (1, 4, False), (2, 2, False), (4, 1, True)]
+)
+def test_moving_statistics_follow_the_mean_over_towers_and_batches(open_training, num_towers, batches, sync):
     """The first layer's, over two steps with learning rate almost 0, against numpy on the same examples."""
     seen = []
 
@@ -209,12 +186,13 @@ def test_moving_statistics_follow_the_mean_over_towers(open_training, num_towers
         return layers.batch_normalization(inputs, training, *args, name=name, **kwargs)
 
     workload, examples = make(spying)
-    options = TRAIN | dict(learning_rate=1e-30, num_gpus=num_towers, batch_size=8 // num_towers, dtype="float64")
-    with open_training(workload, examples, sync_batch_norm=sync, **options) as (built, session):
+    options = TRAIN | dict(learning_rate=1e-30, num_gpus=num_towers, accumulate_steps=batches, dtype="float64")
+    options |= dict(batch_size=8 // num_towers // batches, sync_batch_norm=sync)
+    with open_training(workload, examples, **options) as (built, session):
         mean, variance = np.zeros(3), np.ones(3)
         for _ in range(2):
-            batches = np.stack(session.run((seen, built.report))[0])
-            per_tower = [batches.reshape(-1, 3)] if sync else list(batches)
+            normalized = np.stack(session.run((seen, built.report))[0])
+            per_tower = [normalized.reshape(-1, 3)] if sync else list(normalized)
             mean = MOMENTUM * mean + (1 - MOMENTUM) * np.mean([batch.mean(0) for batch in per_tower], axis=0)
             variance = MOMENTUM * variance + (1 - MOMENTUM) * np.mean([batch.var(0) for batch in per_tower], axis=0)
         found = session.run({v.op.name: v for v in built.saved.variables})
@@ -256,7 +234,7 @@ def test_towers_that_note_different_statistics_are_refused():
                 workload.inference(features, training)
         return outputs
 
-    with pytest.raises(errors.GraphError, match="first/moving_mean has 3 batch statistics from 2 towers"):
+    with pytest.raises(errors.GraphError, match="tower_1 and tower_0 do not compute alike: first/moving_mean"):
         trainings.train(dataclasses.replace(workload, inference=network), examples, 1, num_gpus=2, dtype="float64")
 
 

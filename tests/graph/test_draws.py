@@ -79,8 +79,9 @@ WORKLOAD = tower_train.Workload("drawing", lambda request: examples(), drawing_n
 class TestNumbers:
     @pytest.mark.parametrize("count", [1, 4, 10])
     def test_are_those_of_philox(self, count):
-        found = numbers(lambda draws: draws.of_layer("dense/dropout", [8, count]), first=1000)
-        np.testing.assert_array_equal(found, expected("3 layer dense/dropout 0", range(1000, 1008), count))
+        found = numbers(lambda draws: [draws.of_layer("dense/dropout", [8, count]) for _ in range(2)], first=1000)
+        for call, each in enumerate(found):
+            np.testing.assert_array_equal(each, expected(f"3 layer dense/dropout {call}", range(1000, 1008), count))
         found = numbers(lambda draws: draws.uniform("crop", count), first=2**40, key=7)  # of an augmentation
         np.testing.assert_array_equal(found, expected("7 crop", range(2**40, 2**40 + 8), count))
 
@@ -93,15 +94,6 @@ class TestNumbers:
             return numbers(lambda draws: draws.of_layer("name", shape, dtype, rows_each, normal), first, batch)
 
         np.testing.assert_array_equal(draw(75, 4), draw(70, 12)[5 * rows_each : 9 * rows_each])
-
-    def test_differ_by_layer_call_seed_and_position_and_are_the_same_otherwise(self):
-        def both(draws):
-            return [draws.of_layer(name, [8, 50]) for name in ("a", "a", "b", "b")]
-
-        drawn = np.stack([*numbers(both), *numbers(both, key="4 layer"), *numbers(both, first=8)]).reshape(12, -1)
-        correlations = np.corrcoef(drawn)[np.triu_indices(12, k=1)]
-        assert np.abs(correlations).max() < 5 / math.sqrt(400)
-        np.testing.assert_array_equal(drawn[8:].reshape(4, 8, 50), numbers(both, first=8))
 
     def test_have_the_moments_of_their_distributions(self):
         uniform = numbers(lambda draws: layers.random_uniform([8, 5000], -1, 3))
@@ -130,12 +122,6 @@ class TestDropout:
         factors = (expected("3 layer block/dropout 0", range(24, 32), 6) >= np.float32(0.3)) / 0.7
         np.testing.assert_allclose(outputs, FEATURES[:8] * factors, rtol=1e-15)
         np.testing.assert_allclose(gradient, factors, rtol=1e-15)
-
-    @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-    def test_drops_its_share(self, rate):
-        outputs = numbers(lambda draws: layers.dropout(tf.ones([8, 10_000]), rate, True))
-        assert set(np.unique(outputs)) == {0, np.float32(1 / (1 - rate))}
-        assert abs(np.mean(outputs == 0) - rate) < 5 * math.sqrt(rate * (1 - rate) / 80_000)
 
     def test_drops_the_same_in_every_dtype(self):
         dropped = [numbers(lambda draws, dtype=dtype: layers.dropout(tf.ones([8, 50], dtype), 0.5, True)) == 0
@@ -192,7 +178,7 @@ class TestDropout:
         workload = tower_train.Workload("tracing", None, lambda x, _: dropped(x @ layers.weights([6, 3], x.dtype)))
         trainings.train(workload, examples(), 0, num_gpus=1)
         dropped = tf.function(lambda inputs: layers.dropout(inputs, 0.5, True))
-        with pytest.raises(errors.GraphError, match="tower_1 and tower_0 do not draw alike: dropout. Let each call"):
+        with pytest.raises(errors.GraphError, match="tower_1 and tower_0 do not compute alike: dropout. Let each call"):
             trainings.train(workload, examples(), 0, num_gpus=2)
 
 

@@ -1,16 +1,12 @@
 """layers.param_group: rates of single variables, for every optimizer and way to update, against numpy."""
 
-import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-import toy_workload
 import trainings
 
 from tower_train import errors, layers
-from tower_train.config import ExportOptions
 from tower_train.graph import optimizers
-from tower_train.inference import saved_model
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -178,38 +174,6 @@ def test_all_that_optimizers_keep_is_named_as_without_marks():
     assert marked.keys() == usual.keys() | slots | powers
     for name in powers:
         assert marked[name] == marked[name.rpartition("_")[0]] < 1
-
-
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
-    options = dict(workload=WORKLOAD, num_gpus=2, batch_size=4, dtype="float64", optimizer="adam")
-    options |= dict(max_steps=STEPS, save_every_steps=4)
-    jobs.train_toy(tmp_path / "whole", [jobs.copy_after(5, tmp_path / "whole", tmp_path / "resumed")], **options)
-    assert jobs.saved_steps(tmp_path / "resumed") == [4]
-    jobs.train_toy(tmp_path / "resumed", **options)
-    jobs.assert_identical(jobs.variables(tmp_path / "resumed"), jobs.variables(tmp_path / "whole"))
-
-
-def test_a_network_with_marks_is_exported(tmp_path, caplog):
-    def inference(features, training):
-        with layers.param_group(rate_factor=2.0):
-            return toy_workload.network(features, training)
-
-    workload, options = Workload("marked", toy_workload.load, inference), ExportOptions(train_dir=str(tmp_path / "run"))
-    jobs.train_toy(options.train_dir, workload=workload, max_steps=2)
-    with caplog.at_level("WARNING"):
-        saved_model.export(options, tmp_path / "export", workload)
-    assert not [record for record in caplog.records if "serializing" in record.getMessage()]
-    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
-    assert served(features=tf.ones([2, 4]))["logits"].shape == (2, 3)
-
-
-def test_variables_are_frozen_in_any_graph():
-    with tf.Graph().as_default():
-        with layers.frozen():
-            v1.get_variable("frozen", [2], regularizer=tf.nn.l2_loss)
-        v1.get_variable("trained", [2])
-        assert [variable.op.name for variable in v1.trainable_variables()] == ["trained"]
-        assert not v1.losses.get_regularization_losses()
 
 
 def test_frozen_variables_stay_frozen_in_it():

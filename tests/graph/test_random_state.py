@@ -85,17 +85,6 @@ def test_initial_values_and_stateless_numbers_are_no_such_operations():
     assert np.isfinite(losses).all()
 
 
-def test_what_only_evaluation_draws_is_not_refused():
-    network = toy_workload.network
-
-    def inference(features, training):
-        outputs = network(features, training)
-        return outputs if training else tf.nn.dropout(outputs, 0.5)
-
-    workload = tower_train.Workload("toy", toy_workload.load, inference)
-    trainings.train(workload, toy_workload.load(DataRequest("train")), 0)
-
-
 def test_the_option_trains_all_the_same_and_log_and_run_json_tell(tmp_path, capsys, own_tracebacks):
     workload = toy(lambda x: tf.nn.dropout(x, 0.5))
     jobs.train_toy(tmp_path, workload=workload, max_steps=1, allow_stateful_random=True)

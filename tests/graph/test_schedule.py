@@ -33,13 +33,6 @@ def test_the_rate_is_multiplied_by_the_factor_every_so_many_epochs(epochs, stair
     np.testing.assert_allclose(stairs(COUNTS, 0.3, 0.7, epochs), 0.3 * 0.7 ** (COUNTS // stair), rtol=1e-14)
 
 
-def test_the_rate_drops_at_the_first_example_of_the_next_stair():
-    """The original's numbers: 50,000 examples, a decay by 0.1 every 350 epochs."""
-    boundary = 350 * 50_000
-    counts = [0, boundary - 1, boundary, 2 * boundary - 1, 2 * boundary]
-    assert stairs(counts, 0.1, 0.1, 350.0, 50_000) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001], rel=1e-14)
-
-
 def test_a_stair_is_a_whole_number_of_examples_rounded_down_and_at_least_one():
     assert stairs([10, 11, 21, 22], 1.0, 0.5, 1.7, num_examples=7) == [1.0, 0.5, 0.5, 0.25]  # floor(11.9) = 11
     assert stairs([0, 1, 2], 1.0, 0.5, 0.01, num_examples=7) == [1.0, 0.5, 0.25]

@@ -120,23 +120,6 @@ class TestDrawsOfExamples:
         correlations = np.corrcoef(several)[np.triu_indices(len(several), k=1)]
         assert np.max(np.abs(correlations)) < 0.04  # four standard deviations of 1 / sqrt(10000)
 
-    @pytest.mark.parametrize("count", [1, 4])
-    @pytest.mark.parametrize("seed", [0, 1, 2**62])
-    def test_they_are_balanced_whatever_the_bits_of_the_index(self, seed, count):
-        """As flips they halve the examples, those of even index, those of odd index, and the pairs of neighbours; so
-        for every low bit of the index, and they are uniform."""
-        num_examples = 2**16
-        found, of = draws_of_examples(0, num_examples, "flip", count, seed, num_examples)
-        numbers = found[np.argsort(of)][:, 0]
-        assert numbers.min() >= 0 and numbers.max() < 1
-        assert chi_square(np.histogram(numbers, bins=100, range=(0, 1))[0]) < 158  # 1e-4, 99 degrees of freedom
-        flips = (numbers < 0.5).astype(float)
-        signs = [np.ones(num_examples), *(1.0 - 2 * (np.arange(num_examples) >> bit & 1) for bit in range(16))]
-        sums = np.abs([np.sum((2 * flips - 1) * sign) for sign in signs])
-        assert np.max(sums) < 4.5 * np.sqrt(num_examples)
-        pairs = np.bincount((2 * flips[:-1] + flips[1:]).astype(int), minlength=4)
-        assert chi_square(pairs) < 21  # 1e-4, 3 degrees of freedom
-
     def test_examples_without_an_index_have_none(self):
         workload = Workload("toy", None, None, augment=lambda x, draws: x + draws.of_example("flip", 1)[:, 0])
         examples = tf_data.examples("mine", lambda: tf.data.Dataset.from_tensor_slices(2 * (np.zeros(9),)).repeat(), 9)

@@ -88,16 +88,10 @@ class TestVariables:
         with pytest.raises(GraphError, match="^tower_1 would create the variable 'layer_2/weights'"):
             build(inference)
 
-    def test_one_that_tf_variable_creates_is_named(self, graph):
-        def inference(features, training):
-            return features @ tf.Variable(tf.ones([4, 4]), name="kernel")
-
-        with pytest.raises(GraphError, match="^tower_1 would create the variable 'kernel'.*tf.compat.v1.get_variable"):
-            build(inference)
-
-    def test_one_without_a_name_is_said_to_have_none(self, graph):
-        with pytest.raises(GraphError, match="^tower_1 would create a variable without a name, which tower_0 did not"):
-            build(lambda features, training: features @ tf.Variable(tf.ones([4, 4])))
+    @pytest.mark.parametrize(("name", "text"), [("kernel", "the variable 'kernel'"), (None, "a variable without a n")])
+    def test_one_that_tf_variable_creates_is_named(self, graph, name, text):
+        with pytest.raises(GraphError, match=f"^tower_1 would create {text}.*tf.compat.v1.get_variable"):
+            build(lambda features, training: features @ tf.Variable(tf.ones([4, 4]), name=name))
 
     def test_variables_of_the_loss_are_shared_too(self, graph):
         def loss(logits, labels):

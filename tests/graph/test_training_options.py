@@ -6,7 +6,7 @@ import tensorflow as tf
 import toy_workload
 import trainings
 
-from tower_train import errors, layers
+from tower_train import errors
 from tower_train.graph import gradients
 from tower_train.workload import DataRequest, Examples, Workload, softmax_cross_entropy
 
@@ -122,20 +122,3 @@ def test_a_device_begins_a_batch_only_when_it_has_the_gradients_of_the_one_befor
     examples = toy_workload.load(DataRequest("train"))
     trainings.train(workload, examples, steps=1, batch_size=4, accumulate_steps=3, dtype="float64")
     assert order == [(batch, kind) for batch in range(3) for kind in ("forward", "gradient")]
-
-
-def test_moving_statistics_follow_the_mean_over_accumulated_batches():
-    features = np.random.default_rng(0).normal(3, 2, [64, 4])
-    examples = Examples.from_arrays("many", features, np.arange(64) % 3)
-
-    def network(features, training):
-        seen.append(features)
-        normal = layers.batch_normalization(features, training, momentum=0.0, name="norm")
-        return toy_workload.layer("out", normal, 3)
-
-    seen = []
-    workload = Workload("norm", lambda request: examples, network)
-    ended = trainings.train(workload, examples, steps=1, batch_size=16, accumulate_steps=4, dtype="float64")[1]
-    assert len(seen) == 4  # each of 16 examples, together all: the mean of their means is the mean of all
-    np.testing.assert_allclose(ended["norm/moving_mean"], features.mean(axis=0), rtol=1e-12)
-    assert (ended["norm/moving_variance"] < features.var(axis=0)).all()

@@ -5,7 +5,7 @@ import dataclasses
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -103,14 +103,12 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None) -> D
     )  # fmt: skip
 
 
-def compile_notes(gpus: Iterable[Gpu], built_for: Sequence[str] | None = None) -> list[str]:
+def compile_notes(gpus: Iterable[Gpu]) -> list[str]:
     """Returns a line for each model of GPU that is newer than TensorFlow's binaries, before minutes without a word.
 
-    built_for: targets of TensorFlow's build, such as ['sm_80', 'compute_90']; None: of this one. Those of 9 run on 9.0
-      and later ones of 9; for others TensorFlow compiles the PTX in compute_90.
+    Binaries for 9.0 run on later ones of 9; for others TensorFlow compiles the PTX in compute_90.
     """
-    if built_for is None:
-        built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
+    built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # such as sm_80, compute_90
     newest = max(
         (int(target[1]) for target in map(re.compile(r"\w+_(\d+)\d").fullmatch, built_for) if target), default=99
     )

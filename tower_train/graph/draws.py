@@ -231,18 +231,6 @@ class Draws:
             )
 
 
-def drawing_layers(by_tower: Sequence[Draws]) -> tuple[str, ...]:
-    """Returns the names of the layers that draw; GraphError if towers' layers differ in this."""
-    for i, draws in enumerate(by_tower):
-        if draws.names != by_tower[0].names:
-            differing = sorted({name for name, _ in draws.names.items() ^ by_tower[0].names.items()})
-            raise errors.GraphError(
-                f"tower_{i} and tower_0 do not draw alike: {', '.join(differing)}. Let each call of inference and loss "
-                "draw the same, and not within a tf.function, which keeps the numbers of the tower that traced it."
-            )
-    return tuple(by_tower[0].names)
-
-
 def _sizes(shape) -> list:
     """Returns a shape's sizes: integers, and scalar tensors for those that are not static."""
     shape = tf.convert_to_tensor(shape, tf.int32)

@@ -4,7 +4,7 @@ Each replica goes through a step by itself: its towers' gradients, their mean, t
 update. So all copies of the variables stay the same to the bit.
 """
 
-import itertools
+import collections
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -148,7 +148,7 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, others: Sequence
         raise errors.GraphError(
             "The network trains nothing: its loss depends on no variable. Get some with tf.compat.v1.get_variable."
         )
-    _check_same_statistics(replicas)
+    _check_alike(replicas)
     local = [replica.average_gradients() for replica in replicas]
     means = all_reduce.mean([[grad for grad, _ in grads] for grads in local])
     values = all_reduce.mean([replica.average_values(others) for replica in replicas])
@@ -176,17 +176,19 @@ def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tenso
         return all_reduce.gather(tf.bitcast(tf.stack(rows), tf.int64))
 
 
-def _check_same_statistics(replicas: Sequence[Replica]) -> None:
-    """Raises GraphError if some towers' layers noted a statistic that others did not."""
-    names_by_tower = [
-        [replica.variables.name_of(statistic.moving) for statistic in tower.context.statistics]
+def _check_alike(replicas: Sequence[Replica]) -> None:
+    """Raises GraphError if a tower's layers noted other statistics, or drew otherwise, than those of tower 0."""
+    noted = [
+        ([replica.variables.name_of(each.moving) for each in tower.context.statistics], tower.context.draws.names)
         for replica in replicas
         for tower in replica.towers
     ]
-    for names in itertools.zip_longest(*names_by_tower):  # over towers, the names of the same call
-        if len(set(names)) > 1:
-            name = next(filter(None, names))
+    for i, calls in enumerate(noted):
+        if calls != noted[0]:
+            counts, of_first = (collections.Counter(moved) + drawn for moved, drawn in (calls, noted[0]))
+            differing = sorted({name for name, _ in counts.items() ^ of_first.items()})
             raise errors.GraphError(
-                f"{name} has {sum(each.count(name) for each in names_by_tower)} batch statistics from {len(names)} "
-                "towers. Every tower must call its layer as often as the others."
+                f"tower_{i} and tower_0 do not compute alike: {', '.join(differing) or 'layers in another order'}. Let "
+                "each call of inference and loss call the same layers, and not within a tf.function, which keeps the "
+                "numbers of the tower that traced it."
             )

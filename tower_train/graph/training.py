@@ -12,7 +12,7 @@ from tower_train.graph import random_state, summaries
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, ParamGroup
 from tower_train.graph.devices import HOST, Devices
-from tower_train.graph.draws import Draws, drawing_layers
+from tower_train.graph.draws import Draws
 from tower_train.graph.gradients import GradientsAndVariables, is_finite, update_if_finite
 from tower_train.graph.layout import Layout, lay_out
 from tower_train.graph.loss_scale import LossScale
@@ -201,8 +201,7 @@ def _random_numbers(
     stateful = list(random_state.find(last))
     if stateful and not allow_stateful:
         random_state.refuse_stateful(workload.name, stateful)
-    by_example = drawing_layers([tower.context.draws for tower in built])
-    return RandomNumbers(by_example, tuple(sorted(first.drawn_by_tower)), tuple(map(str, stateful)))
+    return RandomNumbers(tuple(first.draws.names), tuple(sorted(first.drawn_by_tower)), tuple(map(str, stateful)))
 
 
 def _compared(built: Sequence[BuiltTower], mean_grads: GradientsAndVariables) -> Compared:

@@ -88,7 +88,7 @@ class Variables:
     def gradients(self, loss: tf.Tensor) -> GradientsAndVariables:
         """Returns the gradients of a tower's loss for these trained variables, each with the original."""
         originals = v1.trainable_variables()
-        return list(zip(v1.gradients(loss, [self.copy_of(v) for v in originals]), originals, strict=True))
+        return list(zip(v1.gradients(loss, self.trained()), originals, strict=True))
 
     def trained(self) -> list[tf.Variable]:
         """Returns the trained variables."""
