@@ -3,10 +3,10 @@
 import kernel_registry
 import pytest
 import tensorflow as tf
-from trainings import on_host
 
 import cifar10
 from tower_train.graph import devices, stream, transfer
+from tower_train.graph.layout import Layout
 from tower_train.workload import DataRequest
 
 
@@ -18,7 +18,7 @@ def test_examples_stay_on_a_gpu_once_they_are_there(model, cifar10_dir):
     placed = devices.place(workload.config(), gpus_here=["one"])
     way = transfer.choose_transfer("auto", workload, examples, placed.towers, end=1000)
     with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
-        stream.training_stream(workload, examples, 0, tf.constant(0, tf.int64), on_host(64, 1), way)
+        stream.training_stream(workload, examples, 0, tf.constant(0, tf.int64), Layout(64, placed.towers), way)
     looked_at = 0
     for op in graph.get_operations():
         if "GPU" in op.device:

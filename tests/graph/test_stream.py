@@ -179,7 +179,7 @@ class TestTrainingStream:
         workload, split = Workload("toy", None, None), on_host(1, towers)
         with tf.Graph().as_default() as graph:
             numbers = dataclasses.replace(numbers, parallel_steps=asked)
-            way = Transfer(["/cpu:0"] * towers, augments_there=True)
+            way = Transfer(augments_there=True)
             stream.training_stream(workload, numbers, 0, tf.constant(0, tf.int64), split, way)
         [parallel] = [op for op in graph.get_operations() if op.type == "ParallelMapDatasetV2"]
         assert tf.get_static_value(parallel.inputs[-1]) == steps_at_once

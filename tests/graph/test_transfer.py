@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainings import on_host
 
 import cifar10
 from cifar10 import augment
 from tower_train.data import tf_data
 from tower_train.graph import stream, transfer
+from tower_train.graph.layout import Layout
 from tower_train.workload import DataRequest, Examples, Workload
 
 GPUS, CPUS = ("/gpu:0", "/gpu:1"), ("/cpu:0", "/cpu:1")
@@ -34,8 +34,8 @@ def test_a_workload_says_whether_gpus_preprocess():
 
 
 def test_on_cpus_nothing_changes_and_nothing_is_said():
-    assert of(augment=as_floats, augments_on_devices=True, towers=CPUS) == transfer.Transfer(CPUS)
-    assert of(towers=GPUS) == transfer.Transfer(GPUS, is_staged=True)
+    assert of(augment=as_floats, augments_on_devices=True, towers=CPUS) == transfer.Transfer()
+    assert of(towers=GPUS) == transfer.Transfer(is_staged=True)
 
 
 def test_the_option_decides_otherwise():
@@ -72,9 +72,9 @@ def test_images_are_the_same_to_the_bit_wherever_they_are_augmented(model, as_gp
     seen = []
     for there in (False, True):
         with tf.Graph().as_default(), tf.compat.v1.Session(config=two_cpus()) as session:
-            crossing = transfer.Transfer(CPUS, augments_there=there)
+            crossing = transfer.Transfer(augments_there=there)
             first = tf.constant(190, tf.int64)  # an epoch is 200
-            source = stream.training_stream(workload, examples, 5, first, on_host(16, 2), crossing)
+            source = stream.training_stream(workload, examples, 5, first, Layout(16, CPUS), crossing)
             session.run(source.initializer)
             seen.append(session.run(source.batches))
         monkeypatch.setattr(augment, "_is_on_gpu", lambda tensor: as_gpus_do)

@@ -213,7 +213,7 @@ class AllReduce:
             for members in _messages(values[0]):
                 message = [[local[i] for i in members] for local in values]
                 is_sparse = isinstance(message[0][0], tf.IndexedSlices)
-                results = self._sparse(message) if is_sparse else self._dense(message)
+                results = self._mean_of_sparse(message) if is_sparse else self._mean_of_dense(message)
                 for local, result in zip(means, results, strict=True):
                     for i, mean in zip(members, result, strict=True):
                         local[i] = mean
@@ -227,7 +227,7 @@ class AllReduce:
         """Copies worker 0's values of variables to all workers, all of which must run it. worker: this one's index."""
         return broadcast_variables(variables, self.num_workers, worker == 0, self._name)
 
-    def _dense(self, message: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
+    def _mean_of_dense(self, message: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         shapes, dtype = [value.shape for value in message[0]], message[0][0].dtype
         sent = self._dtype or _SUMMED_AS.get(dtype, dtype.real_dtype)
 
@@ -253,14 +253,14 @@ class AllReduce:
             with tf.device(self._devices[turn]):
                 mean = tf.add_n(buffers) / count if count > 1 else buffers[0]
             if self.num_workers > 1:
-                [mean] = self._between([mean], [self._devices[turn]], f"{_DEVICES} {turn}", self.num_workers)
+                [mean] = self._mean_on([mean], [self._devices[turn]], f"{_DEVICES} {turn}", self.num_workers)
             self.operations.append(mean.op)
             return self._on_each(tf.identity, [mean] * count)
-        means = self._between(buffers, self._devices, _DEVICES, count)
+        means = self._mean_on(buffers, self._devices, _DEVICES, count)
         self.operations += [mean.op for mean in means]
         return means
 
-    def _between(self, buffers: list[tf.Tensor], devices: Sequence[str], group: str, size: int) -> list[tf.Tensor]:
+    def _mean_on(self, buffers: list[tf.Tensor], devices: Sequence[str], group: str, size: int) -> list[tf.Tensor]:
         """Returns the means of one message on these devices.
 
         NCCL's operations wait for those of the message before: in another order on another device they would wait for
@@ -274,7 +274,7 @@ class AllReduce:
         self._last_of_nccl = [mean.op for mean in means] if is_nccl else []
         return means
 
-    def _sparse(self, message: list[list[tf.IndexedSlices]]) -> list[list[tf.IndexedSlices]]:
+    def _mean_of_sparse(self, message: list[list[tf.IndexedSlices]]) -> list[list[tf.IndexedSlices]]:
         """Concatenates all rows of all devices, in the order of the workers and of their devices."""
         slices = [local[0] for local in message]
         parts = [[self._weighted(part.values) for part in slices], [part.indices for part in slices]]

@@ -84,11 +84,11 @@ class Layout:
     @property
     def towers(self) -> tuple[Tower, ...]:
         """This worker's towers; those of one device follow each other."""
-        each, mirrored = self.batches_per_device[self.worker], len(self.replicas) > 1
+        batches, mirrored = self.batches_per_device[self.worker], len(self.replicas) > 1
         return tuple(
-            Tower(device * each + turn, name, replica=device if mirrored else 0, waits=turn > 0)
+            Tower(device * batches + turn, name, replica=device if mirrored else 0, waits=turn > 0)
             for device, name in enumerate(self.devices)
-            for turn in range(each)
+            for turn in range(batches)
         )
 
 

@@ -34,7 +34,7 @@ class Stream:
     Attributes:
       batches: a list over towers of (features, labels); each session.run consumes one step of all of them.
       initializer: op that puts the stream at its start; run it after variables hold their values.
-      firsts: over towers, int64 scalar, the position of its first example.
+      positions: over towers, int64 scalar, that of its first example.
       state: to save and restore, if the number of examples seen does not determine it; else None.
       renewal: ops that each step must run before it counts, which fetch the next step's batches; none if fetching a
         batch advances the stream.
@@ -43,7 +43,7 @@ class Stream:
 
     batches: Batches
     initializer: tf.Operation
-    firsts: list[tf.Tensor]
+    positions: list[tf.Tensor]
     state: elements.IteratorState | None = None
     renewal: Sequence[tf.Operation] = ()
     notes: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def training_stream(
     files, of which each worker has its own order.
     """
     first, size = examples_seen + layout.first_tower * layout.tower_batch, layout.tower_batch
-    firsts = [first + i * size for i in range(layout.num_towers)]
+    positions = [first + i * size for i in range(layout.num_towers)]
     steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
     # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend on
     # their number; examples by index come as whole steps, or as towers' batches several at a time.
@@ -103,21 +103,19 @@ def training_stream(
         steps, lambda first, *batch: tuple(part(first + i * part_size, *batch) for i in range(parts)), examples, parts
     )
     if transfer.is_staged:
-        batches, initializer, renewal = stage_batches(
-            take, iterator.initializer, transfer, examples_seen, layout.global_batch
-        )
+        batches, initializer, renewal = stage_batches(take, iterator.initializer, layout, examples_seen, transfer.end)
     else:
         batches, initializer, renewal = take(), iterator.initializer, ()
     state = None
     if examples.elements:
         state = elements.state_of(iterator, layout, not transfer.augments_there, length)
-    for i, device in enumerate(transfer.devices if transfer.augments_there else ()):
+    for i, tower in enumerate(layout.towers if transfer.augments_there else ()):
         features, labels = batches[i]
-        with tf.device(device), tf.compat.v1.name_scope(f"tower_{i}/preprocess/"):
-            features = _preprocess(workload, tf.nest.map_structure(tf.identity, features), draws(firsts[i], size))
+        with tf.device(tower.device), tf.compat.v1.name_scope(f"tower_{i}/preprocess/"):
+            features = _preprocess(workload, tf.nest.map_structure(tf.identity, features), draws(positions[i], size))
             batches[i] = with_batch_size(features, size), labels
     notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))
-    return Stream(batches, initializer, firsts, state, renewal, notes)
+    return Stream(batches, initializer, positions, state, renewal, notes)
 
 
 def _preprocess(workload: Workload, features: Tensors, draws: Draws) -> Tensors:

@@ -16,7 +16,7 @@ _MOST_VALUES = 2**16  # in a histogram
 _MOST_CONSTANT_BYTES = 1024  # of a constant drawn with its value
 
 
-def drawing(graph: tf.Graph) -> bytes:
+def serialized_graph(graph: tf.Graph) -> bytes:
     """Serializes a graph for TensorBoard, without functions and the values of large constants, such as images."""
     drawn = graph.as_graph_def(add_shapes=True)
     drawn.ClearField("library")

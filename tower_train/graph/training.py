@@ -44,11 +44,11 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         replicas = make_replicas(layout.replicas)  # one on the host, or one on each tower's device
         context = _context(config, layout, counters.epochs_seen(examples.num_examples))
 
-        for tower, batch, first in zip(layout.towers, stream.batches, stream.firsts, strict=True):
+        for tower, batch, position in zip(layout.towers, stream.batches, stream.positions, strict=True):
             replica = replicas[tower.replica]
             if tower.waits:  # so that the activations of one batch at a time are in a device's memory
-                batch, first = replica.after_last_tower((batch, first))
-            draws = Draws(config.seed, first, layout.tower_batch, counters.examples_seen)
+                batch, position = replica.after_last_tower((batch, position))
+            draws = Draws(config.seed, position, layout.tower_batch, counters.examples_seen)
             with replica.variables.tower(tower, seeded(config.seed)), context.enter_tower(tower.index, draws) as noted:
                 outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype))
                 loss_of_tower = replica.whole_loss(loss_of_tower)
@@ -58,14 +58,14 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         _check_towers(workload, examples, config, outputs, built[0])
 
         all_reduce = AllReduce(layout.replicas, config.all_reduce or "collective", layout.num_workers, layout.weight)
-        asks, ask_to_stop = _stop_request(layout, loss_of_tower.dtype)
-        asked = average(replicas, all_reduce, asks)  # over all towers of all workers
+        votes, ask_to_stop = _stop_request(layout, loss_of_tower.dtype)
+        stopping = average(replicas, all_reduce, votes)  # over all towers of all workers, as gradients and losses are
         for replica in replicas:  # each has the same means, and so does the same update
             replica.finish_gradients(config.clip_gradients)
         loss = stream.renewed(replicas[0].loss + replicas[0].weight_decay)  # there once the next batches are staged
         updates = _updates(config, rate, context, counters, replicas)
         with tf.control_dependencies(all_reduce.operations):  # all of them, or other devices would wait for ever
-            finite = update_if_finite(
+            finite = update_if_finite(  # finite.op, a conditional, is the step
                 [(tower.loss, tower.gradients) for tower in built], replicas[0].mean_grads, loss,
                 apply=lambda: counters.count(scale.after_update(), after=[build() for build in updates]),
                 skip=lambda: scale.without_update(loss, counters.count, skips=config.on_nonfinite == "skip"),
@@ -73,7 +73,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         counting, progress = _progress(config, stream, built)
         return TrainingGraph(
             graph, layout, examples, stream, train_op=finite.op, ask_to_stop=ask_to_stop, progress=progress,
-            report=_report(counters, replicas[0], rate, asked, finite, scale, counting),
+            report=_report(counters, replicas[0], rate, stopping, finite, scale, counting),
             summary=summaries.step_summary(replicas[0].mean_grads, stream.batches[0][0], update=finite.op)
             if config.summary_every_steps else None,
             saved=_saved(config, layout, replicas, all_reduce),
@@ -111,7 +111,7 @@ def _input(
     """Makes the stream: a batch for every tower, from the position that the run has come to."""
     v1.set_random_seed(config.seed & 0x7FFFFFFF)  # of the operations that --allow_stateful_random allows
     end = config.last_step(examples.num_examples) * layout.global_batch
-    transfer = choose_transfer(config.augment_on, workload, examples, [tower.device for tower in layout.towers], end)
+    transfer = choose_transfer(config.augment_on, workload, examples, layout.devices, end)
     with v1.name_scope("input"):
         return training_stream(workload, examples, config.seed, examples_seen, layout, transfer)
 
@@ -172,7 +172,7 @@ def _progress(config: Config, stream: Stream, built: Sequence[BuiltTower]) -> tu
 
 
 def _report(
-    counters: Counters, replica: Replica, rate: tf.Tensor, asked: list[tf.Tensor], finite: tf.Tensor,
+    counters: Counters, replica: Replica, rate: tf.Tensor, stopping: list[tf.Tensor], finite: tf.Tensor,
     scale: LossScale, counting: list[tf.Operation],
 ) -> StepReport:  # fmt: skip
     """Makes the small values of a step that running looks at."""
@@ -184,7 +184,7 @@ def _report(
             loss=loss,
             cross_entropy=replica.loss,
             learning_rate=rate,
-            stopping=asked[0] if asked else tf.zeros([], loss.dtype),
+            stopping=stopping[0] if stopping else tf.zeros([], loss.dtype),
             finite=finite,
             **scale.report(loss, finite),
         )

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tower_train.examples import Examples, Tensors
 from tower_train.graph.devices import HOST
+from tower_train.graph.layout import Layout
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
@@ -27,14 +28,12 @@ class Transfer:
     """The transfer of batches to their devices.
 
     Attributes:
-      devices: over the batches of a step, the device of its tower.
       augments_there: whether batches are preprocessed there, after they crossed; else on the host.
       is_staged: whether the next step's batches cross during a step.
       end: the position after the run's last example.
       note: a line on the place of preprocessing, of GPUs; else None.
     """
 
-    devices: Sequence[str] = ()
     augments_there: bool = False
     is_staged: bool = False
     end: int = 0
@@ -53,14 +52,15 @@ def choose_transfer(
       augment_on: --augment_on; auto is the device if it is a GPU and the workload's preprocessing is made for that.
       workload, examples: what is trained. Examples in their own order cross augmented unless `device` is asked for,
         since checkpoints hold some of them as they cross; and not ahead of their step, since those would be lost.
-      devices, end: as in Transfer.
+      devices: of the towers.
+      end: as in Transfer.
     """
     on_gpus, there, note = are_gpus(devices), False, None
     is_staged = on_gpus and not examples.elements
     if workload.augment or workload.prepare:
         there = augment_on == "device" or (augment_on == "auto" and is_staged and workload.augments_on_devices)
         note = f"augments: on the {'GPUs' if there else 'host'} (--augment_on={augment_on})" if on_gpus else None
-    return Transfer(devices, there, is_staged, end, note)
+    return Transfer(there, is_staged, end, note)
 
 
 def are_gpus(devices: Sequence[str]) -> bool:
@@ -69,17 +69,17 @@ def are_gpus(devices: Sequence[str]) -> bool:
 
 
 def stage_batches(
-    take: Callable[[], Batches], begin: tf.Operation, transfer: Transfer, examples_seen: tf.Tensor, step_size: int
+    take: Callable[[], Batches], begin: tf.Operation, layout: Layout, examples_seen: tf.Tensor, end: int
 ) -> tuple[Batches, tf.Operation, list[tf.Operation]]:
     """Stages an iterator's batches.
 
     Args:
       take: makes the ops that take a step's batches out of the iterator. They do not run for positions from
-        transfer.end on: no step needs those examples, so none of them may fail the run.
+        `end` on: no step needs those examples, so none of them may fail the run.
       begin: op that starts the iterator.
-      transfer: of the batches.
+      layout: of a step; its towers take the batches.
       examples_seen: int64 scalar, the position of a step's first example.
-      step_size: examples per step.
+      end: as in Transfer.
 
     Returns:
       The current step's batches; an op that starts the iterator and puts the first ones there, to be run after
@@ -88,7 +88,7 @@ def stage_batches(
     with tf.control_dependencies([begin, v1.tables_initializer()]):
         first = take()
     flat_first = tf.nest.flatten(first)
-    devices = [device for device, batch in zip(transfer.devices, first, strict=True) for _ in tf.nest.flatten(batch)]
+    devices = [tower.device for tower, batch in zip(layout.towers, first, strict=True) for _ in tf.nest.flatten(batch)]
     position = _Place("staged/position", examples_seen, HOST)
     places = [_Place(f"staged/part_{i}", *of) for i, of in enumerate(zip(flat_first, devices, strict=True))]
     fill = [position.put(examples_seen), *(place.put(tensor) for place, tensor in zip(places, flat_first, strict=True))]
@@ -98,8 +98,8 @@ def stage_batches(
         position.get(), examples_seen, "the batches on the devices are not those of this step"
     )
     with tf.control_dependencies([in_step]):
-        following = examples_seen + step_size
-    is_wanted = following < transfer.end
+        following = examples_seen + layout.global_batch
+    is_wanted = following < end
 
     def no_batches() -> Batches:
         return tf.nest.map_structure(lambda like: tf.zeros([size or 0 for size in like.shape], like.dtype), first)

@@ -66,13 +66,13 @@ class Variables:
         def get(get_variable, name, *args, regularizer=None, **kwargs):
             before = len(decays)
             variable = get_variable(name, *args, regularizer=regularizer, **kwargs)
-            # TensorFlow's compute the regularizer anew whenever they are used.
+            # Plain tensors in place of TensorFlow's objects, which compute the regularizer anew at each use.
             decays[before:] = [each.op.outputs[each.value_index] for each in decays[before:]]
             self.decays += decays[before:]
             if place.index == 0:
                 self.network.setdefault(variable.op.name, (variable, regularizer))
-            mine = self.copy_of(variable)
-            return mine if variable.trainable else collected.assigned_once(mine)
+            copy = self.copy_of(variable)
+            return copy if variable.trainable else collected.assigned_once(copy)
 
         with (
             _explained(),

@@ -188,7 +188,7 @@ def _chiefs_actions(running: Running, stack: contextlib.ExitStack) -> list[actio
     # TensorBoard then drops what an interrupted start logged from this step on.
     writer.add(start.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
     if not start.steps_done:
-        writer.add(0, graph_def=summaries.drawing(start.graph.graph))
+        writer.add(0, graph_def=summaries.serialized_graph(start.graph.graph))
     return [
         actions.Log(running, bar, metrics, writer),
         stack.enter_context(contextlib.closing(actions.Profile(running))),
