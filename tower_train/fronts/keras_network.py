@@ -18,11 +18,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tower_train import errors, layers
+from tower_train import errors
 from tower_train.fronts import compat, keras_variables
 from tower_train.fronts.lockstep.tower_call import tower_call
 from tower_train.graph import context, towers
 from tower_train.graph.draws import Draws
+from tower_train.normalization import moving_collections, normalize, note
 
 v1 = tf.compat.v1
 _NEAR = 5  # layers that a message suggests
@@ -180,7 +181,7 @@ class _Network:
                 if compat.is_seed_state(v):
                     context.current().drawn_by_tower.add(self._layer_with(v))
                 moving = self._in_graph[id(v)]
-                layers.note(context.Statistic(moving, value, momentum=0.0, is_averaged=False))
+                note(context.Statistic(moving, value, momentum=0.0, is_averaged=False))
         return called.outputs
 
     def _layer_with(self, variable: keras.Variable) -> str:
@@ -206,7 +207,7 @@ class _Network:
             return [
                 v1.get_variable(
                     name, v.shape, v.dtype, initializer, v.regularizer if v.trainable else None, trainable=v.trainable,
-                    collections=None if v.trainable else layers.moving_collections(trained and id(v) in self._moving),
+                    collections=None if v.trainable else moving_collections(trained and id(v) in self._moving),
                     constraint=v.constraint,
                 )
                 for v, name, initializer in zip(self._variables, self._names, self._initializers, strict=True)
@@ -252,7 +253,7 @@ class _Network:
         gamma = self._in_graph[id(layer.gamma)] if layer.scale else tf.ones(mean.shape, mean.dtype)
         beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(mean.shape, mean.dtype)
         training = bool(training) and layer.trainable and not context.current().frozen
-        return layers.normalize(inputs, training, gamma, beta, mean, variance, layer.momentum, layer.epsilon)
+        return normalize(inputs, training, gamma, beta, mean, variance, layer.momentum, layer.epsilon)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Statistic(NamedTuple):
       value: of this step; the shape and dtype of `moving`.
       momentum: moving = momentum * moving + (1 - momentum) * mean of the towers' values.
       is_averaged: whether `moving` has a moving average, as weights have; it must be of
-        layers.moving_collections(is_averaged).
+        normalization.moving_collections(is_averaged).
     """
 
     moving: tf.Variable

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 from tensorflow.python.ops import nn_impl
 
-from tower_train import layers
 from tower_train.graph import context
+from tower_train.normalization import mean_over_towers
 
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "tf_slim")
 
@@ -54,8 +54,8 @@ def _moments(towers: int, plain: Callable, x, axes, shift=None, name=None, keep_
     axes = [axis % x.shape.rank for axis in (axes if isinstance(axes, list | tuple) else [axes])]
     if 0 not in axes or context.current().statistics is None:
         return plain(x, axes, shift=shift, name=name, keep_dims=keep_dims, keepdims=keepdims)
-    mean = layers.mean_over_towers(tf.reduce_mean(x, axes, keepdims=True), towers)
-    variance = layers.mean_over_towers(tf.reduce_mean(tf.math.squared_difference(x, mean), axes, keepdims=True), towers)
+    mean = mean_over_towers(tf.reduce_mean(x, axes, keepdims=True), towers)
+    variance = mean_over_towers(tf.reduce_mean(tf.math.squared_difference(x, mean), axes, keepdims=True), towers)
     return (mean, variance) if keep_dims or keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
 
