@@ -8,6 +8,7 @@ the checkpoint.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -84,12 +85,10 @@ def training_stream(
         steps = tf.data.Dataset.zip(steps, dataset)
     fetch = examples.open() if examples.open else None
 
-    def draws(first: tf.Tensor, batch: int, device: str | None = HOST) -> Draws:
-        by_index = not examples.elements
-        return Draws(seed, first, batch, num_examples=examples.num_examples, by_index=by_index, device=device)
+    draws = functools.partial(Draws, seed, num_examples=examples.num_examples, by_index=not examples.elements)
 
-    def part(first: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
-        numbers = draws(first, part_size, device=None)
+    def part(position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
+        numbers = draws(position, part_size, device=None)
         features, labels = fetch(numbers.indices) if batch is None else batch
         if not transfer.augments_there:
             features = _preprocess(workload, features, numbers)
@@ -99,16 +98,15 @@ def training_stream(
         batches = iterator.get_next()
         return list(batches) if parts == layout.num_towers else _divided(batches[0], layout)
 
-    iterator = iterator_over(
-        steps, lambda first, *batch: tuple(part(first + i * part_size, *batch) for i in range(parts)), examples, parts
-    )
+    def step(position: tf.Tensor, *batch) -> tuple[tuple[Tensors, Tensors], ...]:
+        return tuple(part(position + i * part_size, *batch) for i in range(parts))
+
+    iterator = iterator_over(steps, step, examples, branches=parts)
     if transfer.is_staged:
         batches, initializer, renewal = stage_batches(take, iterator.initializer, layout, examples_seen, transfer.end)
     else:
         batches, initializer, renewal = take(), iterator.initializer, ()
-    state = None
-    if examples.elements:
-        state = elements.state_of(iterator, layout, not transfer.augments_there, length)
+    state = elements.state_of(iterator, layout, not transfer.augments_there, length) if examples.elements else None
     for i, tower in enumerate(layout.towers if transfer.augments_there else ()):
         features, labels = batches[i]
         with tf.device(tower.device), tf.compat.v1.name_scope(f"tower_{i}/preprocess/"):
