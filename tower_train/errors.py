@@ -75,6 +75,34 @@ class NonFiniteError(UserError):
     exit_status = 3
 
 
+def described(value) -> str:
+    """Describes a value that a user's function returned: None, 0.5 (float), tensor float32 (8, 3)."""
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        noun = "tensor" if "Tensor" in kind else "numpy array"
+        return f"{noun} {getattr(value.dtype, 'name', value.dtype)} {value.shape}"
+    if isinstance(value, (tuple, list)) and value:
+        return f"a {kind} of {', '.join(map(described, value[:5]))}"
+    if isinstance(value, dict) and value:
+        return f"a dict of {', '.join(f'{name!r}: {described(part)}' for name, part in [*value.items()][:5])}"
+    shown = repr(value)
+    return f"{shown} ({kind})" if len(shown) < 60 else f"a value of type {kind}"
+
+
+def returned(owner: str, function: str, value, wanted: str) -> GraphError:
+    """Makes the error for a user's function that returned something else than it may.
+
+    Args:
+      owner: of the function, such as 'workload mine'.
+      function: its name.
+      value: what it returned.
+      wanted: the allowed values, after "Let it return ".
+    """
+    return GraphError(f"{owner}: {function} returned {described(value)}. Let it return {wanted}.")
+
+
 def reason(error: Exception) -> str:
     """Returns the one line of an exception that gives its cause, without the graph that TensorFlow puts around it."""
     if isinstance(error, OSError) and error.strerror:

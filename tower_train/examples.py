@@ -70,13 +70,38 @@ class Examples:
         if self.class_names:
             check_classes(self.name, labels, self.class_names)
 
+    def opened(self) -> Callable[[tf.Tensor], tuple[Tensors, Tensors]]:
+        """Calls `open` in the current graph; returns `fetch`. GraphError if either returns what it may not."""
+        fetch, pair = self.open(), "(features, labels), tensors [batch, ...]"
+        if not callable(fetch):
+            raise errors.returned(self.name, "open", fetch, f"a function fetch(indices) -> {pair}")
+
+        def checked(indices: tf.Tensor) -> tuple[Tensors, Tensors]:
+            batch = fetch(indices)
+            if not _is_pair(batch) or not all(map(tf.is_tensor, tf.nest.flatten(batch))):
+                raise errors.returned(self.name, "fetch", batch, pair)
+            return batch
+
+        return checked
+
+    def opened_elements(self) -> tf.data.Dataset:
+        """Calls `elements` in the current graph; GraphError if it returns what it may not."""
+        dataset = self.elements()
+        if not isinstance(dataset, tf.data.Dataset):
+            raise errors.returned(self.name, "elements", dataset, "a tf.data.Dataset of (features, label)")
+        if not _is_pair(dataset.element_spec):
+            raise errors.returned(
+                self.name, "elements", dataset.element_spec, "a tf.data.Dataset of (features, label), not of these"
+            )
+        return dataset
+
     def symbolic_batch(self) -> tuple[Tensors, Tensors]:
         """Returns (features, labels) of one example in the current graph, for their shapes and dtypes."""
         if self.open:
-            return self.open()(tf.zeros([1], tf.int64))
+            return self.opened()(tf.zeros([1], tf.int64))
         return tf.nest.map_structure(
             lambda spec: tf.compat.v1.placeholder(spec.dtype, tf.TensorShape([1]).concatenate(spec.shape)),
-            self.elements().element_spec,
+            self.opened_elements().element_spec,
         )
 
     def first(self, count: int) -> tuple[Tensors, Tensors]:
@@ -85,11 +110,11 @@ class Examples:
         count = min(count, self.num_examples)
         with tf.Graph().as_default(), tf.device("/cpu:0"):
             if self.elements:
-                batches = in_fixed_order(self.elements().take(count)).batch(count)
+                batches = in_fixed_order(self.opened_elements().take(count)).batch(count)
                 iterator = tf.compat.v1.data.make_initializable_iterator(batches)
                 prepare, fetches = iterator.initializer, iterator.get_next()
             else:
-                prepare, fetches = tf.no_op(), self.open()(tf.range(count, dtype=tf.int64))
+                prepare, fetches = tf.no_op(), self.opened()(tf.range(count, dtype=tf.int64))
             # Its own threads: those of another session may all wait for this one.
             session_config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, use_per_session_threads=True)
             with tf.compat.v1.Session(config=session_config) as session:
@@ -104,7 +129,11 @@ class Examples:
         count = min(count, self.num_examples)
         if self.elements:
             return dataclasses.replace(
-                self, num_examples=count, elements=lambda: self.elements().take(count), of_worker=None, labels=None
+                self,
+                num_examples=count,
+                elements=lambda: self.opened_elements().take(count),
+                of_worker=None,
+                labels=None,
             )
         return self._subset(np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False)))
 
@@ -132,7 +161,7 @@ class Examples:
         """Returns the examples at these indices, int64 [count]."""
 
         def open_subset():
-            fetch = self.open()
+            fetch = self.opened()
             return lambda indices: fetch(tf.gather(tf.constant(chosen, tf.int64), indices))
 
         labels = None if self.labels is None else self.labels[chosen]
@@ -174,8 +203,13 @@ def check_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> 
     if wrong.any():
         raise errors.DataError(
             f"{name}: there is a label {labels[np.argmax(wrong)]}; labels are 0 to {len(class_names) - 1}, since "
-            f"there are {len(class_names)} class_names. Mend the labels or the names."
+            f"there are {len(class_names)} class_names. It is label number {np.argmax(wrong)}. Mend the labels or the "
+            "names."
         )
+
+
+def _is_pair(batch) -> bool:
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
 
 
 def _are_classes(labels: np.ndarray) -> bool:

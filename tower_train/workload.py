@@ -8,6 +8,7 @@ numbers through `tower_train.layers` only, and must not depend on the tower.
 """
 
 import dataclasses
+import difflib
 import importlib.util
 import operator
 import os
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tower_train import config, errors
+from tower_train import config, errors, user_functions
 from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest, Examples, Tensors
 from tower_train.measures import MAX, MIN, MODES, OLD_MODES, classification_metrics, softmax_cross_entropy
 from tower_train.options import Options, renamed, without_useless
@@ -95,11 +96,23 @@ class Workload(metaclass=renamed.TakesOldNames):
     better, distort, views = (property(operator.attrgetter(n)) for n in ("mode", "augment", "test_time_augmentation"))
 
     def __post_init__(self):
+        if not isinstance(self.name, str) or not self.name:
+            raise errors.ConfigError(
+                f"Workload(name={self.name!r}): it must be a text, from which runs get their name."
+            )
         object.__setattr__(self, "mode", {name: OLD_MODES.get(value, value) for name, value in self.mode.items()})
         for name, value in self.mode.items():
             if value not in (MIN, MAX):
                 raise errors.ConfigError(
                     f"workload {self.name}: mode={{{name!r}: {value!r}}}; it must be {MIN!r} or {MAX!r}."
+                )
+        options = [field.name for field in dataclasses.fields(config.Config)]
+        for name in self.recipe:
+            if name not in (*options, *renamed.new_names(dataclasses.fields(config.Config))):
+                near = difflib.get_close_matches(str(name), options, n=1)
+                raise errors.ConfigError(
+                    f"workload {self.name}: its recipe names {name!r}, which is no option of the trainer. "
+                    + (f"Did you mean {near[0]!r}?" if near else "python -m tower_train --help lists them.")
                 )
 
     def mode_of(self, metric: str) -> str | None:
@@ -114,10 +127,10 @@ class Workload(metaclass=renamed.TakesOldNames):
         """Returns the examples of a split; None for a test or validation split that is not there."""
         is_divided = request.validation_fraction and VALIDATION not in self.splits and request.split != TEST
         if is_divided:
-            examples = self.examples(dataclasses.replace(request, split=TRAIN))
+            examples = user_functions.call(self, "examples", dataclasses.replace(request, split=TRAIN))
             kept, aside = examples.set_aside(request.validation_fraction, request.seed)
             return aside if request.split == VALIDATION else kept
-        return self.examples(request) if request.split in self.splits else None
+        return user_functions.call(self, "examples", request) if request.split in self.splits else None
 
     def first_split(self, request: DataRequest, splits: Sequence[str]) -> tuple[str, Examples]:
         """Returns the first of these splits that is there, and its examples; ConfigError if there is none."""

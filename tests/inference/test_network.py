@@ -111,7 +111,7 @@ class TestViews:
         ("views", "network", "message"),
         [
             (lambda x: [(0.5, x), (0.4, x)], linear, "the weights of its views are 0.5, 0.4, which sum to 0.9"),
-            (lambda x: [(1, x)], lambda x, training: tf.cast(x, tf.int32), "outputs of dtype int32 have no mean"),
+            (lambda x: [(1, x)], lambda x, training: (x, tf.cast(x, tf.int32)), "outputs of dtype int32 have no mean"),
         ],
     )
     def test_those_that_cannot_be_averaged_are_refused(self, graph, views, network, message):

@@ -82,7 +82,7 @@ CASES = {
         measured(lambda outputs, labels: {"off": tf.numpy_function(lambda o: o[:, 0][:3], [outputs], tf.float32)}),
         r"^workload toy: tower_\d/metrics/.* fails on examples of toy test: .*\[3\].*\[8\]",
     ),
-    "no metrics": (measured(lambda outputs, labels: {}), "metrics returned {}. Let it return {name: tensor"),
+    "no metrics": (measured(lambda outputs, labels: {}), r"metrics returned {} \(dict\). Let it return {name: tensor"),
     "too few outputs for the loss": (
         network(2), r"^toy train has 3 classes \(one, two, three\), but the network of workload toy gives 2 outputs.",
     ),
@@ -202,7 +202,7 @@ class TestFailuresLater:
 class TestWhatIsLeft:
     def start(self, train_dir, **options):
         """A start whose first step fails."""
-        why = r"^workload toy: tower_\d/.* fails on examples of toy train: .* 2 .*range of \[0, 2\). Has a label"
+        why = r"^workload toy: tower_\d/.* fails on examples of toy train .* 2 .*range of \[0, 2\). Has a label"
         with pytest.raises(errors.GraphError, match=why):
             jobs.train_toy(train_dir, workload=unnamed(network(2)), max_steps=5, **options)
 

@@ -12,7 +12,7 @@ from tower_train.run import signals
 from tower_train.run_dir import checkpoint
 
 
-@pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(number, exit_status, tmp_path):
     with jobs.Trainer(*jobs.toy_flags(tmp_path / "run", max_steps=jobs.ENDLESS, save_every_steps=0)) as trainer:
         trainer.wait_until(lambda: jobs.logged_step(tmp_path / "run") >= 20)

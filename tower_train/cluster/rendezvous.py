@@ -16,7 +16,11 @@ from tower_train.cluster.task import Policy, Task
 from tower_train.console import say
 
 RESIZED = "another number of workers"  # what ends the steps of an elastic cluster that goes on in another size
-LEAVING = ("SIGTERM", "SIGINT")  # of a worker that is not the chief: the others of an elastic cluster go on without it
+LEAVING = (
+    "SIGTERM",
+    "SIGINT",
+    "SIGHUP",
+)  # of a worker that is not the chief: the others of an elastic cluster go on without it
 
 _VARIABLE = "TOWER_TRAIN_ELASTIC"
 _MOST_IDLE_STARTS = 10

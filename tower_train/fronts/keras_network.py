@@ -170,7 +170,11 @@ class _Network:
         self._in_graph = {id(v): mine for v, mine in zip(self._variables, self._graph_variables(), strict=True)}
         values = [(v, tf.convert_to_tensor(self._in_graph[id(v)])) for v in self._variables]
         with _floatx(self._dtype), self._layers_in_towers(), compat.drawn_otherwise(self._draws):
-            called = tower_call(self._model, values, features, training)
+            try:
+                called = tower_call(self._model, values, features, training)
+            except ValueError as error:
+                self._check_input(features)
+                raise error
         if training:
             if called.losses:
                 raise errors.GraphError(
@@ -183,6 +187,20 @@ class _Network:
                 moving = self._in_graph[id(v)]
                 note(context.Statistic(moving, value, momentum=0.0, is_averaged=False))
         return called.outputs
+
+    def _check_input(self, features) -> None:
+        """Raises GraphError if the model was made for features of another shape."""
+        wanted, there = (tf.nest.flatten(each) for each in (self._model.inputs or (), features))
+        shapes = [[tuple(each.shape[1:]) for each in tensors] for tensors in (wanted, there)]
+        if wanted and not (
+            len(wanted) == len(there)
+            and all(tf.TensorShape(a).is_compatible_with(b) for a, b in zip(*shapes, strict=True))
+        ):
+            raise errors.GraphError(
+                f"keras_network: {self._model.name} is made for features of shape {', '.join(map(str, shapes[0]))}, "
+                f"and the data's are {', '.join(map(str, shapes[1]))}. Give keras.Input that shape, or let `prepare` "
+                "make it."
+            )
 
     def _layer_with(self, variable: keras.Variable) -> str:
         """Returns the name of the innermost layer that has a variable."""

@@ -88,7 +88,7 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
     Returns:
       The dataset; int64 scalar, the number of elements for all workers, negative if endless or unknown.
     """
-    elements = examples.of_worker(worker, num_workers) if examples.of_worker else examples.elements()
+    elements = examples.of_worker(worker, num_workers) if examples.of_worker else examples.opened_elements()
     steps = in_fixed_order(elements).batch(size, drop_remainder=True)
     if num_workers > 1 and not examples.of_worker:
         steps = steps.shard(num_workers, worker)

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -13,13 +13,14 @@ _LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
 
 
 @contextlib.contextmanager
-def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
+def named(name: str, workload: str, may_end: bool = False, batch: Callable[[], str] = lambda: "") -> Iterator[None]:
     """Converts the failure of a graph's input, of a tower on it, or of the choice of kernels, into one line.
 
     Args:
       name: of the examples.
       workload: its name.
       may_end: leave OutOfRangeError as it is.
+      batch: describes the examples of the step under way.
 
     Raises:
       DataError: the input failed within this block.
@@ -48,8 +49,9 @@ def named(name: str, workload: str, may_end: bool = False) -> Iterator[None]:
         if is_of_tower and isinstance(error, tf.errors.InvalidArgumentError):
             why = _why(error)
             advice = " Has a label no output? There must be one for each class." if _LABELS.search(why) else ""
+            which = f" ({positions})" if (positions := batch()) else ""
             raise errors.GraphError(
-                f"workload {workload}: {op.name} fails on examples of {name}: {why}.{advice}"
+                f"workload {workload}: {op.name} fails on examples of {name}{which}: {why}.{advice}"
             ) from error
         if is_of_tower or "IteratorGetNext" not in error.message:
             raise

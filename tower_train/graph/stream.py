@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tower_train import host
+from tower_train import host, user_functions
 from tower_train.examples import Examples, Tensors
 from tower_train.graph import elements
 from tower_train.graph.devices import HOST
@@ -83,7 +83,7 @@ def training_stream(
     if examples.elements:
         dataset, length = elements.batches(examples, part_size, layout.num_workers, layout.worker)
         steps = tf.data.Dataset.zip(steps, dataset)
-    fetch = examples.open() if examples.open else None
+    fetch = examples.opened() if examples.open else None
 
     draws = functools.partial(Draws, seed, num_examples=examples.num_examples, by_index=not examples.elements)
 
@@ -119,8 +119,13 @@ def training_stream(
 def _preprocess(workload: Workload, features: Tensors, draws: Draws) -> Tensors:
     """Returns features of training examples as the network takes them."""
     if workload.augment:
-        return workload.augment(features, draws)
-    return workload.prepare(features) if workload.prepare else features
+        return user_functions.call(workload, "augment", features, draws)
+    return prepared(workload, features)
+
+
+def prepared(workload: Workload, features: Tensors) -> Tensors:
+    """Returns features as the network takes them in evaluation."""
+    return user_functions.call(workload, "prepare", features) if workload.prepare else features
 
 
 def _divided(whole: tuple[Tensors, Tensors], layout: Layout) -> Batches:

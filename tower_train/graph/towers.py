@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, user_functions
 from tower_train.graph import context
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Examples, Tensors, Workload
@@ -34,12 +34,12 @@ def tower_outputs(workload: Workload, features: Tensors, dtype: tf.DType, traini
       training: for `inference`.
     """
     with context.entered(dataclasses.replace(context.current(), dtype=dtype)):
-        outputs = workload.inference(_cast_floating(features, dtype), training)
+        outputs = user_functions.call(workload, "inference", _cast_floating(features, dtype), training)
     return _cast_floating(outputs, variable_dtype(dtype))
 
 
 def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf.DType) -> tuple[Tensors, tf.Tensor]:
-    """Returns one tower's (outputs, loss) in training; GraphError if the loss is not a scalar.
+    """Returns one tower's (outputs, loss) in training; GraphError if a function returned what it may not.
 
     Args:
       workload: inference and loss.
@@ -47,13 +47,7 @@ def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf
       labels: [tower_batch, ...].
     """
     outputs = tower_outputs(workload, features, dtype, training=True)
-    loss = workload.loss(outputs, labels)
-    if loss.shape.rank != 0:
-        raise errors.GraphError(
-            f"workload {workload.name}: loss returned shape {loss.shape}; it must be a scalar, "
-            "the mean over the batch it was given. Reduce it with tf.reduce_mean."
-        )
-    return outputs, loss
+    return outputs, user_functions.call(workload, "loss", outputs, labels)
 
 
 def check_classes(workload: Workload, examples: Examples, outputs: Tensors, function: Callable) -> None:
@@ -65,9 +59,10 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
     if num_outputs is not None and num_outputs < max(len(names), greatest + 1):
         shown = f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
         wanted = f"{len(names)} classes ({shown})" if names else f"labels up to {greatest}"
+        at = "" if names else f" (label number {int(examples.labels.argmax())} is {greatest})"
         raise errors.GraphError(
             f"{examples.name} has {wanted}, but the network of workload {workload.name} gives {num_outputs} "
-            f"output{'s' * (num_outputs != 1)}. Let `inference` return one for each class."
+            f"output{'s' * (num_outputs != 1)}{at}. Let `inference` return one for each class."
         )
 
 

@@ -2,19 +2,18 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, user_functions
 from tower_train.examples import Examples, in_fixed_order
 from tower_train.graph import towers
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
-from tower_train.graph.stream import iterator_over, with_batch_size
+from tower_train.graph.stream import iterator_over, prepared, with_batch_size
 from tower_train.graph.transfer import Batches
 from tower_train.graph.variables import Variables
 from tower_train.inference import network
@@ -116,7 +115,7 @@ def evaluation_graph(
             restored=network.variables_to_restore(moving_average_decay),
             stream_initializer=stream.initializer,
             num_steps=math.ceil(examples.num_examples / (tower_batch * len(outputs))),
-            length=tf.data.experimental.cardinality(examples.elements()) if examples.elements else None,
+            length=tf.data.experimental.cardinality(examples.opened_elements()) if examples.elements else None,
         )
 
 
@@ -129,9 +128,9 @@ def evaluation_stream(workload: Workload, examples: Examples, tower_batch: int, 
     step_size = tower_batch * num_towers
     if examples.elements:
         steps = tf.data.Dataset.range(0, np.iinfo(np.int64).max, step_size)
-        steps = tf.data.Dataset.zip(steps, in_fixed_order(examples.elements()).batch(step_size))
+        steps = tf.data.Dataset.zip(steps, in_fixed_order(examples.opened_elements()).batch(step_size))
     else:
-        steps, fetch = tf.data.Dataset.range(0, examples.num_examples, step_size), examples.open()
+        steps, fetch = tf.data.Dataset.range(0, examples.num_examples, step_size), examples.opened()
 
     def part(tower: int, first: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None):
         places = tower * tower_batch + tf.range(tower_batch, dtype=tf.int64)
@@ -141,7 +140,7 @@ def evaluation_stream(workload: Workload, examples: Examples, tower_batch: int, 
         else:
             end = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
             features, labels = tf.nest.map_structure(lambda t: tf.gather(t, tf.minimum(places, end - 1)), batch)
-        features = workload.prepare(features) if workload.prepare else features
+        features = prepared(workload, features)
         return with_batch_size((features, labels, places < end), tower_batch)
 
     iterator = iterator_over(
@@ -156,12 +155,7 @@ def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) 
     """Returns one tower's metrics, each [batch]; GraphError if they have another form, or `mode` names others."""
     if not callable(workload.metrics):
         return {}
-    metrics = workload.metrics(outputs, labels)
-    if not isinstance(metrics, Mapping) or not metrics:
-        raise errors.GraphError(
-            f"workload {workload.name}: metrics returned {metrics!r}. Let it return {{name: tensor [batch]}}, at least "
-            "one metric."
-        )
+    metrics = user_functions.call(workload, "metrics", outputs, labels)
     metrics = {name: tf.convert_to_tensor(values) for name, values in metrics.items()}
     metrics = {name: values[:, 0] if values.shape[1:] == [1] else values for name, values in metrics.items()}
     for name, values in metrics.items():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, user_functions
 from tower_train.graph import context, towers, update
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
@@ -48,7 +48,7 @@ def _restored(getter, name, shape=None, dtype=None, initializer=None, *args, **k
 def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> Tensors:
     """Returns the weighted mean of the network's outputs over views. Raises GraphError if the weights do not sum to 1,
     or the outputs are not floating point."""
-    weights, views = zip(*workload.test_time_augmentation(features), strict=True)
+    weights, views = zip(*user_functions.call(workload, "test_time_augmentation", features), strict=True)
     if abs(sum(weights) - 1) > 1e-6:
         raise errors.GraphError(
             f"workload {workload.name}: the weights of its views are {', '.join(f'{weight:g}' for weight in weights)}, "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tower_train.config import DeviceOptions, RunOptions
-from tower_train.graph import devices
+from tower_train.graph import devices, stream
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
@@ -47,7 +47,7 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
     workload, raw = run.workload.for_examples(run.examples), _raw_features(run.examples)
     with tf.Graph().as_default() as graph, tf.device(HOST):
         files, features = _inputs(raw)
-        prepared = workload.prepare(features) if workload.prepare else features
+        prepared = stream.prepared(workload, features)
         outputs = network.trained_outputs(workload, prepared, run.dtype, Variables(), Tower(0, HOST), Draws("serving"))
         class_names = run.examples.class_names if network.are_of_classes(outputs, run.examples) else ()
         return ServingGraph(

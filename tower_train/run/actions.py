@@ -55,10 +55,12 @@ class Running:
     failure: errors.UserError | None = None
     is_over: bool = False
     _excluded_secs: float = 0.0
+    _examples: int | None = None  # seen; of a resumed run known after its first step
 
     def begin(self) -> None:
         """Takes the time from here on, at the beginning of the first step."""
         self._began, self._first_ended, self._ended = self.now(), None, None
+        self._examples = None if self.step else 0
 
     def now(self) -> float:
         """Returns the seconds since some moment, without those of `paused`."""
@@ -75,9 +77,16 @@ class Running:
 
     def count(self, report: StepReport) -> None:
         """Counts a step that has ended."""
-        self.step, self._ended = int(report.step), self.now()
+        self.step, self._ended, self._examples = int(report.step), self.now(), int(report.examples)
         self._first_ended = self._first_ended or self._ended
         self.membership.note_step()
+
+    def next_batch(self) -> str:
+        """Describes the batch of the step under way."""
+        step, size = f"step {self.step + 1}", self.start.graph.layout.global_batch
+        if self._examples is None:
+            return step
+        return f"{step}, positions {self._examples} to {self._examples + size - 1} of the stream of examples"
 
     def stop_reason(self) -> StopReason | None:
         """Returns the reason of this worker to end the run before its last step; None if there is none."""

@@ -12,11 +12,12 @@ from tower_train.run_dir import directory
 
 
 class StopReason(str, enum.Enum):
-    """The reason why a start of a run ended. SIGINT and SIGTERM have the names of the signals."""
+    """The reason why a start of a run ended. Signals have their names."""
 
     LAST_STEP = "last step"
     SIGINT = "SIGINT"
     SIGTERM = "SIGTERM"
+    SIGHUP = "SIGHUP"
     NO_GAIN = "no gain"
     SESSION_HOOK = "a session hook"
     RESIZED = ANOTHER_SIZE

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run after the current step, a second SIGINT at once."""
+"""SIGINT, SIGTERM and SIGHUP end a run after the current step, a second SIGINT at once."""
 
 import contextlib
 import os
@@ -6,21 +6,21 @@ import signal
 import threading
 from collections.abc import Iterator
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: of a terminal that closes
 
 
 class Received:
     """The signals received so far.
 
     Attributes:
-      stopping: the first SIGINT or SIGTERM, or None.
+      stopping: the first of them, or None.
     """
 
     stopping: signal.Signals | None = None
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Only notes SIGINT and SIGTERM within this block, except a second SIGINT.
+        """Only notes these signals within this block, except a second SIGINT, and SIGHUP where nohup has it ignored.
 
         That one ends the process at once, also inside a step: a thread reads signal numbers as they come, since Python
         calls signal handlers only between its own instructions.
@@ -28,7 +28,8 @@ class Received:
         if threading.current_thread() is not threading.main_thread():
             yield  # Python delivers signals to the main thread only
             return
-        before = {number: signal.signal(number, self._note) for number in STOPPING}
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        before = {number: signal.signal(number, self._note) for number in STOPPING if number not in ignored}
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         fd_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

@@ -144,7 +144,7 @@ def announce(start: Start, membership: Membership) -> Start:
 
 def run(start: Start, user_hooks: UserHooks, received: signals.Received, membership: Membership) -> Result:
     """Opens the session, does the steps and saves."""
-    began, graph, failure = time.perf_counter(), start.graph, None
+    began, graph, failure, running = time.perf_counter(), start.graph, None, None
     with contextlib.ExitStack() as stack:
         stack.enter_context(graph.graph.as_default())
         stack.callback(user_hooks.close)
@@ -155,7 +155,9 @@ def run(start: Start, user_hooks: UserHooks, received: signals.Received, members
         watchdog = stack.enter_context(StepWatchdog(start.config.stall_timeout_secs, graph.progress, note_stall))
         with (
             membership.failures_named(),
-            step_failures.named(graph.examples.name, start.workload.name),
+            step_failures.named(
+                graph.examples.name, start.workload.name, batch=lambda: running and running.next_batch()
+            ),
             sessions.open_session(graph, membership, start.last_step, start.restore) as session,
         ):
             watchdog.session = session

@@ -1,0 +1,105 @@
+"""A workload's functions, called with a check of what they return."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.examples import TRAIN, Examples
+
+_TENSORS = "a tensor, or a tuple or dict of tensors, each [batch, ...]"
+
+
+def call(workload, name: str, *args) -> Any:
+    """Calls one of a workload's functions by its name.
+
+    Raises:
+      GraphError: it cannot be called so, returned what it may not, or left the program.
+    """
+    function, owner = getattr(workload, name), f"workload {workload.name}"
+    if not callable(function):
+        raise errors.GraphError(
+            f"{owner}: {name} is {errors.described(function)}. Let it be a function of {_OF[name]}."
+        )
+    if why := _why_not_callable(function, args):
+        raise errors.GraphError(f"{owner}: {name} is a function of {why}. Let it be one of {_OF[name]}.")
+    try:
+        returned = function(*args)
+    except SystemExit as error:
+        raise errors.GraphError(
+            f"{owner}: {name} left the program by sys.exit({error.code!r}). Let it raise an error, or return."
+        ) from error
+    is_right, wanted = _WANTED[name]
+    if not is_right(returned, *args):
+        raise errors.returned(owner, name, returned, wanted)
+    return returned
+
+
+def _why_not_callable(function: Callable, args: Sequence) -> str | None:
+    """Returns a function's parameters, and why they do not take these arguments; None if they do."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function in C tells none
+        return None
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        return f"{signature} ({error})"
+    return None
+
+
+def _are_features(returned, features, *_) -> bool:
+    [batch, *_] = tf.nest.flatten(features)
+    return _are_tensors(returned) and all(
+        each.shape.rank != 0 and each.shape[:1].is_compatible_with(batch.shape[:1])
+        for each in tf.nest.flatten(returned)
+    )
+
+
+def _are_outputs(returned, *_) -> bool:
+    return _are_tensors(returned) and any(each.dtype.is_floating for each in tf.nest.flatten(returned))
+
+
+def _are_tensors(returned) -> bool:
+    return bool(flat := tf.nest.flatten(returned)) and all(map(tf.is_tensor, flat))
+
+
+def _is_loss(returned, *_) -> bool:
+    return tf.is_tensor(returned) and returned.dtype.is_floating and returned.shape.rank == 0
+
+
+def _are_views(returned, *_) -> bool:
+    return (
+        isinstance(returned, Sequence) and bool(returned)
+        and all(isinstance(view, Sequence) and len(view) == 2 and _are_tensors(view[1]) for view in returned)
+    )  # fmt: skip
+
+
+def _are_metrics(returned, *_) -> bool:
+    if not isinstance(returned, Mapping) or not returned:
+        return False
+    return all(isinstance(name, str) and value is not None for name, value in returned.items())
+
+
+_OF = {
+    "examples": "(request)", "inference_for": "(examples)", "inference": "(features, training)",
+    "loss": "(outputs, labels)", "metrics": "(outputs, labels)", "augment": "(features, draws)",
+    "prepare": "(features)", "test_time_augmentation": "(features)",
+}  # fmt: skip
+_WANTED = {  # name: (whether a value is right, given the arguments too; what is)
+    "examples": (
+        lambda returned, request: isinstance(returned, Examples) or returned is None and request.split != TRAIN,
+        "a tower_train.Examples, as Examples.from_arrays(name, features, labels) makes one of arrays",
+    ),
+    "inference_for": (lambda returned, *_: callable(returned), "the function inference(features, training)"),
+    "inference": (_are_outputs, f"{_TENSORS}, computed from the features by TensorFlow, in floating point"),
+    "loss": (
+        _is_loss, "a floating-point scalar, the mean over the batch it was given, as tf.reduce_mean does"
+    ),
+    "metrics": (_are_metrics, "{name: tensor [batch]}, at least one metric, with texts as names"),
+    "augment": (_are_features, f"features: {_TENSORS}, of the batch it was given"),
+    "prepare": (_are_features, f"features: {_TENSORS}, of the batch it was given"),
+    "test_time_augmentation": (_are_views, "a list of views (weight, features)"),
+}  # fmt: skip
