@@ -32,7 +32,9 @@ find_python() {
 
 set_up() {
   local extras=$1 environment stamp
-  if [ -e "${NVIDIA_DRIVER:-/proc/driver/nvidia/version}" ]; then
+  # The second is WSL 2's, which lacks the first; as tower_train/host.py looks.
+  if [ -e "${NVIDIA_DRIVER:-/proc/driver/nvidia/version}" ] || { [ -e /dev/dxg ] && [ -e /usr/lib/wsl/lib/libcuda.so.1 ]; } ||
+    nvidia-smi -L 2>/dev/null | grep -q ^GPU; then
     extras=${extras#[}
     extras="[gpu${extras:+,${extras%]}}]"
   fi

@@ -60,7 +60,7 @@ def import_tensorflow(talkative: bool = False) -> None:
 
     They stay if there is a driver, if talkative, and if the import fails, since they then say why.
     """
-    is_quiet = not (talkative or os.path.exists(host.NVIDIA_DRIVER))
+    is_quiet = not (talkative or host.nvidia_driver())
     if is_quiet:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
     gc.disable()  # a fifth of the import

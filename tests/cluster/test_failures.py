@@ -105,8 +105,10 @@ def test_a_worker_that_was_started_again_is_a_failure_once_there_was_an_agreemen
         follower.read(status(0, start_id="another"), state=state)
         failures = watch.failure(state), follower.failure(state)
         assert [failure is not None for failure in failures] == [is_failure] * 2
-    assert failures[0][0].startswith("worker 1 (b:2) was started again at step 7. ")
-    assert failures[1][0].startswith("worker 0 (the chief, a:1) was started again at step 7. ")
+    assert failures[0][0].startswith(
+        "worker 1 (b:2) is lost: it no longer answers at step 7, and another process has come in its place. "
+    )
+    assert failures[1][0].startswith("worker 0 (the chief, a:1) is lost: it no longer answers at step 7, and another ")
 
 
 def test_who_finishes_waits_for_nobody_that_is_gone():

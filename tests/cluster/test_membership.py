@@ -81,7 +81,7 @@ def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_ever
         chief = cluster.workers[0]
         chief.wait_until(lambda: clusters.write_garbage(cluster.hosts[0]) or ignored in chief.output())
         cluster.wait_for_step(run, jobs.logged_step(run) + 3)
-        assert chief.output().count(ignored) == 1 and "was started again" not in "".join(cluster.outputs())
+        assert chief.output().count(ignored) == 1 and "another process" not in "".join(cluster.outputs())
         for lost, other in ((1, 0), (0, 1)):
             cluster.wait_for_step(run, jobs.logged_step(run) + 3)
             cluster.workers[lost].process.kill()

@@ -23,21 +23,14 @@ def alone():
     return program.Cluster(Task(("localhost",), 0), devices.place(Config()), Policy(30.0, 30.0), 30.0)
 
 
-@pytest.mark.parametrize(("index", "expected"), [(0, (0, 3)), (1, (1, 3)), (2, (0, 1)), (3, (2, 3))])
-def test_workers_of_one_machine_are_those_with_one_host_name(index, expected):
-    assert program._local(Task(HOSTS, index)) == expected
-
-
 @pytest.mark.parametrize(
     ("here", "index", "given", "expected"),
     [
-        (0, 1, {}, (None, None, "auto")),
+        (0, 1, {}, (1, None, "auto")),
         (0, 1, {"num_gpus": 2}, (2, None, "auto")),
-        (8, 1, {}, (None, (2, 3), "auto")),  # 8 GPUs for three workers: two each
-        (8, 2, {}, (None, tuple(range(8)), "auto")),
-        (8, 3, {"num_gpus": 1}, (None, (2,), "auto")),
-        (1, 3, {}, (None, (0,), "auto")),  # they share it
-        (2, 3, {}, (None, (0,), "auto")),
+        (8, 1, {}, (2, None, "auto")),  # 8 GPUs for three workers: two each
+        (8, 2, {}, (8, None, "auto")),
+        (1, 3, {}, (1, None, "auto")),  # they share it
         (8, 3, {"gpus": [5]}, (None, (5,), "auto")),
         (8, 3, {"gpus": ()}, (None, None, "cpu")),
     ],

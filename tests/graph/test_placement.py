@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import cifar10
+from tower_train import host
 from tower_train.config import Config
 from tower_train.errors import ConfigError
 from tower_train.graph import devices, training
@@ -93,11 +94,55 @@ def test_chosen_gpus_are_counted_in_the_order_of_the_machines():
     assert placed.names == ("GPU 2 (c)", "GPU 0 (a)")
 
 
+@pytest.mark.parametrize(
+    ("here", "local", "count", "bound", "expected"),
+    [
+        (4, (1, 2), 2, None, ("GPU 2 (2)", "GPU 3 (3)")),
+        (8, (2, 3), 1, None, ("GPU 2 (2)",)),
+        (2, (1, 2), 2, "0,1", ("GPU 0 (0)", "GPU 1 (1)")),  # each process was given two
+        (2, (2, 3), 1, None, ("GPU 0 (0)",)),  # they take turns
+        (4, (0, 1), 2, None, ("GPU 0 (0)", "GPU 1 (1)")),
+    ],
+)
+def test_workers_of_a_machine_divide_its_gpus(here, local, count, bound, expected, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", bound) if bound else monkeypatch.delenv(
+        "CUDA_VISIBLE_DEVICES", raising=False
+    )
+    cards = [str(i) for i in range(here)]
+    assert devices.place(Config(num_gpus=count), cards, local).names == expected
+    taken = devices.place(Config(gpus=(1,)), cards, local)
+    assert taken.names == ("GPU 1 (1)",), "--gpus says which"
+
+
+def test_workers_that_ask_for_more_gpus_than_there_are_are_refused(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ConfigError, match="2 workers of this machine ask for 2 GPUs each, and it has 3. Give --num_gp"):
+        devices.place(Config(num_gpus=2), ["a", "b", "c"], (1, 2))
+
+
+def test_a_driver_is_found_by_its_file_by_those_of_wsl_or_by_nvidia_smi(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "NVIDIA_DRIVER", str(tmp_path / "version"))
+    monkeypatch.setattr(host, "WSL_DRIVER", (str(tmp_path / "dxg"), str(tmp_path / "libcuda")))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert host.nvidia_driver() is None
+    program = tmp_path / "nvidia-smi"
+    for answer, expected in (("No devices were found", None), ("GPU 0: NVIDIA H200", str(program))):
+        program.write_text(f"#!/bin/sh\necho {answer}\n")
+        program.chmod(0o755)
+        assert host.nvidia_driver() == expected
+    (tmp_path / "dxg").touch()
+    assert host.nvidia_driver() == str(program), "other makers' GPUs have that too"
+    (tmp_path / "libcuda").touch()
+    assert host.nvidia_driver() == str(tmp_path / "libcuda")
+    (tmp_path / "version").touch()
+    assert host.nvidia_driver() == str(tmp_path / "version")
+
+
 def a_driver(monkeypatch, tmp_path):
     """Makes this machine one with an NVIDIA driver, whose GPUs TensorFlow may use."""
     driver = tmp_path / "version"
     driver.write_text("NVRM version")
-    monkeypatch.setattr(devices, "NVIDIA_DRIVER", str(driver))
+    monkeypatch.setattr(host, "NVIDIA_DRIVER", str(driver))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

@@ -103,3 +103,13 @@ def test_a_resumed_run_goes_on_with_what_its_run_json_has(tmp_path):
         run_json = jobs.read_json(tmp_path, "run.json")
         assert run_json["config"]["variable_update"] == expected
     assert {"--variable_update", "--all_reduce"} <= manifest.same_everywhere(run_json, toy_workload.WORKLOAD).keys()
+
+
+def test_cards_of_different_models_are_announced_and_their_copies_compared():
+    config, cards = Config(num_gpus=2), [Gpu("RTX 3090", (8, 6)), Gpu("RTX 4090", (8, 9))]
+    mixed, notes = choices.resolve(config, {}, devices.place(config, cards))
+    assert mixed.check_mirrors_every_steps == 100
+    assert notes[-1].startswith("*** GPUs of different models (RTX 3090, RTX 4090): the slowest sets the pace")
+    for options, gpus, every in (({}, cards[:1] * 2, 0), ({"check_mirrors_every_steps": 7}, cards, 7)):
+        config = Config(num_gpus=2, **options)
+        assert choices.resolve(config, {}, devices.place(config, gpus))[0].check_mirrors_every_steps == every

@@ -94,7 +94,10 @@ class FailureDetector:
         # Nothing is lost before the first step: missing workers may come back, and others than those refused.
         may_come_back = (self._policy.waits or is_elastic) and not has_agreed
         if has_agreed and status.start_id != (mine.members[worker] if mine.members else mine.chief):
-            return errors.WorkerError(f"{name} was started again at step {mine.step}. {advice}")
+            return errors.WorkerError(
+                f"{name} is lost: it no longer answers at step {mine.step}, and another process has come in its place. "
+                f"{advice}"
+            )
         is_final = worker == 0 and (status.has_mistake or status.is_final)
         if status.state is WorkerState.FAILED and (is_final or not may_come_back):
             goes_on_without = is_elastic and worker and status.exit_status not in _OF_ALL

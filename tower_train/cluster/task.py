@@ -41,6 +41,13 @@ class Task:
     def is_alone(self) -> bool:
         return len(self.hosts) == 1
 
+    @property
+    def local(self) -> tuple[int, int]:
+        """(rank, size) among the workers of this machine, those with one host name."""
+        names = [host.rpartition(":")[0] for host in self.hosts]
+        here = names[self.index]
+        return names[: self.index].count(here), names.count(here)
+
     def name(self, index: int) -> str:
         """Returns a worker's name for people."""
         return f"worker {index} ({'the chief, ' if index == 0 else ''}{self.hosts[index]})"

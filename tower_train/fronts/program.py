@@ -49,7 +49,7 @@ class Cluster:
     def __init__(self, task: Task, placed: devices.Devices, policy: Policy, stall_timeout_secs: float):
         """Joins the cluster of a task and waits until all workers have; arguments and errors as for `init`."""
         self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
-        self.local_rank, self.local_size = _local(task)
+        self.local_rank, self.local_size = task.local
         self.membership = membership.join(task, placed, policy)
         self.target, self.devices = self.membership.target, placed.towers
         self.device, self.counts = f"/job:worker/replica:0/task:{task.index}", [0, 0]
@@ -153,7 +153,7 @@ def init(
     if _current is None:
         leave_by_status()
         task = find_task(None, None)
-        placed = devices.place(_device_options(task, num_gpus, gpus))
+        placed = devices.place(_device_options(task, num_gpus, gpus), local=task.local)
         policy = Policy(worker_timeout_secs, start_timeout_secs, next_step=_NEXT_STEP)
         _current = Cluster(task, placed, policy, stall_timeout_secs)
     return _current
@@ -219,21 +219,9 @@ def _explained(error: BaseException, cluster: Cluster) -> BaseException:
     return cluster.membership.failure_behind(error) if may_be_anothers else error
 
 
-def _local(task: Task) -> tuple[int, int]:
-    """Returns (rank, size) among the workers with this one's host name."""
-    names = [host.rpartition(":")[0] for host in task.hosts]
-    here = names[task.index]
-    return names[: task.index].count(here), names.count(here)
-
-
 def _device_options(task: Task, num_gpus: int | None, gpus: tuple[int, ...] | None) -> DeviceOptions:
-    """Chooses this worker's share of its machine's GPUs by default; workers take turns if there are too few."""
+    """Asks for this worker's share of its machine's GPUs by default."""
     if gpus is not None:
         return DeviceOptions(num_gpus=num_gpus, gpus=tuple(gpus) or None, device="auto" if gpus else "cpu")
     here = len(tf.config.list_physical_devices("GPU"))
-    if not here:
-        return DeviceOptions(num_gpus=num_gpus)
-    rank, size = _local(task)
-    count = num_gpus or max(1, here // size)
-    first = rank * count if count * size <= here else rank % here
-    return DeviceOptions(gpus=tuple(range(first, first + count)))
+    return DeviceOptions(num_gpus=num_gpus or max(1, here // task.local[1]))

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, host
 from tower_train.config import DeviceOptions
-from tower_train.host import NVIDIA_DRIVER
 
 HOST = "/cpu:0"  # of the input and the counters, and of the variables unless they are mirrored
 _CACHE_BYTES = 2**32  # the most that CUDA keeps; its default is less than all kernels need
@@ -59,7 +58,7 @@ class Devices:
     worker: int = 0
 
 
-def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None) -> Devices:
+def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, local: tuple[int, int] = (0, 1)) -> Devices:
     """Chooses the devices.
 
     A process sees the chosen GPUs only, numbered in the order of the machine's, from TensorFlow's first use of a
@@ -70,6 +69,8 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None) -> D
       options: num_gpus, gpus, device, threads.
       gpus_here: this machine's GPUs, or their names, for planning for another machine; None: look, and set this process
         up.
+      local: (rank, size) of this process among the workers of this machine, which divide its GPUs unless `gpus` says
+        which.
 
     Raises:
       ConfigError: more GPUs, or others, than there are; the message lists those. Or none that TensorFlow can use on a
@@ -85,7 +86,7 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None) -> D
                 _check_driver()
             _show([])
         return _on_cpu(options)
-    wanted = options.gpus or tuple(range(options.num_towers))
+    wanted = options.gpus or _share(options.num_towers, len(gpus_here), *local)
     if not set(wanted) <= set(range(len(gpus_here))):
         there = ", ".join(f"{i} ({gpu.name})" for i, gpu in enumerate(gpus_here)) or "none"
         asked = f"--gpus={','.join(map(str, wanted))}" if options.gpus else f"--num_gpus={len(wanted)}"
@@ -101,6 +102,20 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None) -> D
         tuple(f"GPU {i} ({gpu.name})" for i, gpu in zip(wanted, chosen, strict=True)),
         proto, chosen, tuple(compile_notes(chosen)),
     )  # fmt: skip
+
+
+def _share(count: int, here: int, rank: int, size: int) -> tuple[int, ...]:
+    """Returns the GPUs of one of `size` workers of a machine, each of which wants so many."""
+    if count * size <= here:
+        return tuple(range(rank * count, (rank + 1) * count))
+    if size == 1 or count > here or os.environ.get("CUDA_VISIBLE_DEVICES"):  # Slurm, say, has divided them
+        return tuple(range(count))
+    if count == 1:  # NCCL does not average between workers of one GPU each
+        return (rank % here,)
+    raise errors.ConfigError(
+        f"--num_gpus={count}: {size} workers of this machine ask for {count} GPUs each, and it has {here}. Give "
+        f"--num_gpus={max(1, here // size)}, or fewer workers."
+    )
 
 
 def compile_notes(gpus: Iterable[Gpu]) -> list[str]:
@@ -198,16 +213,24 @@ def let_memory_grow(devices: list[tf.config.PhysicalDevice]) -> None:
 def _check_driver() -> None:
     """Raises ConfigError on a machine with an NVIDIA driver, without a reason for TensorFlow to see no GPU: a silent
     run on its CPU would waste it."""
-    if not os.path.exists(NVIDIA_DRIVER) or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or not (driver := host.nvidia_driver()):
         return
     if importlib.util.find_spec("nvidia"):
         lacking = "Its own remarks above say why"
     else:
         lacking = "CUDA's libraries are not installed: pip install 'tower_train[gpu]' brings them"
     raise errors.ConfigError(
-        "this machine has an NVIDIA driver, but TensorFlow finds no GPU that it can use. "
+        f"this machine has an NVIDIA driver ({driver}), but TensorFlow finds no GPU that it can use. "
         f"{lacking}. For towers on the CPU say --device=cpu."
     )
+
+
+def refuse_xla_flags() -> None:
+    """Raises ConfigError for TF_XLA_FLAGS in the environment: run.json would not tell why the numbers are others."""
+    if flags := os.environ.get("TF_XLA_FLAGS"):
+        raise errors.ConfigError(
+            f"TF_XLA_FLAGS={flags!a:.100} changes random numbers, and so the training, in silence. Unset it."
+        )
 
 
 def choose_kernels(deterministic: bool, tensor_float_32: bool | None) -> None:

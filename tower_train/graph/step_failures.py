@@ -34,6 +34,8 @@ def named(name: str, workload: str, may_end: bool = False, batch: Callable[[], s
         raise errors.DataError(
             f"{name}: its dataset ended before the last step. Make it endless with .repeat()."
         ) from None
+    except tf.errors.ResourceExhaustedError:  # see shortages.py
+        raise
     except tf.errors.UnimplementedError as error:
         if "determinis" not in error.message.lower():
             raise

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import devices, step_failures
+from tower_train.graph import devices, shortages, step_failures
 from tower_train.inference.evaluation_graph import check_modes, evaluation_graph
 from tower_train.inference.whole_set import WholeSet
 from tower_train.measures import MIN
@@ -104,7 +104,7 @@ class Evaluator:
         self, workload: Workload, examples: Examples, tower_batch: int, dtype: str, moving_average_decay: float,
         placed: devices.Devices,
     ):  # fmt: skip
-        self._workload, self.examples = workload, examples
+        self._workload, self.examples, self._tower_batch = workload, examples, tower_batch
         self.first_metric: tuple[str, str | None] | None = None
         self._whole = WholeSet(() if callable(workload.metrics) else workload.metrics, examples.class_names)
         self._weights = "moving averages" if moving_average_decay else "raw weights"
@@ -193,7 +193,10 @@ class Evaluator:
         self._whole.reset()
         for _ in range(most_steps):
             try:
-                with step_failures.named(self.examples.name, self._workload.name, may_end=True):
+                with (
+                    shortages.named(self._tower_batch),
+                    step_failures.named(self.examples.name, self._workload.name, may_end=True),
+                ):
                     values = session.run(fetches)
             except tf.errors.OutOfRangeError:
                 break

@@ -11,6 +11,7 @@ from tower_train.graph.devices import Devices, Gpu
 # The compute capabilities of the first NVIDIA GPUs made for a dtype.
 _MADE_FOR = {"bfloat16": (8, 0), "float16": (7, 0), "float32": (0, 0)}
 _SLOW = "--dtype=float16 is for GPUs: on a processor its convolutions can take hundreds of times as long as in float32."
+_CHECK_MIXED_EVERY_STEPS = 100  # kernels of two models may round differently
 _STALL_TIMEOUT_SECS = 1800.0  # the first step of some GPUs compiles for many minutes
 
 
@@ -41,6 +42,12 @@ def resolve(config: Config, before: Mapping[str, Any], placed: Devices) -> tuple
         obstacle = _nccl_obstacle(placed)
         chosen["all_reduce"] = "collective" if obstacle else "nccl"
         notes.append(f"all_reduce: {chosen['all_reduce']}, {obstacle or f'between {len(placed.gpus)} GPUs'}")
+    models = dict.fromkeys(gpu.name for gpu in placed.gpus)
+    if is_between_gpus and len(models) > 1:
+        notes.append(f"*** GPUs of different models ({', '.join(models)}): the slowest sets the pace of all.")
+        if not config.check_mirrors_every_steps and not config.elastic:
+            chosen["check_mirrors_every_steps"] = _CHECK_MIXED_EVERY_STEPS
+            notes[-1] += f" Their copies of the variables are compared every {_CHECK_MIXED_EVERY_STEPS} steps."
     if config.stall_timeout_secs is None:  # none, unless devices wait for each other
         chosen["stall_timeout_secs"] = _STALL_TIMEOUT_SECS if placed.num_workers > 1 or is_between_gpus else 0.0
     return dataclasses.replace(config, variable_update=update, **chosen), notes

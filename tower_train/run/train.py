@@ -15,7 +15,7 @@ from tower_train.cluster.membership import Membership, exit_at_once, join
 from tower_train.cluster.task import Policy, Task, find_task
 from tower_train.config import Config
 from tower_train.console import say
-from tower_train.graph import devices, step_failures, summaries
+from tower_train.graph import devices, shortages, step_failures, summaries
 from tower_train.graph.record import StepReport
 from tower_train.options import rules
 from tower_train.proof import towers
@@ -67,6 +67,7 @@ def train(
     config = dataclasses.replace(config, worker_hosts=hosts, task_index=index)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     run_dir.check_files()
+    devices.refuse_xla_flags()
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
     received = signals.Received()
     leave = functools.partial(_leave_at_once, received, if_stuck)
@@ -97,7 +98,7 @@ def _join(task: Task, config: Config, leave_at_once: Callable[[errors.WorkerErro
         )
     sizes = rules.parse_elastic(config.elastic) if config.elastic else None
     policy = Policy(config.worker_timeout_secs, config.start_timeout_secs, config.wait_for_workers, sizes)
-    return join(task, devices.place(config), policy, leave_at_once)
+    return join(task, devices.place(config, local=task.local), policy, leave_at_once)
 
 
 def _leave_at_once(
@@ -154,6 +155,7 @@ def run(start: Start, user_hooks: UserHooks, received: signals.Received, members
         note_stall = membership.note_stall if is_averaged else lambda what, seconds: None
         watchdog = stack.enter_context(StepWatchdog(start.config.stall_timeout_secs, graph.progress, note_stall))
         with (
+            shortages.named(graph.layout.tower_batch, start.config.accumulate_steps),
             membership.failures_named(),
             step_failures.named(
                 graph.examples.name, start.workload.name, batch=lambda: running and running.next_batch()

@@ -1,0 +1,76 @@
+"""Too little memory, and NCCL's failures, are one line that says what to try."""
+
+import jobs
+import pytest
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.graph import shortages, step_failures
+
+ALLOCATION = (
+    "OOM when allocating tensor with shape[128,64,24,24] and type float on "
+    "/job:localhost/replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc"
+    "\n\t [[{{node tower_1/conv1/Conv2D}}]]\nHint: If you want to see a list of ..."
+)
+NCCL = "NCCL: {}. Set NCCL_DEBUG=WARN for detail.\n\t [[{{{{node all_reduce/CollectiveReduceV2}}}}]]"
+
+
+def fail(error, *args):
+    with pytest.raises(errors.RunError) as raised, shortages.named(*args), step_failures.named("mine", "workload"):
+        raise error
+    assert "\n" not in str(raised.value) and raised.value.exit_status == 2
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "advice"),
+    [
+        ((128, 1), "A tower has 128 examples at a time: try --batch_size=64; with --accumulate_steps=2 a step has as"),
+        ((64, 3), "A tower has 64 examples at a time: try --batch_size=32; with --accumulate_steps=6 a step has as"),
+        ((1, 1), "Free memory, or train a smaller network."),
+        ((64,), "A tower has 64 examples at a time: try --batch_size=32."),
+    ],
+)
+def test_too_little_memory_tells_the_batch_to_try(args, advice):
+    text = fail(tf.errors.ResourceExhaustedError(None, None, ALLOCATION), *args)
+    assert advice in text and text.startswith("Out of memory: a float tensor [128,64,24,24] has no place on GPU:1. ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("unhandled system error", "docker run --shm-size=1g"),
+        ("unhandled cuda error", "NCCL_P2P_DISABLE=1"),
+        ("invalid usage", "GPUs of its own"),
+    ],
+)
+def test_nccls_failures_tell_what_to_try(reason, advice):
+    text = fail(tf.errors.InternalError(None, None, NCCL.format(reason)), 8, 1)
+    assert text.startswith(f"NCCL cannot average between these GPUs (NCCL: {reason}")
+    assert advice in text and text.endswith("--all_reduce=collective, or --variable_update=cpu.")
+
+
+def test_other_errors_pass():
+    with pytest.raises(tf.errors.InternalError, match="else"), shortages.named(8, 1):
+        raise tf.errors.InternalError(None, None, "something else")
+
+
+BAD_ALLOC = """
+import ctypes, threading
+from tower_train.graph import shortages
+cpp = ctypes.CDLL("libstdc++.so.6")
+cpp._Znwm.argtypes = [ctypes.c_size_t]
+with shortages.named(128, 1):
+    thread = threading.Thread(target=cpp._Znwm, args=[2**62])  # operator new, as in oneDNN
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_library_that_finds_no_memory_ends_the_process_with_that_line():
+    done = jobs.command("-c", BAD_ALLOC)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "tower_train: error: Out of memory on the host. A tower has 128 examples at a time: try --batch_size=64; with "
+        "--accumulate_steps=2 a step has as many as before."
+    )

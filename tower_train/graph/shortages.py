@@ -1,0 +1,97 @@
+"""One line about a step for which memory, or what NCCL needs, does not suffice."""
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.console import notice
+
+_NCCL_ADVICE = {  # {part of its message: what to try}
+    "invalid usage|Duplicate GPU": "Let each worker have GPUs of its own (--gpus).",
+    "unhandled cuda error|peer": "If the GPUs have no access to each other, set NCCL_P2P_DISABLE=1.",
+    "": "In a container /dev/shm may be too small (docker run --shm-size=1g), or libnccl is missing or of another "
+    "CUDA: NCCL_DEBUG=WARN says more.",
+}
+
+
+@contextlib.contextmanager
+def named(batch_size: int, accumulate_steps: int | None = None) -> Iterator[None]:
+    """Converts the failure of an allocation, or of NCCL between devices, into one line.
+
+    Args:
+      batch_size: examples that a tower has at a time, to tell what to try.
+      accumulate_steps: batches of a tower and step in training.
+
+    Raises:
+      RunError: there was too little memory; or NCCL failed. If a C++ library finds no memory, as in the middle of a
+        convolution on the CPU, the process ends with that line.
+    """
+    advice = _memory_advice(batch_size, accumulate_steps)
+    with _bad_alloc_named(advice):
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError as error:
+            raise errors.RunError(f"Out of memory: {_allocation(error.message)}. {advice}") from error
+        except tf.errors.OpError as error:
+            if "NCCL" not in error.message or isinstance(error, tf.errors.InvalidArgumentError):
+                raise
+            what = next(text for part, text in _NCCL_ADVICE.items() if re.search(part, error.message, re.IGNORECASE))
+            raise errors.RunError(
+                f"NCCL cannot average between these GPUs ({errors.reason(error)}). {what} Or train with "
+                "--all_reduce=collective, or --variable_update=cpu."
+            ) from error
+
+
+def _memory_advice(batch_size: int, accumulate_steps: int | None) -> str:
+    if batch_size == 1:
+        return "Free memory, or train a smaller network."
+    text = f"A tower has {batch_size} examples at a time: try --batch_size={batch_size // 2}"
+    if accumulate_steps:
+        text += f"; with --accumulate_steps={2 * accumulate_steps} a step has as many as before"
+    return text + "."
+
+
+def _allocation(message: str) -> str:
+    found = re.search(r"shape\s*(\[[\d,]*\]) and type (\w+) on \S*device:(\w+:\d+)", message)
+    return f"a {found[2]} tensor {found[1]} has no place on {found[3]}" if found else message.splitlines()[0][:200]
+
+
+@functools.cache
+def _cpp() -> ctypes.CDLL | None:
+    """The C++ library, in which an uncaught exception of TensorFlow's threads ends; None if it is not the usual one."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libstdc++.so.6")
+        library._ZSt13set_terminatePFvvE.restype = ctypes.c_void_p
+        library._ZSt13set_terminatePFvvE.argtypes = [ctypes.c_void_p]
+        library.__cxa_current_exception_type.restype = ctypes.POINTER(ctypes.c_char_p * 2)  # a table, and the name
+        return library
+    return None
+
+
+@contextlib.contextmanager
+def _bad_alloc_named(advice: str) -> Iterator[None]:
+    """Ends the process with one line where C++ would abort it as it has no memory: no Python code could catch that."""
+    library = _cpp()
+    if library is None:
+        yield
+        return
+
+    def terminate():
+        kind = library.__cxa_current_exception_type()
+        if kind and kind.contents[1] == b"St9bad_alloc":
+            notice(f"error: Out of memory on the host. {advice}")
+            os._exit(errors.RunError.exit_status)
+        os.abort()
+
+    handler = ctypes.CFUNCTYPE(None)(terminate)
+    before = library._ZSt13set_terminatePFvvE(ctypes.cast(handler, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        library._ZSt13set_terminatePFvvE(before)
