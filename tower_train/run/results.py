@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from tower_train import errors
 from tower_train.cluster.rendezvous import RESIZED as ANOTHER_SIZE
+from tower_train.inference import curves
 from tower_train.inference.evaluator import Evaluation
 from tower_train.run_dir import directory
 
@@ -63,6 +64,11 @@ class Result:
     skipped_steps: int = 0
     training_secs: float | None = None
     failure: errors.UserError | None = None
+
+    @property
+    def history(self) -> dict[str, list]:
+        """The log lines and evaluations of all starts of the run: {name: values}, by the names of Keras' History."""
+        return curves.history(self.train_dir)
 
     @property
     def stopped_by(self) -> str:

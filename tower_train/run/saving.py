@@ -57,6 +57,7 @@ class Saver(Action):
         try:
             with self._running.paused(), self._running.watchdog.doing("an evaluation"):
                 say(*self._start.evaluations.evaluate(path))
+            self._logs[0].append(self._start.evaluations.record)
         except Exception as error:  # the workload's code may raise anything; the training has not failed
             self._evaluation_error = error
             say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
