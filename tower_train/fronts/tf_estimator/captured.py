@@ -63,13 +63,10 @@ class Captured:
     def multiply_gradients(self) -> None:
         """Multiplies gradients with num_towers, so that their mean over towers is a sum."""
         for update in self.updates:
-            update.grads_and_vars = [(_times(grad, self.num_towers), v) for grad, v in update.grads_and_vars]
-
-
-def _times(grad: tf.Tensor | tf.IndexedSlices | None, factor: int) -> tf.Tensor | tf.IndexedSlices | None:
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(grad.values * factor, grad.indices, grad.dense_shape)
-    return None if grad is None else grad * factor
+            update.grads_and_vars = [
+                (grad if grad is None else tf.math.scalar_mul(self.num_towers, grad), variable)
+                for grad, variable in update.grads_and_vars
+            ]
 
 
 @contextlib.contextmanager
@@ -117,23 +114,15 @@ def assign_merged(captures: Sequence[Captured], all_reduce: AllReduce) -> tf.Ope
     Args:
       captures: over this worker's towers.
       all_reduce: averages between workers.
-
-    Raises:
-      GraphError: the towers assign to different variables.
     """
-    variables = [variable for variable, _ in captures[0].assigned]
-    names = [[variable.name for variable, _ in captured.assigned] for captured in captures]
-    if differing := next((each for each in names if each != names[0]), None):
-        raise errors.GraphError(
-            f"The layers of one tower assign to {', '.join(names[0])}, those of another to {', '.join(differing)}. "
-            "model_fn must do the same each time it is called."
-        )
-    values = [[value for _, value in each] for each in zip(*(captured.assigned for captured in captures), strict=True)]
-    averaged = [i for i, variable in enumerate(variables) if variable.dtype.is_floating]
-    means = [tf.ensure_shape(tf.add_n(values[i]) / len(captures), variables[i].shape) for i in averaged]
-    [means] = all_reduce.mean([means])
-    merged = {i: of_towers[0] for i, of_towers in enumerate(values)} | dict(zip(averaged, means, strict=True))
-    return assign(zip(variables, merged.values(), strict=True))
+    variables, merged = map(list, zip(*captures[0].assigned, strict=True)) if captures[0].assigned else ([], [])
+    floating = [i for i, variable in enumerate(variables) if variable.dtype.is_floating]
+    sums = [tf.add_n([captured.assigned[i][1] for captured in captures]) for i in floating]
+    shapes = [variables[i].shape for i in floating]
+    means = [tf.ensure_shape(total / len(captures), shape) for total, shape in zip(sums, shapes, strict=True)]
+    for i, mean in zip(floating, all_reduce.mean([means])[0], strict=True):
+        merged[i] = mean
+    return assign(zip(variables, merged, strict=True))
 
 
 def assign(pairs) -> tf.Operation:

@@ -16,19 +16,14 @@ v1 = tf.compat.v1
 def numpy_input_fn(
     x, y=None, batch_size=128, num_epochs=1, shuffle=None, queue_capacity=1000, num_threads=1
 ) -> Callable:
-    """Returns an input_fn whose batches are rows of arrays.
+    """Returns an input_fn whose batches are rows of arrays; arguments and errors are the library's.
 
     Batches go on over the ends of epochs; only the very last one may be smaller. Shuffling draws each epoch in another
-    order of all rows.
-
-    Args, Raises: the library's; queue_capacity and num_threads have no effect.
-
-    Returns:
-      A function that gives an Estimator a tf.data.Dataset of features or of (features, labels). Called by itself in a
-        graph it returns the tensors of one iterator, as in 1.15.
+    order of all rows. queue_capacity and num_threads have no effect. An Estimator gets a tf.data.Dataset of features or
+    of (features, labels); a call in a graph returns the tensors of one iterator, as in 1.15.
     """
     with tf.Graph().as_default():
-        library.numpy_io.numpy_input_fn(x, y, batch_size, num_epochs, shuffle)()
+        library.numpy_io.numpy_input_fn(x, y, batch_size, num_epochs, shuffle)()  # raises its errors
     return _input_fn(x if y is None else (x, y), batch_size, num_epochs, shuffle)
 
 
@@ -37,20 +32,17 @@ def pandas_input_fn(
 ) -> Callable:
     """Returns an input_fn whose batches are rows of a pandas.DataFrame; its columns are the features.
 
-    Args:
-      x: a pandas.DataFrame.
-      y: the labels: a pandas.Series, or a DataFrame whose columns are the labels, both with the index of x.
-      target_column: a name for the labels, which no column of x may have.
-      others: as for numpy_input_fn, whose result and errors are the same.
+    The labels y are a pandas.Series, or a DataFrame whose columns are the labels, both with the index of x.
+    target_column names a Series of labels, which no column of x may do. All else is as for numpy_input_fn.
     """
     if y is not None and target_column in x.columns:
         raise ValueError(f"x has a column {target_column!r}. Give the labels another name, by target_column=.")
     if y is not None and not np.array_equal(x.index, y.index):
         raise ValueError("x and y must have the same index; they are matched row by row. Look at y.index.")
     features = {column: np.array(x[column]) for column in x.columns}
-    numpy_input_fn(features, None, batch_size, num_epochs, shuffle)
     labels = {column: np.array(y[column]) for column in y.columns} if hasattr(y, "columns") else y
-    return _input_fn(features if y is None else (features, labels), batch_size, num_epochs, shuffle)
+    without_labels = numpy_input_fn(features, None, batch_size, num_epochs, shuffle)
+    return without_labels if y is None else _input_fn((features, labels), batch_size, num_epochs, shuffle)
 
 
 def _input_fn(arrays, batch_size: int, num_epochs: int | None, shuffle: bool) -> Callable:

@@ -176,9 +176,7 @@ class Estimator(library.estimator.Estimator):
         newest = self.latest_checkpoint() if member.task.is_chief else None
         done = int(library.estimator._load_global_step_from_checkpoint_dir(self._model_dir)) if newest else 0
         last = done + training.steps if training.steps else training.max_steps
-        open_session = functools.partial(
-            workers.open_session, member, self._config, training.batches, training.all_reduce, (done, last)
-        )
+        open_session = functools.partial(workers.open_session, training, self._config, (done, last))
         warm_start = self._warm_start_settings if member.task.is_chief else None
         with (
             compat.replaced(self, "_warm_start_settings", warm_start),

@@ -14,10 +14,8 @@ from tower_train.cluster.membership import Membership
 from tower_train.cluster.task import Policy, Task, of_jobs
 from tower_train.fronts import compat, program
 from tower_train.fronts.tf_estimator import library
-from tower_train.fronts.tf_estimator.inputs import Batches
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.graph import devices, progress
-from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import Devices
 from tower_train.run.watchdog import StepWatchdog
 
@@ -52,33 +50,22 @@ def join(config: RunConfig, placed: Devices) -> Membership:
 
 
 @contextlib.contextmanager
-def open_session(
-    member: Membership, run_config: RunConfig, batches: Batches, all_reduce: AllReduce, steps: tuple, *,
-    hooks: Sequence, chief_only_hooks: Sequence, checkpoint_dir: str, config: v1.ConfigProto, scaffold, **kwargs,
-) -> Iterator:  # fmt: skip
+def open_session(training, run_config: RunConfig, steps: tuple, **arguments) -> Iterator:
     """Yields the session of a training of several workers, once all are ready to train the same.
 
     Args:
-      member: from `join`.
+      training: the call of Estimator.train.
       run_config: of the Estimator.
-      batches: this worker's.
-      all_reduce: between the workers.
       steps: the chief's number of steps done, and the last one or None.
-      others: as of v1.train.MonitoredTrainingSession.
+      arguments: of v1.train.MonitoredTrainingSession.
 
     Raises:
       ConfigError: another worker has another model.
       WorkerError: a worker is missing, or stands still.
     """
-    is_chief, num_workers, towers = member.task.is_chief, member.devices.num_workers, len(member.devices.towers)
-    broadcast = all_reduce.broadcast(v1.global_variables(), member.devices.worker)
-    about = {f"the variable {v.op.name}": f"{v.dtype.base_dtype.name}{v.shape}" for v in v1.global_variables()}
-    first, last = member.agree(lambda: {"num_gpus": towers} | about, *steps)
-    if is_chief:
-        console.notice(
-            f"{num_workers} workers train. A step takes {num_workers * towers} batches, {towers} of each input_fn. Its "
-            "argument input_context tells the worker's part of the data."
-        )
+    member, batches = training.member, training.batches
+    broadcast = training.all_reduce.broadcast(v1.global_variables(), member.devices.worker)
+    first, last = _agree(member, steps)
     if last is not None and first >= last:
         console.notice(f"Nothing to train: step {first} is at or after the last one, {last}.")
         yield SimpleNamespace(should_stop=lambda: True)
@@ -88,24 +75,36 @@ def open_session(
         member.session_opened(session)
         session.run(broadcast)  # gives all workers the chief's values; waits for the others
 
-    if not is_chief:
-        hooks = [hook for hook in hooks if not isinstance(hook, v1.train.CheckpointSaverHook)]
-        chief_only_hooks, checkpoint_dir = (), None
-        scaffold = v1.train.Scaffold(init_fn=lambda _, session: begin(session), copy_from_scaffold=scaffold)
     with v1.variable_scope("tower_train"):  # of the input only: towers wait until all workers have theirs
         counting, counts = progress.count_progress({progress.INPUT: batches.arrivals})
     watchdog = StepWatchdog(run_config.stall_timeout_secs, counts, note_stall=member.note_stall)
-    hooks = [*hooks, _Last(member, watchdog, begin if is_chief else None, counting, batches.ask_to_stop)]
-    config, others = merged(member.devices, config), kwargs | {"master": member.target, "is_chief": True}
-    with (
-        watchdog,
-        member.failures_named(),
-        v1.train.MonitoredTrainingSession(
-            config=config, hooks=hooks, chief_only_hooks=chief_only_hooks, checkpoint_dir=checkpoint_dir,
-            scaffold=scaffold, **others,
-        ) as session,
-    ):  # fmt: skip
+    if not member.task.is_chief:
+        arguments = _without_writing(begin, **arguments)
+    hook = _Last(member, watchdog, begin if member.task.is_chief else None, counting, batches.ask_to_stop)
+    arguments |= {"hooks": [*arguments["hooks"], hook], "config": merged(member.devices, arguments["config"])}
+    arguments |= {"master": member.target, "is_chief": True}
+    with watchdog, member.failures_named(), v1.train.MonitoredTrainingSession(**arguments) as session:
         yield session
+
+
+def _agree(member: Membership, steps: tuple) -> tuple:
+    """Compares this worker's model with the others'; returns the chief's steps, (done, last)."""
+    towers, num_workers = len(member.devices.towers), member.devices.num_workers
+    about = {f"the variable {v.op.name}": f"{v.dtype.base_dtype.name}{v.shape}" for v in v1.global_variables()}
+    agreed = member.agree(lambda: {"num_gpus": towers} | about, *steps)
+    if member.task.is_chief:
+        console.notice(
+            f"{num_workers} workers train. A step takes {num_workers * towers} batches, {towers} of each input_fn. Its "
+            "argument input_context tells the worker's part of the data."
+        )
+    return agreed
+
+
+def _without_writing(begin: Callable, *, hooks: Sequence, scaffold: v1.train.Scaffold, **arguments) -> dict:
+    """Returns the arguments of a session that writes nothing, and begins with the chief's values."""
+    hooks = [hook for hook in hooks if not isinstance(hook, v1.train.CheckpointSaverHook)]
+    scaffold = v1.train.Scaffold(init_fn=lambda _, session: begin(session), copy_from_scaffold=scaffold)
+    return arguments | {"hooks": hooks, "scaffold": scaffold, "chief_only_hooks": (), "checkpoint_dir": None}
 
 
 def merged(placed: Devices, asked: v1.ConfigProto) -> v1.ConfigProto:
