@@ -1,5 +1,8 @@
 """Canned estimators train what numpy trains on the joined batches of all towers, under the names of 1.15."""
 
+import re
+
+import iris_program
 import jobs
 import keras
 import numpy as np
@@ -205,38 +208,18 @@ def test_dropout_follows_the_seed_differs_between_towers_and_is_for_training_onl
     assert predicted[0] == predicted[1]
 
 
+def test_the_iris_program_of_the_guide_on_two_towers(tmp_path, capsys):
+    iris_program.main(tmp_path, 2)
+    printed = capsys.readouterr().out
+    assert float(re.search(r"Test set accuracy: (\d\.\d+)", printed)[1]) > 0.9
+    assert re.findall(r'Prediction is "(\w+)" \(\d+.\d%\), expected "\1"', printed) == iris_program.SPECIES
+
+
 def test_a_hook_finds_the_librarys_own_names_of_ops_on_two_towers(tmp_path):
     estimator = tf_estimator.LinearRegressor([number], tmp_path, optimizer=SGD, config=config(2))
     logged = tf_estimator.LoggingTensorHook({"loss": "linear/head/weighted_loss/Sum"}, every_n_iter=1)
     estimator.train(input_fn(TARGET), hooks=[logged], steps=2)
     assert estimator.get_variable_value("global_step") == 2
-
-
-NAMES = ["no", "yes"]
-STRINGS = np.array(NAMES)[CLASS]
-
-
-def checkpoint(directory, values):
-    """Writes a model_dir's checkpoint of variables with these names and values."""
-    directory.mkdir(exist_ok=True)
-    with tf.Graph().as_default(), v1.Session() as session:
-        step = v1.train.create_global_step()
-        for name, value in values.items():
-            v1.get_variable(name, initializer=np.asarray(value, np.float32))
-        session.run([v1.global_variables_initializer()])
-        session.run(step.assign(100))
-        return v1.train.Saver().save(session, str(directory / "model.ckpt"), step)
-
-
-LINEAR = {
-    "linear/linear_model/number/weights": [[1.5]],
-    "linear/linear_model/kind/weights": [[-1.0], [0.5], [2.0]],
-    "linear/linear_model/bias_weights": [-0.75],
-    # The names of 1.15's optimizer slots, which nothing but training needs.
-    "linear/linear_model/number/weights/part_0/Ftrl": [[0.1]],
-}
-LOGITS = DENSE @ [[-1.0], [0.5], [2.0], [1.5]] - 0.75
-PROBABILITY = 1 / (1 + np.exp(-LOGITS[:, 0]))
 
 
 def test_variables_have_the_names_of_1_15(tmp_path):
@@ -261,15 +244,3 @@ def test_variables_have_the_names_of_1_15(tmp_path):
     wide = [f"linear/linear_model/{name}" for name in wide]
     slots = [f"{name}/Adagrad" for name in deep] + [f"{name}/{slot}" for name in wide for slot in ("Ftrl", "Ftrl_1")]
     assert sorted(estimator.get_variable_names()) == sorted([*deep, *wide, *slots, "global_step"])
-
-
-def test_weights_of_1_15_begin_a_training(tmp_path):
-    checkpoint(tmp_path / "old", LINEAR)
-    estimator = tf_estimator.LinearClassifier(
-        [number, kind], tmp_path / "new", optimizer=v1.train.GradientDescentOptimizer(1e-9), config=config(2),
-        warm_start_from=str(tmp_path / "old"),
-    )  # fmt: skip
-    estimator.train(input_fn(CLASS), steps=1)
-    for name in ("number/weights", "kind/weights", "bias_weights"):
-        name = f"linear/linear_model/{name}"
-        np.testing.assert_allclose(estimator.get_variable_value(name), LINEAR[name], atol=1e-6)

@@ -111,23 +111,6 @@ def test_what_a_model_fn_must_not_do(tmp_path):
         )).train(input_fn)  # fmt: skip
 
 
-def test_arguments_are_passed_by_name_in_any_order(tmp_path):
-    def turned(mode, params, labels, features):
-        return model_fn(features, labels, mode, params)
-
-    class Callable:
-        def __call__(self, config, mode, features, labels, params):
-            assert config.num_gpus == 2
-            return turned(mode, params, labels, features)
-
-    for i, fn in enumerate([turned, Callable(), lambda labels, mode, params, features: turned(mode, params, labels,
-                                                                                              features)]):  # fmt: skip
-        estimator = make(tmp_path / str(i), 2, fn).train(input_fn)
-        np.testing.assert_allclose(weights_of(estimator), expected_weights(6, 2), atol=1e-12)
-        assert estimator.evaluate(input_fn).keys() == {"mae", "loss", "global_step"}
-        next(estimator.predict(input_fn))
-
-
 def test_an_input_context_gives_the_number_of_towers(tmp_path):
     def per_replica(input_context):
         return input_fn(batch=input_context.get_per_replica_batch_size(12))
@@ -181,22 +164,6 @@ def test_keras_metrics_that_cannot_be(tmp_path):
     for fn in (never, twice):
         with pytest.raises(ValueError, match="call update_state once in a model_fn"):
             make(tmp_path, fn=with_metrics(fn)).evaluate(input_fn)
-
-
-def test_add_metrics(tmp_path):
-    seen = []
-
-    def more(labels, predictions, config):
-        seen.append((predictions, config.model_dir))
-        return {"mean_label": v1.metrics.mean(labels)}
-
-    estimator = make(tmp_path, params={"rate": 2**-5}).train(input_fn)
-    extended = tf_estimator.add_metrics(estimator, more)
-    found = extended.evaluate(lambda: input_fn(batch=10))
-    assert found.keys() == {"mae", "mean_label", "loss", "global_step"}
-    assert found["mean_label"] == pytest.approx(Y.mean(), abs=1e-6)
-    assert found["mae"] == pytest.approx(estimator.evaluate(input_fn)["mae"])
-    assert seen == [({}, str(tmp_path))] and isinstance(extended, tf_estimator.Estimator)
 
 
 def test_names_are_the_librarys_or_subclasses():

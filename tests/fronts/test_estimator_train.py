@@ -6,7 +6,7 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import BATCH, TRAIN, Recorder, X, Y, expected_weights, input_fn, make, model_fn, weights_of
+from regression import BATCH, Recorder, X, Y, expected_weights, input_fn, make, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -77,39 +77,31 @@ def test_large_arrays_of_the_input_do_not_get_into_the_files(tmp_path):
     assert max(path.stat().st_size for path in tmp_path.iterdir()) < large.nbytes / 2
 
 
-def test_params_and_config_reach_model_fn_and_input_fn(tmp_path):
-    def with_config(features, labels, mode, params, config):
-        assert config.num_gpus == 2 and config.model_dir == str(tmp_path)
-        return model_fn(features, labels, mode, params)
-
-    params = {"rate": 2**-7, "epochs": 2}
-    estimator = make(tmp_path, 2, with_config, params)
-    params["rate"] = 77  # the Estimator has a copy
-    estimator.train(lambda params, mode: input_fn(epochs=params["epochs"] if mode == TRAIN else 1))
-    np.testing.assert_allclose(weights_of(estimator), expected_weights(12, 2, rate=2**-7), atol=1e-12)
-
-
 def test_what_is_not_finite_stops_the_run_before_it_changes_the_weights(tmp_path):
     def bad_batch():
         y = Y.copy()
         y[21] = np.nan  # of the 6th batch: step 3 of two towers, in the second tower
         return tf.data.Dataset.from_tensor_slices(({"x": X}, y)).batch(BATCH)
 
-    with pytest.raises(errors.NonFiniteError, match="not finite at step 3: tower_1: the loss"):
+    with pytest.raises(errors.NonFiniteError, match="not finite at step 3: tower_1: the loss") as caught:
         make(tmp_path, 2, save_checkpoints_steps=1).train(bad_batch)
+    assert isinstance(caught.value, tf_estimator.NanLossDuringTrainingError)  # 1.15's
     np.testing.assert_allclose(weights_of(make(tmp_path)), expected_weights(2, 2), atol=1e-12)
 
 
-def test_tensors_are_no_input_for_towers(tmp_path):
-    with pytest.raises(errors.DataError, match="input_fn returned a tuple, of which each tower and worker would get"):
-        make(tmp_path, 2).train(lambda: ({"x": tf.constant(X)}, tf.constant(Y)))
-
-
-def test_towers_that_cannot_be(tmp_path):
-    with pytest.raises(errors.ConfigError, match="num_gpus=0: it must be a count of at least 1"):
-        make(tmp_path, 0).train(input_fn)
-    with pytest.raises(errors.ConfigError, match="num_gpus and gpus both say what trains"):
-        tf_estimator.RunConfig(num_gpus=2, gpus=[0, 1])
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"num_gpus": 0}, "num_gpus=0: it must be a count of at least 1"),
+        ({"num_gpus": 2, "gpus": [0, 1]}, "num_gpus and gpus both say what trains"),
+        ({"worker_timeout_secs": 0}, "worker_timeout_secs=0; it must be a number of seconds, above 0"),
+        ({"stall_timeout_secs": -1}, "stall_timeout_secs=-1; it must be a number of seconds, 0 or more"),
+        ({"num_gpus": 2}, "input_fn returned a tuple, of which each tower and worker would get"),
+    ],
+)
+def test_mistakes(tmp_path, settings, match):
+    with pytest.raises(errors.UserError, match=match):
+        make(tmp_path, **settings).train(lambda: ({"x": tf.constant(X)}, tf.constant(Y)))
 
 
 class Strategy:
@@ -133,16 +125,6 @@ def test_a_strategys_gpus_carry_the_towers():
     assert tf_estimator.RunConfig(train_distribute=Strategy("GPU:1", "GPU:3")).towers == [1, 3]
 
 
-def test_early_stopping_within_train_and_evaluate(tmp_path):
-    estimator = make(tmp_path, save_checkpoints_steps=2)
-    hook = tf_estimator.experimental.stop_if_higher_hook(
-        estimator, "loss", 1e-9, run_every_secs=None, run_every_steps=1
-    )
-    train = tf_estimator.TrainSpec(lambda: input_fn(epochs=None), max_steps=50, hooks=[hook])
-    result, _ = tf_estimator.train_and_evaluate(estimator, train, tf_estimator.EvalSpec(input_fn, throttle_secs=0))
-    assert result["global_step"] == 2  # which was saved and evaluated before the hook looks
-
-
 def test_evaluations_in_memory_are_of_the_variables_as_they_are(tmp_path):
     estimator = make(tmp_path, 2)
     hook = tf_estimator.experimental.InMemoryEvaluatorHook(estimator, input_fn, name="now", every_n_iter=2)
@@ -152,12 +134,3 @@ def test_evaluations_in_memory_are_of_the_variables_as_they_are(tmp_path):
     expected = [np.abs(X @ v[:3] + v[3] - Y).mean() for v in values]
     assert [event.step for event in found] == [0, 2, 3]
     np.testing.assert_allclose([event.value for event in found], expected, atol=1e-6)
-
-
-def test_a_loss_that_is_not_finite_is_also_1_15s_error(tmp_path):
-    def bad_batch():
-        return tf.data.Dataset.from_tensor_slices(({"x": X}, Y * np.nan)).batch(4)
-
-    with pytest.raises(tf_estimator.NanLossDuringTrainingError, match="not finite at step 1") as caught:
-        make(tmp_path, 2).train(bad_batch)
-    assert isinstance(caught.value, errors.NonFiniteError)

@@ -50,13 +50,6 @@ def rows(batches):
 
 
 class TestNumpyInputFn:
-    def test_gives_pairs_of_features_and_labels_until_the_epochs_end(self):
-        x, y = {"a": np.arange(5) * 1.0, "b": np.arange(32, 37)}, np.arange(-32, -27)
-        batches = drawn(numpy_input_fn(x, y, batch_size=2, shuffle=False))
-        assert rows(features["a"] for features, _ in batches) == [[0, 1], [2, 3], [4]]
-        assert rows(features["b"] for features, _ in batches) == [[32, 33], [34, 35], [36]]
-        assert rows(labels for _, labels in batches) == [[-32, -31], [-30, -29], [-28]]
-
     @pytest.mark.parametrize(
         ("count", "batch", "epochs", "expected"),
         [
@@ -104,13 +97,6 @@ class TestNumpyInputFn:
         expected = regression.expected_weights(9, 2)
         np.testing.assert_allclose(regression.weights_of(estimator), expected, atol=1e-12)
 
-    def test_large_arrays_do_not_go_into_the_graph(self, tmp_path):
-        x = np.ones([200_000, 3])  # 4.8 MB
-        estimator = regression.make(tmp_path)
-        estimator.train(numpy_input_fn({"x": x}, x[:, 0], 4, shuffle=True), steps=1)
-        [graph] = tmp_path.glob("graph.pbtxt")
-        assert graph.stat().st_size < 2**20
-
 
 class TestPandasInputFn:
     X = Frame({"a": [0, 1, 2, 3], "body": np.array(["x", "y", "x", "y"], object)}, np.arange(100, 104))
@@ -122,10 +108,6 @@ class TestPandasInputFn:
         assert rows(features["body"] for features, _ in batches) == [[b"x", b"y", b"x"], [b"y"]]
         assert rows(labels for _, labels in batches) == [[-32, -31, -30], [-29]]
         assert set(batches[0][0]) == {"a", "body"}
-
-    def test_without_labels(self):
-        [features] = drawn(pandas_input_fn(self.X, shuffle=True, queue_capacity=None))
-        assert sorted(features["a"]) == [0, 1, 2, 3]
 
     def test_a_frame_of_labels_may_have_the_names_of_features(self):
         y = Frame({"a": [10, 11, 12, 13], "b": [50, 51, 52, 53]}, self.X.index)

@@ -135,15 +135,10 @@ def named_input_fn(batch=8, epochs=1):
     return tf.data.Dataset.from_tensor_slices(({"image": X}, TARGETS)).repeat(epochs).batch(batch)
 
 
-@pytest.mark.parametrize("form", ["dict", "tuple"])
-def test_two_outputs_have_their_own_losses_and_metrics_of_one_kind(tmp_path, form):
+def test_two_outputs_have_their_own_losses_and_metrics_of_one_kind(tmp_path):
     model = two_outputs()
     expected = model.evaluate(X, TARGETS, batch_size=8, return_dict=True, verbose=0)
-
-    def given():
-        return named_input_fn() if form == "dict" else named_input_fn().map(lambda x, y: (x["image"], (y["a"], y["b"])))
-
-    found = make(model, tmp_path, 2).evaluate(given)
+    found = make(model, tmp_path, 2).evaluate(lambda: named_input_fn().map(lambda x, y: (x["image"], (y["a"], y["b"]))))
     assert found.pop("global_step") == 0 and found.keys() == expected.keys()
     assert {"a_loss", "b_loss", "a_mae", "b_mae"} <= found.keys()
     assert found == pytest.approx(expected, rel=1e-5)
@@ -269,12 +264,3 @@ def test_weights_of_examples_among_the_features(tmp_path, towers):
     assert estimator.evaluate(weighted, checkpoint_path=f"{tmp_path}/model.ckpt-0")["loss"] == pytest.approx(before)
     model.fit(X, LABELS, sample_weight=weights, batch_size=24, shuffle=False, verbose=0)
     assert_same_weights(estimator, model)
-
-
-def test_arrays_from_an_input_fn_are_one_batch(tmp_path):
-    model = compiled(network())
-    estimator = make(model, tmp_path, 1)
-    found = estimator.train(lambda: [X, tf.constant(LABELS)], steps=1).evaluate(
-        lambda: (X, LABELS), 1, None, f"{tmp_path}/model.ckpt-0"
-    )
-    assert found["loss"] == pytest.approx(model.evaluate(X, LABELS, batch_size=24, verbose=0)[0], rel=1e-5)
