@@ -34,7 +34,7 @@ set_up() {
   local extras=$1 environment stamp
   # The second is WSL 2's, which lacks the first; as tower_train/host.py looks.
   if [ -e "${NVIDIA_DRIVER:-/proc/driver/nvidia/version}" ] || { [ -e /dev/dxg ] && [ -e /usr/lib/wsl/lib/libcuda.so.1 ]; } ||
-    nvidia-smi -L 2>/dev/null | grep -q ^GPU; then
+    [[ "$(nvidia-smi -L 2>/dev/null)" == GPU* ]]; then
     extras=${extras#[}
     extras="[gpu${extras:+,${extras%]}}]"
   fi
