@@ -122,3 +122,20 @@ def test_functions_are_small(modules):
     excepted = {pattern: fnmatch.filter(large, pattern) for pattern in EXCEPTIONS}
     assert not large.keys() - set(sum(excepted.values(), []))
     assert all(excepted.values()), "these are small now"
+
+
+def unpickling(source):
+    """The lines of a source that read pickled data, which run whatever their author wants."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) else []
+        allows = isinstance(node, ast.keyword) and node.arg == "allow_pickle" and getattr(node.value, "value", 1)
+        if allows or {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"} & {*names}:
+            found.append(node.lineno)
+    return found
+
+
+def test_no_module_unpickles_data(modules):
+    assert not {name: lines for name, path in modules.items() if (lines := unpickling(path.read_text()))}
+    assert unpickling("import pickle\nnp.load(f, allow_pickle=True)\nfrom dill import load\nnp.load(f)") == [1, 3, 2]

@@ -11,7 +11,7 @@ OPTIMIZERS = {
     "rmsprop": lambda: keras.optimizers.RMSprop(0.002),
     "adam": lambda: keras.optimizers.Adam(0.002),
 }
-CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
 rng = np.random.default_rng(0)
 
 

@@ -84,22 +84,6 @@ class TestTrainingEqualsKeras:
 class TestModels:
     """Whatever the model is made of, two or three towers train what Keras trains."""
 
-    def test_a_subclassed_model_that_adds_losses_and_is_built_by_its_first_batch(self, float64):
-        class Model(keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.first = layers.Dense(4, activity_regularizer="l2", bias_regularizer="l1")
-                self.last = layers.Dense(3)
-
-            def call(self, x):
-                hidden = self.first(x)
-                self.add_loss(0.1 * keras.ops.mean(keras.ops.square(hidden)))
-                return self.last(hidden)
-
-        x, y = data(7, 4)
-        settings = {"optimizer": "sgd", "loss": CROSS_ENTROPY}
-        assert_same(fit_both(Model, 2, settings, x, y, batch_size=4, epochs=3), 1e-9)
-
     def test_frozen_layers_stay_and_unused_weights_are_named(self, capsys):
         def build():
             inputs = keras.Input([4])

@@ -99,16 +99,6 @@ class TestUse:
         assert list(histories[1]) == list(histories[0]) == ["accuracy", "loss"]
         assert parallel.optimizer is template.optimizer and template.optimizer.iterations == 6
 
-    def test_a_template_can_be_trained_further_by_keras_itself(self):
-        parallel = self.parallel()
-        x, y = data(20, 4)
-        parallel.fit(x, y, batch_size=8, verbose=0)
-        before = parallel.predict(x, verbose=0)
-        parallel.template.fit(x, y, batch_size=8, verbose=0)
-        after = parallel.predict(x, verbose=0)
-        assert np.abs(after - before).max() > 1e-4
-        np.testing.assert_allclose(after, parallel.template.predict(x, verbose=0), atol=1e-6)
-
     def test_attributes_are_those_of_the_template(self):
         inputs = {"left": keras.Input([4], name="left"), "right": keras.Input([3], name="right")}
         both = layers.concatenate(list(inputs.values()))
@@ -190,50 +180,40 @@ def test_towers_compute_on_their_devices_and_weights_stay_on_the_cpu():
     for i, line in enumerate(forward):
         assert line.startswith(f"tower_{i}/") and line.endswith(f":{i}"), line
     gradients = [line for line in products if line not in forward]
-    assert sorted(line[-1] for line in gradients) == ["0", "1", "2"]
+    assert {line[-1] for line in gradients} == {"0", "1", "2"}
     assert variables == "{'/job:localhost/replica:0/task:0/device:CPU:0'}"
 
 
 class TestMisuse:
+    @pytest.fixture
+    def four_gpus(self, monkeypatch):
+        there = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(4)]
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: there if kind == "GPU" else [])
+
     def model(self):
         return keras.Sequential([keras.Input([4]), layers.Dense(3)])
 
     @pytest.mark.parametrize(
         ("gpus", "message"),
-        [(0, "gpus=0: it must be a count of at least 1"), (-1, "at least 1"), ([], "at least 1"), ("2", "at least 1"),
-         (2.0, "at least 1"), (True, "gpus=True: it must be"), ([0, True], "at least 1"), ("0,1", "at least 1"),
-         ([0, -1], "at least 1"), (np.int64(0), "at least 1"), (np.array([]), "at least 1"),
-         ([0, 0], "names a GPU twice"), ([0, 2], "this program sees 0 GPUs .*a count makes")],
+        [(0, "gpus=0: it must be a count of at least 1"), ([], "at least 1"), ("2", "at least 1"), (2.0, "at least 1"),
+         (True, "gpus=True: it must be"), ([0, -1], "at least 1"), (np.array([]), "at least 1"),
+         ([0, 0], "names a GPU twice"), ([0, 4], "this program sees 4 GPUs .*Ask for those"), (5, "sees 4 GPUs")],
     )  # fmt: skip
-    def test_gpus_that_cannot_be(self, gpus, message):
+    def test_gpus_that_cannot_be(self, four_gpus, gpus, message):
         with pytest.raises(ConfigError, match=message):
             tower_train.multi_gpu_model(self.model(), gpus=gpus)
 
-    @pytest.mark.parametrize(
-        "gpus", [np.int64(2), np.int32(2), [0, 1], (0, 1), np.array([0, 1]), range(2), [np.int64(0), 1]]
-    )
-    def test_counts_and_lists_of_every_kind(self, monkeypatch, gpus):
-        there = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(3)]
-        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: there if kind == "GPU" else [])
-        assert tower_train.multi_gpu_model(self.model(), gpus=gpus).towers == ("/gpu:0", "/gpu:1")
+    @pytest.mark.parametrize("gpus", [np.int64(2), [0, 2], np.array([0, 2]), range(2), None])
+    def test_counts_and_lists_of_every_kind(self, four_gpus, gpus):
+        ids = range(4) if gpus is None else range(gpus) if isinstance(gpus, np.int64) else gpus
+        assert tower_train.multi_gpu_model(self.model(), gpus=gpus).towers == tuple(f"/gpu:{i}" for i in ids)
 
-    def test_one_gpu_is_one_tower(self, capsys):
-        for gpus in (1, np.int64(1), None):
+    def test_without_gpus_a_count_makes_towers_on_the_cpu(self, capsys):
+        for gpus in (1, None):
             assert tower_train.multi_gpu_model(self.model(), gpus=gpus).towers == ("/cpu:0",)
         assert capsys.readouterr().err == ""
-
-    @pytest.mark.parametrize("gpus", [3, [0, 2]])
-    def test_more_gpus_than_there_are(self, monkeypatch, gpus):
-        there = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(2)]
-        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: there if kind == "GPU" else [])
-        with pytest.raises(ConfigError, match=r"this program sees 2 GPUs \(0, 1\)\. Ask for those"):
-            tower_train.multi_gpu_model(self.model(), gpus=gpus)
-
-    def test_the_chosen_gpus_keep_their_numbers(self, monkeypatch):
-        there = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(4)]
-        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: there if kind == "GPU" else [])
-        assert tower_train.multi_gpu_model(self.model(), gpus=[0, 2]).towers == ("/gpu:0", "/gpu:2")
-        assert len(tower_train.multi_gpu_model(self.model()).towers) == 4
+        with pytest.raises(ConfigError, match="this program sees 0 GPUs .*a count makes"):
+            tower_train.multi_gpu_model(self.model(), gpus=[0, 2])
 
     def test_fit_before_compile(self):
         with pytest.raises(ValueError, match="call `compile\\(\\)`"):

@@ -6,9 +6,9 @@ import re
 
 import clusters
 import jobs
-import keras_examples
 import numpy as np
 import pytest
+from keras_step_examples import EXAMPLES
 
 ROUNDING = 1e-9
 
@@ -62,11 +62,10 @@ def test_workers_equal_one_process_and_each_other_to_the_bit(two, name):
 
 
 def test_two_workers_train_the_examples_of_keras_as_keras_does_on_one_device(two):
-    """The second worker's weights are compared with its plain Keras too."""
-    for reports in two.reports:
-        differences = {report["example"]: report["difference"] for report in reports if "example" in report}
-        assert differences.keys() == {name for name, each in keras_examples.EXAMPLES.items() if each.on_workers}
-        assert max(differences.values()) < ROUNDING, differences
+    chiefs, others = ({report["example"]: report for report in own if "example" in report} for own in two.reports)
+    assert chiefs.keys() == {name for name, each in EXAMPLES.items() if each.on_workers}
+    assert max(report["difference"] for report in chiefs.values()) < ROUNDING, chiefs
+    assert [report["weights"] for report in others.values()] == [report["weights"] for report in chiefs.values()]
 
 
 def test_calls_for_one_batch_begin_with_the_chiefs_weights_and_do_what_numpy_does(two):
@@ -87,7 +86,7 @@ def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(two):
     chiefs, others = ([report["refused"] for report in own if "refused" in report] for own in two.reports)
     batch_size, length, batch, order, unseeded = chiefs
     assert "cannot train with the chief in fit: batch_size is 9, the chief's 8." in batch_size
-    assert "x is [(45, 4)], the chief's [(46, 4)]; y is [(45,)], the chief's [(46,)]." in length
+    assert "x is (45, 4), the chief's (46, 4); y is (45,), the chief's (46,)." in length
     assert "has come to batch 4 of training in epoch 3, the chief to batch 1 of training in epoch 4." in batch
     for text in (order, unseeded):
         assert "the examples' checksum is " in text and "shuffle(1000, seed=1)" in text

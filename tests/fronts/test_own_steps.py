@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_examples import updated as update
+from keras_step_examples import OneDevice
 from keras_twins import assert_same, fit_both
 
 import tower_train
@@ -14,7 +14,7 @@ from tower_train.errors import ConfigError
 layers, ops = keras.layers, keras.ops
 
 
-class Tagger(keras.Model):
+class Tagger(OneDevice, keras.Model):
     """Means over tokens that are not masked, two losses of one forward pass, a normalised kernel, metrics."""
 
     def __init__(self):
@@ -45,18 +45,6 @@ class Tagger(keras.Model):
             steps.Loss(of_sizes, self.sizes.trainable_weights, self.size_optimizer),
         ]
         self.mean_loss.update_state(of_sizes, sample_weight=tf.shape(x)[0])
-        return {"accuracy": self.accuracy.result(), "sizes": self.mean_loss.result()}
-
-    def train_step(self, data):
-        with tf.GradientTape(persistent=True) as tape:
-            of_tags, of_sizes = self.losses_of(*data)
-            of_tags = ops.sum(of_tags) / ops.sum(data[2])
-            scaled = self.size_optimizer.scale_loss(of_sizes)
-        sizes = self.sizes.trainable_weights
-        of_sizes_grads = tape.gradient(scaled, sizes)
-        update(tape, of_tags, [*self.body.trainable_weights, *self.tags.trainable_weights], self.optimizer)
-        self.size_optimizer.apply_gradients(zip(of_sizes_grads, sizes, strict=True))
-        self.mean_loss.update_state(of_sizes, sample_weight=tf.shape(data[0])[0])
         return {"accuracy": self.accuracy.result(), "sizes": self.mean_loss.result()}
 
 
@@ -175,7 +163,8 @@ def assignment(self, x):
 def own_update(self, x):
     with tf.GradientTape() as tape:
         loss = ops.mean(self.dense(x))
-    update(tape, loss, self.dense.trainable_weights, self.optimizer)
+    weights = self.dense.trainable_weights
+    self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
     yield steps.Join(x)
 
 

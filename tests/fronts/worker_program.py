@@ -11,16 +11,16 @@ import sys
 import zlib
 
 import keras
-import keras_examples
 import numpy as np
 import tensorflow as tf
+from keras_step_examples import EXAMPLES as OF_KERAS
 
 import tower_train
 from tower_train import errors
 from tower_train.fronts.lockstep.model import TowerModel
 
 layers, callbacks = keras.layers, keras.callbacks
-CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
 EXAMPLES, BATCH = 46, 9  # so that an epoch ends with a batch of one
 rng = np.random.default_rng(0)
 X, Y, WEIGHTS = rng.normal(size=[EXAMPLES, 4]), rng.integers(0, 3, EXAMPLES), rng.random(EXAMPLES)
@@ -64,10 +64,9 @@ class Trial:
 
     def compare(self, name, found, as_towers, **data):
         """Prints what the workers have come to, and in the chief how that differs from what it comes to alone."""
-        weights = b"".join(np.asarray(weight.value).tobytes() for weight in self.model.weights)
         differences = self._differences(found, as_towers, data) if self.cluster.is_chief else {}
         steps = int(self.parallel.optimizer.iterations.numpy())
-        report(name=name, weights=zlib.crc32(weights), history=found, steps=steps, **differences)
+        report(name=name, weights=_checksum(self.model.get_weights()), history=found, steps=steps, **differences)
 
     def _differences(self, found, as_towers, data):
         keras.utils.set_random_seed(0)
@@ -80,6 +79,10 @@ class Trial:
         # Of a run that was resumed, from there on.
         histories = [(values, expected[name][-len(values) :]) for name, values in found.items()]
         return {"weights differ by": _largest_difference(pairs), "history differs by": _largest_difference(histories)}
+
+
+def _checksum(weights):
+    return zlib.crc32(b"".join(np.asarray(weight).tobytes() for weight in weights))
 
 
 def _largest_difference(pairs):
@@ -130,19 +133,25 @@ def on_batch(towers):
 
 
 def examples(towers):
-    """Trains keras.io's examples; the chief does so with plain Keras too."""
-    for name, example in keras_examples.EXAMPLES.items():
+    """Trains keras.io's examples, and in the chief once more by plain Keras."""
+    for name, example in OF_KERAS.items():
         if not example.on_workers:
             continue
-        models = []
-        for wrap in (lambda model: tower_train.multi_gpu_model(model, gpus=towers), lambda model: model):
+
+        def trained(wrap, example=example):
             keras.utils.set_random_seed(1)
-            models.append(example.build())
-            trained = wrap(models[-1])
-            trained.compile(**example.compiled())
-            trained.fit(**example.data(), shuffle=False, verbose=0)
-        pairs = zip(*(model.get_weights() for model in models), strict=True)
-        report(example=name, difference=float(_largest_difference(pairs)))
+            model = example.build()
+            wrapped = wrap(model)
+            wrapped.compile(**example.compiled())
+            wrapped.fit(**example.data(), shuffle=False, verbose=0)
+            return model.get_weights()
+
+        weights = trained(lambda model: tower_train.multi_gpu_model(model, gpus=towers))
+        about = {"weights": _checksum(weights)}
+        if tower_train.cluster.current().is_chief:
+            expected = trained(lambda model: model)
+            about["difference"] = float(_largest_difference(zip(weights, expected, strict=True)))
+        report(example=name, **about)
 
 
 def disagree(trial):
@@ -185,7 +194,7 @@ def report(**what):
 def main(towers, folder):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    tower_train.cluster.init(gpus=(), worker_timeout_secs=15)
+    tower_train.cluster.init(gpus=(), worker_timeout_secs=8)
     disagree(state(int(towers), pathlib.Path(folder)))
     on_batch(int(towers))
     examples(1)

@@ -5,9 +5,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, placement
-from tower_train.fronts.lockstep import workers
+from tower_train.fronts.lockstep import exchange
 from tower_train.fronts.lockstep.model import TowerModel
-from tower_train.fronts.lockstep.worker_model import WorkerModel
 from tower_train.graph.devices import HOST
 
 
@@ -37,7 +36,7 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       cpu_relocation: whether to move the template's weights to the CPU.
 
     Returns:
-      A `TowerModel`; among several workers a `WorkerModel`.
+      A `TowerModel`.
 
     Raises:
       ConfigError: missing GPUs, or a model that cannot be split; several workers, one of which differs.
@@ -45,9 +44,9 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     """
     _refuse_own_steps(model)
     placed = placement.place(gpus, "gpus")
-    together = workers.find()
+    processes = exchange.find()
     stateful = [layer.name for layer in compat.sublayers(model) if getattr(layer, "stateful", False)]
-    if stateful and (together or len(placed.towers) > 1):
+    if stateful and len(placed.towers) * processes.size > 1:
         raise errors.ConfigError(
             f"multi_gpu_model: the layer {stateful[0]!r} is stateful: it keeps a state of each example of the batch, "
             "of which a tower has only a part. Use gpus=1, or stateful=False with the state as an input and an output."
@@ -55,9 +54,7 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     if cpu_relocation:
         _relocate(model)
     merge_device = HOST if cpu_merge else placed.towers[0]
-    if together:
-        return WorkerModel(model, placed.towers, merge_device, together)
-    return TowerModel(model, placed.towers, merge_device)
+    return TowerModel(model, placed.towers, merge_device, processes)
 
 
 def _refuse_own_steps(model) -> None:

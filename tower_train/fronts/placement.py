@@ -28,44 +28,33 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
     """
     devices.let_memory_grow(tf.config.get_visible_devices("GPU"))
     here = [device.name for device in tf.config.list_logical_devices("GPU")]
-    ids = _asked(gpus, argument, len(here))
-    missing = [i for i in ids if i >= len(here)] if here or _is_list(gpus) else []
-    if missing:
+    is_list = isinstance(gpus, (Sequence, np.ndarray)) and not isinstance(gpus, str)
+    count = max(len(here), 1) if gpus is None else gpus
+    ids = list(gpus) if is_list else range(count) if _is_count(count) else []
+    if not ids or not all(map(_is_count, ids)):
+        raise errors.ConfigError(
+            f"{argument}={gpus!r}: it must be a count of at least 1, a list of GPU ids such as [0, 2], or None for all."
+        )
+    ids = tuple(map(int, ids))
+    if len(set(ids)) != len(ids):
+        raise errors.ConfigError(f"{argument}={gpus} names a GPU twice. Name each GPU once.")
+    if (here or is_list) and max(ids) >= len(here):
         there = ", ".join(map(str, range(len(here)))) or "none"
         raise errors.ConfigError(
             f"{argument}={gpus}: this program sees {len(here)} GPUs ({there}). Ask for those (CUDA_VISIBLE_DEVICES "
             "hides the others); on a machine without GPUs a count makes towers on the CPU."
         )
     if here:
-        placed = devices.place(DeviceOptions(gpus=tuple(ids)), here)
+        placed = devices.place(DeviceOptions(gpus=ids), here)
         devices.use_gpus_alike(placed.session_config)
         return dataclasses.replace(placed, towers=tuple(f"/gpu:{i}" for i in ids))
-    if (count := len(ids)) > 1:
-        console.notice(f"There is no GPU: {count} towers on the CPU.")
-    placed = devices.place(DeviceOptions(num_gpus=count, device="cpu"))
+    if len(ids) > 1:
+        console.notice(f"There is no GPU: {len(ids)} towers on the CPU.")
+    placed = devices.place(DeviceOptions(num_gpus=len(ids), device="cpu"))
     if in_session:
         return placed
     cpus = len(tf.config.list_logical_devices("CPU"))
-    return dataclasses.replace(placed, towers=tuple(f"/cpu:{i % cpus}" for i in range(count)))
-
-
-def _is_list(gpus) -> bool:
-    return isinstance(gpus, (Sequence, np.ndarray)) and not isinstance(gpus, str)
-
-
-def _asked(gpus, argument: str, gpus_here: int) -> list[int]:
-    """Returns the ids of the GPUs asked for, one for each tower."""
-    if gpus is None:
-        gpus = max(gpus_here, 1)
-    ids = list(gpus) if _is_list(gpus) else range(gpus) if _is_count(gpus) else []
-    if not ids or not all(_is_count(i) for i in ids):
-        raise errors.ConfigError(
-            f"{argument}={gpus!r}: it must be a count of at least 1, a list of GPU ids such as [0, 2], or None for all."
-        )
-    ids = [int(i) for i in ids]
-    if len(set(ids)) != len(ids):
-        raise errors.ConfigError(f"{argument}={gpus} names a GPU twice. Name each GPU once.")
-    return ids
+    return dataclasses.replace(placed, towers=tuple(f"/cpu:{i % cpus}" for i in ids))
 
 
 def _is_count(value) -> bool:

@@ -1,108 +1,264 @@
-"""Values of the towers of several workers, brought together; a process by itself has them all."""
+"""What is brought together of the processes that train one Keras model: of one by itself, or of several workers.
 
-import enum
+Keras' steps run where the program has begun TensorFlow, long before it is known that there are other workers; then
+collective operations are no longer possible. So they run in a session on the worker's server, which the step calls.
+"""
+
+import contextlib
 import functools
+import io
+import json
+import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster.task import find_task
+from tower_train.fronts import program
 from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.workers import Workers
+from tower_train.graph import collectives
+from tower_train.graph.devices import HOST
 
+v1 = tf.compat.v1
+
+_SEED = (
+    "Give shuffles and generators a seed, as in dataset.shuffle(1000, seed=1), or call keras.utils.set_random_seed "
+    "before the data are made."
+)
+_WORD = np.dtype(np.int64)  # messages are sent in words of this type
 _WHOLE = 8  # batches of a series of which workers compare each byte
 _SAMPLE = 4096  # numbers of each tensor that they compare of later ones
 
 
-class Merge(enum.Enum):
-    """Ways in which the values of towers, or of workers, become one."""
+class Exchange:
+    """What processes bring together; this one is by itself."""
 
-    ROWS = enum.auto()  # one after the other
-    MEAN = enum.auto()  # over the towers' examples; not for workers
-    SUM = enum.auto()  # over towers that have examples
-    BEFORE = enum.auto()  # the sum over the workers before this one
-    CHIEFS = enum.auto()  # the chief's, of its first tower
+    rank, size, is_chief = 0, 1, True
+
+    def begin(self, series: str, data) -> None:
+        """Begins a step with the others. series: the kind of step; data: the whole batch, which each process has."""
+
+    def rows(self, tensor):
+        """Returns the rows of all processes, one after the other; gradients go back to each one's."""
+        return tensor
+
+    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over processes, to the bit the same in all, of tensors of equal shapes."""
+        return list(tensors)
+
+    def first(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the chief's tensors."""
+        return list(tensors)
 
 
-Exchange = Callable[[Sequence[tuple[Merge, tf.Tensor]]], list[tf.Tensor]]
-
-
-def alone(local: Sequence[tuple[Merge, tf.Tensor]]) -> list[tf.Tensor]:
-    """The Exchange of a process by itself."""
-    return [tf.zeros_like(tensor) if way is Merge.BEFORE else tensor for way, tensor in local]
-
-
-def begin(workers: Workers, series: str, data) -> Exchange:
-    """Begins a step once all workers have come to it with the same batch; returns their Exchange, which all must call
-    alike.
+class Workers(Exchange):
+    """This process among the workers that train one model together, all of which must make the same calls.
 
     Args:
-      workers: this worker and the others.
-      series: the kind of step.
-      data: the whole batch, which each worker has read.
+      cluster: this process's.
+
+    Attributes:
+      rank, size, is_chief: as of the cluster.
     """
-    leaves = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
 
-    def compare(examples, *arrays):
-        batch, number = workers.next_batch(series)
-        checksum = functools.reduce(lambda crc, each: zlib.crc32(_bytes(each, number > _WHOLE), crc), arrays, 0)
-        workers.gather(batch, **{"the number of examples": int(examples), "the examples' checksum": checksum})
-        return [np.int32(examples)]
+    def __init__(self, cluster: program.Cluster):
+        self.rank, self.size, self.is_chief = cluster.rank, cluster.size, cluster.is_chief
+        self._failure: errors.UserError | None = None
+        self._membership, self._lock = cluster.membership, threading.Lock()
+        self._graph = tf.Graph()
+        self._session = v1.Session(cluster.target, self._graph, cluster.session_config)
+        self._membership.session_opened(self._session)
+        self._series, self._batch, self._batches, self._counts = "", 0, 0, cluster.counts
+        self._note_progress()
 
-    _called(compare, [tf.convert_to_tensor(parts.batch_size(data), tf.int32)], leaves)
-    return functools.partial(_exchange, workers)
+    def begin(self, series, data):
+        leaves = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
 
+        def compare(examples, *arrays):
+            self._batches += 1
+            self._batch += 1
+            self._note_progress()
+            checksum = functools.reduce(lambda crc, each: zlib.crc32(self._bytes(each), crc), arrays, 0)
+            facts = {"the number of examples": int(examples), "the examples' checksum": checksum}
+            self.gather(f"batch {self._batch} of {series}{self._series}", **facts)
+            return []
 
-def _bytes(array: np.ndarray, is_sampled: bool) -> bytes:
-    if array.dtype == object:  # strings
-        return b"\0".join(array.ravel().tolist())
-    numbers = np.ravel(array)
-    return numbers[:: max(1, numbers.size // _SAMPLE)].tobytes() if is_sampled else numbers.tobytes()
+        self._called(compare, [], [tf.convert_to_tensor(parts.batch_size(data)), *leaves])
 
+    def rows(self, tensor):
+        def gathered(array):
+            of_workers = [rows for [rows] in self.gather("an exchange of rows", [array])]
+            return np.concatenate(of_workers), np.int32(sum(map(len, of_workers[: self.rank])))
 
-def _exchange(workers: Workers, local: Sequence[tuple[Merge, tf.Tensor]]) -> list[tf.Tensor]:
-    for _, tensor in local:
-        if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
-            raise errors.ConfigError(
-                f"The towers of several workers would exchange {getattr(tensor, 'dtype', None)!r} in a "
-                f"{type(tensor).__name__}, which workers cannot send to each other. Give labels, weights, joined "
-                "tensors and metrics as dense tensors of numbers."
-            )
-    is_sum = [way is Merge.SUM and tensor.dtype.is_floating for way, tensor in local]
-    summed = [tensor for each, (_, tensor) in zip(is_sum, local, strict=True) if each]
-    others = [pair for each, pair in zip(is_sum, local, strict=True) if not each]
+        @tf.custom_gradient
+        def joined(local):
+            whole, begin = self._called(gathered, [local.dtype, tf.int32], [local])
+            whole.set_shape([None, *local.shape[1:]])
 
-    def gather(*arrays):
-        by_worker = workers.gather("an exchange of a step", arrays)
-        ways = zip([way for way, _ in others], zip(*by_worker, strict=True), strict=True)
-        return [_merged(way, of_workers, workers.rank) for way, of_workers in ways]
+            def of_local(grad):
+                [total] = self.sum([tf.convert_to_tensor(grad)])
+                return total[begin : begin + tf.shape(local)[0]]
 
-    gathered = iter(_called(gather, [tensor for _, tensor in others]) if others else [])
-    sums = iter(_called(lambda *arrays: workers.sum(arrays), summed) if summed else [])
-    wholes = [next(sums if each else gathered) for each in is_sum]
-    for (way, tensor), whole in zip(local, wholes, strict=True):
-        whole.set_shape([None, *tensor.shape[1:]] if way is Merge.ROWS else tensor.shape)
-    return wholes
+            return whole, of_local
 
+        self._refuse_unsendable([tensor])
+        return joined(tensor)
 
-def _merged(way: Merge, of_workers: Sequence[np.ndarray], rank: int) -> np.ndarray:
-    if way is Merge.ROWS:
-        return np.concatenate(of_workers)
-    if way is Merge.CHIEFS:
-        return of_workers[0]
-    counted = of_workers if way is Merge.SUM else of_workers[:rank]
-    return functools.reduce(np.add, counted, np.zeros_like(of_workers[0]))
+    def sum(self, tensors):
+        return self._exchanged(lambda *arrays: self.sum_arrays(arrays), tensors)
 
+    def first(self, tensors):
+        return self._exchanged(lambda *arrays: self.gather("an exchange of values", arrays)[0], tensors)
 
-def _called(function: Callable, tensors: Sequence[tf.Tensor], more: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
-    """Calls a function of arrays in a step; it returns an array for each of `tensors`, with its dtype."""
+    def gather(self, point: str, arrays: Sequence[np.ndarray] = (), **facts) -> list[list[np.ndarray]]:
+        """Returns the arrays over workers.
 
-    def run(*arrays):
+        Args:
+          point: this worker's place in the program.
+          arrays: in any number and shape.
+          facts: by name, strings and numbers that must be the same in all workers.
+
+        Raises:
+          ConfigError: in all workers, if one of them differs from the chief.
+          WorkerError: a worker is missing.
+        """
+        message, dtypes = io.BytesIO(), [array.dtype for array in arrays]
+        for each in (json.dumps([point, facts | {"what is sent": str(dtypes)}]), *arrays):
+            np.save(message, each, allow_pickle=False)
+        words, lengths = self._run("gather", self._gathered, _words(message.getvalue()))
+        by_worker = [io.BytesIO(part) for part in np.split(words, np.cumsum(lengths)[:-1])]
+        points = [json.loads(str(np.load(part, allow_pickle=False))) for part in by_worker]
+        for i, its in enumerate(points):
+            self._compare(i, its, points[0])
+        # Types that numpy does not know, as bfloat16, come as bytes.
+        return [[np.load(part, allow_pickle=False).view(dtype) for dtype in dtypes] for part in by_worker]
+
+    def sum_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the sums over workers, to the bit the same in all, of arrays of equal shapes."""
+        sums = list(arrays)
+        for dtype in dict.fromkeys(array.dtype for array in arrays):  # in one order in all workers
+            members = [i for i, array in enumerate(arrays) if array.dtype == dtype]
+            flat = np.concatenate([np.ravel(arrays[i]) for i in members])
+            total = self._run(f"sum of {flat.size} {dtype}", self._summed, flat)
+            ends = np.cumsum([arrays[i].size for i in members])
+            for i, part in zip(members, np.split(total, ends[:-1]), strict=True):
+                sums[i] = part.reshape(np.shape(arrays[i]))
+        return sums
+
+    def begin_batches(self, series: str = "") -> None:
+        """Notes that a series of batches begins; series: its name for messages."""
+        self._series, self._batch = series, 0
+        if isinstance(self._failure, errors.ConfigError):  # all workers are at the same place
+            self._failure = None
+
+    @contextlib.contextmanager
+    def failures_named(self) -> Iterator[None]:
+        """Raises within this block the error of an exchange itself, not what TensorFlow makes of it."""
         try:
-            return function(*arrays)
-        except errors.UserError as error:  # which `workers` keeps; TensorFlow logs an error with all that led to it
-            raise RuntimeError(str(error)) from None
+            yield
+        except tf.errors.OpError:
+            if self._failure:
+                raise self._failure from None
+            raise
 
-    return tf.numpy_function(run, [*tensors, *more], [tensor.dtype for tensor in tensors])
+    def _bytes(self, array: np.ndarray) -> bytes:
+        if array.dtype == object:  # strings
+            return b"\0".join(array.ravel().tolist())
+        numbers = np.ravel(array)
+        return (numbers[:: max(1, numbers.size // _SAMPLE)] if self._batch > _WHOLE else numbers).tobytes()
+
+    def _exchanged(self, function: Callable, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Calls a function of arrays, whose results have their dtypes and shapes, in a step."""
+        self._refuse_unsendable(tensors)
+        wholes = self._called(function, [tensor.dtype for tensor in tensors], tensors) if tensors else []
+        for whole, tensor in zip(wholes, tensors, strict=True):
+            whole.set_shape(tensor.shape)
+        return wholes
+
+    def _refuse_unsendable(self, tensors: Sequence) -> None:
+        for tensor in tensors:
+            if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
+                raise errors.ConfigError(
+                    f"The towers of several workers would exchange {getattr(tensor, 'dtype', None)!r} in a "
+                    f"{type(tensor).__name__}, which workers cannot send to each other. Give labels, weights, joined "
+                    "tensors and metrics as dense tensors of numbers."
+                )
+
+    def _called(self, function: Callable, dtypes: Sequence, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Calls a function of arrays in a step; it returns arrays of these dtypes."""
+
+        def run(*arrays):
+            try:
+                return function(*arrays)
+            except errors.UserError as error:  # is kept; TensorFlow logs an error with all that led to it
+                raise RuntimeError(str(error)) from None
+
+        return tf.numpy_function(run, tensors, list(dtypes))
+
+    def _gathered(self, message: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        [words], lengths = collectives.gather([message], self.size, name)
+        return words, lengths
+
+    def _summed(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        return collectives.reduce(values, self.size, name)
+
+    @functools.cache  # noqa: B019 - lives as long as the process
+    def _made(self, name: str, make: Callable, dtype: np.dtype) -> tuple:
+        """Returns the placeholder and the results of operations that workers find by a name."""
+        with self._graph.as_default(), tf.device(HOST):
+            fed = v1.placeholder(dtype, [None])
+            return fed, make(fed, f"keras {name}")
+
+    def _run(self, name: str, make: Callable, array: np.ndarray):
+        with self._lock:
+            if isinstance(self._failure, errors.WorkerError):
+                raise self._failure
+            fed, results = self._made(name, make, array.dtype)
+            self._note_progress(is_waiting=True)
+            try:
+                with self._membership.failures_named():
+                    return self._session.run(results, {fed: array})
+            except errors.UserError as error:
+                self._failure = error
+                raise
+            finally:
+                self._note_progress()
+
+    def _note_progress(self, is_waiting: bool = False) -> None:
+        """Notes the batches begun, of which the last one may wait for other workers, for the cluster to watch."""
+        begun = max(self._batches, 1)  # others may be waited for before the first batch too
+        self._counts[:] = begun, begun - is_waiting
+
+    def _compare(self, worker: int, its: tuple[str, dict], chiefs: tuple[str, dict]) -> None:
+        """Raises ConfigError if a worker is elsewhere than the chief, or has other facts."""
+        (point, facts), (chiefs_point, chiefs_facts) = its, chiefs
+        differing = [f"it has come to {point}, the chief to {chiefs_point}"]
+        if point == chiefs_point:
+            names = [name for name in {**chiefs_facts, **facts} if facts.get(name) != chiefs_facts.get(name)]
+            pairs = [(name, *(of.get(name, "not given") for of in (facts, chiefs_facts))) for name in names]
+            differing = [f"{name} is {value}, the chief's {chiefs_value}" for name, value, chiefs_value in pairs]
+        if differing:
+            self._failure = errors.ConfigError(
+                f"{self._membership.task.name(worker)} cannot train with the chief in {point}: {'; '.join(differing)}. "
+                f"Start all workers with the same program and data. {_SEED}"
+            )
+            raise self._failure
+
+
+ALONE = Exchange()
+
+
+@functools.cache
+def find() -> Exchange:
+    """Returns what this process trains with, joining its cluster if there is one; raises as cluster.init."""
+    if program.is_initialized():
+        return Workers(program.current()) if program.current().size > 1 else ALONE
+    task = find_task(None, None)
+    return ALONE if task.is_alone else Workers(program.init(gpus=(), task=task))
+
+
+def _words(message: bytes) -> np.ndarray:
+    return np.frombuffer(message + bytes(-len(message) % _WORD.itemsize), _WORD)

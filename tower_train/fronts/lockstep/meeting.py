@@ -10,7 +10,7 @@ import tensorflow as tf
 from tower_train import console, errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.exchange import Exchange, Merge
+from tower_train.fronts.lockstep.exchange import Exchange
 from tower_train.fronts.lockstep.tower import Tower
 
 _noticed = weakref.WeakValueDictionary()  # {id: variable} of those that a notice has named
@@ -28,7 +28,7 @@ class Meeting:
     """
 
     def __init__(self, model: keras.Model, towers: Sequence[Tower], exchange: Exchange, device: str, is_own_step: bool):
-        self.model, self.towers, self.exchange, self.device = model, towers, exchange, device
+        self.model, self.towers, self.exchange, self._device = model, towers, exchange, device
         self._is_own_step = is_own_step
 
     @property
@@ -36,15 +36,8 @@ class Meeting:
         """True if there is one tower in all."""
         return self.towers[0].part.count == 1
 
-    def rows(self, tensors: Sequence) -> list:
-        """Returns the towers' tensors, each [rows, ...], less the rows of towers without examples."""
-        return [
-            parts.rows_of(tensor, 0, tf.where(tower.part.examples > 0, parts.batch_size(tensor), 0))
-            for tower, tensor in zip(self.towers, tensors, strict=True)
-        ]
-
     def join(self, structures: Sequence) -> list:
-        """Returns the structures of joined tensors, over towers, with respect to which they can be differentiated."""
+        """Returns over towers, on their devices, the structures of joined tensors; gradients go to their rows."""
         if self.is_alone:
             return list(structures)
         leaves = [
@@ -54,53 +47,52 @@ class Meeting:
             raise errors.ConfigError(
                 "tower_step yields a Join of a scalar; join tensors that have a row for each example."
             )
-        wholes = self.merged([(Merge.ROWS, values) for values in zip(*leaves, strict=True)])
-        answers = []
-        for tower, local, structure in zip(self.towers, leaves, structures, strict=True):
-            tower.joins.append(([], []))
-            copies = iter([_copied(tower, *pair) for pair in zip(local, wholes, strict=True)])
+        wholes, answers = [self.rows(values) for values in zip(*leaves, strict=True)], []
+        for tower, structure in zip(self.towers, structures, strict=True):
+            copies = iter([_copied(whole, tower.device) for whole in wholes])
             answers.append(keras.tree.map_structure(lambda leaf: None if leaf is None else next(copies), structure))  # noqa: B023
         return answers
 
-    def merged(self, values: Sequence[tuple[Merge, Sequence[tf.Tensor]]]) -> list:
-        """Merges values, over which there are a way to merge them and the towers' tensors.
-
-        Joined rows have what Keras attached to the towers'.
-        """
+    def rows(self, values: Sequence):
+        """Joins the towers' rows, less those of towers without examples, and what Keras attached to them."""
         if self.is_alone:
-            return [of_towers[0] for _, of_towers in values]
-        of_rows = [(i, of_towers) for i, (way, of_towers) in enumerate(values) if way is Merge.ROWS]
-        attached = [
-            (i, name, [compat.attached(tensor)[name] for tensor in of_towers])
-            for i, of_towers in of_rows
-            for name in compat.attached(of_towers[0])
+            return values[0]
+        local = [
+            parts.rows_of(value, 0, tf.where(tower.part.share > 0, parts.batch_size(value), 0))
+            for tower, value in zip(self.towers, values, strict=True)
         ]
-        with tf.device(self.device):
-            local = [self._local(*each) for each in [*values, *((Merge.ROWS, each) for *_, each in attached)]]
-            wholes = self.exchange(local)
-        for (i, name, _), whole in zip(attached, wholes[len(values) :], strict=True):
-            compat.attach(wholes[i], {name: whole})
-        return wholes[: len(values)]
+        with tf.device(self._device):
+            is_sparse = isinstance(local[0], tf.SparseTensor)
+            whole = self.exchange.rows(tf.sparse.concat(0, local) if is_sparse else tf.concat(local, 0))
+        attached = [compat.attached(value) for value in values]
+        compat.attach(whole, {name: self.rows([each[name] for each in attached]) for name in attached[0]})
+        return whole
 
-    def _local(self, way: Merge, values: Sequence[tf.Tensor]) -> tuple[Merge, tf.Tensor]:
-        """Returns the merged values of this process's towers, and the way to merge them with others'."""
-        if way is Merge.ROWS:
-            local = self.rows(values)
-            return way, tf.sparse.concat(0, local) if isinstance(local[0], tf.SparseTensor) else tf.concat(local, 0)
-        if way is Merge.CHIEFS:
-            return way, values[0]
-        towers = [tower.part for tower in self.towers]
-        if way is Merge.MEAN:
-            return Merge.SUM, tf.add_n([tf.cast(p.share, v.dtype) * v for p, v in zip(towers, values, strict=True)])
-        return way, tf.add_n([tf.where(p.examples > 0, v, 0) for p, v in zip(towers, values, strict=True)])
+    def totals(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """Returns the means over examples of floating-point values, and the sums of others, over which there are those
+        of the towers."""
+        if self.is_alone:
+            return [of_towers[0] for of_towers in values]
+        with tf.device(self._device):
+            return self.exchange.sum([self._local(of_towers) for of_towers in values])
+
+    def firsts(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the values of the first of all towers; values: this process's first tower's."""
+        with tf.device(self._device):
+            return self.exchange.first(values)
+
+    def _local(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        shares, is_mean = [tower.part.share for tower in self.towers], values[0].dtype.is_floating
+        of_towers = zip(shares, values, strict=True)
+        return tf.add_n([tf.cast(s if is_mean else tf.math.ceil(s), v.dtype) * v for s, v in of_towers])
 
     def update_metrics(self) -> None:
-        """Does the updates of metrics that all towers asked for, each once: of all rows, of the means of floating-point
-        scalars, and of the sums of integers."""
+        """Does the updates of metrics that all towers asked for, each once: of all rows, and of scalars' totals."""
         calls = list(zip(*(tower.updates for tower in self.towers), strict=True))
         flat = [[keras.tree.flatten(arguments) for _, *arguments in call] for call in calls]
         leaves = [values for each in flat for values in zip(*each, strict=True) if tf.is_tensor(values[0])]
-        wholes = iter(self.merged([(_way(values[0]), values) for values in leaves]))
+        totals = iter(self.totals([values for values in leaves if values[0].shape.rank == 0]))
+        wholes = iter([next(totals) if values[0].shape.rank == 0 else self.rows(values) for values in leaves])
         for ((metric, *arguments), *_), of_towers in zip(calls, flat, strict=True):
             merged = [next(wholes) if tf.is_tensor(leaf) else leaf for leaf in of_towers[0]]
             args, kwargs = keras.tree.pack_sequence_as(arguments, merged)
@@ -114,15 +106,18 @@ class Meeting:
           ConfigError: a `tower_step` assigned to something else than layers do.
         """
         averages, same = compat.assigned_by_layers(self.model)
-        values = []
-        for key, (variable, value) in self.towers[0].assigned.items():
+        assigned, means = self.towers[0].assigned, []
+        for key, (variable, value) in assigned.items():
             is_known = key in averages or key in same or compat.is_seed_state(variable)
-            is_mean = key in averages or not is_known and value.dtype.is_floating
+            if key in averages or not is_known and value.dtype.is_floating:
+                means.append(key)
             if not is_known:
-                self._note_unknown(variable, is_mean)
-            values.append((Merge.MEAN if is_mean else Merge.CHIEFS, [tower.assigned[key][1] for tower in self.towers]))
-        for (variable, _), value in zip(self.towers[0].assigned.values(), self.merged(values), strict=True):
-            variable.assign(value)
+                self._note_unknown(variable, key in means)
+        firsts = [key for key in assigned if key not in means]
+        values = self.totals([[tower.assigned[key][1] for tower in self.towers] for key in means])
+        values += self.firsts([assigned[key][1] for key in firsts])
+        for key, value in zip([*means, *firsts], values, strict=True):
+            assigned[key][0].assign(value)
 
     def _note_unknown(self, variable: keras.Variable, is_mean: bool) -> None:
         if self._is_own_step:
@@ -145,23 +140,18 @@ class Meeting:
         Raises:
           ConfigError: they returned something else than scalars.
         """
-        results, means = {}, {}
-        metrics = {id(value): (metric, part) for value, metric, part in self.towers[0].results}
-        flat = [self._report(each) for each in returned]
-        for name, value in flat[0].items():
-            if id(value) in metrics:
-                metric, part = metrics[id(value)]
-                results[name] = metric.result() if part is None else metric.result()[part]
-                continue
-            values = [tf.convert_to_tensor(each[name]) for each in flat]
+        flat, of_metrics = [self._report(each) for each in returned], self.towers[0].results
+        results = {name: of_metrics[id(v)][1]() for name, v in flat[0].items() if id(v) in of_metrics}
+        means = {name: [tf.convert_to_tensor(each[name]) for each in flat] for name in flat[0] if name not in results}
+        for name, values in means.items():
             if values[0].shape.rank != 0:
                 raise errors.ConfigError(
                     f"{type(self.model).__name__}.tower_step returns {name!r} with shape {values[0].shape}; give a "
                     "scalar: its mean over the tower's examples."
                 )
-            is_mean = values[0].dtype.is_floating
-            means[name] = Merge.MEAN, values if is_mean else [tf.cast(v, keras.config.floatx()) for v in values]
-        return results, dict(zip(means, self.merged(list(means.values())), strict=True))
+            if not values[0].dtype.is_floating:
+                means[name] = [tf.cast(value, keras.config.floatx()) for value in values]
+        return results, dict(zip(means, self.totals(list(means.values())), strict=True))
 
     def _report(self, returned: Any) -> dict:
         """Returns a step's report, with the results of several metrics in one beside the others."""
@@ -177,15 +167,9 @@ class Meeting:
         return flat
 
 
-def _copied(tower: Tower, local: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
-    """Returns a tower's copy of joined rows and of what Keras attached to them."""
-    copy, of_local = tower.joined(local, whole), compat.attached(local)
-    if copy is not whole:
-        compat.attach(copy, {name: tower.joined(of_local[name], each) for name, each in compat.attached(whole).items()})
+def _copied(whole, device: str):
+    """Copies a joined tensor, and what Keras attached to it, to a device."""
+    with tf.device(device):
+        copy = tf.identity(whole)
+    compat.attach(copy, {name: _copied(each, device) for name, each in compat.attached(whole).items()})
     return copy
-
-
-def _way(value: tf.Tensor) -> Merge:
-    if value.shape.rank != 0:
-        return Merge.ROWS
-    return Merge.MEAN if value.dtype.is_floating else Merge.SUM

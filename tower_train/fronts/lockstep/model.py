@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep import default_step, engine, parts, proof
-from tower_train.fronts.lockstep.exchange import Exchange, alone
+from tower_train.fronts.lockstep import default_step, engine, parts, proof, together
+from tower_train.fronts.lockstep.exchange import ALONE, Exchange
 from tower_train.fronts.lockstep.tower import Step
 from tower_train.graph.devices import HOST
 
@@ -26,13 +26,13 @@ class TowerModel(keras.Model):
     template's own runs on the first tower's device. What it saves is the template, which can be loaded anywhere.
     """
 
-    def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str):
+    def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str, exchange: Exchange = ALONE):
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
-        self.template = template
-        self.towers = self._all_towers = towers
-        self._merge_device = merge_device
+        self.template, self.towers = template, towers
+        self._merge_device, self._exchange = merge_device, exchange
         self._train = getattr(type(template), "tower_step", default_step.train)
         self.built = template.built
+        together.begin(exchange, template, len(towers))
         self._begin_anew()
         if template.compiled:
             self._compile_as_template()
@@ -78,22 +78,18 @@ class TowerModel(keras.Model):
           ConfigError: too few examples, or several workers.
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
-        if len(self._all_towers) > len(self.towers):
+        if self._exchange.size > 1:
             raise errors.ConfigError("check: it compares the towers of one process. Call it without other workers.")
         alone = self.template if self._train is default_step.train else TowerModel(self.template, self.towers[:1], HOST)
         return proof.compare_steps(self, alone, (x, y, sample_weight), len(self.towers))
 
-    @functools.wraps(keras.Model.fit)
-    def fit(self, *args, **kwargs):
-        if not _noted and len(self._all_towers) > 1:
-            _noted.append(True)
-            console.notice(
-                "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
-            )
-        return super().fit(*args, **kwargs)
+    @property
+    def trained_variables(self) -> list[keras.Variable]:
+        """The variables of the model and of its optimizers."""
+        return [*self.template.variables, *(v for each in self._optimizers or () for v in each.variables)]
 
     def _begin_anew(self) -> None:
-        self._trained: engine.Trained | None = None  # None before the optimizers have their variables
+        self._optimizers: list | None = None  # None before they have their variables
         self._means: dict[str, keras.metrics.Mean] = {}  # over the epoch's examples, of what steps return
 
     def _compile_as_template(self) -> None:
@@ -120,7 +116,7 @@ class TowerModel(keras.Model):
                 return self.template.predict_step(data)
         if not self.template.built:
             engine.rehearse(self.template, default_step.predict, data, len(self.towers))
-        _, [outputs, *_] = engine.run(self.template, default_step.predict, data, self.towers, self._merge_device)
+        _, [outputs, *_] = engine.run(self.template, default_step.predict, data, self.towers, self._merge_device, ALONE)
         return outputs
 
     def _run_step(self, step: Step, data) -> dict[str, tf.Tensor]:
@@ -128,29 +124,18 @@ class TowerModel(keras.Model):
         if tf.executing_eagerly():  # as tf.config.run_functions_eagerly(True) makes it
             raise errors.ConfigError(_EAGERLY)
         data = keras.tree.map_structure(parts.as_tensor, data)
-        if self._trained is None:
-            self.prepare(step, data)
-        exchange = self._exchange(step, data)
-        meeting, returned = engine.run(self.template, step, data, self._all_towers, self._merge_device, exchange)
+        if self._optimizers is None:
+            optimizers = engine.rehearse(self.template, step, data, len(self.towers) * self._exchange.size)
+            self._optimizers = optimizers or None  # of an evaluation
+            together.synchronize(self._exchange, self.trained_variables)
+        self._exchange.begin("evaluation" if step is default_step.test else "training", data)
+        meeting, returned = engine.run(self.template, step, data, self.towers, self._merge_device, self._exchange)
         if not engine.is_own(step):
             return returned[0]
         with tf.device(HOST):
             results, means = meeting.logs(returned)
             examples = parts.batch_size(data)
             return results | {name: self._mean(name, value, examples) for name, value in means.items()}
-
-    def prepare(self, step: Step, data) -> None:
-        """Makes the variables that the steps need."""
-        trained = engine.rehearse(self.template, step, data, len(self._all_towers))
-        with compat.eager_mode(), tf.device(HOST):
-            for optimizer, variables in trained:
-                if not optimizer.built:
-                    optimizer.build(variables)
-        self._trained = trained or None  # of an evaluation
-
-    def _exchange(self, step: Step, data) -> Exchange:
-        """Begins a step with other processes, if there are any; data: its batch."""
-        return alone
 
     def _mean(self, name: str, value: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
         """Returns the mean so far of a value that is a mean over a step's examples."""
@@ -166,14 +151,32 @@ class TowerModel(keras.Model):
 
 
 def _of_template(name: str):
-    """Makes a method of keras.Model that of the template."""
+    """Makes a method of keras.Model that of the template, which only the chief saves."""
 
     @functools.wraps(getattr(keras.Model, name))
     def method(self, *args, **kwargs):
-        return getattr(self.template, name)(*args, **kwargs)
+        if self._exchange.is_chief or not name.startswith("save"):
+            return getattr(self.template, name)(*args, **kwargs)
 
     return method
 
 
+def _together(name: str):
+    """Makes a method of keras.Model that of all processes."""
+
+    @functools.wraps(method := getattr(keras.Model, name))
+    def of_all(self, *args, **kwargs):
+        if name == "fit" and not _noted and len(self.towers) > 1:
+            _noted.append(True)
+            console.notice(
+                "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
+            )
+        return together.call(self._exchange, method, self, args, kwargs)
+
+    return of_all
+
+
 for _name in ("save", "save_weights", "load_weights", "export", "get_config", "to_json", "summary", "get_layer"):
     setattr(TowerModel, _name, _of_template(_name))
+for _name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
+    setattr(TowerModel, _name, _together(_name))

@@ -1,8 +1,7 @@
 """The towers' parts of a batch, and their rows of random numbers that are drawn for the whole batch."""
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -12,8 +11,7 @@ from tower_train.graph.devices import HOST
 Size = int | tf.Tensor  # an integer if static
 
 
-@dataclasses.dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """A tower's rows of a tensor; a tower without examples has the last row.
 
     Attributes:
@@ -28,13 +26,6 @@ class Cut:
     batch: Size
     examples: Size
 
-    def of_draw(self, size: Size) -> tuple[Size, tf.Tensor]:
-        """Returns how many rows to draw for all towers, and the indices of this one's `size`, which may be those of
-        several consecutive batches."""
-        rows = tf.range(size)
-        kept = rows // self.rows * self.batch + self.begin + rows % self.rows
-        return (size + self.rows - 1) // self.rows * self.batch, kept
-
 
 def cut(batch: Size, index: int, count: int) -> Cut:
     """Cuts a batch into consecutive parts whose sizes differ by one at most; returns one of them."""
@@ -48,23 +39,26 @@ def cut_of_draw(cuts: Sequence[Cut], size: Size) -> tuple[Size, tf.Tensor] | Non
 
     Args:
       cuts: of the tower's tensors.
-      size: the rows that the tower draws, by example if they are a multiple of a tensor's rows.
+      size: the rows that the tower draws: by example if they are a multiple of a tensor's, as those of several
+        consecutive batches.
 
     Returns:
-      As Cut.of_draw; None if a fixed size is of no example. A varying one gets numbers of the tower's own.
+      The rows to draw for all towers, and the indices of this one's; None if a fixed size is of no example. A varying
+      one gets numbers of the tower's own.
     """
-    if isinstance(size, int):
-        fitting = [each for each in cuts if isinstance(each.rows, int) and size % each.rows == 0]
-        return fitting[0].of_draw(size) if fitting else None
-    total, kept = cuts[0].of_draw(size)
+    is_static = isinstance(size, int)
+    cuts = [each for each in cuts if not is_static or isinstance(each.rows, int) and size % each.rows == 0]
+    if not cuts:
+        return None
+    chosen, rows = cuts[0], tf.range(size)
     for each in reversed(cuts):
         fits = size % each.rows == 0
-        total, kept = (tf.where(fits, new, old) for new, old in zip(each.of_draw(size), (total, kept), strict=True))
-    return total, kept
+        chosen = each if is_static else Cut(*(tf.where(fits, *pair) for pair in zip(each, chosen, strict=True)))
+    kept = rows // chosen.rows * chosen.batch + chosen.begin + rows % chosen.rows
+    return (size + chosen.rows - 1) // chosen.rows * chosen.batch, kept
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A tower's part of a batch; a tower without examples has a copy of the last one.
 
     Attributes:
@@ -72,41 +66,34 @@ class Part:
       count: of all towers.
       data: structured as the batch.
       cuts: of its tensors.
-      examples: float scalar, the tower's examples in the first tensor.
-      total: float scalar, those of all towers.
+      share: float scalar, the tower's share of the examples in the first tensor.
     """
 
     index: int
     count: int
     data: Any
     cuts: tuple[Cut, ...]
-    examples: tf.Tensor
-    total: tf.Tensor
-
-    @property
-    def share(self) -> tf.Tensor:
-        """Float scalar, the tower's share of the examples."""
-        return self.examples / self.total
+    share: tf.Tensor
 
 
-def split(data, towers: Sequence[int], count: int) -> list[Part]:
+def split(data, first: int, here: int, count: int) -> list[Part]:
     """Cuts each tensor of a batch into the towers' parts.
 
     Args:
       data: a structure of dense, sparse or ragged tensors [batch, ...], which need not have one batch size; None and
         scalars are everyone's.
-      towers: indices of those whose parts are needed.
+      first, here: the index of the first tower whose part is needed, and the number of those.
       count: of all towers.
     """
     leaves = [leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)]
     parts = []
     with tf.device(HOST):
-        total = tf.cast(batch_size(data), keras.config.floatx())
-        for index in towers:
-            cuts = [cut(_size(leaf), index, count) for leaf in leaves]
+        for index in range(first, first + here):
+            cuts = tuple(cut(_size(leaf), index, count) for leaf in leaves)
             rows = {id(leaf): rows_of(leaf, c.begin, c.rows) for leaf, c in zip(leaves, cuts, strict=True) if count > 1}
             of_tower = keras.tree.map_structure(lambda leaf: rows.get(id(leaf), leaf), data)  # noqa: B023
-            parts.append(Part(index, count, of_tower, tuple(cuts), tf.cast(cuts[0].examples, total.dtype), total))
+            examples, batch = (tf.cast(size, keras.config.floatx()) for size in (cuts[0].examples, cuts[0].batch))
+            parts.append(Part(index, count, of_tower, cuts, examples / batch))
     return parts
 
 

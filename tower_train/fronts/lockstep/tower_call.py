@@ -15,21 +15,19 @@ from tower_train.fronts.lockstep import parts
 class TowerScope(keras.StatelessScope):
     """A scope in which layers and programs compute on given values of variables, and what they assign is noted.
 
+    Args:
+      values: (variable, value), used instead of the variable's own value.
+      assign: (variable, value) -> the value that the variable has from then on.
+
     Attributes:
       assigned: {id: (variable, value)}.
     """
 
-    def __init__(self, values: Iterable[tuple], assign: Callable | None = None):
-        """Creates the scope; it begins when it is entered.
-
-        Args:
-          values: (variable, value), used instead of the variable's own value.
-          assign: (variable, value) -> the value that the variable has from then on.
-        """
+    def __init__(self, values: Iterable[tuple], assign: Callable = lambda variable, value: value):
         # Variables without a value are a model's that was built for its layers only, and get none here.
         super().__init__(values, collect_losses=True, initialize_variables=False)
         self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
-        self._assign = assign or (lambda variable, value: value)
+        self._assign = assign
 
     def add_update(self, update):
         variable, value = update
@@ -38,13 +36,7 @@ class TowerScope(keras.StatelessScope):
 
 
 class Called(NamedTuple):
-    """The results of a model's call.
-
-    Attributes:
-      outputs: structured as the model's.
-      losses: scalars that layers gave to add_loss.
-      assigned: (variable, value) of what layers assigned.
-    """
+    """A model's outputs, the scalars that layers gave to add_loss, and (variable, value) of what layers assigned."""
 
     outputs: Any
     losses: list[tf.Tensor]

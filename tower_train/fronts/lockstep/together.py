@@ -1,0 +1,149 @@
+"""What several workers do alike around Keras' methods: they compare what they do, and begin with the chief's values."""
+
+import inspect
+import os
+import re
+import zlib
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+
+from tower_train.fronts import compat
+from tower_train.fronts.lockstep.exchange import Exchange, Workers
+
+_WRITERS = (  # callbacks for the chief only
+    keras.callbacks.BackupAndRestore, keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor, keras.callbacks.TensorBoard,
+)  # fmt: skip
+
+
+def begin(workers: Exchange, model: keras.Model, towers: int) -> None:
+    """Begins with a model once all workers have come to it, with the same random numbers from now on.
+
+    Args:
+      workers: this process, by itself or not.
+      model: the template.
+      towers: of this worker.
+
+    Raises:
+      ConfigError: the workers' models differ.
+    """
+    if workers.size == 1:
+        return
+    layers = [(type(layer).__name__, _config(layer)) for layer in compat.sublayers(model)]
+    described = f"{_described(model.variables)} in {len(layers)} layers ({_checksum(layers)})"
+    seed = compat.random_seed()
+    drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+    facts = {"the number of towers": towers, "the model": described}
+    [[chiefs], *_] = workers.gather("multi_gpu_model", [np.array(drawn)], **facts)
+    if seed != chiefs:  # so that what is shuffled from now on is shuffled alike
+        keras.utils.set_random_seed(int(chiefs))
+
+
+def synchronize(workers: Exchange, variables: Sequence[keras.Variable]) -> None:
+    """Gives variables the chief's values."""
+    if workers.size == 1:
+        return
+    with compat.eager_mode():
+        workers.gather("variables", **{"what there is": _described(variables)})
+        values = [variable.numpy() for variable in variables]
+        sent = values if workers.is_chief else map(np.zeros_like, values)  # so that the sum is the chief's
+        for variable, value in zip(variables, workers.sum_arrays(list(sent)), strict=True):
+            variable.assign(value)
+
+
+def call(workers: Exchange, method: Callable, model: keras.Model, args: tuple, kwargs: dict):
+    """Calls one of Keras' methods that take data, in all workers with the same arguments; `predict` in each by itself.
+
+    Only the chief's callbacks write, and show the progress.
+
+    Args:
+      workers: this process, by itself or not.
+      method: of keras.Model.
+      model: its first argument, whose `trained_variables` are all that it trains with.
+      args, kwargs: the others.
+
+    Raises:
+      ConfigError: the workers differ.
+      WorkerError: one of them is missing.
+    """
+    if workers.size == 1:
+        return method(model, *args, **kwargs)
+    signature = inspect.signature(method)
+    arguments = signature.bind(model, *args, **kwargs).arguments
+    arguments |= arguments.pop("kwargs", {})
+    del arguments["self"]
+    callbacks = arguments.get("callbacks")
+    if isinstance(callbacks, keras.callbacks.CallbackList):  # the evaluation of a fit
+        return method(model, **arguments)
+    takes_callbacks = "callbacks" in signature.parameters
+    callbacks = keras.tree.flatten(callbacks or [])
+    if takes_callbacks and not workers.is_chief:
+        callbacks = [each for each in callbacks if not isinstance(each, _WRITERS)]
+        arguments |= {"verbose": 0, "callbacks": callbacks}
+    if method is keras.Model.predict:
+        return method(model, **arguments)
+    workers.begin_batches()
+    with workers.failures_named():
+        if takes_callbacks:
+            workers.gather(method.__name__, **_facts(arguments, model.optimizer))
+            arguments["callbacks"] = [*callbacks, _Begin(workers, model)]
+        if method is keras.Model.evaluate:
+            synchronize(workers, model.trained_variables)
+        return method(model, **arguments)
+
+
+class _Begin(keras.callbacks.Callback):
+    """The last callback: keeps the workers together."""
+
+    async_safe = True
+
+    def __init__(self, workers: Workers, model: keras.Model):
+        super().__init__()
+        self._workers, self._trained = workers, model
+
+    def on_train_begin(self, logs=None):
+        """Gives all workers the chief's weights, optimizer and first epoch, which it may just have restored."""
+        synchronize(self._workers, self._trained.trained_variables)
+        [[first], *_] = self._workers.gather("the first epoch", [np.array(compat.first_epoch(self._trained) or 0)])
+        compat.set_first_epoch(self._trained, int(first) or None)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._workers.begin_batches(f" in epoch {epoch + 1}")
+
+    def on_test_begin(self, logs=None):
+        self._workers.begin_batches()
+
+
+def _facts(arguments: dict, optimizer) -> dict[str, str]:
+    """Describes by name what must be the same in each worker: the arguments of a call, and an optimizer."""
+    facts = {name: value for name, value in arguments.items() if name not in ("verbose", "callbacks")}
+    config = optimizer.get_config() if optimizer else {}
+    facts |= {f"the optimizer's {name}": value for name, value in config.items() if name != "name"}
+    return {name: _text(keras.tree.map_structure(_shape, value)) for name, value in facts.items()}
+
+
+def _shape(leaf):
+    return getattr(leaf, "shape", ()) or leaf
+
+
+def _described(variables: Sequence[keras.Variable]) -> str:
+    shapes = [(tuple(variable.shape), variable.dtype, variable.trainable) for variable in variables]
+    return f"{len(shapes)} variables of {sum(int(np.prod(s)) for s, *_ in shapes)} numbers ({_checksum(shapes)})"
+
+
+def _config(layer: keras.Layer) -> dict:
+    try:
+        return {} if isinstance(layer, keras.Model) else layer.get_config()  # a model's layers are described too
+    except (NotImplementedError, TypeError, ValueError):  # of a layer of the user's own, which has none
+        return {}
+
+
+def _checksum(value) -> str:
+    return f"{zlib.crc32(_text(value).encode()):08x}"
+
+
+def _text(value) -> str:
+    """Formats a value without addresses, and without names, which depend on what else a program makes."""
+    return re.sub(r" at 0x[0-9a-f]+|'name': '[^']*'", "", str(value))
