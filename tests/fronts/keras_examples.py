@@ -66,34 +66,6 @@ def mnist_convnet():
 
 
 @example(
-    lambda: {"optimizer": "adam", "loss": "binary_crossentropy"},
-    lambda: {"x": np.tanh(numbers(11, 8, 8, 1)) ** 2, "y": np.tanh(numbers(11, 8, 8, 1)) ** 2},
-)
-def autoencoder():
-    """vision/autoencoder.py: a sigmoid for each pixel."""
-    inputs = keras.Input([8, 8, 1])
-    x = layers.MaxPooling2D(2, padding="same")(layers.Conv2D(3, 3, activation="relu", padding="same")(inputs))
-    x = layers.Conv2DTranspose(3, 3, strides=2, activation="relu", padding="same")(x)
-    return keras.Model(inputs, layers.Conv2D(1, 3, activation="sigmoid", padding="same")(x))
-
-
-@example(
-    lambda: crossentropy() | {"optimizer": keras.optimizers.Adam(1e-3), "metrics": ["sparse_categorical_accuracy"]},
-    lambda: {"x": numbers(22, 6, 1), "y": classes(22, 2), "validation_split": 0.2},
-)
-def transformer_for_time_series():
-    """timeseries/timeseries_classification_transformer.py: attention with dropout."""
-    inputs = x = keras.Input([6, 1])
-    for _ in range(2):
-        attended = layers.MultiHeadAttention(key_dim=4, num_heads=2, dropout=0.25)(x, x)
-        res = layers.LayerNormalization(epsilon=1e-6)(layers.Dropout(0.25)(attended)) + x
-        x = layers.Dropout(0.25)(layers.Conv1D(filters=4, kernel_size=1, activation="relu")(res))
-        x = layers.LayerNormalization(epsilon=1e-6)(layers.Conv1D(filters=1, kernel_size=1)(x)) + res
-    x = layers.Dense(5, "relu")(layers.GlobalAveragePooling1D(data_format="channels_last")(x))
-    return keras.Model(inputs, layers.Dense(2, "softmax")(layers.Dropout(0.4)(x)))
-
-
-@example(
     lambda: {"optimizer": "adam", "loss": "binary_crossentropy", "metrics": ["accuracy"]},
     lambda: {"x": classes((11, 5), 9), "y": classes(11, 2), "validation_data": (classes((4, 5), 9), classes(4, 2))},
 )
@@ -102,16 +74,6 @@ def bidirectional_lstm():
     inputs = keras.Input([None], dtype="int32")
     x = layers.Bidirectional(layers.LSTM(3, return_sequences=True))(layers.Embedding(9, 4)(inputs))
     return keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.Bidirectional(layers.LSTM(3))(x)))
-
-
-@example(
-    lambda: {"loss": "categorical_crossentropy", "optimizer": "adam", "metrics": ["accuracy"]},
-    lambda: {"x": np.eye(5)[classes((11, 4), 5)], "y": np.eye(5)[classes((11, 3), 5, 1)]},
-)
-def addition_rnn():
-    """nlp/addition_rnn.py: a softmax at each step of a sequence."""
-    decoder = [layers.RepeatVector(3), layers.LSTM(4, return_sequences=True), layers.Dense(5, "softmax")]
-    return keras.Sequential([keras.Input([4, 5]), layers.LSTM(4), *decoder])
 
 
 def contrastive(y_true, y_pred):

@@ -138,50 +138,6 @@ def wgan_gp():
     return WganGp()
 
 
-class Vae(OneDevice, keras.Model):
-    """generative/vae.py."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.mean, self.log_var = dense(8, 6), layers.Dense(2), layers.Dense(2)
-        self.decoder = keras.Sequential([keras.Input([2]), layers.Dense(8, "sigmoid")])
-        self.seed_generator = keras.random.SeedGenerator(1337)
-        self.trackers = [keras.metrics.Mean(name=name) for name in ("loss", "reconstruction_loss", "kl_loss")]
-
-    @property
-    def metrics(self):
-        return self.trackers
-
-    def losses_of(self, data):
-        hidden = self.encoder(data)
-        z_mean, z_log_var = self.mean(hidden), self.log_var(hidden)
-        epsilon = keras.random.normal(ops.shape(z_mean), seed=self.seed_generator)
-        reconstruction = self.decoder(z_mean + ops.exp(0.5 * z_log_var) * epsilon)
-        of_pixels = ops.mean(8 * keras.losses.binary_crossentropy(data, reconstruction))
-        kl_loss = -0.5 * (1 + z_log_var - ops.square(z_mean) - ops.exp(z_log_var))
-        kl_loss = ops.mean(ops.sum(kl_loss, axis=1))
-        return of_pixels + kl_loss, of_pixels, kl_loss
-
-    def reported(self, losses, data):
-        for tracker, loss in zip(self.trackers, losses, strict=True):
-            tracker.update_state(loss, sample_weight=tf.shape(data)[0])
-        return {tracker.name: tracker.result() for tracker in self.trackers}
-
-    def tower_step(self, data):
-        losses = self.losses_of(data)
-        yield steps.Loss(losses[0])
-        return self.reported(losses, data)
-
-
-@example(
-    lambda: {"optimizer": keras.optimizers.Adam(0.01)},
-    lambda: {"x": np.tanh(numbers(11, 8)) ** 2, "batch_size": 7},
-)
-def vae():
-    """generative/vae.py: sampling in the step, three metrics."""
-    return Vae()
-
-
 class SimClr(OneDevice, keras.Model):
     """vision/semisupervised_simclr.py: an augmented contrastive loss and a linear probe."""
 

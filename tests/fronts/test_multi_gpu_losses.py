@@ -128,23 +128,6 @@ def test_crossentropies_of_saturated_outputs_are_computed_of_their_logits(float6
     assert_same(trained, 1e-9)
 
 
-def test_a_loss_that_the_model_computes_itself_gets_the_whole_batch(float64):
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(3, activity_regularizer="l2")
-
-        def call(self, x):
-            return self.dense(x)
-
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
-            spread = ops.mean(ops.var(ops.concatenate([x, y_pred], axis=1), axis=0))
-            return super().compute_loss(x, y, y_pred, sample_weight) + spread
-
-    x, y = data(11, 4)
-    assert_same(fit_both(Model, 3, SETTINGS, x, y, batch_size=4, epochs=4), 1e-12)
-
-
 def test_with_one_tower_every_loss_is_taken(float64):
     assert_same(fit_uneven(1, lambda: Adds(lambda x: [ops.mean(ops.var(x, axis=0)), ops.sum(x)])), 1e-12)
 
