@@ -28,6 +28,7 @@ BELOW = {  # modules under the room that touch a private name, and where that is
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
     "graph/optimizers.py": "tests/graph/test_learning.py",
+    "graph/shortages.py": "tests/graph/test_shortages.py",
     "graph/update.py": "tests/graph/test_loss_scale.py",
     "proof/normalization.py": "tests/proof",
     "proof/operations.py": "tests/proof",
