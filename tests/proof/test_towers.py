@@ -88,6 +88,11 @@ def centered(features, training):
     return dense("b", tf.nn.relu(hidden - tf.reduce_mean(hidden, axis=0)), 3)  # here
 
 
+def scaled(features, training):
+    hidden = tf.nn.relu(dense("a", features, 8) - 1)
+    return dense("b", hidden, 3) * tf.reduce_mean(tf.math.reduce_std(hidden, 0))  # here
+
+
 def scattering(features, training):
     count = v1.get_variable("count", [5], features.dtype, v1.zeros_initializer(), trainable=False)
     with tf.control_dependencies([v1.scatter_add(count, [1], tf.ones([1], features.dtype))]):  # here
@@ -136,10 +141,22 @@ def contrastive(logits, labels):
     return tf.reduce_mean(cross_entropies(logits @ tf.transpose(logits), same))  # here
 
 
+def pooled(features, training):
+    hidden = tf.nn.avg_pool3d(tf.reshape(dense("a", features, 8), [-1, 2, 2, 2, 1]), 2, 2, "VALID")
+    return dense("b", tf.reshape(hidden, [-1, 1]), 3)
+
+
+def test_an_operation_without_a_kernel_for_float64_is_compared_in_float32(capsys, monkeypatch):
+    monkeypatch.setattr(towers, "_LONG_SECS", 0)
+    assert compared(pooled).dtype == "float32"
+    assert "comparing 2 with 1, for about" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("own_tracebacks")
 @pytest.mark.parametrize(
     ("function", "named", "why"),
     [
+        (scaled, "(inf or NaN)", "goes over the examples of a batch"),
         (centered, "loss", "goes over the examples of a batch"),
         (scattering, "count", "no plain assign, assign_add or assign_sub"),
         (counting_examples, "count", "a counter of steps, not of examples"),
@@ -169,7 +186,7 @@ def test_a_difference_can_be_allowed():
     assert json.dumps(outcome.record)
 
 
-def test_a_new_run_compares_once(tmp_path, capsys):
+def test_a_run_compares_once_for_a_number_of_towers(tmp_path, capsys):
     def start(steps, **options):
         jobs.train_toy(tmp_path, max_steps=steps, check_towers="auto", **options)
         return [line for line in capsys.readouterr().out.splitlines() if "equal 1 on this network" in line]
@@ -179,6 +196,8 @@ def test_a_new_run_compares_once(tmp_path, capsys):
     assert record["towers"] == 2 and record["differs"] is None
     assert start(4) == []
     assert jobs.read_json(tmp_path, "run.json")["compared_with_one_tower"] == record
+    assert len(start(6, num_gpus=4, batch_size=4)) == 1  # another number is another promise
+    assert start(8, num_gpus=1, batch_size=16) == []
 
 
 @pytest.mark.parametrize(

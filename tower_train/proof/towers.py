@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import Config
+from tower_train.console import ProgressBar, say
 from tower_train.examples import Examples
 from tower_train.graph.random_state import ancestors
 from tower_train.graph.record import TrainingGraph
@@ -23,6 +24,7 @@ from tower_train.workload import Workload
 
 _MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would show nothing else
 _LARGE = 1_500  # operations of a tower from which on building them takes many seconds
+_LONG_SECS = 10  # from which on the log tells before how long it takes
 _FEW_ROUNDINGS, _NONE = 256, 1e-10  # relative differences of so many roundings, or so small, are none
 _MOST_NOISE = 1e-3  # of towers that are said to be equal
 _SENSITIVITY = 100  # and so are differences that are at most this times what one rounding of each weight changes
@@ -104,7 +106,7 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     """
     began = time.perf_counter()
     is_large = sum(op.name.startswith("tower_0/") for op in graph.graph.get_operations()) > _LARGE
-    steps = 1 if is_large else 3
+    steps = 2 if is_large else 3
     has_moments = normalization.is_in(graph.graph)
     normalizes = graph.compared.normalizes or has_moments
     # Batch statistics of two examples magnify roundings beyond measure.
@@ -113,29 +115,39 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     examples = _at_hand(examples, steps * several.global_batch)
     for dtype in dict.fromkeys(["float64", "float32", config.dtype]):
         try:
-            trials = []
-            for each in (one, several):
-                synchronized = normalization.over_all_towers(each.num_gpus) if has_moments else contextlib.nullcontext()
-                with synchronized:
-                    trials.append(Trial(workload, examples, dataclasses.replace(each, dtype=dtype)))
+            with ProgressBar(_columns, total=2 + 3 * steps) as bar:
+                trials = []
+                for each in (one, several):
+                    whole = normalization.over_all_towers(each.num_gpus) if has_moments else contextlib.nullcontext()
+                    with whole:
+                        trials.append(Trial(workload, examples, dataclasses.replace(each, dtype=dtype), bar))
+                    _announce(several, time.perf_counter() - began, trials)
+                outcome = _compared(*trials, steps, normalizes)
             break
-        except errors.GraphError as error:
-            refusal = error
-        except Exception as error:  # whatever the network's functions raise for small batches or in another dtype
+        except Exception as error:  # whatever the network raises for small batches, or TensorFlow in another dtype
             refusal = error
     else:
         if isinstance(refusal, errors.GraphError):
             raise refusal
-        return (
-            f"*** towers: not compared with one, as a step of few examples cannot be built ({errors.reason(refusal)})."
-        )
-    outcome = _compared(*trials, steps, normalizes)
+        return f"*** towers: not compared with one, as a step of few examples fails ({errors.reason(refusal)})."
     outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - began)
     if outcome.differs and not config.allow_differences:
         raise errors.GraphError(
             f"workload {workload.name}: {outcome.differs}\nChange that, or train all the same with --allow_differences."
         )
     return outcome
+
+
+def _columns(progress) -> list:
+    return ["comparing towers with one", progress.BarColumn(), progress.TimeElapsedColumn()]
+
+
+def _announce(several: Config, seconds: float, trials: Sequence[Trial]) -> None:
+    """Tells of a long comparison, once one tower has been built in so many seconds."""
+    remaining = seconds * (several.batches_per_step + 4)  # as it was seen: steps take some four times a tower
+    if len(trials) == 1 and remaining > _LONG_SECS:
+        count = several.batches_per_step
+        say(f"towers:   comparing {count} with 1, for about {remaining:.0f} s (--check_towers=never leaves it out)")
 
 
 def _configs(config: Config, graph: TrainingGraph, normalizes: bool, each: int) -> tuple[Config, Config]:
@@ -271,5 +283,5 @@ def _resumed_differs(one: Trial, excess: Sequence[Gap], rounding: float) -> str:
 
 def _by_how_much(excess: Sequence[Gap]) -> str:
     loss = [gap for gap in excess[1:] if gap.name == LOSS]
-    shown = " and ".join(f"{gap.name} by {gap.relative:.0e}" for gap in [excess[0], *loss])
+    shown = " and ".join(map(str, [excess[0], *loss]))
     return f"{shown} in step {excess[0].step}"

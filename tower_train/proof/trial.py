@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train.config import Config
+from tower_train.console import ProgressBar
 from tower_train.graph import devices
 from tower_train.graph.training import training_graph
 from tower_train.workload import Examples, Workload
@@ -27,8 +28,9 @@ class Trial:
       fetches: the loss, the gradients and, after the update, all variables.
     """
 
-    def __init__(self, workload: Workload, examples: Examples, config: Config):
-        """Builds the graph."""
+    def __init__(self, workload: Workload, examples: Examples, config: Config, bar: ProgressBar):
+        """Builds the graph. bar: advances with it and with each step."""
+        self.bar = bar
         placed = devices.place(config, gpus_here=[])
         self.built = training_graph(workload, examples, config, placed)
         self.towers = self.built.layout.num_towers
@@ -46,6 +48,7 @@ class Trial:
             with tf.control_dependencies([self.built.train_op]):
                 after = {name: variable.read_value() for name, variable in saved.items()}
         self.fetches = {LOSS: self.built.report.loss}, gradients, after
+        bar.update(advance=1)
 
     @contextlib.contextmanager
     def begun(self, values: Mapping[str, np.ndarray] | None = None) -> Iterator["Begun"]:
@@ -76,6 +79,7 @@ class Begun:
     def step(self) -> None:
         """Does a step, and keeps its values."""
         self.loss, self.gradients, self.variables = self.session.run(self.trial.fetches)
+        self.trial.bar.update(advance=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +99,9 @@ class Gap:
     absolute: float
     scale: float
     largest: float
+
+    def __str__(self) -> str:
+        return f"{self.name} by {self.relative:.0e}" if np.isfinite(self.absolute) else f"{self.name} (inf or NaN)"
 
     @property
     def relative(self) -> float:

@@ -31,6 +31,7 @@ class Start:
     Its config has the final dtype, place of the variables and workers.
 
     Attributes:
+      batches_before: of a step of the last start, over all towers of all workers; 0 without one.
       steps_done: of earlier starts; final once the start is announced, as is `end`.
       end: the last step of this start.
       checkpoints: saves the graph's variables; None but in the chief.
@@ -46,6 +47,7 @@ class Start:
     run_json: dict
     notes: list[str]
     last_step: int
+    batches_before: int = 0
     steps_done: int = 0
     end: int = 0
     checkpoints: checkpoint.Checkpoints | None = None
@@ -55,6 +57,11 @@ class Start:
     @property
     def is_chief(self) -> bool:
         return self.checkpoints is not None
+
+    @property
+    def has_other_towers(self) -> bool:
+        """Whether a step had another number of batches at the last start."""
+        return self.batches_before not in (0, self.config.batches_per_step)
 
     def is_summarized(self, step: int) -> bool:
         """Returns whether a step makes a summary, which only the chief writes."""
@@ -85,7 +92,7 @@ def prepare(
     )  # fmt: skip
     notes += [*placed.notes, *graph.stream.notes, *messages.random_notes(graph.random_numbers)]
     last_step = config.last_step(examples.num_examples)
-    start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step)
+    start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step, _batches(before))
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
 
 
@@ -103,6 +110,13 @@ def with_towers_compared(start: Start) -> Start:
         return dataclasses.replace(start, notes=[*start.notes, outcome])
     run_json = start.run_json | {_COMPARED: outcome.record}
     return dataclasses.replace(start, notes=[*start.notes, outcome.line], run_json=run_json)
+
+
+def _batches(run_json: dict) -> int:
+    """Returns the number of batches of a step by run.json, over all towers of all workers; 0 if it is empty."""
+    options = run_json.get("config", {})
+    workers = len((options.get("worker_hosts") or "").split(","))
+    return len(run_json.get("devices", ())) * options.get("accumulate_steps", 1) * workers
 
 
 def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
