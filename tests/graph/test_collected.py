@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 import toy_workload
 import trainings
+from tensorflow.python.layers import core
 
 from tower_train import Workload, errors
 from tower_train.measures import softmax_cross_entropy
@@ -14,20 +15,40 @@ v1 = tf.compat.v1
 
 @pytest.mark.parametrize("update", ["cpu", "mirrored"])
 def test_collected_losses_count_once(update):
-    """As regularizer=, by hand in the collection, and summed up in the loss as TensorFlow's tutorials do."""
+    """As regularizer=, by hand in the collection, by slim's kind of layers; also summed up in the loss."""
+
+    def decay(weights):
+        return 0.1 * tf.reduce_sum(weights**2)
 
     def declared(features, training):
-        return network(features, regularizer=lambda weights: 0.1 * tf.reduce_sum(weights**2))
+        return network(features, regularizer=decay)
 
     def collected(features, training):
         outputs = network(features)
         with v1.variable_scope("", reuse=True):
-            weights = v1.get_variable("w", [4, 3], features.dtype)
-        v1.losses.add_loss(0.1 * tf.reduce_sum(weights**2), v1.GraphKeys.REGULARIZATION_LOSSES)
+            weights = v1.get_variable("w/kernel", [4, 3], features.dtype)
+        v1.losses.add_loss(decay(weights), v1.GraphKeys.REGULARIZATION_LOSSES)
         return outputs
 
+    def of_layers(features, training):
+        """The second layer has the first one's weights, and no part in the outputs."""
+        first, second = (
+            core.Dense(
+                3,
+                None,
+                False,
+                v1.glorot_uniform_initializer(),
+                kernel_regularizer=decay,
+                name="w",
+                dtype=features.dtype,
+                _reuse=reuse,
+            )(features)  # fmt: skip
+            for reuse in (None, True)
+        )
+        return first + 0 * second
+
     def network(features, **kwargs):
-        return features @ v1.get_variable("w", [4, 3], features.dtype, **kwargs)
+        return features @ v1.get_variable("w/kernel", [4, 3], features.dtype, **kwargs)
 
     def total(outputs, labels):
         return softmax_cross_entropy(outputs, labels) + v1.losses.get_regularization_loss()
@@ -37,7 +58,8 @@ def test_collected_losses_count_once(update):
         trainings.train(Workload("n", None, inference, loss), examples, 3, variable_update=mode, num_gpus=2,
                         batch_size=4, dtype="float64")
         for inference, loss, mode in [(declared, softmax_cross_entropy, "cpu"), (declared, total, update),
-                                      (collected, softmax_cross_entropy, update), (collected, total, update)]
+                                      (collected, softmax_cross_entropy, update), (collected, total, update),
+                                      (of_layers, softmax_cross_entropy, update), (of_layers, total, update)]
     ]  # fmt: skip
     for result in results[1:]:
         trainings.assert_same(result, results[0])

@@ -4,8 +4,9 @@ A tower's assignments are statistics of its batch, and the losses that it collec
 towers together do once what one tower does.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -56,6 +57,30 @@ def begin_tower(decays: Sequence[tf.Tensor]) -> None:
     for name in _COLLECTIONS:
         v1.get_collection_ref(name)[:] = []
     v1.get_collection_ref(_COLLECTIONS[0])[:] = decays
+
+
+@contextlib.contextmanager
+def variables_of_tower() -> Iterator[Callable[[tf.Variable], None]]:
+    """Lets the collection of all variables hold those that this tower has asked for, as it did in the first tower.
+
+    tf.compat.v1.layers, and slim's, collect a regularizer's value only for a variable that was not there before.
+
+    Yields:
+      A function that notes a variable for which the tower has asked.
+    """
+    variables, noted = v1.get_collection_ref(v1.GraphKeys.GLOBAL_VARIABLES), []
+    before = list(variables)
+    variables[:] = []
+
+    def note(variable: tf.Variable) -> None:
+        if not any(variable is each for each in variables):
+            noted.append(variable)
+            variables.append(variable)
+
+    try:
+        yield note
+    finally:
+        variables[:] = before + [each for each in variables if not any(each is other for other in noted)]
 
 
 def whole_loss(loss: tf.Tensor, decays: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:

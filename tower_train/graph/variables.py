@@ -72,10 +72,12 @@ class Variables:
             if place.index == 0:
                 self.network.setdefault(variable.op.name, (variable, regularizer))
             copy = self.copy_of(variable)
+            note(copy)
             return copy if variable.trainable else collected.assigned_once(copy)
 
         with (
             _explained(),
+            collected.variables_of_tower() as note,
             tf.variable_creator_scope(create),
             v1.variable_scope(v1.get_variable_scope(), reuse=place.index > 0 and v1.AUTO_REUSE, custom_getter=get),
             tf.device(place.device),
