@@ -1,4 +1,4 @@
-"""Graph-mode multi-GPU training: one replica ("tower") per device, gradients averaged on the CPU.
+"""Graph-mode multi-GPU training: one replica ("tower") per device, gradients averaged.
 
     result = tower_train.train("cifar10", tower_train.Config(num_gpus=2, max_steps=200))
 

@@ -46,7 +46,7 @@ def check_folder(path: str | None, shown: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceOptions(Options):
-    """The devices that carry towers, and the threads that run them."""
+    """The devices that carry towers."""
 
     num_gpus: int | None = option(
         None, "number of towers; tower i lives on GPU i, or on logical CPU device i (as many as --gpus names, else 1)",

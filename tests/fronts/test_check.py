@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tower_train import errors, multi_gpu_model
+from tower_train import errors, multi_gpu_model, steps
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=[16, 4]).astype(np.float32), RNG.integers(3, size=16)
@@ -16,6 +16,7 @@ class Centered(keras.layers.Layer):
 
 
 def parallel(*layers):
+    keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(3)])
     model = multi_gpu_model(model, gpus=2)
     model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -43,3 +44,38 @@ def test_too_few_examples_are_refused():
 def test_batch_normalisation_beside_random_numbers_cannot_be_told():
     with pytest.raises(errors.ConfigError, match="Check it without its random layers"):
         parallel(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)).check(X, Y)
+
+
+class TwoOptimizers(keras.Model):
+    """A step of its own, with an optimizer for each of two layers, whose moments are compared too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)
+
+    def call(self, inputs):
+        return self.second(self.first(inputs))
+
+    def compile(self, optimizers, loss):
+        super().compile(loss=loss)
+        self.optimizers = optimizers
+
+    def tower_step(self, data):
+        x, y = data[:2]
+        loss = self.compute_loss(x, y, self(x, training=True))
+        layers = zip((self.first, self.second), self.optimizers, strict=True)
+        yield [steps.Loss(loss, layer.trainable_variables, optimizer) for layer, optimizer in layers]
+        return {"loss": loss}
+
+
+def test_a_step_with_optimizers_of_its_own_is_left_as_it_was():
+    model = TwoOptimizers()
+    model(X)
+    parallel = multi_gpu_model(model, gpus=2)
+    optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.1)]
+    parallel.compile(optimizers, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    parallel.train_on_batch(X, Y)
+    before = [variable.numpy() for optimizer in optimizers for variable in optimizer.variables]
+    assert parallel.check(X, Y).startswith("2 towers equal one device on this model to ")
+    after = [variable.numpy() for optimizer in optimizers for variable in optimizer.variables]
+    assert len(before) == 12 and all((one == other).all() for one, other in zip(before, after, strict=True))

@@ -46,7 +46,7 @@ def test_evaluations_have_curves_of_their_own(cifar10_run):
     assert result["evaluation"]["step"] == result["train_evaluation"]["step"] == 24
     expected = {tag: metric["mean"] for tag, metric in result["evaluation"]["metrics"].items()}
     expected |= {f"train {tag}": metric["mean"] for tag, metric in result["train_evaluation"]["metrics"].items()}
-    assert set(curves.Tags()["scalars"]) == set(expected) and len(expected) == 4
+    assert set(curves.Tags()["scalars"]) == set(expected) and len(expected) == 6  # precision at 1 and 5, and the loss
     for tag, mean in expected.items():
         points = curves.Scalars(tag)
         assert points[-1].value == pytest.approx(mean)

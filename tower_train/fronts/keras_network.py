@@ -218,7 +218,7 @@ class _Network:
         return None if each == 0 else _Draws(draws, name, each)
 
     def _graph_variables(self) -> list[tf.Variable]:
-        """Returns the graph's variables: the first tower creates them, on the CPU; further calls share them."""
+        """Returns the graph's variables: the first tower creates them; further calls share them."""
         trained, graph = not context.current().frozen, v1.get_default_graph()
         with v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE if graph in self._graphs else None):
             self._graphs.add(graph)

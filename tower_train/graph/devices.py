@@ -66,9 +66,8 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, loca
     many.
 
     Args:
-      options: num_gpus, gpus, device, threads.
-      gpus_here: this machine's GPUs, or their names, for planning for another machine; None: look, and set this process
-        up.
+      options: num_gpus, gpus, device.
+      gpus_here: this machine's GPUs, or their names, for graphs that are not run; None: look, and set this process up.
       local: (rank, size) of this process among the workers of this machine, which divide its GPUs unless `gpus` says
         which.
 

@@ -103,7 +103,7 @@ class TrainingGraph:
       examples: those that are trained on.
       stream: the batches; its initializer is run after variables hold their values.
       train_op: does one step; if a loss or gradient is not finite nothing but the stream moves, and with
-        --on_nonfinite=skip global_step and examples_seen.
+        --on_nonfinite=skip, or where float16 overflowed, global_step, examples_seen and the loss scale.
       report: what to fetch with it.
       summary: serialized Summary of this step; None without --summary_every_steps.
       progress: {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one.

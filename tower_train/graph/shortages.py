@@ -87,7 +87,7 @@ def _bad_alloc_named(advice: str) -> Iterator[None]:
         if kind and kind.contents[1] == b"St9bad_alloc":
             notice(f"error: Out of memory on the host. {advice}")
             os._exit(errors.RunError.exit_status)
-        os.abort()
+        ctypes.CFUNCTYPE(None)(before)()  # which says what it was, and aborts
 
     handler = ctypes.CFUNCTYPE(None)(terminate)
     before = library._ZSt13set_terminatePFvvE(ctypes.cast(handler, ctypes.c_void_p))

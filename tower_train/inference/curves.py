@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tower_train import errors
 from tower_train.run_dir import json_files
 
-VALIDATION = "val_"  # the beginning of the names of an evaluation's metrics, as Keras has them
+OF_EVALUATION = "val_"  # the beginning of the names of an evaluation's metrics, as Keras has them
 _MOST_PANELS = 4
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # distinct also for the colour-blind
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "tower_train",
@@ -37,9 +37,9 @@ def history(train_dir: str) -> dict[str, list]:
         raise errors.RunError(f"{path} has no log lines yet. Wait for some, or train with fewer --log_every_steps.")
     lists: dict[str, list] = {}
     for record in records:
-        is_evaluation = any(name.startswith(VALIDATION) for name in record)
+        is_evaluation = any(name.startswith(OF_EVALUATION) for name in record)
         for name, value in record.items():
-            prefix = VALIDATION if is_evaluation and name in ("step", "epoch") else ""
+            prefix = OF_EVALUATION if is_evaluation and name in ("step", "epoch") else ""
             lists.setdefault(prefix + name, []).append(value)
     return lists
 
@@ -63,16 +63,16 @@ def curves(*train_dirs: str):
     except ImportError:
         raise errors.ConfigError("Curves need matplotlib: pip install 'tower_train[plots]'.") from None
     histories = dict(zip(labels(train_dirs), map(history, train_dirs), strict=True))
-    metrics = [name for lists in histories.values() for name in lists if name.startswith(VALIDATION)]
+    metrics = [name for lists in histories.values() for name in lists if name.startswith(OF_EVALUATION)]
     metrics = [name for name in dict.fromkeys(metrics) if name not in ("val_loss", "val_step", "val_epoch")]
     panels = ["loss", *metrics[: _MOST_PANELS - 1]]
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.2 * len(panels), 3.2 + 0.2 * len(histories)), layout="constrained")
         for axis, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for color, (label, lists) in zip(_repeated(_COLORS, len(histories)), histories.items(), strict=True):
-                _draw(axis, lists, name.removeprefix(VALIDATION), color, label)
+                _draw(axis, lists, name.removeprefix(OF_EVALUATION), color, label)
             axis.set_xlabel("epochs")
-            axis.set_ylabel(name.removeprefix(VALIDATION))
+            axis.set_ylabel(name.removeprefix(OF_EVALUATION))
             axis.grid(color="#dddddd", linewidth=0.5)
         handles, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper left", frameon=False, ncols=min(3, len(histories)))
@@ -97,7 +97,7 @@ def _draw(axis, lists: Mapping[str, list], name: str, color: str, label: str) ->
         axis.plot(lists["epoch"], values, color=color, linewidth=0.8, alpha=0.7, label=f"{label}, training")
     elif train := lists.get(f"train_{name}"):
         axis.plot(lists["val_epoch"], train, color=color, linewidth=0.8, alpha=0.7)
-    if values := lists.get(VALIDATION + name):
+    if values := lists.get(OF_EVALUATION + name):
         axis.plot(lists["val_epoch"], values, color=color, marker=".", linewidth=1.6, label=f"{label}, evaluation")
 
 
@@ -120,7 +120,7 @@ def table(train_dirs: Sequence[str]) -> list[str]:
         rows.append((label, "step", str(lists["step"][-1]), "", ""))
         for name, values in lists.items():
             known = [value for value in values if value is not None]
-            if (name == "loss" or name.startswith(VALIDATION)) and name not in ("val_step", "val_epoch") and known:
+            if (name == "loss" or name.startswith(OF_EVALUATION)) and name not in ("val_step", "val_epoch") and known:
                 rows.append(("", name, *(f"{value:.4g}" for value in (known[-1], min(known), max(known)))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -121,6 +121,11 @@ class Evaluator:
         """True if evaluations count classes: the network gives one output for each."""
         return self._built.predictions is not None
 
+    @property
+    def has_loss(self) -> bool:
+        """True if the workload's loss takes the network's outputs in evaluation."""
+        return self._built.loss is not None
+
     def try_out(self, trained: Sequence[tf.Variable]) -> None:
         """Evaluates one batch with the network's initial values, so that failures show before the training.
 

@@ -1,5 +1,6 @@
 """Metrics of a whole set of examples, which are no means over examples: keras.metrics, and functions of all outputs."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
@@ -25,6 +26,8 @@ class WholeSet:
         self._streaming = [metric for metric in metrics if hasattr(metric, "update_state")]
         self._functions = [metric for metric in metrics if not hasattr(metric, "update_state")]
         self._order, self._class_names = [_name(metric) for metric in metrics], class_names
+        if twice := [name for name in self._order if self._order.count(name) > 1]:
+            raise errors.GraphError(f"two metrics are called {twice[0]!r}. Give each a name of its own.")
         self._batches: list = []
 
     def reset(self) -> None:
@@ -37,7 +40,7 @@ class WholeSet:
         if self._functions:
             self._batches.append((outputs, labels))
         for metric in self._streaming:
-            _called(metric, lambda metric=metric: metric.update_state(labels, outputs), outputs, labels)
+            _called(metric, functools.partial(metric.update_state, labels, outputs), outputs, labels)
 
     def results(self) -> dict[str, tuple[float, str | None]]:
         """Returns {name: (value, 'min' or 'max' if known)} in the order of the metrics; one for each class of a metric
@@ -46,7 +49,7 @@ class WholeSet:
         if self._functions:
             outputs, labels = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *self._batches)
             for function in self._functions:
-                compute = lambda function=function: function(outputs, labels)  # noqa: E731
+                compute = functools.partial(function, outputs, labels)
                 values[_name(function)] = _called(function, compute, outputs, labels)
         results, modes = {}, {m.name: _MODES.get(getattr(m, "_direction", None)) for m in self._streaming}
         for name in self._order:

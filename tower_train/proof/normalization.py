@@ -27,7 +27,7 @@ def is_in(graph: tf.Graph) -> bool:
 def is_over_batch(op: tf.Operation) -> bool:
     """Returns whether an operation computes moments over its batch."""
     if op.type.startswith("FusedBatchNorm") and "Grad" not in op.type:
-        return op.get_attr("is_training")
+        return op.get_attr("is_training") and op.inputs[0].shape[0] != 1  # of layer normalisation, rows are elsewhere
     if op.type != "Mean" or not op.name.endswith("moments/mean"):
         return False
     axes = tf.get_static_value(op.inputs[1])
@@ -63,7 +63,8 @@ def _fused_batch_norm(
     towers: int, plain: Callable, x, scale, offset, mean=None, variance=None, epsilon=0.001, data_format="NHWC",
     is_training=True, name=None, exponential_avg_factor=1.0,
 ):  # fmt: skip
-    if not is_training or context.current().statistics is None or exponential_avg_factor != 1.0:
+    is_of_tower = context.current().statistics is not None and x.shape[0] != 1
+    if not is_training or not is_of_tower or exponential_avg_factor != 1.0:
         return plain(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)
     axis = 1 if data_format.startswith("NC") else x.shape.rank - 1
     axes = [each for each in range(x.shape.rank) if each != axis]

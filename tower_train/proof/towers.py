@@ -82,9 +82,15 @@ class Outcome:
         return about | {"largest_difference": {"of": gap["name"], "step": gap["step"], "relative": self.relative}}
 
 
-def is_due(config: Config, import_path: str | None) -> bool:
-    """Returns whether a new run is compared with one tower. import_path: of its workload; None if it has none."""
-    if config.check_towers == "never" or config.allow_stateful_random:  # of which the log tells that it differs
+def is_due(config: Config, import_path: str | None, stateful: Sequence[str] = ()) -> bool:
+    """Returns whether a new run is compared with one tower.
+
+    Args:
+      config: of the run.
+      import_path: of its workload; None if it has none.
+      stateful: operations that draw from a state of their own, which are allowed; the log tells that towers differ.
+    """
+    if config.check_towers == "never" or stateful:
         return False
     if config.check_towers != "auto":
         return True

@@ -86,7 +86,7 @@ def _variable_update(config: Config, before: Mapping[str, Any], placed: Devices)
         return "mirrored", "for --check_mirrors_every_steps"  # several workers have copies in both modes
     if before.get("variable_update") in ("cpu", "mirrored"):
         return before["variable_update"], "as the run began"
-    # A lone GPU too: with its variables on the host, copies take half of ResNet-50's step (tower_train.plan).
+    # A lone GPU too: with its variables on the host, copies take half of ResNet-50's step.
     return ("mirrored", "on the GPUs") if placed.gpus else ("cpu", "for towers on the CPU")
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tower_train.config import Config
 from tower_train.examples import TEST, TRAIN, VALIDATION
 from tower_train.graph import devices
-from tower_train.inference import report
+from tower_train.inference import curves, report
 from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.inference.saved_run import RESULT_NAMES, curves_folder, write_curves
 from tower_train.run_dir import checkpoint, directory, logs
@@ -77,6 +77,10 @@ class Evaluations:
             if split != TRAIN:
                 each.try_out(trained)
         lines = self.best.compare_by(*evaluator.first_metric)
+        if not evaluator.has_loss:
+            lines.append(
+                "*** Evaluations have no loss: the workload's loss does not take what the network returns in them."
+            )
         examples = evaluator.examples
         if self.best.is_used and self._split == TEST:
             lines.append(
@@ -126,7 +130,7 @@ class Evaluations:
         evaluation = self._last[self._split]
         examples = evaluation.step * self._config.global_batch
         record = {"step": evaluation.step, "epoch": examples / self._trained_on.num_examples}
-        for prefix, split in (("val_", self._split), ("train_", TRAIN)):
+        for prefix, split in ((curves.OF_EVALUATION, self._split), ("train_", TRAIN)):
             for name, metric in self._last[split].metrics.items():
                 record[prefix + name] = metric.mean if math.isfinite(metric.mean) else None
         return record

@@ -130,7 +130,8 @@ def announce(start: Start, membership: Membership) -> Start:
     if membership.devices != built_for:
         start = rebuilt(start, membership)
     is_new = not steps_done or (start.has_other_towers and not start.config.elastic)
-    if is_new and towers.is_due(start.config, start.run_json["config"]["workload"]):
+    stateful = start.graph.random_numbers.stateful
+    if is_new and towers.is_due(start.config, start.run_json["config"]["workload"], stateful):
         start = with_towers_compared(start)
     if start.is_chief:
         checkpoint.remove_leftovers(start.run_dir.path)

@@ -24,8 +24,10 @@ _FIELDS = {
         "config.moving_average_decay": int | float, "config.deterministic?": bool,
         "config.tensor_float_32?": bool | None, "workload_options?": dict, "global_batch?": int,
         "random_numbers.by_example?": list, "versions?": dict, "started?": str,
+        "devices?": list, "config.worker_hosts?": str | None, "config.accumulate_steps?": int,
+        "config.validation_fraction?": int | float,
     },
-    RESULT: {"step?": int, "evaluation.step?": int},
+    RESULT: {"step?": int, "evaluation.step?": int, "validation.step?": int},
     BEST: {
         "metric": str, "mode?": str,
         **{f"{which}.{field}": kind for which in ("best", "last") for field, kind in _SCORE.items()},

@@ -81,7 +81,12 @@ class TowerModel(keras.Model):
         if self._exchange.size > 1:
             raise errors.ConfigError("check: it compares the towers of one process. Call it without other workers.")
         alone = self.template if self._train is default_step.train else TowerModel(self.template, self.towers[:1], HOST)
-        return proof.compare_steps(self, alone, (x, y, sample_weight), len(self.towers))
+
+        def optimizers_for(rows):
+            data = keras.tree.map_structure(parts.as_tensor, tuple(rows))
+            return engine.rehearse(self.template, self._train, data, len(self.towers))
+
+        return proof.compare_steps(self, alone, (x, y, sample_weight), len(self.towers), optimizers_for)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
@@ -166,7 +171,7 @@ def _together(name: str):
 
     @functools.wraps(method := getattr(keras.Model, name))
     def of_all(self, *args, **kwargs):
-        if name == "fit" and not _noted and len(self.towers) > 1:
+        if name == "fit" and not _noted and len(self.towers) > 1 and self._exchange.size == 1:
             _noted.append(True)
             console.notice(
                 "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."

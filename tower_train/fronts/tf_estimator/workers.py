@@ -81,9 +81,9 @@ def open_session(training, run_config: RunConfig, steps: tuple, **arguments) -> 
     if not member.task.is_chief:
         arguments = _without_writing(begin, **arguments)
     hook = _Last(member, watchdog, begin if member.task.is_chief else None, counting, batches.ask_to_stop)
-    arguments |= {"hooks": [*arguments["hooks"], hook], "config": merged(member.devices, arguments["config"])}
-    arguments |= {"master": member.target, "is_chief": True}
-    with watchdog, member.failures_named(), v1.train.MonitoredTrainingSession(**arguments) as session:
+    arguments |= {"hooks": [*arguments["hooks"], hook], "master": member.target, "is_chief": True}
+    config = merged(member.devices, arguments.pop("config"))
+    with watchdog, member.failures_named(), v1.train.MonitoredTrainingSession(config=config, **arguments) as session:
         yield session
 
 
