@@ -148,8 +148,9 @@ def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after
     assert [result.loss is None for result in first + second] == [False, False, True, True]
 
 
-def test_a_program_that_calls_train_is_told_that_it_must_be_started_again(tmp_path):
+def test_a_program_that_calls_train_is_told_that_it_must_be_started_again(tmp_path, monkeypatch):
     """The second worker has agreed, and is heard of no more."""
+    monkeypatch.setattr(heartbeat, "_GRACE_SECS", jobs.WAIT_SECS)  # a stuck step would end this process
     hosts = clusters.hosts(2)
     chief = Config(train_dir=str(tmp_path), worker_hosts=",".join(hosts), task_index=0, wait_for_workers=True,
                    worker_timeout_secs=2)  # fmt: skip
