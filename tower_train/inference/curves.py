@@ -61,7 +61,7 @@ def curves(*train_dirs: str):
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise errors.ConfigError("Curves need matplotlib: pip install 'tower_train[plots]'.") from None
+        raise errors.ConfigError("Curves need matplotlib: pip install matplotlib.") from None
     histories = dict(zip(labels(train_dirs), map(history, train_dirs), strict=True))
     metrics = [name for lists in histories.values() for name in lists if name.startswith(OF_EVALUATION)]
     metrics = [name for name in dict.fromkeys(metrics) if name not in ("val_loss", "val_step", "val_epoch")]
