@@ -68,7 +68,7 @@ def found(tmp_path_factory):
 
 def placed(found):
     if not fake_gpus.COMPILER:
-        pytest.skip("needs g++ to build GPUs")
+        pytest.skip(fake_gpus.WITHOUT)
     return found.items()
 
 

@@ -32,7 +32,7 @@ os._exit(0)
 
 def test_each_part_of_a_split_gpu_counts_as_a_gpu(tmp_path):
     """GPU 1 of three is split in two: the parts are 1 and 2, the last GPU is 3, and 0 stays hidden."""
-    plugin = fake_gpus.build(tmp_path) or pytest.skip("needs g++ to build GPUs")
+    plugin = fake_gpus.build(tmp_path) or pytest.skip(fake_gpus.WITHOUT)
     done = jobs.command("-c", PROGRAM, str(plugin))
     assert done.returncode == 0, done.stderr[-2000:]
     towers, visible, limits, refused = json.loads(done.stdout)

@@ -22,7 +22,7 @@ OPENERS = {"Session", "MonitoredTrainingSession", "SingularMonitoredSession", "C
 def found(tmp_path_factory, cifar10_dir):
     """Reads what sessions_on_fake_gpus says."""
     folder = tmp_path_factory.mktemp("sessions")
-    plugin = fake_gpus.build(folder) or pytest.skip("needs g++ to build GPUs")
+    plugin = fake_gpus.build(folder) or pytest.skip(fake_gpus.WITHOUT)
     done = jobs.command("sessions_on_fake_gpus", str(plugin), str(folder), str(cifar10_dir), cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
