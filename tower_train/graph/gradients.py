@@ -87,12 +87,12 @@ def add_weight_decay(
 
 def clip(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
     """Scales all gradients by limit / norm if their global norm is greater than that."""
-    summed = [(_sum_rows(gradient), variable) for gradient, variable in gradients]
+    summed = [(sum_rows(gradient), variable) for gradient, variable in gradients]
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in summed], limit)
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]
 
 
-def _sum_rows(gradient: Gradient) -> Gradient:
+def sum_rows(gradient: Gradient) -> Gradient:
     """Sums the rows of a sparse gradient that have one index, as the norm is that of the sums."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

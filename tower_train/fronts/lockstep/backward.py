@@ -63,9 +63,9 @@ def _total(meeting: Meeting, tower_grads: list[GradientsAndVariables]) -> Gradie
     for grads, variable in by_variable:
         if isinstance(grads[0], tf.IndexedSlices):
             parts = ([grad.values for grad in grads], [grad.indices for grad in grads])
-            whole = tf.IndexedSlices(*(meeting.exchange.rows(tf.concat(part, axis=0)) for part in parts))
-            whole = whole if _has_rows_each(grads[0].indices) else _with_rows_once(whole)
-            whole = tf.IndexedSlices(whole.values, whole.indices, grads[0].dense_shape)
+            rows = (meeting.exchange.rows(tf.concat(part, axis=0)) for part in parts)
+            whole = tf.IndexedSlices(*rows, grads[0].dense_shape)
+            whole = whole if _has_rows_each(grads[0].indices) else gradients.sum_rows(whole)
         else:
             whole = next(sums)
             if id(variable) in in_float16:  # one device sums in float16, where the sum may overflow
@@ -94,12 +94,6 @@ def _has_rows_each(indices: tf.Tensor) -> bool:
             seen.add(op)
             ahead += op.inputs
     return False
-
-
-def _with_rows_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Adds the slices of each row."""
-    rows, places = tf.unique(slices.indices)
-    return tf.IndexedSlices(tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows)), rows)
 
 
 def _computed_in_float16(model: keras.Model) -> set[int]:
