@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep import backward, parts
+from tower_train.fronts.lockstep import backward, default_step, parts
 from tower_train.fronts.lockstep.exchange import Exchange
 from tower_train.fronts.lockstep.meeting import Meeting
 from tower_train.fronts.lockstep.requests import Finished, Join, Loss, Once
@@ -64,7 +64,7 @@ def run(
 
 def is_own(step: Step) -> bool:
     """Returns whether a step is a method that a program wrote."""
-    return step.__name__ == "tower_step"
+    return step not in (default_step.train, default_step.test, default_step.predict)
 
 
 def _once(request: Once, meeting: Meeting):
