@@ -19,7 +19,7 @@ from tower_train.run_dir import best, checkpoint, directory
 
 
 class Disk:
-    """What a loss of power would leave of a folder.
+    """The part of a folder that outlives a loss of power.
 
     Attributes:
       saved: what the test has saved so far, to be noted with each state.

@@ -1,4 +1,4 @@
-"""What is brought together of the processes that train one Keras model: of one by itself, or of several workers.
+"""Exchange between the processes that train one Keras model: one by itself, or several workers.
 
 Keras' steps run where the program has begun TensorFlow, long before it is known that there are other workers; then
 collective operations are no longer possible. So they run in a session on the worker's server, which the step calls.
@@ -34,7 +34,7 @@ _SAMPLE = 4096  # numbers of each tensor that they compare of later ones
 
 
 class Exchange:
-    """What processes bring together; this one is by itself."""
+    """The exchange of a process by itself; of several it is a subclass."""
 
     rank, size, is_chief = 0, 1, True
 

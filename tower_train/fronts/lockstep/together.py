@@ -1,4 +1,4 @@
-"""What several workers do alike around Keras' methods: they compare what they do, and begin with the chief's values."""
+"""Workers around Keras' methods: they compare what they do, and begin with the chief's values."""
 
 import inspect
 import os
