@@ -33,7 +33,7 @@ setup(
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
     python_requires=">=3.10,<3.14",
     # The versions that were tested: tower_train/fronts/compat.py holds private names of them. On Python 3.10 Keras is
-    # 3.12, its last version there. requests comes with TensorFlow and rich (the progress bar) with Keras anyway.
+    # 3.12, its last version there. ml_dtypes and requests come with TensorFlow and rich (the bar) with Keras anyway.
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "tensorflow-estimator==2.15.0",  # its last version; fronts/tf_estimator/library.py has what it misses today
@@ -41,6 +41,7 @@ setup(
         "keras>=3.12,<3.16",
         "numpy",
         "absl-py",
+        "ml_dtypes",
         "pillow",
         "requests",
         "rich",

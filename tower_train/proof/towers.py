@@ -19,15 +19,15 @@ from tower_train.examples import Examples
 from tower_train.graph.random_state import ancestors
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import normalization, operations
+from tower_train.proof.rounding import FEW_ROUNDINGS, SEEDS, SENSITIVITY, rounded
 from tower_train.proof.trial import LOSS, Begun, Gap, Trial, first_steps, gaps_after
 from tower_train.workload import Workload
 
 _MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would show nothing else
 _LARGE = 1_500  # operations of a tower from which on building them takes many seconds
 _LONG_SECS = 10  # from which on the log tells before how long it takes
-_FEW_ROUNDINGS, _NONE = 256, 1e-10  # relative differences of so many roundings, or so small, are none
+_NONE = 1e-10  # relative differences so small are none
 _MOST_NOISE = 1e-3  # of towers that are said to be equal
-_SENSITIVITY = 100  # and so are differences that are at most this times what one rounding of each weight changes
 _OURS = ("cifar10", "tower_train")  # packages with workloads that the tests hold to the promise
 
 
@@ -203,12 +203,13 @@ def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
     size = many.built.layout.global_batch
     outcome = Outcome(many.towers, steps, size, dtype.name, largest, normalizes, 0.0)
     if excess := _beyond(of_resumed, rounding):
-        return dataclasses.replace(outcome, gap=excess[0], differs=_resumed_differs(one, excess, rounding))
+        return dataclasses.replace(outcome, gap=first_steps(excess)[0], differs=_resumed_differs(one, excess, rounding))
     if excess := _beyond(gaps, rounding):
-        with one.begun() as first, one.begun(_rounded_weights(one, rounding)) as rounded:
-            noise = {(gap.name, gap.step): gap.absolute for gap in _train(first, rounded, steps)[0]}
+        noise = _noise(one, steps, rounding)
         if excess := _beyond(excess, rounding, noise):
-            return dataclasses.replace(outcome, gap=excess[0], differs=_towers_differ(one, many, excess, rounding))
+            return dataclasses.replace(
+                outcome, gap=first_steps(excess)[0], differs=_towers_differ(one, many, excess, rounding)
+            )
         return dataclasses.replace(outcome, undecided=largest.of_largest > _MOST_NOISE)
     return outcome
 
@@ -234,20 +235,20 @@ def _beyond(gaps: Sequence[Gap], rounding: float, noise: Mapping[tuple[str, int]
     noise = noise or {}
 
     def limit(gap: Gap) -> float:
-        return max(
-            max(_FEW_ROUNDINGS * rounding, _NONE) * gap.scale, _SENSITIVITY * noise.get((gap.name, gap.step), 0.0)
-        )
+        return max(max(FEW_ROUNDINGS * rounding, _NONE) * gap.scale, SENSITIVITY * noise.get((gap.name, gap.step), 0.0))
 
     return [gap for gap in gaps if gap.absolute > limit(gap)]
 
 
-def _rounded_weights(trial: Trial, rounding: float) -> dict[str, np.ndarray]:
-    """Returns the initial weights, each rounded to one side or the other."""
-    rng = np.random.default_rng(0)
-    return {
-        name: value + rounding * rng.choice([-1, 1], value.shape) * value
-        for name, value in trial.initial_weights().items()
-    }
+def _noise(trial: Trial, steps: int, rounding: float) -> dict[tuple[str, int], float]:
+    """Returns {(name, step): the change by one rounding of each weight}, the greatest of several trainings."""
+    noise: dict[tuple[str, int], float] = {}
+    for seed in SEEDS:
+        near = {name: rounded(value, rounding, seed) for name, value in trial.initial_weights().items()}
+        with trial.begun() as first, trial.begun(near) as other:
+            for gap in _train(first, other, steps)[0]:
+                noise[gap.name, gap.step] = max(gap.absolute, noise.get((gap.name, gap.step), 0.0))
+    return noise
 
 
 def _dtype_on_the_way(trial: Trial) -> tf.DType:

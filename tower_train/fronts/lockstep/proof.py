@@ -1,16 +1,13 @@
 """Shows on a few examples that the towers of a Keras model train what one device trains."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
 
 from tower_train import errors
 from tower_train.fronts import compat
-
-STEPS, EACH = 2, 4  # examples of a tower
-NEARBY = 4  # trainings from rounded weights
-_FEW_ROUNDINGS, _SENSITIVITY = 256, 100  # as in tower_train.proof.towers
+from tower_train.proof.rounding import EACH, SEEDS, STEPS, compare_values, epsilon, rounded
 
 
 def compare_steps(
@@ -45,7 +42,10 @@ def compare_steps(
     weights = {id(variable) for variable in alone.trainable_variables}
 
     def nearby(seed: int) -> list[np.ndarray]:
-        return [rounded(b, seed) if id(v) in weights else b for v, b in zip(variables, before, strict=True)]
+        return [
+            rounded(b, epsilon(b.dtype), seed) if id(v) in weights else b
+            for v, b in zip(variables, before, strict=True)
+        ]
 
     def after(model: keras.Model, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         _assign(variables, values)
@@ -55,8 +55,7 @@ def compare_steps(
 
     try:
         expected, received = after(alone, before), after(towers, before)
-        # Several, as gradients of nothing but rounding (of a bias before batch normalisation) are steps of Adam too.
-        noise = zip(*(after(alone, nearby(seed)) for seed in range(NEARBY)), strict=True)
+        noise = zip(*(after(alone, nearby(seed)) for seed in SEEDS), strict=True)
     finally:
         _assign(variables, before)
     metrics = {id(variable) for variable in alone.metrics_variables}
@@ -85,44 +84,6 @@ def _rows(batch: Sequence, count: int, normalizes: bool) -> list:
     return [None if part is None else keras.tree.map_structure(first, part) for part in batch]
 
 
-def rounded(value: np.ndarray, seed: int) -> np.ndarray:
-    """Returns a value with each number rounded to one side or the other."""
-    return value * (1 + np.finfo(value.dtype).eps * np.random.default_rng(seed).choice([-1, 1], value.shape))
-
-
 def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
-
-
-def compare_values(values: Iterable[tuple], count: int, normalizes: bool) -> str:
-    """Compares the values of variables after the steps.
-
-    Args:
-      values: (name, of one device, of the towers, several of one device whose weights were rounded); arrays.
-      count: of the towers.
-      normalizes: whether all towers had the same examples.
-
-    Returns:
-      A line for people.
-
-    Raises:
-      GraphError: rounding does not explain the difference of a variable; the message names it.
-    """
-    largest, about = 0.0, f"{STEPS} steps of {EACH * count} examples"
-    for name, one, several, nearby in values:
-        if not np.issubdtype(one.dtype, np.floating):
-            continue
-        scale, distance, *noises = (
-            np.abs(each).max(initial=0) for each in (one, one - several, *(one - each for each in nearby))
-        )
-        noise = max(noises)
-        if not distance <= max(_FEW_ROUNDINGS * np.finfo(one.dtype).eps * scale, _SENSITIVITY * noise):
-            raise errors.GraphError(
-                f"{count} towers differ from one device on this model: {name} by {distance / (scale or 1):.0e} after "
-                f"{about}. A layer or a loss computes over the examples of a batch, of which a tower has a part only, "
-                "or draws random numbers by tower."
-            )
-        largest = max(largest, distance / max(scale, 1))
-    about += ", the same for each tower, as batch normalisation is by tower" if normalizes else ""
-    return f"{count} towers equal one device on this model to {largest:.0e} ({about})"

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep.proof import EACH, NEARBY, STEPS, compare_values, rounded
 from tower_train.fronts.tf_estimator import inputs
 from tower_train.fronts.tf_estimator.tower_estimator import TRAIN, Estimator
 from tower_train.proof.normalization import is_over_batch
+from tower_train.proof.rounding import EACH, SEEDS, STEPS, compare_values, epsilon, rounded
 
 v1 = tf.compat.v1
 
@@ -63,8 +63,8 @@ def check(estimator: Estimator, input_fn: Callable) -> str:
         again = train(one_tower, one.normalizes, one.first)
         nearby = [one]
         if one.equals(again):  # else it draws, and others' differences are no rounding
-            for seed in range(NEARBY):
-                near = {name: rounded(v, seed) if name in one.weights else v for name, v in one.first.items()}
+            for seed in SEEDS:
+                near = {n: rounded(v, epsilon(v.dtype), seed) if n in one.weights else v for n, v in one.first.items()}
                 nearby.append(train(one_tower, one.normalizes, near))
     values = ((name, v, several.last[name], [each.last[name] for each in nearby]) for name, v in one.last.items())
     return compare_values(values, count, one.normalizes)
