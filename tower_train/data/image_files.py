@@ -1,4 +1,4 @@
-"""The images of a split: split/class/*.jpg and so on, or a part of class/*.jpg set aside."""
+"""The images of a split: split/class/*.jpg and so on, or labelled otherwise, or a part of class/*.jpg set aside."""
 
 import collections
 import dataclasses
@@ -10,9 +10,10 @@ import re
 import numpy as np
 
 from tower_train import errors
+from tower_train.data import image_labels
+from tower_train.data.image_labels import EXTENSIONS, FOLDERS, readable
 from tower_train.examples import TEST, TRAIN, VALIDATION
 
-EXTENSIONS = (".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp")
 VALIDATION_NAMES = ("val", "validation", "valid")
 
 
@@ -53,8 +54,9 @@ class Listing:
 
 
 def find(
-    directory: pathlib.Path, split: str, validation_fraction: float = 0.0, group_pattern: str = "", seed: int = 0
-) -> Listing | None:
+    directory: pathlib.Path, split: str, validation_fraction: float = 0.0, group_pattern: str = "", seed: int = 0,
+    labels: str = FOLDERS,
+) -> Listing | None:  # fmt: skip
     """Lists the images of a split; None if there is no such test or validation split.
 
     The directory holds `train`, `val` (or `validation`, `valid`) and `test`, each with one folder per class, or the
@@ -67,33 +69,39 @@ def find(
       group_pattern: a regular expression for the group in a file's name (its first bracket, or the whole match); images
         of one group stay together. Empty: every image is its own group.
       seed: of the choice.
+      labels: 'folders', or the place of the classes of images that lie together, see image_labels.find.
 
     Raises:
       DataError: no folders, a class without images or in one split only, a name without a group.
       ConfigError: a fraction beside a folder for validation, or a bad pattern.
     """
     train = directory / TRAIN if (directory / TRAIN).is_dir() else directory
+    classes, notice = image_labels.find(directory, labels) if labels != FOLDERS else (None, "")
+
+    def listed(folder: pathlib.Path, split: str) -> Listing | None:
+        if classes is None:
+            return _listed(folder, directory, split)
+        return _labelled(folder, train, directory, split, classes, notice, labels)
+
     folders = {}
     for other, names in ((VALIDATION, VALIDATION_NAMES), (TEST, (TEST,))) if train != directory else ():
         if folder := next((directory / name for name in names if (directory / name).is_dir()), None):
+            if classes is None:
+                _check_same_classes(train, folder)
+            elif not listed(folder, other):
+                continue  # its images have no classes
             folders[other] = folder
-            _check_same_classes(train, folder)
     if VALIDATION in folders and validation_fraction:
         raise errors.ConfigError(
             f"--validation_fraction={validation_fraction:g}: {folders[VALIDATION]} is there to validate on. Leave the "
             "option out."
         )
     if split in folders:
-        return _listed(folders[split], directory, folders[split].name)
+        return listed(folders[split], folders[split].name)
     if split == TEST or split == VALIDATION and not validation_fraction:
         return None
-    listing = _listed(train, directory, TRAIN)
+    listing = listed(train, TRAIN)
     return _split_off(listing, split, validation_fraction, group_pattern, seed) if validation_fraction else listing
-
-
-def readable(name: str) -> str:
-    """Returns a file's name as text, for messages and class names: undecodable bytes become U+FFFD."""
-    return os.fsencode(name).decode(errors="replace")
 
 
 def _entries(folder: pathlib.Path) -> list[str]:
@@ -146,7 +154,34 @@ def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listin
             )
     counts = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()))
     notice = f"Passed over in {folder}: {counts}." if others else ""
-    return Listing(folder, tuple(names), np.array(labels, np.int32), tuple(map(readable, classes)), split, notice)
+    if table := image_labels.table_in(directory):  # its parts, not its classes, may be what the folders are
+        notice += f" {table} beside them is not read; if it holds the classes, give --labels={table}."
+    return Listing(
+        folder, tuple(names), np.array(labels, np.int32), tuple(map(readable, classes)), split, notice.strip()
+    )
+
+
+def _labelled(
+    folder: pathlib.Path, train: pathlib.Path, directory: pathlib.Path, split: str, classes: dict[str, str],
+    notice: str, labels: str,
+) -> Listing | None:  # fmt: skip
+    """Lists the images of a split's folder that have a class, which one for training has; None if there are none."""
+
+    def below(folder: pathlib.Path) -> dict[str, str]:
+        prefix = "" if folder == directory else folder.name + os.sep
+        return {path[len(prefix) :]: name for path, name in classes.items() if path.startswith(prefix)}
+
+    class_names, images = sorted(set(below(train).values())), below(folder)
+    if len(class_names) < 2:
+        raise errors.DataError(
+            f"--labels={labels}: finds images of {len(class_names)} classes below {train}; at least two are needed."
+        )
+    if unknown := sorted(set(images.values()) - set(class_names)):
+        raise errors.DataError(
+            f"{folder}: no image in {train} is of class {unknown[0]}. Every class needs images there."
+        )
+    numbers = np.array([class_names.index(name) for name in images.values()], np.int32)
+    return Listing(folder, tuple(images), numbers, tuple(class_names), split, notice) if images else None
 
 
 def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> errors.DataError:
@@ -155,7 +190,8 @@ def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> e
         if any((folder / name / split).is_dir() for split in (TRAIN, TEST, *VALIDATION_NAMES)):
             there = folder / readable(name)
             return errors.DataError(f"{folder}: holds no images, but {there.name} in it does. Give --data_dir={there}.")
-    return errors.LayoutError(f"""{folder}: {what}. Expected:
+    what += f".{image_labels.advice(folder, directory)}"
+    return errors.LayoutError(f"""{folder}: {what} Expected:
   {directory}
   ├── train
   │   ├── cats   (a folder for each class, named like it)

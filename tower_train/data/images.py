@@ -13,7 +13,8 @@ import numpy as np
 from tower_train import errors, host
 from tower_train.data import arrays, decoding, publish
 from tower_train.data.directories import default_directory
-from tower_train.data.image_files import Listing, readable
+from tower_train.data.image_files import Listing
+from tower_train.data.image_labels import readable
 from tower_train.examples import Examples
 
 CACHES = ("auto", "none", "memory", "disk")

@@ -10,7 +10,7 @@ import functools
 import tensorflow as tf
 
 from tower_train import errors, layers
-from tower_train.data import image_files, images
+from tower_train.data import image_files, image_labels, images
 from tower_train.data.directories import expanded
 from tower_train.examples import SPLITS
 from tower_train.options import DATA, Options, option
@@ -43,6 +43,10 @@ class FolderOptions(Options):
     group_pattern: str = option(
         "", "regular expression for the group (such as the patient) in a file's name; a group is not split", DATA,
         resume="same",
+    )  # fmt: skip
+    labels: str = option(
+        image_labels.FOLDERS, "place of the classes: folders (CLASS/*.jpg), names (the class of cat.0.jpg is cat), "
+        "or a CSV file of images and classes, FILE.csv or FILE.csv:COLUMN, in --data_dir", DATA, resume="same",
     )  # fmt: skip
     network: str = option(
         _SMALL, "small (four convolutions), or a network of keras.applications, such as VGG16, under a new classifier",
@@ -78,7 +82,7 @@ def workload(options: FolderOptions) -> Workload:
             raise errors.ConfigError("--data_dir is missing. Name the folder that holds train/CLASS/*.jpeg.")
         directory = expanded(request.data_dir)
         listing = image_files.find(
-            directory, request.split, request.validation_fraction, options.group_pattern, request.seed
+            directory, request.split, request.validation_fraction, options.group_pattern, request.seed, options.labels
         )
         if not listing:
             return None

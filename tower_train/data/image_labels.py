@@ -1,0 +1,128 @@
+"""Classes of images that do not lie in a folder per class: from a table (labels.csv) or from names (cat.0.jpg)."""
+
+import csv
+import os
+import pathlib
+import re
+
+from tower_train import errors
+
+FOLDERS, NAMES = "folders", "names"
+EXTENSIONS = (".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp")
+_UP_TO_NUMBER = re.compile(r"(.*?)[\W_]*\d+")  # cat of cat.0, great_pyrenees of great_pyrenees_12
+
+
+def is_image(name: str) -> bool:
+    """Returns whether a file counts as an image; hidden ones do not."""
+    return name[0] != "." and name.lower().endswith(EXTENSIONS)
+
+
+def readable(name: str) -> str:
+    """Returns a file's name as text, for messages and class names: undecodable bytes become U+FFFD."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def table_in(folder: pathlib.Path) -> str | None:
+    """Returns the first CSV file of a folder."""
+    return next((readable(path.name) for path in sorted(folder.glob("*.csv"))), None)
+
+
+def advice(folder: pathlib.Path, directory: pathlib.Path) -> str:
+    """Returns the --labels that fits images in a folder, or a table beside them; empty if none does."""
+    if table := table_in(directory) or table_in(folder):
+        return f" If {table} holds the classes, give --labels={table}."
+    classes = {match[1] for name in os.listdir(folder) if is_image(name) and (match := _of_name(name)) and match[1]}
+    if len(classes) > 1:
+        return f" If files are named by class ({', '.join(sorted(classes)[:2])}, ...), give --labels={NAMES}."
+    return ""
+
+
+def find(directory: pathlib.Path, labels: str) -> tuple[dict[str, str], str]:
+    """Finds the classes of all images below a directory.
+
+    Args:
+      directory: the folder of the images, in folders of any depth, and of the table.
+      labels: 'names', by which a class is a file's name up to its last number; or a CSV file with a header, and after a
+        colon the name of the column of classes, if there are more than two columns. The column of images is the first
+        that names one in its first rows, by its path or its file's name, with or without extension.
+
+    Returns:
+      {path below the directory: class}, sorted, of the images with a class; and a line on the others.
+
+    Raises:
+      DataError: no such file, or no table; an image with two classes.
+      ConfigError: no such column.
+    """
+    paths = sorted(
+        os.path.relpath(os.path.join(folder, name), directory)
+        for folder, _, names in os.walk(directory)
+        for name in names
+        if is_image(name)
+    )
+    if labels == NAMES:
+        matches = {path: _of_name(os.path.basename(path)) for path in paths}
+        classes = {path: match[1] for path, match in matches.items() if match and match[1]}
+        missing = 0
+    else:
+        classes, missing = _of_table(directory, labels, paths)
+    notes = [(len(paths) - len(classes), "images without a class"), (missing, "classes without their image")]
+    counts = " and ".join(f"{count} {what}" for count, what in notes if count)
+    return classes, f"--labels={labels}: {counts} in {directory} left out." if counts else ""
+
+
+def _of_name(name: str) -> re.Match | None:
+    return _UP_TO_NUMBER.fullmatch(os.path.splitext(readable(name))[0])
+
+
+def _of_table(directory: pathlib.Path, labels: str, paths: list[str]) -> tuple[dict[str, str], int]:
+    """Returns {path: class}, and the number of rows that name no image."""
+    table, column = _table(directory, labels)
+    named = {}
+    # Of several files of one name the first: test/1.png often has no class, and HAM10000 is often unpacked twice.
+    for path in sorted(paths, key=lambda path: not path.startswith("train")):
+        for name in (path, os.path.basename(path)):
+            named.setdefault(name, path)
+            named.setdefault(os.path.splitext(name)[0], path)
+    try:
+        with open(table, newline="", encoding="utf-8-sig") as file:
+            header, *rows = csv.reader(file)
+    except (OSError, ValueError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or "it is no CSV file with a header"
+        raise errors.DataError(f"--labels={labels}: {table} cannot be read: {reason}. Name a CSV file.") from None
+    rows = [row for row in rows if len(row) == len(header)]
+    image = next((i for i in range(len(header)) if any(row[i] in named for row in rows[:100])), None)
+    if image is None:
+        raise errors.DataError(
+            f"--labels={labels}: no column of {table} ({', '.join(header)}) names images below {directory}. It must "
+            "hold their names, with or without extension."
+        )
+    others = [name for i, name in enumerate(header) if i != image]
+    if column is None and len(others) == 1:
+        column = others[0]
+    if column not in others:
+        raise errors.ConfigError(
+            f"--labels={labels}: {'which column holds the classes?' if column is None else 'there is no such column.'} "
+            f"Give one of: {', '.join(f'--labels={table.name}:{name}' for name in others)}."
+        )
+    place, classes, missing = header.index(column), {}, 0
+    for row in rows:
+        path = named.get(row[image])
+        if path is None:
+            missing += 1
+        elif classes.setdefault(path, row[place]) != row[place]:
+            raise errors.DataError(
+                f"{table}: {row[image]} has two classes, {classes[path]} and {row[place]}. Leave one row an image."
+            )
+    return dict(sorted(classes.items())), missing
+
+
+def _table(directory: pathlib.Path, labels: str) -> tuple[pathlib.Path, str | None]:
+    """Returns the path of the table and the name of its column of classes, if given."""
+    for name, column in ((labels, None), labels.rsplit(":", 1)[:2] if ":" in labels else (labels, None)):
+        for path in (directory / name, directory / "train" / name, pathlib.Path(name).expanduser()):
+            if path.is_file():
+                return path, column
+    raise errors.DataError(
+        f"--labels={labels}: there is no such file in {directory}. Give {FOLDERS}, {NAMES} (the class of cat.0.jpg is "
+        "cat) or a CSV file, and its column if it has several: labels.csv:COLUMN."
+    )
