@@ -46,6 +46,7 @@ class TestFromArrays:
             ([0.0] * 6, r"labels are float64 of shape \(6,\)"),
             ([True] * 6, r"labels are bool of shape \(6,\)"),
             ([[0]] * 6, r"labels are int64 of shape \(6, 1\)"),
+            ([[0, 1]] * 6, r"labels are int64 of shape \(6, 2\).*as labels.argmax\(axis=1\) makes them"),
             ([0, 1, 2, 0, 0, 5], "there is a label 2; labels are 0 to 1"),
             ([0, 1, -1, 0, 0, 0], "there is a label -1; labels are 0 to 1"),
         ],

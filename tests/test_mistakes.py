@@ -26,6 +26,10 @@ def late(request):
     return Examples("late", len(LATE), lambda: lambda rows: (tf.gather(features, rows), tf.gather(LATE, rows)))
 
 
+def one_hot(request):
+    return Examples.from_arrays("one-hot", np.ones([9, 4], np.float32), np.eye(3, dtype=int)[np.arange(9) % 3])
+
+
 def of_five():
     return keras.Sequential([keras.Input([5]), keras.layers.Dense(3)])
 
@@ -55,6 +59,7 @@ CASES = {  # {what: (fields of the workload, the line)}
     ),
     "loss: None": (dict(loss=lambda o, y: None), "loss returned None. Let it return a floating-point scalar"),
     "loss: a float": (dict(loss=lambda o, y: 0.5), r"loss returned 0.5 \(float\). Let it return a floating-point s"),
+    "labels: one-hot": (dict(examples=one_hot), r"labels \[batch\]; got.*become such by labels.argmax\(axis=-1"),
     "augment: None": (dict(augment=lambda x, d: None), "augment returned None. Let it return features"),
     "augment: a float": (dict(augment=lambda x, d: 0.5), r"augment returned 0.5 \(float\)"),
     "augment: a mean": (dict(augment=lambda x, d: tf.reduce_mean(x)), r"augment returned tensor float32 \(\)"),

@@ -19,6 +19,7 @@ _HOMES = {
     "Examples": "tower_train.examples",
     "Result": "tower_train.run.results",
     "UserError": "tower_train.errors",
+    "Weighted": "tower_train.examples",
     "Workload": "tower_train.workload",
     "EvaluateOptions": "tower_train.config",
     "average_gradients": "tower_train.graph.gradients",

@@ -218,6 +218,10 @@ class Config(DeviceOptions):
         0.0, "share of each label that is spread over all classes; 0: none", TRAINING, allowed="at least 0 and below 1",
         resume="note",
     )  # fmt: skip
+    class_weight: str | None = option(
+        None, "weights of classes in the training's loss: balanced (examples / (classes * those of the class)), or "
+        "CLASS:WEIGHT by number or name, e.g. 0:1,1:2.5 (1 each)", TRAINING, resume="note",
+    )  # fmt: skip
     clip_gradients: float = option(
         0.0, "largest global norm of the gradients; 0: no limit", OPTIMIZER, allowed="at least 0", resume="note"
     )

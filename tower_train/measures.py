@@ -32,11 +32,14 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
     return {f"precision @ {k}": tf.cast(rank <= k, tf.float32) for k in ranks}
 
 
-def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
+def softmax_cross_entropy(
+    logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0, weights: tf.Tensor | None = None
+) -> tf.Tensor:
     """Returns the mean over the batch of the cross-entropy between integer labels [batch] and logits [batch, classes].
 
     With label_smoothing e, a label is worth 1 - e, and e is spread evenly over all classes, the right one included
-    (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7).
+    (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7). Weights [batch] multiply the examples'
+    losses before that mean.
 
     Raises:
       GraphError: other shapes, or labels that are no integers.
@@ -46,20 +49,22 @@ def softmax_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing:
     if label_smoothing:
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         loss = (1 - label_smoothing) * loss + label_smoothing * uniform
-    return tf.reduce_mean(loss)
+    return _mean(loss, weights)
 
 
-def mean_squared_error(outputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+def mean_squared_error(outputs: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
     """Returns the mean over the batch, and over the numbers of an example, of (outputs - labels)².
 
     Args:
       outputs: floating point [batch, ...].
       labels: numbers [batch, ...] of the same shape; [batch] and [batch, 1] are the same.
+      weights: factors [batch] of the examples' means.
 
     Raises:
       GraphError: other shapes.
     """
-    return tf.reduce_mean(tf.square(_differences("mean_squared_error", outputs, labels)))
+    squares = tf.square(_differences("mean_squared_error", outputs, labels))
+    return _mean(squares if weights is None else tf.reduce_mean(squares, list(range(1, squares.shape.rank))), weights)
 
 
 def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -82,14 +87,25 @@ def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Te
     }
 
 
+def _mean(losses: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    return tf.reduce_mean(losses if weights is None else losses * tf.cast(weights, losses.dtype))
+
+
 def _checked_classes(name: str, logits, labels) -> tf.Tensor:
     """Returns integer labels in a type that TensorFlow accepts as classes; GraphError if they or the logits misfit."""
     are_tensors = tf.is_tensor(logits) and tf.is_tensor(labels)
     if not are_tensors or not labels.dtype.is_integer or not labels.shape.is_compatible_with(logits.shape[:-1]):
+        advice = (
+            "Let `inference` return a number for each class, or give the workload another loss and other metrics: "
+            "mean_squared_error and regression_metrics for labels that are numbers."
+        )
+        if are_tensors and labels.shape.rank == logits.shape.rank and labels.shape.is_compatible_with(logits.shape):
+            advice = "Labels that are one-hot become such by labels.argmax(axis=-1), of several classes at once " + (
+                "need a loss and metrics of their own: see docs/workloads.md, Losses and metrics."
+            )
         raise errors.GraphError(
             f"{name} takes outputs [batch, classes] and integer labels [batch]; got outputs {_described(logits)} and "
-            f"labels {_described(labels)}. Let `inference` return a number for each class, or give the workload "
-            "another loss and other metrics: mean_squared_error and regression_metrics for labels that are numbers."
+            f"labels {_described(labels)}. {advice}"
         )
     return labels if labels.dtype in (tf.int32, tf.int64) else tf.cast(labels, tf.int64)
 

@@ -12,7 +12,7 @@ from tower_train.examples import TRAIN, Examples
 _TENSORS = "a tensor, or a tuple or dict of tensors, each [batch, ...]"
 
 
-def call(workload, name: str, *args) -> Any:
+def call(workload, name: str, *args, **named) -> Any:
     """Calls one of a workload's functions by its name.
 
     Raises:
@@ -23,10 +23,11 @@ def call(workload, name: str, *args) -> Any:
         raise errors.GraphError(
             f"{owner}: {name} is {errors.described(function)}. Let it be a function of {_OF[name]}."
         )
-    if why := _why_not_callable(function, args):
-        raise errors.GraphError(f"{owner}: {name} is a function of {why}. Let it be one of {_OF[name]}.")
+    if why := _why_not_callable(function, args, named):
+        wanted = ", ".join([_OF[name][:-1], *(f"{argument}=" for argument in named)])
+        raise errors.GraphError(f"{owner}: {name} is a function of {why}. Let it be one of {wanted}).")
     try:
-        returned = function(*args)
+        returned = function(*args, **named)
     except SystemExit as error:
         raise errors.GraphError(
             f"{owner}: {name} left the program by sys.exit({error.code!r}). Let it raise an error, or return."
@@ -37,14 +38,17 @@ def call(workload, name: str, *args) -> Any:
     return returned
 
 
-def _why_not_callable(function: Callable, args: Sequence) -> str | None:
+def _why_not_callable(function: Callable, args: Sequence, named: Mapping) -> str | None:
     """Returns a function's parameters, and why they do not take these arguments; None if they do."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function in C tells none
         return None
+    is_loss = hasattr(function, "reduction")  # of Keras, as whose it is called
+    if next(iter(signature.parameters), None) == "y_true" and not is_loss:  # its order would go wrong in silence
+        return f"{signature}"
     try:
-        signature.bind(*args)
+        signature.bind(*args, **named)
     except TypeError as error:
         return f"{signature} ({error})"
     return None

@@ -50,7 +50,8 @@ class Workload(metaclass=renamed.TakesOldNames):
       inference_for: Examples -> inference, instead of `inference`, for a network that depends on the data, such as on
         the number of classes, or begins with values made from it (initializers.FromExamples). It gets the training
         examples or, in evaluation and export, the test examples.
-      loss: (outputs, labels) -> scalar, the mean over the given batch.
+      loss: (outputs, labels) -> scalar, the mean over the given batch; or an object of keras.losses. It takes `weights`
+        too if labels are Weighted.
       metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. Or a sequence of
         metrics of the whole set: keras.metrics objects, and functions (outputs, labels) -> a number, of numpy arrays of
         all examples. The first one decides which checkpoint is the best.

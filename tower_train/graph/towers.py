@@ -5,9 +5,11 @@ import dataclasses
 import hashlib
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, user_functions
+from tower_train.examples import Weighted
 from tower_train.graph import context
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Examples, Tensors, Workload
@@ -38,16 +40,37 @@ def tower_outputs(workload: Workload, features: Tensors, dtype: tf.DType, traini
     return _cast_floating(outputs, variable_dtype(dtype))
 
 
-def tower_loss(workload: Workload, features: Tensors, labels: Tensors, dtype: tf.DType) -> tuple[Tensors, tf.Tensor]:
+def tower_loss(
+    workload: Workload, features: Tensors, labels: Tensors | Weighted, dtype: tf.DType,
+    class_weights: np.ndarray | None = None,
+) -> tuple[Tensors, tf.Tensor]:  # fmt: skip
     """Returns one tower's (outputs, loss) in training; GraphError if a function returned what it may not.
 
     Args:
       workload: inference and loss.
       features, dtype: as for `tower_outputs`.
       labels: [tower_batch, ...].
+      class_weights: [classes], factors of the examples' weights.
     """
     outputs = tower_outputs(workload, features, dtype, training=True)
-    return outputs, user_functions.call(workload, "loss", outputs, labels)
+    labels, weights = Weighted.of(labels)
+    if class_weights is not None:
+        if not tf.is_tensor(labels) or not labels.dtype.is_integer or labels.shape.rank != 1:
+            raise errors.GraphError(
+                f"--class_weight: the labels of workload {workload.name} are no classes, whole numbers [batch]. Leave "
+                "the option out, and weigh examples by tower_train.Weighted(labels, weights) as labels."
+            )
+        of_classes = tf.gather(tf.constant(class_weights, variable_dtype(dtype)), tf.cast(labels, tf.int64))
+        weights = of_classes if weights is None else of_classes * tf.cast(weights, of_classes.dtype)
+    return outputs, loss_of(workload, outputs, Weighted(labels, weights))
+
+
+def loss_of(workload: Workload, outputs: Tensors, labels: Tensors | Weighted) -> tf.Tensor:
+    """Returns the workload's loss; GraphError if it takes no weights and the labels have some."""
+    labels, weights = Weighted.of(labels)
+    if hasattr(workload.loss, "reduction"):  # one of keras.losses
+        return user_functions.call(workload, "loss", labels, outputs, sample_weight=weights)
+    return user_functions.call(workload, "loss", outputs, labels, **({} if weights is None else {"weights": weights}))
 
 
 def check_classes(workload: Workload, examples: Examples, outputs: Tensors, function: Callable) -> None:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.graph import random_state, summaries
+from tower_train.graph.class_weights import class_weights
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, ParamGroup
 from tower_train.graph.devices import HOST, Devices
@@ -40,6 +41,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         counters = Counters(layout.global_batch)  # steps and examples seen: the run's place in the stream
         stream = _input(workload, examples, config, layout, counters.examples_seen)
         rate = learning_rate(config, examples.num_examples, counters.examples_seen)
+        of_classes = class_weights(config.class_weight, examples)
         scale = LossScale(tf.as_dtype(config.dtype))  # none but for float16
         replicas = make_replicas(layout.replicas)  # one on the host, or one on each tower's device
         context = _context(config, layout, counters.epochs_seen(examples.num_examples))
@@ -50,7 +52,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 batch, position = replica.after_last_tower((batch, position))
             draws = Draws(config.seed, position, layout.tower_batch, counters.examples_seen)
             with replica.variables.tower(tower, seeded(config.seed)), context.enter_tower(tower.index, draws) as noted:
-                outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype))
+                outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype), of_classes)
                 loss_of_tower = replica.whole_loss(loss_of_tower)
                 draws.close()  # the backward pass may not draw
                 replica.add(noted, loss_of_tower, scale.gradients(replica.variables.gradients, loss_of_tower))

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, user_functions
-from tower_train.examples import Examples, in_fixed_order
+from tower_train.examples import Examples, Weighted, in_fixed_order
 from tower_train.graph import towers
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
@@ -89,7 +89,7 @@ def evaluation_graph(
             draws = Draws("evaluation", stream.firsts[i], tower_batch)
             output = network.trained_outputs(workload, features, dtype, variables, Tower(i, device), draws)
             with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
-                by_tower.append(_metrics(workload, output, labels, tower_batch))
+                by_tower.append(_metrics(workload, output, Weighted.of(labels).labels, tower_batch))
                 losses.append(_sum_of_losses(workload, output, labels, stream.counted[i]))
             outputs.append(output)
 
@@ -99,7 +99,7 @@ def evaluation_graph(
         def all_gathered(by_tower: list[Tensors]) -> Tensors:
             return tf.nest.map_structure(lambda *tensors: gathered(tensors), *by_tower)
 
-        labels = [labels for _, labels in stream.batches]
+        labels = [Weighted.of(labels).labels for _, labels in stream.batches]
         towers.check_classes(workload, examples, outputs[0], workload.metrics)
         predictions = classes = None
         if network.are_of_classes(outputs[0], examples) and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
@@ -198,8 +198,8 @@ def _sum_of_losses(workload: Workload, outputs: Tensors, labels: Tensors, counte
 
     try:
         with tf.compat.v1.variable_scope(tf.compat.v1.get_variable_scope(), reuse=tf.compat.v1.AUTO_REUSE):
-            mean = workload.loss(outputs, labels)
-            of_last = workload.loss(*tf.nest.map_structure(repeated, (outputs, labels)))
+            mean = towers.loss_of(workload, outputs, labels)
+            of_last = towers.loss_of(workload, *tf.nest.map_structure(repeated, (outputs, labels)))
     except Exception:  # of the user's function
         return None
     extra = tf.cast(batch - number, mean.dtype)

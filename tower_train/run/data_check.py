@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import enumeration
+from tower_train.examples import Weighted
 from tower_train.graph import step_failures
 from tower_train.inference.evaluation_graph import evaluation_stream
 from tower_train.workload import Examples, Workload
@@ -30,7 +31,7 @@ def warnings(workload: Workload, examples: Examples) -> list[str]:
       DataError: a label that is no class, one class only, or examples that cannot be read.
     """
     features, labels = _look_at(workload, examples)
-    lines = list(_about_classes(labels, examples)) if examples.class_names else []
+    lines = list(_about_classes(Weighted.of(labels).labels, examples)) if examples.class_names else []
     for values in tf.nest.flatten(features):
         lines += _about_features(values, examples.name)
     return lines

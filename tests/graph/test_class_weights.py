@@ -1,0 +1,129 @@
+"""Weights of classes and examples: against numpy and Keras' fit, over towers, in evaluations, and their messages."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+import trainings
+
+from tower_train import Examples, Weighted, errors, keras_network, mean_squared_error
+from tower_train.graph import devices
+from tower_train.graph.class_weights import class_weights
+from tower_train.inference.evaluator import Evaluator
+
+CLASSES, STEPS, RATE = ("often", "at times", "rarely"), 5, 0.5
+RNG = np.random.default_rng(0)
+FEATURES, LABELS = RNG.normal(size=[12, 4]), np.array([0] * 7 + [1] * 4 + [2])
+OF_EXAMPLES = RNG.uniform(0, 3, 12)
+BALANCED = {0: 12 / (3 * 7), 1: 12 / (3 * 4), 2: 12 / (3 * 1)}  # scikit-learn: n_samples / (n_classes * np.bincount(y))
+WAYS = {  # {what: (options, weights of examples or None, arguments of Keras' fit)}
+    "balanced": (dict(class_weight="balanced"), None, dict(class_weight=BALANCED)),
+    "by name": (dict(class_weight="rarely:4.5,1:0"), None, dict(class_weight={2: 4.5, 1: 0})),
+    "of examples": ({}, OF_EXAMPLES, dict(sample_weight=OF_EXAMPLES)),
+}
+
+
+def build():
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(3, kernel_initializer="zeros", name="dense")])
+
+
+def examples(weights=None, labels=LABELS):
+    return Examples.from_arrays("few", FEATURES, labels, CLASSES, weights)
+
+
+WORKLOAD = dataclasses.replace(toy_workload.WORKLOAD, augment=None, inference=keras_network(build))
+
+
+def trained(data, workload=WORKLOAD, **options):
+    """The losses and the kernel after steps of all examples, in whatever order."""
+    options = dict(dtype="float64", learning_rate=RATE) | options
+    losses, variables = trainings.train(workload, data, STEPS, **options)
+    return losses, next(value for name, value in variables.items() if name.endswith("dense/kernel"))
+
+
+def by_numpy(weights):
+    """The same: the gradient of sum(weight * loss) / number of examples."""
+    kernel, bias, losses, targets = np.zeros([4, 3]), np.zeros(3), [], np.eye(3)[LABELS]
+    for _ in range(STEPS):
+        exps = np.exp(FEATURES @ kernel + bias)
+        probabilities = exps / exps.sum(axis=1, keepdims=True)
+        losses.append(np.sum(-weights * np.log(probabilities[np.arange(12), LABELS])) / 12)
+        slopes = weights[:, np.newaxis] * (probabilities - targets) / 12
+        kernel, bias = kernel - RATE * FEATURES.T @ slopes, bias - RATE * slopes.sum(axis=0)
+    return losses, kernel
+
+
+def by_keras(**weights):
+    model = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(RATE), loss)
+    history = model.fit(FEATURES, LABELS, batch_size=12, epochs=STEPS, verbose=0, **weights).history
+    return history["loss"], np.asarray(model.layers[0].kernel)
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize(("options", "weights", "of_keras"), WAYS.values(), ids=WAYS)
+def test_weights_are_those_of_keras_and_numpy_over_towers(options, weights, of_keras, towers):
+    found = trained(examples(weights), num_gpus=towers, batch_size=12 // towers, **options)
+    factors = weights
+    if weights is None:
+        factors = np.array([of_keras["class_weight"].get(label, 1) for label in LABELS])
+    for other, tolerance in ((by_numpy(factors), 1e-12), (by_keras(**of_keras), 1e-5)):
+        for mine, theirs in zip(found, other, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance)
+
+
+def test_weights_of_classes_and_examples_are_multiplied():
+    found = trained(examples(OF_EXAMPLES), batch_size=12, class_weight="balanced")
+    expected = by_numpy(OF_EXAMPLES * np.array([BALANCED[label] for label in LABELS]))
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-12)
+
+
+def test_a_loss_of_keras_gets_its_arguments_in_its_order_and_the_weights():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    found = trained(examples(OF_EXAMPLES), dataclasses.replace(WORKLOAD, loss=loss), batch_size=6, num_gpus=2)
+    np.testing.assert_allclose(found[1], by_numpy(OF_EXAMPLES)[1], atol=1e-6)
+
+
+def test_the_loss_of_an_evaluation_counts_the_weights_and_its_metrics_do_not():
+    placed = devices.place(devices.DeviceOptions(device="cpu"))
+    data = examples(OF_EXAMPLES)
+    evaluator = Evaluator(dataclasses.replace(WORKLOAD, test_time_augmentation=None), data, 5, "float64", 0.0, placed)
+    evaluator._session.run(evaluator._initial)
+    metrics = evaluator._metrics(evaluator._count(evaluator._session, 3))
+    assert metrics["loss"].mean == pytest.approx(np.log(3) * OF_EXAMPLES.mean(), rel=1e-6)
+    assert metrics["precision @ 1"].mean == 0  # a tie of all
+
+
+def test_squares_are_weighed_by_example():
+    outputs, labels, weights = RNG.normal(size=[6, 2]), RNG.normal(size=[6, 2]), RNG.uniform(size=6)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        found = session.run(mean_squared_error(tf.constant(outputs), tf.constant(labels), tf.constant(weights)))
+    assert found == pytest.approx(np.mean(weights * np.mean((outputs - labels) ** 2, axis=1)))
+
+
+def test_classes_without_an_example_count_as_others():
+    weights = class_weights("balanced", examples(labels=np.array([0] * 9 + [2] * 3)))
+    np.testing.assert_allclose(weights, [12 / (2 * 9), 1, 12 / (2 * 3)])
+
+
+@pytest.mark.parametrize("text", ["never:2", "3:1", "0:-1", "0:much", "0", "0:nan", ""])
+def test_weights_of_no_class_are_refused_with_the_classes(text):
+    with pytest.raises(errors.ConfigError, match="CLASS:WEIGHT, a class of few.*The classes are often, at times, rar"):
+        class_weights(text, examples())
+
+
+def test_what_cannot_be_weighed_is_named():
+    unknown = dataclasses.replace(examples(), labels=None)
+    with pytest.raises(errors.ConfigError, match="--class_weight=balanced: the classes of few are not at hand"):
+        class_weights("balanced", unknown)
+    own = dataclasses.replace(WORKLOAD, loss=lambda outputs, labels: tf.reduce_mean(outputs))
+    with pytest.raises(errors.GraphError, match=r"loss is a function of \(outputs, labels\).*\(outputs, labels, weigh"):
+        trained(examples(OF_EXAMPLES), own, batch_size=12)
+    swapped = dataclasses.replace(WORKLOAD, loss=lambda y_true, y_pred: tf.reduce_mean(y_pred))
+    with pytest.raises(errors.GraphError, match=r"loss is a function of \(y_true, y_pred\). Let it be one of \(outpu"):
+        trained(examples(), swapped, batch_size=12)
+    assert Weighted.of("labels") == ("labels", None)

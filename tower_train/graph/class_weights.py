@@ -1,0 +1,63 @@
+"""Weights of classes in the loss of the training: --class_weight."""
+
+import math
+
+import numpy as np
+
+from tower_train import errors
+from tower_train.console import enumeration
+from tower_train.examples import Examples
+
+BALANCED = "balanced"
+_MOST_NAMES = 10  # in a line
+
+
+def class_weights(text: str | None, examples: Examples) -> np.ndarray | None:
+    """Returns the weights of classes, float64 [classes], that --class_weight gives; None without it.
+
+    `balanced` is n / (k * count) for n examples of k classes, as scikit-learn's compute_class_weight (after King and
+    Zeng 2001, "Logistic regression in rare events data"). Classes without an example, and those that a list of
+    CLASS:WEIGHT leaves out, have weight 1.
+
+    Raises:
+      ConfigError: the classes are not known, or it names no class, or gives no weight of at least 0.
+    """
+    if text is None:
+        return None
+    names, labels = examples.class_names, examples.labels
+    if labels is None and (text == BALANCED or not names):
+        raise errors.ConfigError(
+            f"--class_weight={text}: the classes of {examples.name} are not at hand before they are read. Give their "
+            "labels as Examples(labels=), or class_names and weights such as --class_weight=0:1,1:2.5."
+        )
+    counts = np.bincount(labels if labels is not None else (), minlength=len(names))
+    weights = np.ones(len(counts))
+    if text == BALANCED:
+        there = counts > 0
+        weights[there] = len(labels) / (there.sum() * counts[there])
+        return weights
+    for part in text.split(","):
+        name, _, weight = part.rpartition(":")
+        index = names.index(name) if name in names else int(name) if name.isdecimal() else len(weights)
+        try:
+            value = float(weight)
+        except ValueError:
+            value = math.nan
+        if index >= len(weights) or not 0 <= value < math.inf:
+            classes = enumeration(names or [str(i) for i in range(len(weights))], _MOST_NAMES)
+            raise errors.ConfigError(
+                f"--class_weight={text}: {part!r} must be CLASS:WEIGHT, a class of {examples.name} by name or number, "
+                f"and a weight of at least 0; or give {BALANCED}. The classes are {classes}."
+            )
+        weights[index] = value
+    return weights
+
+
+def line(text: str | None, examples: Examples) -> list[str]:
+    """Returns a line that tells the weights of classes; none without them."""
+    weights = class_weights(text, examples)
+    if weights is None:
+        return []
+    names = examples.class_names or range(len(weights))
+    shown = [f"{name} {weight:.4g}" for name, weight in zip(names, weights, strict=True)]
+    return [f"weights:  of classes in the loss: {enumeration(shown, _MOST_NAMES)}"]
