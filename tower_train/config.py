@@ -143,7 +143,9 @@ class Config(DeviceOptions):
         resume="same",
     )
     check_data: bool = option(
-        True, "before a new run, look at labels and 500 examples and warn of likely mistakes", DATA
+        True,
+        "before a new run, look at labels and 500 examples, warn of likely mistakes and draw TRAIN_DIR/examples.png",
+        DATA,
     )
 
     batch_size: int | None = option(

@@ -30,7 +30,7 @@ def ordered(labels, names=NAMES):
 
 
 def warnings(examples, **workload):
-    return data_check.warnings(dataclasses.replace(toy_workload.WORKLOAD, **workload), examples)
+    return data_check.look(dataclasses.replace(toy_workload.WORKLOAD, **workload), examples, seed=0)[0]
 
 
 def changed(where, value):
@@ -104,7 +104,7 @@ def test_what_fails_at_the_look_is_one_line(tmp_path):
         jobs.train_toy(tmp_path, workload=workload, max_steps=2, check_data=True)
     nothing = tf_data.examples("none", lambda: tf.data.Dataset.from_tensor_slices(([1.0], [0])).skip(1), 1, NAMES)
     with pytest.raises(errors.DataError, match="none: its dataset gives no examples"):
-        data_check.warnings(toy_workload.WORKLOAD, nothing)
+        data_check.look(toy_workload.WORKLOAD, nothing, seed=0)
 
 
 @pytest.mark.parametrize("labels", [LABELS.astype(float), LABELS[:, np.newaxis], LABELS % 2 == 0])

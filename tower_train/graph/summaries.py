@@ -42,15 +42,19 @@ def step_summary(gradients: GradientsAndVariables, features: Tensors, update: tf
         parts.append(_histogram(f"{variable.op.name}/gradients", values))
     with tf.control_dependencies([update]):
         parts += [_histogram(v.op.name, v.read_value()) for v in v1.trainable_variables()]
-    for image in tf.nest.flatten(features):
-        if image.shape.rank == 4 and image.shape[-1] in (1, 3, 4):
-            parts.append(v1.summary.image("images", tf.cast(image[:_IMAGES], tf.float32), max_outputs=_IMAGES))
+    for images in filter(is_image, tf.nest.flatten(features)):
+        parts.append(v1.summary.image("images", tf.cast(images[:_IMAGES], tf.float32), max_outputs=_IMAGES))
     for summary in v1.get_collection(v1.GraphKeys.SUMMARIES, scope=_TOWER):
         tag, values = tf.get_static_value(summary.op.inputs[0]), summary.op.inputs[-1]
         make = {"ScalarSummary": tf.raw_ops.ScalarSummary, "HistogramSummary": _histogram}.get(summary.op.type)
         if make and tag is not None:
             parts.append(make(tags=_once(tag.item().decode().removeprefix(_TOWER)), values=values))
     return v1.summary.merge(parts, collections=[])
+
+
+def is_image(tensor: tf.Tensor) -> bool:
+    """Returns whether a batch looks like one of images, [batch, height, width, channels]."""
+    return tensor.shape.rank == 4 and tensor.shape[-1] in (1, 3, 4)
 
 
 def _once(name: str) -> str:

@@ -1,6 +1,7 @@
-"""The check of training examples for likely mistakes before a new run."""
+"""The look at training examples before a new run: likely mistakes, and a sheet of examples as the network gets them."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,9 +10,12 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.console import enumeration
 from tower_train.examples import Weighted
-from tower_train.graph import step_failures
+from tower_train.graph import step_failures, summaries
+from tower_train.graph.layout import Layout
+from tower_train.graph.stream import training_stream
 from tower_train.inference.evaluation_graph import evaluation_stream
-from tower_train.workload import Examples, Workload
+from tower_train.run import sheet
+from tower_train.workload import Examples, Tensors, Workload
 
 v1 = tf.compat.v1
 
@@ -21,38 +25,54 @@ _MOST_NAMES = 5  # in a line
 _ENOUGH = 20  # expected examples of a class in a sample from which its absence means something
 
 
-def warnings(workload: Workload, examples: Examples) -> list[str]:
-    """Warns of missing classes, and of features that are all the same or not finite.
+def look(workload: Workload, examples: Examples, seed: int) -> tuple[list[str], bytes | None]:
+    """Warns of missing classes, and of features that are all the same or not finite; and draws the first examples.
 
     Looks at all labels if they are at hand, and at SAMPLE examples as evaluation sees them: without augmentation, but
     with the workload's `prepare`.
 
+    Returns:
+      The warnings, and the sheet of examples as the network gets them, a PNG; None if they are no images.
+
     Raises:
       DataError: a label that is no class, one class only, or examples that cannot be read.
     """
-    features, labels = _look_at(workload, examples)
+    (features, labels), first = _look_at(workload, examples, seed)
     lines = list(_about_classes(Weighted.of(labels).labels, examples)) if examples.class_names else []
     for values in tf.nest.flatten(features):
         lines += _about_features(values, examples.name)
-    return lines
+    return lines, sheet.draw(*first, examples.class_names) if first else None
 
 
-def _look_at(workload: Workload, examples: Examples) -> tuple:
-    """Returns (features, labels) of the sample, joined."""
+def _look_at(workload: Workload, examples: Examples, seed: int) -> tuple[tuple, tuple | None]:
+    """Returns (features, labels) of the sample, joined; and (images, labels) of the first batch, if there are some."""
     sample, parts, config = examples.sample(SAMPLE), [], v1.ConfigProto(device_count={"GPU": 0})
     config.graph_options.rewrite_options.disable_meta_optimizer = True  # takes longer than what it would speed up
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         stream = evaluation_stream(workload, sample, _BATCH, 1)
+        images, trained, first = _image(stream.batches[0]), None, None
+        if images is not None:
+            trained = training_stream(workload, examples, seed, tf.zeros([], tf.int64), Layout(sheet.IMAGES))
+            images = _image(trained.batches[0][0])
         with v1.Session(config=config) as session:
             session.run([v1.tables_initializer(), stream.initializer])
-            named = step_failures.named(examples.name, workload.name, may_end=True)
-            with contextlib.suppress(tf.errors.OutOfRangeError), named:
+            named = functools.partial(step_failures.named, examples.name, workload.name, may_end=True)
+            with contextlib.suppress(tf.errors.OutOfRangeError), named():
                 while True:
                     parts.append(session.run((stream.batches[0], stream.counted[0])))
+            if images is not None:
+                with contextlib.suppress(tf.errors.OutOfRangeError), named():
+                    session.run(trained.initializer)
+                    first = session.run((images, tf.nest.flatten(trained.batches[0][1])[0]))
     if not parts:
         raise errors.DataError(f"{examples.name}: its dataset gives no examples.")
     joined = [tf.nest.map_structure(lambda tensor, kept=kept: tensor[kept], batch) for batch, kept in parts]
-    return tf.nest.map_structure(lambda *tensors: np.concatenate(tensors), *joined)
+    return tf.nest.map_structure(lambda *tensors: np.concatenate(tensors), *joined), first
+
+
+def _image(features: Tensors) -> tf.Tensor | None:
+    """Returns the first feature that is a batch of images."""
+    return next(filter(summaries.is_image, tf.nest.flatten(features)), None)
 
 
 def _about_classes(labels: np.ndarray, examples: Examples) -> Iterator[str]:

@@ -37,6 +37,7 @@ class Start:
       checkpoints: saves the graph's variables; None but in the chief.
       restore: sets all variables in a session from the checkpoint to begin at; None without one.
       evaluations: of the run's checkpoints; None but in the chief.
+      sheet: of the first examples of a new run, a PNG; None if it was not drawn.
     """
 
     config: Config
@@ -53,6 +54,7 @@ class Start:
     checkpoints: checkpoint.Checkpoints | None = None
     restore: Callable[[tf.compat.v1.Session], None] | None = None
     evaluations: Evaluations | None = None
+    sheet: bytes | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -132,7 +134,8 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
             "steps, or train longer."
         )
     if config.check_data and not path:
-        notes += data_check.warnings(workload, start.examples)
+        warnings, sheet = data_check.look(workload, start.examples, config.seed)
+        start, notes = dataclasses.replace(start, sheet=sheet), notes + warnings
     evaluations = Evaluations(start.run_dir, config, workload, start.examples)
     stack.callback(evaluations.close)
     notes += evaluations.begin(start.steps_done, path, start.graph.saved.variables)

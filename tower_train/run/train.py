@@ -195,6 +195,9 @@ def _chiefs_actions(running: Running, stack: contextlib.ExitStack) -> list[actio
     writer.add(start.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
     if not start.steps_done:
         writer.add(0, graph_def=summaries.serialized_graph(start.graph.graph))
+    if start.sheet:
+        logs.add_image(writer, "examples", start.sheet)
+        start.run_dir.write_image(directory.SHEET, start.sheet)
     return [
         actions.Log(running, bar, metrics, writer),
         stack.enter_context(contextlib.closing(actions.Profile(running))),

@@ -15,11 +15,13 @@ from tower_train.console import one_line
 from tower_train.run_dir import checkpoint, disk, json_files
 from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 
-LOCK, BEST_FOLDER = ".lock", "best"
+LOCK, BEST_FOLDER, SHEET = ".lock", "best", "examples.png"
 _UPDATE_LOCK = ".result.json.lock"
 _LOCK_TRIES, _LOCK_PAUSE_SECS = 5, 0.05
 # Files of a start that failed before its first step, useless without one.
-_OF_A_START = re.compile(rf"{re.escape(LOCK)}|{re.escape(RUN)}|\.{re.escape(RUN)}\.\d+|events\.out\.tfevents\..*")
+_OF_A_START = re.compile(
+    rf"{re.escape(LOCK)}|{re.escape(RUN)}|\.{re.escape(RUN)}\.\d+|{re.escape(SHEET)}|events\.out\.tfevents\..*"
+)
 
 
 class RunDirectory:
@@ -128,6 +130,11 @@ class RunDirectory:
         """Replaces a JSON file. Raises RunError if it cannot be written; the file stays as it was."""
         with self._errors_named(name):
             disk.replace(self.path / name, json.dumps(content, indent=2).encode() + b"\n")
+
+    def write_image(self, name: str, content: bytes) -> None:
+        """Replaces a picture; if it cannot be written, the run goes on without it."""
+        with contextlib.suppress(OSError):
+            disk.replace(self.path / name, content)
 
     def update(self, name: str, content: dict) -> None:
         """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""

@@ -144,3 +144,10 @@ class EventWriter(RecordWriter):
 def add_scalars(writer: EventWriter, values: Mapping[str, float], step: int) -> None:
     points = [v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
     writer.add(step, summary=v1.Summary(value=points))
+
+
+def add_image(writer: EventWriter, tag: str, png: bytes) -> None:
+    """Adds a PNG in RGB, at step 0."""
+    width, height = (int.from_bytes(png[i : i + 4]) for i in (16, 20))  # the first chunk of every PNG
+    image = v1.Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
+    writer.add(0, summary=v1.Summary(value=[v1.Summary.Value(tag=tag, image=image)]))
