@@ -23,6 +23,10 @@ RECORDS_PER_FILE = 40  # 200 training examples and 40 test examples in all
 RECORD_BYTES = 3073
 
 
+def pytest_addoption(parser):
+    parser.addoption("--thorough", action="store_true", help="draw hundreds of random configurations, not two dozen")
+
+
 def pytest_configure(config):
     """Imports TensorFlow, but not into the process that only starts those of pytest-xdist and would let them wait."""
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":

@@ -30,20 +30,6 @@ def test_help_and_mistakes_are_answered_without_tensorflow(name):
 
 
 @pytest.mark.parametrize(
-    "name, word",
-    [("keras_multi_gpu", "--gpus=0"), ("keras_multi_gpu", "--save=model"), ("estimator_fashion_mnist", "--num_gpus=-1"),
-     ("estimator_retinal_oct", "--batch_size=many"), ("choose_gpus", "--gpus=first"),
-     ("keras_dcgan", "--save=generator.h5")],
-)  # fmt: skip
-def test_a_bad_value_is_named_without_tensorflow(name, word):
-    mistaken = run(name, word)
-    option, value = word.split("=")
-    assert mistaken.returncode == 2 and mistaken.stderr.startswith("usage: ")
-    assert option in mistaken.stderr.splitlines()[-1] and value in mistaken.stderr.splitlines()[-1]
-    assert not re.search(r"oneDNN|cuda|TensorFlow|Traceback", mistaken.stderr)
-
-
-@pytest.mark.parametrize(
     "name, words, said",
     [("keras_multi_gpu", ["--size=8"], "--size=8: .*at least 71"),
      ("estimator_fashion_mnist", ["--data_dir=/missing"], "/missing/train-images-idx3-ubyte.gz"),

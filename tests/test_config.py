@@ -122,22 +122,6 @@ def test_a_train_dir_that_is_in_no_file_system_is_refused(path, options_class):
         options_class(train_dir=path)
 
 
-def test_so_is_such_an_export_dir_but_a_colon_is_allowed():
-    with pytest.raises(ConfigError, match="^--export_dir=gs://bucket: it must be a local or mounted folder"):
-        ExportOptions(train_dir="runs/one", export_dir="gs://bucket")
-    for path in ("runs/a:b", "runs/12:30:00", "/mnt/gs:/run", "a:b/c"):
-        assert Config(train_dir=path).train_dir == path
-
-
-@pytest.mark.parametrize(
-    ("options", "towers", "global_batch"),
-    [({}, 1, 128), ({"num_gpus": 4}, 4, 512), ({"gpus": (1, 3), "batch_size": 10}, 2, 20)],
-)
-def test_the_global_batch_is_the_batch_size_times_the_towers(options, towers, global_batch):
-    assert Config(**options).num_towers == towers
-    assert Config(**options).global_batch == global_batch
-
-
 @pytest.mark.parametrize(
     ("options", "last_step"),
     [

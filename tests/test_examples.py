@@ -77,12 +77,6 @@ class TestFirst:
             for found, expected in zip(examples.first(count), element_workloads.arrays("train"), strict=True):
                 np.testing.assert_array_equal(found, expected[:count])
 
-    def test_the_graph_around_it_stays_as_it_was(self):
-        examples = toy_workload.load(DataRequest("train"))
-        with tf.Graph().as_default() as graph:
-            examples.first(3)
-            assert not graph.get_operations()
-
 
 class TestSetAside:
     FEATURES = np.arange(40.0).reshape(20, 2)

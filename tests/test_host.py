@@ -1,7 +1,5 @@
 """The machine as Linux's files tell of it; elsewhere little is known."""
 
-import os
-
 import pytest
 
 from tower_train import host
@@ -16,7 +14,3 @@ def test_free_memory_is_what_linux_says_is_available(text, expected, tmp_path, m
     if text is not None:
         host.MEMINFO.write_text(text)
     assert host.free_memory() == expected
-
-
-def test_cores_are_those_that_this_process_may_use():
-    assert 1 <= host.cores() <= os.cpu_count()

@@ -12,7 +12,7 @@ import toy_workload
 import trainings
 
 import tower_train
-from tower_train import Config, Examples, Workload, initializers
+from tower_train import Config, Examples, initializers
 from tower_train.cluster.task import Task
 from tower_train.config import EvaluateOptions, ExportOptions
 from tower_train.inference import saved_model
@@ -96,14 +96,6 @@ print(*trainings.train(Workload("one", None, None, inference_for=inference_for),
     assert found.returncode == 0 and "center" in found.stdout, found.stderr
 
 
-def test_two_towers_match_one(workload):
-    examples, _ = toy_arrays()
-    options = dict(steps=3, dtype="float64", learning_rate=0.1)
-    one = trainings.train(workload, examples, num_gpus=1, batch_size=8, **options)
-    two = trainings.train(workload, examples, num_gpus=2, batch_size=4, **options)
-    trainings.assert_same(two, one)
-
-
 def test_nothing_is_computed_to_evaluate_export_or_resume(workload, calls, tmp_path):
     """And the SavedModel holds no Python function."""
     options = jobs.TOY | dict(save_every_steps=5, eval_every_steps=5, train_dir=str(tmp_path / "run"))
@@ -154,12 +146,3 @@ def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected
         with sessions.open_session(built, member, 1, None) as session:
             assert session.run(variable) == 6
     assert len(calls) == expected
-
-
-def test_an_array_of_another_shape_is_refused(calls):
-    examples = Examples.from_arrays("numbers", np.zeros([9, 2]), np.arange(9) % 3)
-    workload = Workload("wrong", None, None, inference_for=lambda examples: lambda features, training: v1.get_variable(
-        "w", [3], tf.float32, initializers.FromExamples(examples, 5, lambda features, labels: features.sum(axis=0))
-    ) * tf.cast(features[:, :1], tf.float32))  # fmt: skip
-    with pytest.raises(tf.errors.OpError, match=r"gave an array of shape \(2,\) for a variable of shape \(3,\)"):
-        trainings.train(workload, examples, 0)

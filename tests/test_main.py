@@ -1,10 +1,8 @@
 """python -m tower_train: a mistake is one line that says what to do, and a workload of one's own trains by its name."""
 
 import functools
-import inspect
 import io
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -12,11 +10,9 @@ import sys
 
 import jobs
 import pytest
-import toy_workload
 
 from cifar10 import generated
 from tower_train import Config, EvaluateOptions, __main__, console, errors, evaluate_run, train
-from tower_train.options import command_line
 from tower_train.run import signals
 from tower_train.run import train as running
 
@@ -68,76 +64,10 @@ def test_a_train_dir_that_cannot_be_written_to_is_one_line(place, main, data_dir
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def cut(path):
-    os.truncate(path, 3 * 3073 + 100)
-
-
-def mislabel(path):
-    data = bytearray(path.read_bytes())
-    data[5 * 3073] = 200
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("damage", "parts"),
-    [
-        (cut, ["data_batch_2.bin", "record 3", str(3 * 3073), "3073"]),
-        (mislabel, ["data_batch_2.bin", "record 5", str(5 * 3073), "label 200", "0 to 9"]),
-        (pathlib.Path.unlink, ["data_batch_2.bin", "missing"]),
-    ],
-)
-def test_a_damaged_data_file_is_one_line_and_stays_as_it_is(damage, parts, main, data_dir, tmp_path):
-    damage(data_dir / "data_batch_2.bin")
-    before = jobs.contents(data_dir)
-    assert_one_line(*main(f"--data_dir={data_dir}", f"--train_dir={tmp_path / 'run'}"), *parts)
-    assert jobs.contents(data_dir) == before
-    assert jobs.contents(tmp_path / "run") == {}
-
-
-def test_damaged_test_data_is_one_line_before_the_first_step(main, data_dir, tmp_path):
-    cut(data_dir / "test_batch.bin")
-    words = jobs.flags(data_dir=data_dir, train_dir=tmp_path / "run", max_steps=2, batch_size=8, eval_every_steps=1)
-    status, _, stderr = main(*words)
-    assert status == 2
-    assert re.fullmatch(r"tower_train: error: \S*test_batch.bin: record 3 .+\n", stderr), stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_loss_that_is_not_finite_is_one_line_and_status_3(main, tmp_path):
     status, _, stderr = main(*jobs.toy_flags(tmp_path, learning_rate=1e30))
     assert status == 3
     assert re.fullmatch(r"tower_train: error: not finite at step \d+: tower_0: .+\n", stderr), stderr
-
-
-def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):
-    def interrupted(argv):
-        raise KeyboardInterrupt
-
-    with pytest.raises(SystemExit) as left:
-        command_line.run(interrupted)
-    assert left.value.code == 130
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_module_in_the_current_directory_trains_by_its_name_and_is_evaluated_by_the_printed_command(tmp_path):
-    source = inspect.getsource(toy_workload)
-    assert source.count("\n") < 40
-    (tmp_path / "my_workload.py").write_text(source)
-    words = ["--workload=my_workload", "--num_gpus=2", "--batch_size=16", "--max_steps=200", "--learning_rate=0.05"]
-    trained = jobs.command("tower_train", *words, cwd=tmp_path)
-    assert (trained.returncode, trained.stderr) == (0, "")
-    [train_dir] = (tmp_path / "runs").iterdir()
-    assert re.fullmatch(r"toy-\d{8}-\d{6}", train_dir.name)
-    assert f"run:      runs/{train_dir.name}\n" in trained.stdout
-
-    printed = re.search(r"^Evaluate: (.*)$", trained.stdout, re.MULTILINE)[1]
-    evaluated = jobs.printed_command(printed, tmp_path)
-    assert (evaluated.returncode, evaluated.stderr) == (0, "")
-    lines = evaluated.stdout.splitlines()
-    assert lines[0] == "step 200: 50 examples of toy test, moving averages"
-    precision = float(re.match(r"precision @ 1 = (0\.\d{3}) \(95 % interval 0\.\d{3} to \d\.\d{3}\)$", lines[1])[1])
-    assert precision == jobs.read_json(train_dir, "result.json")["evaluation"]["metrics"]["precision @ 1"]["mean"]
-    assert "steps:    0 to 200 (66.7 epochs)" in trained.stdout
 
 
 def test_drawn_images_are_told_apart_from_cifar10_and_stay_with_the_run(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """A workload's own options: on the command line, in run.json, on resuming and in evaluation."""
 
-import dataclasses
 import json
 import re
 
@@ -11,8 +10,6 @@ import cifar10
 import tower_train
 from tower_train import __main__, errors
 from tower_train.config import Config
-from tower_train.options import DATA, Options, option
-from tower_train.workload import Workload
 
 MODULE = '''
 """The toy workload with options of its own."""
@@ -65,18 +62,6 @@ def test_a_workloads_options_stand_beside_the_trainers_in_any_order(parse):
     config, options = parse("--shift", "1.5", "--seed=3", "--noloud", "--num_gpus", "2")
     assert options == {"shift": 1.5, "loud": False}
     assert (config.seed, config.num_gpus, config.workload) == (3, 2, "optional_toy")
-
-
-def test_the_recipe_fills_in_what_is_not_given(parse):
-    config, _ = parse("--batch_size=8")
-    assert (config.learning_rate, config.epochs, config.batch_size) == (0.02, 3.0, 8)
-    config, _ = parse("--max_steps=5")
-    assert (config.max_steps, config.epochs) == (5, None)
-
-
-def test_what_goes_with_the_recipe_only_may_be_given(parse):
-    config, _ = parse("--workload=cifar10", "--model=resnet20", "--momentum=0.8", "--nesterov")
-    assert (config.optimizer, config.momentum, config.nesterov) == ("momentum", 0.8, True)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +120,6 @@ def test_an_option_that_the_trainer_has_is_refused(parse):
         parse("--workload=greedy_toy")
 
 
-def test_help_with_a_workload_shows_its_options_and_recipes_too(parse, capsys):
-    with pytest.raises(SystemExit) as left:
-        parse("--help")
-    shown = capsys.readouterr().out
-    assert left.value.code == 0 and "--shift" in shown and "added to every feature [0]" in shown
-    assert "\n  --recipe " in shown
-    shown = " ".join(shown.split())
-    assert ": far, near. Values in brackets are those of optional's recipe, where it has any." in shown
-
-
 @pytest.mark.parametrize(("words", "rate"), [([], "0.02"), (["--shift=9"], "0.5"), (["--recipe=far"], "0.5")])
 def test_help_shows_the_values_of_the_recipe(parse, capsys, words, rate):
     with pytest.raises(SystemExit):
@@ -154,25 +129,6 @@ def test_help_shows_the_values_of_the_recipe(parse, capsys, words, rate):
     assert text.endswith(f"[{rate}]")
     text = re.search(r"  --batch_size .*?(?=\n  --)", shown, re.DOTALL)[0]
     assert text.endswith("[2]" if rate == "0.5" else "[4]") and "(128)" not in text
-
-
-def test_options_by_name_in_python():
-    @dataclasses.dataclass(frozen=True)
-    class Own(Options):
-        size: int = option(1, "a size", DATA, allowed="at least 1")
-
-    def make(options):
-        return Workload(f"size {options.size}", None, None, options=options, configure=make)
-
-    workload = make(Own())
-    assert workload.with_options({}) is workload
-    assert workload.with_options({"size": 3}).name == "size 3"
-    with pytest.raises(errors.ConfigError, match="--size=0"):
-        workload.with_options({"size": 0})
-    with pytest.raises(errors.ConfigError, match="has no option 'sise'. Its options are: size"):
-        workload.with_options({"sise": 0})
-    with pytest.raises(errors.ConfigError, match="Its options are: none"):
-        Workload("plain", None, None).with_options({"size": 1})
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,30 @@ def opened(workload, examples, **options):
         yield built, session
 
 
+def snapshot(built, session):
+    """All variables, with the state of an iterator noted."""
+    if built.stream.state:
+        session.run(built.stream.state.write)
+    return session.run({variable.op.name: variable for variable in built.saved.variables})
+
+
+def resume(built, session, values):
+    """Begins as the session of a run does: the checkpoint's values, the copies, the stream, its state."""
+    session.run(
+        [variable.initializer for variable in built.saved.variables],
+        {variable.initializer.inputs[1]: values[variable.op.name] for variable in built.saved.variables},
+    )
+    session.run([variable.initializer for variable in built.graph.get_collection(v1.GraphKeys.LOCAL_VARIABLES)])
+    session.run(built.stream.initializer)
+    if built.stream.state:
+        session.run(built.stream.state.resume)
+
+
+def without_state(values):
+    """Without the state of an iterator, which also tells of buffers."""
+    return {name: value for name, value in values.items() if not name.startswith("iterator/")}
+
+
 def on_host(tower_batch, num_towers=1, num_workers=1, worker=0):
     """The layout of a step whose batches stay on the host."""
     return Layout(tower_batch, (HOST,) * num_towers, batches_per_device=(1,) * num_workers, worker=worker)

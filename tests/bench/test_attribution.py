@@ -78,23 +78,3 @@ def test_the_sentence_names_the_reason(most, found):
     sentence = attribution.sentence(ONE, most)
     assert sentence.startswith("More towers do not help: ")
     assert found in sentence
-
-
-def test_the_sentence_says_when_more_towers_help():
-    sentence = attribution.sentence(ONE, breakdown(step_secs=0.03, input_wait=0.1))
-    assert sentence == "More towers help: 4 are 3.67 times as fast as 1."
-
-
-def test_a_breakdown_has_a_row_for_every_scope_and_a_column_for_every_count():
-    one = Breakdown(1, False, 2, 0.011, 0.9, 0.8, 0.0088, {"tower_0": 0.008, "train": 0.00199, "step": 0.00001})
-    two = Breakdown(2, False, 2, 0.009, 1.0, 0.8, 0.009, {"tower_0": 0.004, "tower_1": 0.004, "input wait": 0.002})
-    lines = {line.split("|")[1].strip(): line.split("|")[2:4] for line in attribution.table([one, two])}
-    found = {name: [" ".join(cell.split()) for cell in cells] for name, cells in lines.items()}
-    assert found["name scope"] == ["1 tower", "2 towers"]
-    assert found["tower_0"] == ["8.0 ms 80%", "4.0 ms 40%"]
-    assert found["tower_1"] == ["", "4.0 ms 40%"]
-    assert found["train"] == ["2.0 ms 20%", ""]
-    assert found["others"] == ["0.0 ms 0%", ""]
-    assert found["a step, without tracing"] == ["11.0 ms", "9.0 ms"]
-    assert found["a step with its input in place"] == ["8.8 ms 80%", "9.0 ms 100%"]
-    assert found["cores busy meanwhile"] == ["90% of 2", "100% of 2"]

@@ -59,18 +59,3 @@ def test_a_measurement_lasts_as_long_as_asked_for_and_is_led_in_by_steps_that_do
     assert measured["steps"] == 20 == after - before - worker.LEAD_IN_STEPS
     assert measured["seconds"] == pytest.approx(20 * STEP_SECS)
     assert peaks.keys() == {"peak_bytes", "card_bytes"}
-
-
-def test_waiting_does_not_count_as_measured_time(run_side):
-    _, (one, _), (other, _), _ = run_side(0.095, 0.295)
-    assert (one["seconds"], other["seconds"]) == pytest.approx((0.1, 0.3))
-
-
-def test_processor_time_used_while_standing_still_is_told(run_side):
-    _, (measured, _), _ = run_side(0.1)
-    assert measured["idle_secs"] == pytest.approx(WAIT_SECS)
-    assert measured["idle_cpu_secs"] == 0.0
-
-
-def test_the_end_of_the_benchmark_ends_the_side(run_side):
-    assert len(run_side()) == 2

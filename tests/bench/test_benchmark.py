@@ -1,7 +1,6 @@
 """The command as a user starts it, on few and small images, with real processes; all but one are forked."""
 
 import json
-import re
 
 import pytest
 import sides
@@ -10,7 +9,6 @@ from tower_train import benchmark, errors
 
 CEILING = "ceiling/float32 matrix product"  # imports TensorFlow itself
 SIDES = ["port", "tower_train/2 towers/float32", CEILING]
-TITLES = ["Published script, ported", "tower_train, 2 towers, float32", "ceiling: matrix products, float32"]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +34,6 @@ def written(printed_and_out):
 def rows(written):
     """{name: row}"""
     return {row["side"]["name"]: row for row in written["parts"]["Training"]}
-
-
-def test_the_table_has_a_row_for_every_side(printed_and_out):
-    heads = re.findall(r"^\| (\S.*?) +\|", printed_and_out[0], re.MULTILINE)
-    assert heads[:1] + heads[2:] == ["Training", *TITLES]
 
 
 def test_every_start_and_every_round_is_kept(rows):
@@ -70,23 +63,9 @@ def test_ratios_are_to_the_port_and_shares_of_the_ceiling(rows):
     assert 0 < rows["tower_train/2 towers/float32"]["share"]["median"] < 3
 
 
-def test_what_it_was_measured_on_is_kept(written):
-    assert written["machine"]["cores"] >= 1
-    assert {"python", "tensorflow", "keras", "numpy"} <= set(written["machine"]["versions"])
-    assert written["about"]["flops_per_example"] == 105_295_104
-    assert written["options"]["batch_size"] == 8
-
-
 def test_the_plot_is_written(printed_and_out):
     pytest.importorskip("matplotlib")
     assert (printed_and_out[1] / "benchmark.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_is_done_is_said(printed_and_out):
-    notices = re.findall(r"^tower_train: (.*)", printed_and_out[0], re.MULTILINE)
-    port, towers, ceiling = (f"{title} is ready" for title in TITLES)
-    rounds = ["round 1 of 2 is done", "round 2 of 2 is done"]
-    assert notices == ["Training: 3 sides", port, towers, ceiling, *rounds]
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):

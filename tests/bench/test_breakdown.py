@@ -24,13 +24,6 @@ def trace(devices):
     return metadata
 
 
-def test_operations_have_the_time_of_their_kernels():
-    traced = trace({"/cpu:0": [("tower_0/Conv2D", "tower_0/Conv2D = Conv2D(a, b)", 1000, 1500)]})
-    (operation,) = breakdown.operations_of(traced)
-    assert (operation.name, operation.device) == ("tower_0/Conv2D", "/cpu:0")
-    assert (operation.start, operation.end) == pytest.approx((1000e-6, 1500e-6))
-
-
 def test_waiting_for_another_device_is_no_work():
     traced = trace({"/cpu:0": [("AddN/_3", "AddN/_3 = _Recv()", 0, 900), ("_SOURCE", "", 0, 0)]})
     assert breakdown.operations_of(traced) == []

@@ -36,12 +36,3 @@ def test_a_sweep_has_a_panel_for_each_part(tmp_path):
     found = texts(rows_of(sweep=True, towers=(1, 2)), tmp_path)
     assert {"Batch size, 1 tower", "Towers, 128 examples a step", "tower_train, batch 1024"} < found
     assert not found & {"others", "ceiling: matrix products alone"}
-
-
-def test_ceilings_alone_have_no_figure(tmp_path):
-    assert plots.draw(rows_of(systems="ceiling/*"), tmp_path / "figure") == []
-
-
-def test_without_matplotlib_there_is_no_figure(monkeypatch, tmp_path):
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
-    assert plots.draw(rows_of(), tmp_path / "figure") == []

@@ -52,35 +52,20 @@ def outcomes(tmp_path_factory):
     return found
 
 
-def test_of_a_side_that_dies_the_last_words_are_repeated(outcomes):
-    message = str(outcomes["broken"][1])
-    assert message.startswith("broken: its process ended with status 1. Its last words: ")
-    assert message.endswith("RuntimeError: out of ideas")
-
-
-def test_what_the_user_can_mend_is_said_as_the_trainer_says_it(outcomes):
-    message = str(outcomes["refused"][1])
-    assert "ConfigError: --workload=broken:NOTHING" in message
-
-
-def test_a_side_that_is_killed_is_told_by_its_signal(outcomes):
-    assert f"fatal: its process ended with status -{signal.SIGABRT.value}." in str(outcomes["fatal"][1])
-
-
-def test_a_side_that_hangs_is_given_up(outcomes):
-    message = str(outcomes["stuck"][1])
-    assert message.startswith("stuck: its process hangs: no answer within 1 seconds. ")
-    assert message.endswith("this takes for ever")
-
-
-def test_errors_are_one_line_and_end_the_command_with_a_status(outcomes):
-    for _, error in outcomes.values():
-        assert "\n" not in str(error)
-        assert isinstance(error, errors.UserError)
-        assert error.exit_status == 1
-
-
-def test_no_process_is_left(outcomes):
-    for worker, _ in outcomes.values():
-        with pytest.raises(ProcessLookupError):
-            os.kill(worker._process.pid, 0)
+@pytest.mark.parametrize(
+    ("name", "begins", "ends"),
+    [
+        ("broken", "its process ended with status 1. Its last words: ", "RuntimeError: out of ideas"),
+        ("refused", "its process ended with status ", ""),
+        ("fatal", f"its process ended with status -{signal.SIGABRT.value}.", ""),
+        ("stuck", "its process hangs: no answer within 1 seconds. ", "this takes for ever"),
+    ],
+)
+def test_a_side_that_fails_is_one_line_with_its_last_words_and_leaves_no_process(name, begins, ends, outcomes):
+    worker, error = outcomes[name]
+    message = str(error)
+    assert message.startswith(f"{name}: {begins}") and message.endswith(ends) and "\n" not in message
+    assert ("ConfigError: --workload=broken:NOTHING" in message) == (name == "refused")
+    assert isinstance(error, errors.UserError) and error.exit_status == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker._process.pid, 0)

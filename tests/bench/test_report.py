@@ -43,15 +43,6 @@ def test_several_gpus_are_held_against_as_many_ceilings(on_gpus, expected):
     assert [row.share.median for row in results.compare(sides, on_gpus)] == expected
 
 
-def test_a_table_is_markdown_with_aligned_columns():
-    assert report.markdown(["side", "n"], [["a", "1"], ["longer", "23"]]) == [
-        "| side   |  n |",
-        "| ------ | -: |",
-        "| a      |  1 |",
-        "| longer | 23 |",
-    ]
-
-
 def cells(line):
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
@@ -62,12 +53,6 @@ def test_a_row_has_its_medians_ranges_share_memory_and_start():
     assert head[:2] == ["Training", "examples/sec"]
     assert first == ["Mine", "1000", "980 to 1030", "1.00", "1.00 to 1.00", "0.50", "700 MiB", "3.9 s"]
     assert last == ["ceiling/float32", "2000", "2000 to 2000", "2.00", "1.94 to 2.04", "1.00", "-", "-"]
-
-
-def test_the_memory_of_gpus_has_a_column_where_there_are_some():
-    rows = results.compare([result("mine", [8.0], card_bytes=5 * 2**20), ceiling([10.0])], on_gpus=True)
-    head, _, first, _ = map(cells, report.table("Training", rows))
-    assert (head[-1], first[-1]) == ("of a GPU's memory", "5 MiB")
 
 
 def test_a_side_that_does_not_stand_still_is_warned_about():

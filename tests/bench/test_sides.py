@@ -26,13 +26,6 @@ def test_everything_that_the_benchmark_promises_is_there():
     assert names(ABOUT | {"flops_per_example": None}) == ["port", "port/2 towers", *trainers]
 
 
-def test_a_quick_benchmark_has_the_most_telling_sides():
-    assert names(quick=True) == [
-        "port", "tower_train/1 tower/float32", "tower_train/2 towers/float32", "tower_train/1 tower/bfloat16",
-        "ceiling/float32 matrix product", "ceiling/bfloat16 matrix product",
-    ]  # fmt: skip
-
-
 def test_patterns_choose_sides():
     assert names(systems="port,tower_train/2*") == [
         "port", "tower_train/2 towers/float32", "tower_train/2 towers/bfloat16",

@@ -69,12 +69,6 @@ def test_every_crop_and_flip_takes_its_own_pixels(augmented):
     np.testing.assert_allclose(augmented(images, numbers), published(images, numbers), atol=3e-6)
 
 
-def test_the_least_and_the_greatest_draw_stay_inside_the_image(augmented):
-    images, _ = draw(2)
-    numbers = np.stack([np.zeros(4, np.float32), np.full(4, np.nextafter(np.float32(1), np.float32(0)))])
-    np.testing.assert_allclose(augmented(images, numbers), published(images, numbers), atol=3e-6)
-
-
 def test_constant_images_become_zero(augmented, prepared):
     _, numbers = draw(3)
     images = np.stack([np.full([32, 32, 3], value, np.uint8) for value in (0, 77, 255)])
@@ -92,14 +86,6 @@ def test_the_deviation_of_nearly_constant_images_is_bounded(augmented):
     np.testing.assert_allclose(result.std(axis=(1, 2, 3)), [0.36, 1.0], rtol=1e-2)
 
 
-def test_saturated_images(augmented):
-    images, numbers = draw(8)
-    images = np.where(images < 128, 0, 255).astype(np.uint8)
-    images[0] = [255, 0, 255]  # each channel constant, the image not
-    images[1, ::2] = 255
-    np.testing.assert_allclose(augmented(images, numbers), published(images, numbers), atol=3e-6)
-
-
 def test_an_image_comes_out_the_same_to_the_last_bit_in_any_batch(augmented, prepared):
     images, numbers = draw(256)
     whole, whole_prepared = augmented(images, numbers), prepared(images)
@@ -114,8 +100,3 @@ def test_preparation_is_the_standardised_central_crop(prepared):
     images, _ = draw(5, seed=1)
     expected = [standardized(image[4:28, 4:28].astype(float)) for image in images]
     np.testing.assert_allclose(prepared(images), expected, atol=3e-6)
-
-
-def test_no_images(augmented, prepared):
-    images, numbers = draw(0)
-    assert augmented(images, numbers).shape == prepared(images).shape == (0, 24, 24, 3)

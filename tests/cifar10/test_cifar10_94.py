@@ -11,7 +11,7 @@ import trainings
 
 import cifar10
 from cifar10 import cifar10_94, crops
-from tower_train import errors, layers
+from tower_train import layers
 from tower_train.graph import context
 from tower_train.workload import DataRequest
 
@@ -119,19 +119,6 @@ def test_what_is_no_filter_moves_as_the_script_says(examples, model, features):
     assert rates["block2/conv1/batch_normalization/beta"] == pytest.approx(0.0573 * 1536)
     biases = of["block1/conv1/whitening/biases"]
     assert math.ceil(biases.until_epoch * 50_000 / 1536) == 7  # steps
-
-
-@pytest.mark.parametrize("num_gpus", [1, 2, 4])
-def test_the_global_batch_does_not_depend_on_the_towers(num_gpus):
-    config = WORKLOAD.config(num_gpus=num_gpus)
-    assert (config.global_batch, config.tower_batch) == (1536, 1536 // num_gpus)
-    assert config.last_step(50_000) == 243
-
-
-def test_a_batch_of_the_users_own_takes_the_place_of_the_recipes():
-    assert WORKLOAD.config(num_gpus=2, batch_size=8).global_batch == 16
-    with pytest.raises(errors.ConfigError, match="1536 cannot be shared out evenly among 1 workers x 5 towers"):
-        WORKLOAD.config(num_gpus=5)
 
 
 NARROW = dataclasses.replace(WORKLOAD, inference_for=functools.partial(cifar10_94.inference_for, widths=(32, 48, 48)))

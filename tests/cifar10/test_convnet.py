@@ -55,7 +55,7 @@ def test_initial_values():
         np.testing.assert_array_equal(values[f"{layer}/biases"], np.float32(bias))
         assert abs(weights).max() <= 2 * deviation
         # A normal distribution cut off at two deviations has 0.8796 of its deviation.
-        np.testing.assert_allclose(weights.std(), 0.8796 * deviation, rtol=0.05)
+        np.testing.assert_allclose(weights.std(), 0.8796 * deviation, rtol=0.05)  # 5 deviations of 4,800: 6e-7 of seeds
 
 
 @pytest.fixture(scope="module")
@@ -89,44 +89,3 @@ def test_gradients_equal_the_plain_network(float64_step):
     _, _, gradients, _, plain = float64_step
     for gradient, expected in zip(gradients, plain, strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-9, atol=1e-9 * abs(expected).max())
-
-
-def test_float32_equals_tensorflows_operations():
-    with tf.Graph().as_default(), v1.Session() as session:
-        v1.set_random_seed(1)
-        images = tf.constant(draw_images(8, np.float32))
-        logits = convnet.inference(images, True)
-        variables = by_name(v1.global_variables())
-        plain_logits = plain_convnet.activations(images, variables)["softmax_linear"]
-        session.run(v1.global_variables_initializer())
-        outputs, plain_outputs = session.run([logits, plain_logits])
-        pairs = zip(*(tf.gradients(y, list(variables.values())) for y in (logits, plain_logits)), strict=True)
-        pairs = session.run(list(pairs))
-    np.testing.assert_allclose(outputs, plain_outputs, atol=5e-5 * abs(plain_outputs).max())
-    for gradient, expected in pairs:
-        np.testing.assert_allclose(gradient, expected, atol=5e-5 * abs(expected).max())
-
-
-def test_a_second_tower_shares_variables_and_weight_decay():
-    images = draw_images(3)
-    with tf.Graph().as_default(), v1.Session() as session:
-        with v1.variable_scope("", reuse=v1.AUTO_REUSE):
-            towers = [convnet.inference(tf.constant(images), True) for _ in range(2)]
-        assert [v.op.name for v in v1.global_variables()] == list(SHAPES)
-        decay = v1.get_collection(v1.GraphKeys.REGULARIZATION_LOSSES)
-        session.run(v1.global_variables_initializer())
-        first, second = session.run(towers)
-        decay, values = session.run([[tf.convert_to_tensor(loss) for loss in decay], by_name(v1.global_variables())])
-    np.testing.assert_array_equal(first, second)
-    expected = [0.004 / 2 * np.square(values[f"{layer}/weights"]).sum() for layer in ("local3", "local4")]
-    np.testing.assert_allclose(decay, expected)
-
-
-def test_one_graph_takes_any_number_of_images():
-    images = draw_images(5, np.float32)
-    with tf.Graph().as_default(), v1.Session() as session:
-        x = v1.placeholder(tf.float32, [None, 24, 24, 3])
-        logits = convnet.inference(x, False)
-        session.run(v1.global_variables_initializer())
-        five, one = (session.run(logits, {x: images[:count]}) for count in (5, 1))
-    np.testing.assert_allclose(one, five[:1], atol=1e-5 * abs(five).max())

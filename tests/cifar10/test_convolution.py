@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.convolution import Algorithm, convolution, fastest, transforms
+from cifar10.convolution import Algorithm, convolution, fastest
 from tower_train import host
 
 v1 = tf.compat.v1
@@ -32,15 +32,6 @@ def draw(batch, height, width, channels, filters, taps, dtype=np.float64):
     return [rng.normal(size=shape).astype(dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("sizes, taps, products", [((7, 7), (3, 3), 94), ((12, 12), (5, 5), 292), ((1, 2), (1, 3), 22)])
-def test_products_of_an_image(sizes, taps, products):
-    of_maps, of_kernels, to_outputs = transforms(sizes, taps)
-    sequences = len(of_maps.first) // 2 - 1
-    assert 2 * len(of_maps.ends) + sequences * len(of_maps.inner) == products
-    assert [len(of_kernels.ends), len(of_kernels.inner)] == [len(of_maps.ends), len(of_maps.inner)]
-    assert to_outputs.first.shape[0] == sizes[0]
-
-
 @pytest.mark.parametrize(
     "shape",
     [
@@ -58,13 +49,6 @@ def error(results, exact):
     """Root mean square of the errors over that of the values, for outputs and gradients."""
     errors = [np.square(r.astype(float) - e).mean() / np.square(e).mean() for r, e in zip(results, exact, strict=True)]
     return np.sqrt(errors)
-
-
-@pytest.mark.parametrize("dtype, most", [(np.float32, 1e-6), (tf.bfloat16.as_numpy_dtype, 2**-7), (np.float16, 2**-10)])
-def test_the_error_is_about_one_rounding(dtype, most):
-    tensors = draw(4, 12, 12, 64, 64, (5, 5), dtype)
-    exact = run(direct, *(tensor.astype(float) for tensor in tensors))
-    assert (error(run(convolution, *tensors), exact) < most).all()
 
 
 def by(algorithm, pixels_first=False):

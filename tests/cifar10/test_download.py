@@ -160,15 +160,3 @@ def test_files_that_are_in_the_way_are_left_alone(server, tmp_path):
     with pytest.raises(errors.DataError, match="is in the way"):
         download.download(tmp_path, server.archive())
     assert (tmp_path / download.FOLDER / "mine").read_text() == "precious" and server.requests == 0
-
-
-def test_a_directory_that_cannot_be_written_is_a_data_error(server, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(errors.DataError, match=f"{tmp_path}/file/{download.FOLDER} cannot be written"):
-        download.download(tmp_path / "file", server.archive())
-
-
-def test_a_download_is_announced_also_without_a_terminal(server, tmp_path, capsys):
-    download.download(tmp_path, server.archive())
-    [line] = capsys.readouterr().err.splitlines()
-    assert line == f"tower_train: Downloading small.tar.gz ({len(GOOD) / 1e6:.3g} MB) from 127.0.0.1"

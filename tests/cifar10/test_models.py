@@ -1,18 +1,15 @@
-"""The deeper networks: their sizes, their crops, their recipes, and N towers of each that are one."""
+"""The deeper networks: their sizes, their crops and their recipes."""
 
-import dataclasses
 import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import trainings
 from draws import GivenDraws
 
 import cifar10
-from cifar10 import crops, resnet
+from cifar10 import crops
 from tower_train.config import Config
-from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
 
@@ -36,16 +33,6 @@ def test_networks_have_the_published_size(name):
     assert count == PARAMETERS[name]
     if name.startswith("resnet"):
         assert len(layers) == int(name.removeprefix("resnet"))
-
-
-def test_two_synchronized_towers_match_one_tower(cifar10_dir):
-    """Of a ResNet with one block of each kind."""
-    workload = dataclasses.replace(model("resnet20"), inference=functools.partial(resnet.inference, depth=8))
-    examples = workload.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
-    options = dict(dtype="float64", sync_batch_norm=True, learning_rate=0.01, steps=1, moving_average_decay=0.0)
-    one = trainings.train(workload, examples, num_gpus=1, batch_size=2, **options)
-    two = trainings.train(workload, examples, num_gpus=2, batch_size=1, **options)
-    trainings.assert_same(two, one)
 
 
 def test_crops_are_those_of_the_padded_image():

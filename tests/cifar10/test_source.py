@@ -110,11 +110,6 @@ def test_a_named_directory_without_cifar10_is_an_error_not_a_download(network, d
     assert network == []
 
 
-def test_cifar10_that_cannot_be_had_is_an_error(tmp_path):
-    with pytest.raises(errors.DataError, match="could not be downloaded.*put its files"):
-        source.examples(DataRequest("train", "cifar10"))
-
-
 @pytest.mark.parametrize(("dataset", "named"), [("auto", True), ("cifar10", False)])
 def test_half_of_cifar10_is_an_error_that_names_what_is_missing(network, cifar10_dir, default_dir, dataset, named):
     shutil.copytree(cifar10_dir, default_dir)
@@ -123,12 +118,6 @@ def test_half_of_cifar10_is_an_error_that_names_what_is_missing(network, cifar10
     with pytest.raises(errors.DataError, match="incomplete, data_batch_4.bin, test_batch.bin missing"):
         source.examples(DataRequest("train", dataset, str(default_dir) if named else None))
     assert network == []
-
-
-def test_other_images_in_the_same_format_are_not_called_cifar10(drawn_dir):
-    folder = drawn_dir / "generated-0"
-    examples = source.examples(DataRequest("test", "auto", str(folder)))
-    assert examples.name == f"{folder} test" and examples.class_names == generated.CLASS_NAMES
 
 
 @pytest.mark.parametrize(
@@ -146,8 +135,3 @@ def test_default_directory_follows_the_environment(monkeypatch, environment, exp
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert str(directories.default_directory()) == expected
-
-
-def test_an_unknown_home_directory_is_a_data_error():
-    with pytest.raises(errors.DataError, match="~nobody-by-that-name/x: there is no such home directory"):
-        source.examples(DataRequest("train", "auto", "~nobody-by-that-name/x"))

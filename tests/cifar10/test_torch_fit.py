@@ -7,7 +7,7 @@ import pytest
 import sides
 
 import cifar10
-from cifar10 import crops, rivals, shifts
+from cifar10 import rivals
 
 WORKLOAD = cifar10.WORKLOAD.with_options({"model": "cifar10_94"})
 
@@ -55,45 +55,6 @@ def test_it_has_the_same_network(our_network, training):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
     # What test_cifar10_94 counts.
     assert sum(parameter.numel() for group in network.groups() for parameter in group["params"]) == 1_971_352
-
-
-@needs_torch
-def test_brightness_and_contrast_are_drawn_for_each_image(monkeypatch):
-    import torch
-
-    from cifar10.rivals import torch_fit
-
-    monkeypatch.setattr(shifts, "MOST", 0)
-    image = np.random.default_rng(0).integers(0, 256, [32, 32, 3], np.uint8)
-    torch.manual_seed(0)
-    changed = torch_fit.augmented(torch.from_numpy(image).expand(1000, -1, -1, -1)).flatten(1)
-    plain = (image - crops.MEAN) / crops.DEVIATION
-    factors = (changed.std(1) / plain.std()).numpy()
-    brightness = changed.mean(1).numpy() / factors - plain.mean()
-    assert 0.869 < factors.min() < 0.88 < 1.12 < factors.max() < 1.132
-    assert -0.141 < brightness.min() < -0.13 < 0.13 < brightness.max() < 0.141
-    assert abs(np.corrcoef(factors, brightness)[0, 1]) < 0.15  # five standard deviations of 1 / sqrt(1000)
-
-
-@needs_torch
-def test_images_are_shifted_reflected_and_flipped(monkeypatch):
-    """Each is one of the 50 that numpy makes of it, and of many all of them come."""
-    import torch
-
-    from cifar10.rivals import torch_fit
-
-    image = np.random.default_rng(0).integers(0, 256, [32, 32, 3], np.uint8)
-    padded = np.pad(image, [(2, 2), (2, 2), (0, 0)], "reflect")
-    shifted = [padded[i : i + 32, j : j + 32] for i in range(5) for j in range(5)]
-    possible = {array.tobytes() for one in shifted for array in (one, one[:, ::-1])}
-    torch.manual_seed(0)
-    images = torch.from_numpy(image).expand(1000, -1, -1, -1)
-    for name in ("BRIGHTNESS", "CONTRAST"):
-        monkeypatch.setattr(shifts, name, 0.0)
-    augmented = torch_fit.augmented(images)
-    assert augmented.is_contiguous(memory_format=torch.channels_last)
-    pixels = augmented.permute(0, 2, 3, 1).numpy() * crops.DEVIATION + crops.MEAN
-    assert {array.tobytes() for array in pixels.round().astype(np.uint8)} == possible
 
 
 @needs_torch

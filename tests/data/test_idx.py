@@ -72,11 +72,6 @@ def test_damaged_gzip_is_told(tmp_path, damage):
         idx.read(path)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(errors.DataError, match=f"^{tmp_path}/none: cannot be read: No such file"):
-        idx.read(tmp_path / "none")
-
-
 def test_memory_is_taken_for_what_a_packed_file_holds_and_not_for_what_it_claims(tmp_path):
     """1 MiB of gzip could hold a GiB and claims to: reading what little it holds must do with the memory there is."""
     noise = np.random.default_rng(0).integers(0, 256, 2**20, np.uint8)

@@ -129,12 +129,6 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(original, cache):
         images.examples(listing, "mine", 10**7 // 10, 3, cache)
 
 
-def test_memory_is_taken_unasked_if_the_images_take_half_of_what_is_free():
-    asked = [("auto", 50), ("auto", 51), ("memory", 100), ("disk", 999), ("none", 1)]
-    found = [images.place(cache, size, free_bytes=100) for cache, size in asked]
-    assert found == ["memory", "none", "memory", "disk", "none"]
-
-
 def test_a_cache_that_is_there_is_used_on_a_full_disk(original, monkeypatch):
     before = fetch(load(original, cache="disk"))[0]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
@@ -253,14 +247,6 @@ def test_a_class_of_bad_files_only_is_refused(root):
         load(root, skip_bad=True)
 
 
-def test_long_summaries_count_what_they_do_not_name(root):
-    for i in range(25):
-        (root / "test" / "cat" / f"{i:02}.jpg").write_text("")
-    with pytest.raises(errors.DataError, match="^25 of 31 images.* cat/19.jpg is empty; and 5 more. Mend") as raised:
-        load(root, "test")
-    assert "20.jpg" not in str(raised.value)
-
-
 @pytest.mark.parametrize("cache", ["none", "disk"])
 def test_photographs_are_turned_as_the_camera_noted(root, cache):
     path, exif = root / "test" / "cat" / "z.jpg", Image.Exif()
@@ -270,11 +256,6 @@ def test_photographs_are_turned_as_the_camera_noted(root, cache):
     turned = fetch(load(root, "test", cache=cache), [6])[0][0]
     expected = Image.fromarray(upright).resize((SIZE, SIZE), Image.BILINEAR)
     np.testing.assert_allclose(turned.astype(int), np.asarray(expected).astype(int), atol=4)
-
-
-def test_a_run_on_tensorflows_pixels_is_another_run(root):
-    """The fingerprint says which decoder made the pixels, so that a run before it is refused in words."""
-    assert load(root).fingerprint == f"{image_files.find(root, 'train').fingerprint()} decoded by Pillow"
 
 
 def test_a_file_that_changes_during_a_run_is_named(root):

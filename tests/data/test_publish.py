@@ -1,6 +1,5 @@
 """A folder appears whole or not at all."""
 
-import os
 import subprocess
 import sys
 
@@ -29,14 +28,6 @@ def test_folder_and_its_parents_are_made_once(tmp_path):
         publish.publish_folder(folder, lambda partial: (calls.append(partial), _fill(partial)), _is_complete)
     assert _names(folder.parent) == ["data"] and _names(folder) == ["done", "first"]
     assert len(calls) == 1 and calls[0].parent == folder.parent, "a rename is atomic within one file system only"
-
-
-def test_a_complete_folder_is_used_where_nothing_may_be_written(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    _fill(folder)
-    publish.publish_folder(folder, pytest.fail, _is_complete)
-    assert os.listdir(tmp_path) == ["data"]
 
 
 def test_an_incomplete_folder_is_replaced(tmp_path):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
-import trainings
 from trainings import on_host
 
 from tower_train import Workload, errors
@@ -119,21 +118,6 @@ def test_workers_read_files_of_their_own_and_then_the_others(num_workers, record
 def test_files_must_be_there():
     with pytest.raises(errors.DataError, match="^mine: files is empty. Name at least one"):
         tf_data.examples("mine", tf.data.TFRecordDataset, 5, files=[])
-
-
-def test_its_towers_are_one():
-    def train(num_gpus, accumulate):
-        found = trainings.train(
-            element_workloads.PIPELINE, examples, steps=8, dtype="float64", optimizer="momentum", learning_rate=0.01,
-            num_gpus=num_gpus, batch_size=16 // num_gpus // accumulate, accumulate_steps=accumulate,
-        )  # fmt: skip
-        found[1].pop("iterator/batches_of_16")
-        return found
-
-    examples = element_workloads.PIPELINE.examples(DataRequest("train"))
-    one = train(1, 1)
-    for towers in ((4, 1), (2, 2)):
-        trainings.assert_same(train(*towers), one)
 
 
 def test_several_features_and_a_symbolic_batch():

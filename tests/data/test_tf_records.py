@@ -64,15 +64,6 @@ def test_records_are_fetched_by_index_over_all_files(parse, batched, folder):
     assert shapes == [[5, 4], [5]]
 
 
-def test_parse_may_give_several_features(folder):
-    def parse_dict(record):
-        features, label = parse(record)
-        return {"all": features, "first": features[0]}, label
-
-    found, _ = fetch(tf_records.examples("toy", folder / "train-0.tfrecord", parse_dict), [3, 1])
-    np.testing.assert_array_equal(found["first"], element_workloads.arrays("train")[0][[3, 1], 0])
-
-
 def test_the_fingerprint_follows_the_content_and_not_the_place(folder, tmp_path):
     def fingerprint(*names):
         return tf_records.examples("toy", [folder / name for name in names], parse).fingerprint

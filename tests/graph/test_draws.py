@@ -98,7 +98,7 @@ class TestNumbers:
     def test_have_the_moments_of_their_distributions(self):
         uniform = numbers(lambda draws: layers.random_uniform([8, 5000], -1, 3))
         normal = numbers(lambda draws: layers.random_normal([8, 5000], 2.0, 0.5))
-        limit = 5 / math.sqrt(40_000)
+        limit = 5 / math.sqrt(40_000)  # five deviations: another seed fails with probability 6e-7 for each mean
         assert -1 <= uniform.min() < -0.999 and 2.999 < uniform.max() < 3
         assert abs(uniform.mean() - 1) < limit * 4 / math.sqrt(12)
         assert abs(normal.mean() - 2) < limit * 0.5 and abs(normal.std() - 0.5) < limit * 0.5
@@ -133,7 +133,7 @@ class TestDropout:
         outputs = numbers(lambda draws: layers.dropout(tf.ones([8, 5, 5, 40]), 0.5, True, [None, 1, 1, None]))
         by_channel = outputs.reshape(8, 25, 40)
         np.testing.assert_array_equal(by_channel, np.broadcast_to(by_channel[:, :1], by_channel.shape))
-        assert 0.3 < np.mean(by_channel == 0) < 0.7
+        assert 0.3 < np.mean(by_channel == 0) < 0.7  # of 320, at 7 deviations: 1e-12 of seeds
 
     def test_is_the_identity_in_evaluation_and_with_rate_0(self):
         inputs = tf.constant(FEATURES)
@@ -156,13 +156,6 @@ class TestDropout:
     def test_refuses_what_is_of_no_example(self, build, text):
         with pytest.raises(errors.GraphError, match=text):
             numbers(lambda draws: build())
-
-    def test_refuses_to_draw_outside_of_a_workload(self):
-        for draw in (lambda: layers.dropout(tf.ones([8]), 0.5, True), lambda: layers.random_normal([8])):
-            with pytest.raises(
-                errors.GraphError, match="layers.* draws by an example's position .* there is none here"
-            ):
-                draw()
 
     def test_refuses_to_be_recomputed(self):
         def network(features, training):
@@ -228,7 +221,7 @@ class TestTowers:
         losses = [loss for seed in (0, 1) for loss in trainings.train(workload, examples(), 10, batch_size=40,
                                                                       seed=seed)[0]]  # fmt: skip
         assert len(set(losses)) == 20
-        assert np.std(losses) == pytest.approx(1 / math.sqrt(12 * 240), rel=0.5)
+        assert np.std(losses) == pytest.approx(1 / math.sqrt(12 * 240), rel=0.5)  # 3 deviations: 2e-3 of seeds
 
     def test_a_resumed_run_ends_as_a_whole_one_to_the_bit_and_with_other_towers_to_rounding(self, tmp_path):
         def run(name, hooks=(), **options):

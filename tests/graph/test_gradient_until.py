@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import trainings
 
 from tower_train import layers
 from tower_train.graph import context
-from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
 
@@ -44,23 +42,3 @@ def test_outside_of_training_it_is_the_function():
         early, late = tf.constant(3.0), tf.constant(5.0)
         outputs = layers.gradient_until(2, tf.multiply, early, late)
         assert session.run([outputs, *tf.gradients(outputs, [early, late])]) == [15, 5, 3]
-
-
-def test_mirrored_towers_train_what_towers_on_the_cpu_train():
-    def network(features, training):
-        with layers.param_group(until_epoch=1):
-            early = v1.get_variable("early", [4], features.dtype)
-        with layers.frozen():
-            hidden = features * v1.get_variable("frozen", [4], features.dtype)
-
-        def function(early, late):
-            return tf.tanh(hidden * v1.get_variable("inner", [4], features.dtype) + early) @ late
-
-        return layers.gradient_until(1, function, early, v1.get_variable("late", [4, 3], features.dtype))
-
-    rng = np.random.default_rng(0)
-    examples = Examples.from_arrays("e", rng.normal(size=[8, 4]), rng.integers(3, size=8).astype(np.int32))
-    workload = Workload("early", lambda request: None, network)
-    options = dict(num_gpus=2, batch_size=2, dtype="float64", learning_rate=0.5)
-    mirrored = trainings.train(workload, examples, 4, variable_update="mirrored", **options)
-    trainings.assert_same(mirrored, trainings.train(workload, examples, 4, **options))

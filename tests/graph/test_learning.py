@@ -176,20 +176,6 @@ def test_all_that_optimizers_keep_is_named_as_without_marks():
         assert marked[name] == marked[name.rpartition("_")[0]] < 1
 
 
-def test_frozen_variables_stay_frozen_in_it():
-    def inference(features, training):
-        with layers.param_group(rate_factor=3.0), layers.frozen():
-            fixed = features @ v1.get_variable("fixed", [4, 3], features.dtype)
-        with layers.frozen(), layers.param_group(rate_factor=3.0):
-            fixed += features @ v1.get_variable("fixed_too", [4, 3], features.dtype)
-        return fixed * v1.get_variable("scale", [], features.dtype, v1.ones_initializer())
-
-    workload, options = Workload("frozen", load, inference, squared_error), dict(dtype="float64", batch_size=8)
-    start, ended = (trainings.train(workload, load(None), steps, **options)[1] for steps in (0, 2))
-    unmoved = {name for name in start if np.array_equal(start[name], ended[name])}
-    assert unmoved == {"fixed", "fixed_too"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

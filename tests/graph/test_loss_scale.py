@@ -121,14 +121,6 @@ def test_four_mirrored_towers_are_one_to_the_bit(examples, monkeypatch):
     jobs.assert_identical(four, one)
 
 
-def test_other_dtypes_have_nothing_of_it(examples):
-    for dtype in ("float32", "bfloat16"):
-        with trainings.opened(WORKLOAD, examples, batch_size=8, dtype=dtype) as (built, session):
-            report = session.run(built.report)
-            assert report.loss_scale == report.overflowed == ()
-            assert not [op.name for op in built.graph.get_operations() if "loss_scale" in op.name]
-
-
 def test_it_stays_below_infinity_where_all_gradients_are_zero(monkeypatch):
     monkeypatch.setattr(loss_scale, "FIRST", 2.0**126)
     monkeypatch.setattr(loss_scale, "STEPS_TO_DOUBLE", 1)

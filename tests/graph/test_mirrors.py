@@ -43,15 +43,6 @@ def test_mirrored_variables_end_with_the_values_of_those_on_the_cpu(case, kind):
     trainings.assert_same(found, train_on_cpu(case))
 
 
-def test_the_reference_network_ends_with_the_values_of_the_cpu_mode(cifar10_dir):
-    examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
-    options = dict(dtype="float64", num_gpus=2, batch_size=2, learning_rate=0.01, optimizer="momentum",
-                   momentum=0.875, clip_gradients=5.0, steps=5)  # fmt: skip
-    on_cpu = trainings.train(cifar10.WORKLOAD, examples, **options)
-    mirrored = trainings.train(cifar10.WORKLOAD, examples, variable_update="mirrored", **options)
-    trainings.assert_same(mirrored, on_cpu)
-
-
 def graph_for_gpus(num_workers=1, **options):
     """The training graph for two GPUs, which need not be there."""
     config = Config(num_gpus=2, batch_size=2, optimizer="momentum", variable_update="mirrored", **options)

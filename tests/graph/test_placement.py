@@ -51,16 +51,6 @@ def test_every_update_of_a_variable_is_on_the_host(training_nodes):
     assert {node.device for node in updates} == {HOST}
 
 
-def test_every_convolution_of_tower_i_is_on_gpu_i(training_nodes):
-    """Two layers', and as a convolution the window's sum of two normalisations and of their gradients."""
-    kinds = {"Conv2D": 2 + 4, "Conv2DBackpropFilter": 2, "Conv2DBackpropInput": 2}
-    for kind, count in kinds.items():
-        assert len(nodes_of(training_nodes, kind)) == count * NUM_GPUS
-    for node in nodes_of(training_nodes, *kinds):
-        tower = re.match("tower_([0-9]+)/", node.name)[1]
-        assert node.device == f"/device:GPU:{tower}", node.name
-
-
 def test_all_of_a_towers_arithmetic_is_on_its_gpu(training_nodes):
     """But for summaries, whose operations have no kernels there."""
     arithmetic = re.compile(r"tower_[0-9]+/(?!preprocess/|.*/(?:activations|sparsity)\b)")
@@ -68,23 +58,6 @@ def test_all_of_a_towers_arithmetic_is_on_its_gpu(training_nodes):
     assert len(of_towers) > 100 * NUM_GPUS
     for node in of_towers:
         assert node.device == f"/device:GPU:{node.name.split('/')[0].removeprefix('tower_')}", node.name
-
-
-def test_gradients_are_averaged_on_the_host(training_nodes):
-    sums = [node for node in nodes_of(training_nodes, "AddN") if len(node.input) == NUM_GPUS]
-    assert len(sums) == 10 + 1  # and the loss
-    assert {node.device for node in sums} == {HOST}
-
-
-def test_the_input_is_prepared_on_the_host(training_nodes):
-    assert {node.device for node in nodes_of(training_nodes, "IteratorGetNext", "IteratorV2")} == {HOST}
-
-
-@pytest.mark.parametrize("device", ["auto", "gpu"])
-def test_tower_i_lives_on_gpu_i(device):
-    placed = devices.place(Config(num_gpus=2, device=device), gpus_here=["a", "b", "c"])
-    assert placed.towers == ("/gpu:0", "/gpu:1")
-    assert placed.names == ("GPU 0 (a)", "GPU 1 (b)")
 
 
 def test_chosen_gpus_are_counted_in_the_order_of_the_machines():
@@ -166,11 +139,6 @@ def test_without_gpus_towers_live_on_logical_cpu_devices(device, gpus_here):
     placed = devices.place(Config(num_gpus=3, device=device), gpus_here)
     assert placed.towers == ("/cpu:0", "/cpu:1", "/cpu:2")
     assert dict(placed.session_config.device_count) == {"CPU": 3, "GPU": 0}
-
-
-def test_the_placement_log_reaches_the_session():
-    for gpus_here in ([], ["a"]):
-        assert devices.place(Config(log_device_placement=True), gpus_here).session_config.log_device_placement
 
 
 @pytest.mark.parametrize(

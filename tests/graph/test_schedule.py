@@ -45,17 +45,6 @@ def test_a_stair_that_no_training_comes_to_never_ends(epochs):
     assert rates([10**15], lr_schedule="piecewise", lr_boundaries=boundaries) == [0.1]
 
 
-def test_it_is_tensorflows_staircase():
-    """tf.compat.v1.train.exponential_decay, with the examples seen for the step."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        counts = [0, 299, 300, 899, 900]
-        theirs = [
-            session.run(v1.train.exponential_decay(0.1, tf.constant(c, tf.int64), 300, 0.9, staircase=True))
-            for c in counts
-        ]
-    np.testing.assert_allclose(stairs(counts, 0.1, 0.9, 3.0), theirs, rtol=1e-6)  # theirs is float32
-
-
 def test_piecewise_decays_at_its_boundaries():
     found = rates(COUNTS, lr_schedule="piecewise", lr_boundaries=(4, 11), learning_rate_decay_factor=0.1)
     np.testing.assert_allclose(found, np.select([COUNTS < 400, COUNTS < 1100], [0.1, 0.01], 0.001), rtol=1e-14)

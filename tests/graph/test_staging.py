@@ -39,10 +39,6 @@ def several(features, training):
     return toy_workload.network(numbers + tf.add_n(others)[:, tf.newaxis], training)
 
 
-def by_index(request):
-    return toy_workload.load(request)
-
-
 def with_types(request):
     examples = toy_workload.load(request)
 
@@ -58,30 +54,8 @@ def with_types(request):
     return dataclasses.replace(examples, open=open_all)
 
 
-def snapshot(built, session):
-    """All variables, with the state of an iterator noted."""
-    if built.stream.state:
-        session.run(built.stream.state.write)
-    return session.run({variable.op.name: variable for variable in built.saved.variables})
-
-
-def resume(built, session, values):
-    """Begins as the session of a run does: the checkpoint's values, the stream, its state."""
-    session.run(
-        [variable.initializer for variable in built.saved.variables],
-        {variable.initializer.inputs[1]: values[variable.op.name] for variable in built.saved.variables},
-    )
-    session.run(built.stream.initializer)
-    if built.stream.state:
-        session.run(built.stream.state.resume)
-
-
-def without_state(values):
-    return {name: value for name, value in values.items() if not name.startswith("iterator/")}
-
-
 def assert_same(found, expected):
-    found, expected = without_state(found), without_state(expected)
+    found, expected = trainings.without_state(found), trainings.without_state(expected)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
@@ -114,22 +88,22 @@ def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on
         unstaged.setattr(transfer, "are_gpus", lambda devices: False)
         losses, expected = trainings.train(workload, examples, STEPS, **OPTIONS)
     with trainings.opened(workload, examples, augment_on=augment_on, **OPTIONS) as (built, session):
-        points, found = [snapshot(built, session)], []
+        points, found = [trainings.snapshot(built, session)], []
         for _ in range(STEPS):
             found.append(float(session.run(built.report).loss))
-            points.append(snapshot(built, session))
+            points.append(trainings.snapshot(built, session))
         assert found == losses
         assert_same(points[-1], expected)
         fails = tf.debugging.Assert(built.report.loss < 0, ["no"])
         with tf.compat.v1.Session(graph=built.graph, config=session_config(OPTIONS)) as another:
             for step, values in enumerate(points[:-1]):
-                resume(built, another, values)
+                trainings.resume(built, another, values)
                 if step % 2:
                     with pytest.raises(tf.errors.InvalidArgumentError):
                         another.run([built.report, fails])
-                    resume(built, another, values)
+                    trainings.resume(built, another, values)
                 assert [float(another.run(built.report).loss) for _ in range(step, STEPS)] == losses[step:]
-                assert_same(snapshot(built, another), expected)
+                assert_same(trainings.snapshot(built, another), expected)
 
 
 def session_config(options):

@@ -1,18 +1,15 @@
 """The example that is trained on depends on the seed and the position, and on nothing else."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from trainings import on_host
 
 import cifar10
-from tower_train import errors, host
+from tower_train import errors
 from tower_train.data import tf_data
 from tower_train.graph import stream
 from tower_train.graph.draws import Draws, shuffled_indices, split_mix
-from tower_train.graph.transfer import Transfer
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -44,7 +41,8 @@ def steps(workload, examples, num_steps, tower_batch, num_towers, seed=0, start=
 
 
 def chi_square(counts):
-    """Against equal frequencies; its mean is len(counts) - 1, its variance twice that."""
+    """Against equal frequencies; 158 is exceeded with probability 1.6e-4 by 99 degrees of freedom. With fixed seeds a
+    test either always passes or never: one of the five would be a false alarm in 1 of 1,300 other generators."""
     expected = np.sum(counts) / len(counts)
     return np.sum((counts - expected) ** 2 / expected)
 
@@ -75,22 +73,13 @@ class TestOrder:
     @pytest.mark.parametrize("place", [0, 1, 99])
     def test_every_example_comes_equally_often_at_each_place_of_an_epoch(self, place):
         counts = np.bincount(indices(np.arange(5000) * 100 + place, 100), minlength=100)
-        assert chi_square(counts) < 158  # exceeded with probability 1e-4 by 99 degrees of freedom
+        assert chi_square(counts) < 158
 
     @pytest.mark.parametrize("epoch", [0, 1])
     def test_neighbours_in_the_stream_lie_anywhere_in_the_data(self, epoch):
         """The distance from one to the next is equally often in every hundredth of the data set."""
         distances = np.diff(indices(np.arange(50_000) + epoch * 50_000, 50_000)) % 50_000
         assert chi_square(np.histogram(distances, bins=100, range=(0, 50_000))[0]) < 158
-
-
-class TestDraws:
-    def test_they_know_their_positions_and_epochs(self):
-        with tf.Graph().as_default(), v1.Session() as session:
-            here = Draws(0, tf.constant(18, tf.int64), 5, num_examples=10)
-            positions, epochs = session.run([here.positions, here.epochs])
-        np.testing.assert_array_equal(positions, [18, 19, 20, 21, 22])
-        np.testing.assert_array_equal(epochs, [1, 1, 2, 2, 2])
 
 
 class TestDrawsOfExamples:
@@ -118,7 +107,7 @@ class TestDrawsOfExamples:
             found, of = draws_of_examples(0, 10_000, name, 2, seed, num_examples=10_000)
             several += list(found[np.argsort(of)].T)
         correlations = np.corrcoef(several)[np.triu_indices(len(several), k=1)]
-        assert np.max(np.abs(correlations)) < 0.04  # four standard deviations of 1 / sqrt(10000)
+        assert np.max(np.abs(correlations)) < 0.04  # of 28, at 4 deviations: 1.8e-3 of generators
 
     def test_examples_without_an_index_have_none(self):
         workload = Workload("toy", None, None, augment=lambda x, draws: x + draws.of_example("flip", 1)[:, 0])
@@ -148,9 +137,6 @@ class TestTrainingStream:
         np.testing.assert_array_equal(rest_labels, labels[64:])
         np.testing.assert_array_equal(rest_images, images[64:])
 
-    def test_another_seed_gives_other_examples(self, examples):
-        assert not np.array_equal(*(steps(cifar10.WORKLOAD, examples, 1, 32, 1, seed)[1] for seed in (0, 1)))
-
     def test_an_example_is_augmented_otherwise_in_the_next_epoch(self):
         """And its label stays with it."""
         numbers = np.arange(10, dtype=np.float32)
@@ -166,25 +152,3 @@ class TestTrainingStream:
         features, labels = steps(workload, Examples.from_arrays("numbers", numbers, numbers), 1, 10, 1)
         np.testing.assert_array_equal(features, -labels)
         np.testing.assert_array_equal(labels, indices(np.arange(10), 10))
-
-    @pytest.mark.parametrize(
-        ("towers", "cores", "asked", "steps_at_once"),
-        [(1, 2, None, 2), (1, 12, None, 12), (1, 40, None, 16), (8, 20, None, 3), (8, 4, None, 2), (1, 40, 5, 5)],
-    )
-    def test_all_cores_may_fetch_and_augment(self, towers, cores, asked, steps_at_once, monkeypatch):
-        """TensorFlow runs as many of these functions at the same time as there are cores; each has a part a tower with
-        a device of its own."""
-        monkeypatch.setattr(host, "cores", lambda: cores)
-        numbers = Examples.from_arrays("numbers", np.arange(9), np.arange(9))
-        workload, split = Workload("toy", None, None), on_host(1, towers)
-        with tf.Graph().as_default() as graph:
-            numbers = dataclasses.replace(numbers, parallel_steps=asked)
-            way = Transfer(augments_there=True)
-            stream.training_stream(workload, numbers, 0, tf.constant(0, tf.int64), split, way)
-        [parallel] = [op for op in graph.get_operations() if op.type == "ParallelMapDatasetV2"]
-        assert tf.get_static_value(parallel.inputs[-1]) == steps_at_once
-
-    def test_batch_shapes_are_static(self, examples):
-        with tf.Graph().as_default():
-            source = stream.training_stream(cifar10.WORKLOAD, examples, 0, tf.constant(0, tf.int64), on_host(4, 3))
-            assert [(images.shape, labels.shape) for images, labels in source.batches] == 3 * [((4, 24, 24, 3), (4,))]

@@ -155,21 +155,10 @@ class TestInitialValues:
 
         wide, limit = initial_values(inference)["wide"], np.sqrt(6 / 600)
         assert np.max(np.abs(wide)) <= limit
-        assert np.std(wide) == pytest.approx(limit / np.sqrt(3), rel=0.01)
+        assert np.std(wide) == pytest.approx(limit / np.sqrt(3), rel=0.01)  # 6 deviations: 2e-9 of seeds
 
 
 class TestLoss:
-    @pytest.mark.parametrize("shape", ["(2,)", "<unknown>"])
-    def test_one_that_is_not_a_scalar_is_refused(self, graph, shape):
-        def loss(logits, labels):
-            per_example = tf.reduce_sum(logits, axis=1)
-            return per_example if shape == "(2,)" else v1.placeholder_with_default(per_example, None)
-
-        with pytest.raises(GraphError) as error:
-            build(two_layers, loss=loss)
-        assert f"workload toy: loss returned tensor float32 {shape}. Let it return a floating-p" in str(error.value)
-        assert "tf.reduce_mean" in str(error.value)
-
     @pytest.mark.parametrize("num_towers", [1, 3])
     def test_a_regularizer_counts_once_however_many_towers_there_are(self, open_training, num_towers):
         def inference(features, training):
@@ -224,13 +213,3 @@ class TestDtype:
         assert weights.dtype == tf.float32
         assert report.loss.dtype == np.float32 and report.loss == 1
         assert seen == 2 * [(dtype, dtype)]
-
-
-def test_a_network_that_trains_nothing_is_refused(open_training):
-    examples = Examples.from_arrays("ones", np.ones([4, 3], np.float32), np.zeros(4, np.int32))
-    workload = Workload("constant", None, lambda features, training: 2 * features)
-    with (
-        pytest.raises(GraphError, match="trains nothing: .* Get some with"),
-        open_training(workload, examples, batch_size=2),
-    ):
-        pass

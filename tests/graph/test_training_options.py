@@ -82,19 +82,6 @@ def test_smoothing_reaches_the_usual_loss_and_no_other():
         trainings.train(other, examples, label_smoothing=0.5, **options)
 
 
-@pytest.mark.parametrize(("num_gpus", "optimizer"), [(1, "momentum"), (2, "adam"), (2, "muon")])
-def test_four_small_batches_are_one_that_is_four_times_as_large(num_gpus, optimizer):
-    """Losses, weights, moving averages and counters; batches of 32 and of 128, or of half that on two towers."""
-    rng = np.random.default_rng(0)
-    features, labels = rng.normal(size=[300, 4]).astype(np.float32), rng.integers(0, 3, 300)
-    examples = Examples.from_arrays("many", features, labels, toy_workload.CLASSES)
-    options = dict(steps=8, dtype="float64", num_gpus=num_gpus, optimizer=optimizer, learning_rate=0.01)
-    one = trainings.train(toy_workload.WORKLOAD, examples, batch_size=128 // num_gpus, **options)
-    four = trainings.train(toy_workload.WORKLOAD, examples, batch_size=32 // num_gpus, accumulate_steps=4, **options)
-    trainings.assert_same(four, one)
-    assert four[1]["global_step"] == 8 and four[1]["examples_seen"] == 8 * 128
-
-
 def test_a_device_begins_a_batch_only_when_it_has_the_gradients_of_the_one_before():
     """So that it holds one batch's activations at a time: each forward pass, and the end of the one before."""
     built, order = [], []

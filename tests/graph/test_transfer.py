@@ -1,7 +1,5 @@
 """The place where examples are preprocessed: the GPUs where the workload says so, with the same results."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -51,15 +49,6 @@ def test_examples_in_an_order_of_their_own_cross_augmented_in_their_step_unless_
     auto = of("auto", examples, augment=as_floats, augments_on_devices=True)
     assert not auto.augments_there and not auto.is_staged
     assert of("device", examples, augment=as_floats).augments_there
-
-
-@pytest.mark.parametrize("model", ["convnet", "cifar10_94", "resnet20"])
-def test_the_reference_workloads_are_preprocessed_on_gpus(model):
-    workload = cifar10.WORKLOAD.with_options({"model": model})
-    examples = workload.examples(DataRequest("train", "generated"))
-    for each in (workload, dataclasses.replace(workload, augment=None)):
-        found = transfer.choose_transfer("auto", each, examples, GPUS)
-        assert found.augments_there
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,6 @@ def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, main, run):
     assert metric["mean"] == pytest.approx(sum(table[i][i] for i in range(3)) / 50)
 
 
-def test_while_watching_it_prints_no_confusion_matrix(main, run):
-    status, stdout, _ = main(f"--train_dir={run}", "--watch")
-    assert status == 0
-    assert [line.partition(" ")[0] for line in stdout.splitlines()] == ["step", "precision", "loss"]
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [

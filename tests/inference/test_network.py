@@ -85,20 +85,6 @@ class TestViews:
             np.testing.assert_allclose(outputs["a"], sum(w * (view @ weights) ** 2 for w, view in views), rtol=1e-12)
             np.testing.assert_allclose(outputs["b"], sum(w * view[:, 0] for w, view in views), rtol=1e-12)
 
-    def test_they_are_computed_one_after_the_other(self, graph):
-        seen, outputs = [], []
-
-        def network(features, training):
-            seen.append(features)
-            outputs.append(2 * features)
-            return outputs[-1]
-
-        self.built(lambda x: [(0.5, x), (0.25, -x), (0.25, x + 1)], network)
-        for tower in (0, 3):
-            assert seen[tower].op.control_inputs == []
-            for i in (1, 2):
-                assert seen[tower + i].op.control_inputs == [outputs[tower + i - 1].op]
-
     def test_the_mean_over_them_is_in_full_precision(self, graph):
         """Also in bfloat16, whose eight bits would lose the second view."""
         built = self.built(lambda x: [(255 / 256, 0 * x + 1), (1 / 256, 0 * x + 1.5)], lambda x, training: x,

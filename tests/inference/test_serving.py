@@ -190,13 +190,6 @@ def test_export_writes_into_the_train_dir_and_never_over_a_folder(command, run, 
     assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, predict, files)\n"
 
 
-@pytest.mark.parametrize("name", ["\udcff", "x" * 300], ids=["no text", "too long"])
-def test_a_folder_that_cannot_be_is_one_line(name, toy_run, tmp_path):
-    with pytest.raises(tower_train.UserError, match="cannot be written .*--export_dir"):
-        saved_model.export(ExportOptions(train_dir=str(toy_run)), tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_export_that_fails_leaves_nothing_in_the_way(toy_run, tmp_path, monkeypatch):
     def full(builder):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -274,15 +267,6 @@ def test_predict_refuses_what_it_cannot_do_in_one_line(command, run, words, text
     assert (status, stdout) == (2, "") and text in stderr and stderr.count("\n") == 1
 
 
-def test_predict_takes_arrays_of_raw_images_too(command, run, files, tmp_path):
-    np.save(tmp_path / "images.npy", pixels(files[0]))
-    status, stdout, stderr = command(predict, f"--train_dir={run}", "--top=1", str(tmp_path / "images.npy"))
-    assert (status, stderr) == (0, "")
-    of_files = command(predict, f"--train_dir={run}", "--top=1", *map(str, files[0]))[1]
-    shown = [[line.rpartition(": ")[2] for line in text.splitlines()] for text in (stdout, of_files)]
-    assert shown[0] == shown[1] and len(shown[0]) == 15
-
-
 def test_predict_names_files_that_it_cannot_use_and_predicts_on_the_others(command, run, files, tmp_path):
     names = [str(tmp_path / "text.jpg"), str(tmp_path / "none.jpg"), str(files[0][0]), str(tmp_path / "cut.npy")]
     (tmp_path / "text.jpg").write_text("hello")
@@ -318,8 +302,3 @@ def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path
     image.write_bytes(content.getvalue())
     status, _, stderr = command(predict, f"--train_dir={toy_run}", str(image))
     assert status == 2 and "this run's examples are no images" in stderr
-
-
-def test_saved_model_cli_shows_both_signatures(run, exported):
-    found = jobs.command("tensorflow.python.tools.saved_model_cli", "show", "--dir", str(run / "export"), "--all")
-    assert "signature_def['serving_default']" in found.stdout and "signature_def['files']" in found.stdout

@@ -85,11 +85,6 @@ def test_a_workloads_recipe_gives_way(given, gone):
     assert dataclasses.asdict(config).items() >= expected.items()
 
 
-def test_what_is_given_stays_and_is_refused():
-    with pytest.raises(errors.ConfigError, match="--early_stopping_patience_epochs=3 needs --eval_every_steps"):
-        Workload("recipe", None, None, recipe=RECIPE).config(eval_every_steps=0, early_stopping_patience_epochs=3.0)
-
-
 @pytest.mark.parametrize(
     ("given", "text"),
     [

@@ -37,14 +37,6 @@ def test_an_old_name_on_a_command_line_is_the_option_and_says_so_once(capsys):
     assert parse("--leaf=mint", "--nosugar") == Tea("mint", False)
 
 
-def test_the_present_name_says_nothing_and_help_knows_only_that(capsys):
-    assert parse("--leaf=mint").leaf == "mint"
-    assert capsys.readouterr() == ("", "")
-    with pytest.raises(SystemExit):
-        parse("--help")
-    assert "--leaf" in (shown := capsys.readouterr().out) and "--kind" not in shown
-
-
 def test_an_old_name_in_python_is_the_option(capsys):
     assert Tea(kind="black", sugar=True, lumps=3) == Tea("black", True, 3)
     assert dataclasses.replace(Tea("black"), kind="mint") == Tea("mint")

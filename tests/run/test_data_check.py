@@ -105,22 +105,3 @@ def test_what_fails_at_the_look_is_one_line(tmp_path):
     nothing = tf_data.examples("none", lambda: tf.data.Dataset.from_tensor_slices(([1.0], [0])).skip(1), 1, NAMES)
     with pytest.raises(errors.DataError, match="none: its dataset gives no examples"):
         data_check.look(toy_workload.WORKLOAD, nothing, seed=0)
-
-
-@pytest.mark.parametrize("labels", [LABELS.astype(float), LABELS[:, np.newaxis], LABELS % 2 == 0])
-def test_labels_that_are_no_classes_are_told_of_datasets_too(labels):
-    with pytest.raises(errors.DataError, match=f"mine: labels are {labels.dtype} of shape"):
-        warnings(ordered(labels))
-
-
-@pytest.mark.parametrize("names", [NAMES, ()])
-def test_a_label_out_of_range_is_one_line_also_where_nobody_looked(names, tmp_path):
-    """With names when the data is made, else when the network is built."""
-    with pytest.raises(
-        errors.UserError, match="^mine(: there is a label 7; .*number 0| has labels up to 7, but .*number 0)"
-    ) as raised:
-        workload = dataclasses.replace(
-            toy_workload.WORKLOAD, examples=lambda request: arrays(labels=np.full(900, 7, np.uint8), names=names)
-        )
-        jobs.train_toy(tmp_path, workload=workload, max_steps=2, check_data=False)
-    assert "\n" not in str(raised.value)

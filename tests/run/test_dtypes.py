@@ -74,12 +74,6 @@ def test_only_the_gpus_that_are_used_are_looked_at():
         assert choices.resolve(config, {}, devices.place(config, here))[0].dtype == expected
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_one_that_is_asked_for_is_left_alone(dtype):
-    config, notes = choices.resolve(Config(dtype=dtype), {"dtype": "bfloat16"}, devices.place(Config()))
-    assert (config.dtype, notes) == (dtype, [])
-
-
 def test_float16_is_said_to_be_for_gpus_where_there_are_none():
     config = Config(dtype="float16", variable_update="cpu")
     [note] = choices.resolve(config, {}, devices.place(config))[1]

@@ -77,17 +77,6 @@ def test_the_last_step_is_evaluated_where_that_is_asked_for(tmp_path, capsys):
     assert 0 < result["training_secs"] < result["seconds"]
 
 
-def test_once_only_where_both_ask_for_it(tmp_path):
-    jobs.train_toy(tmp_path, **AT_END | dict(max_steps=10), eval_at_end=True)
-    points = jobs.events(tmp_path / "eval").Scalars("precision @ 1")
-    assert [point.step for point in points] == [5, 10]
-
-
-def test_a_run_that_is_stopped_early_is_not_evaluated(tmp_path):
-    assert jobs.train_toy(tmp_path, [jobs.stop_at(1)], max_steps=7, eval_at_end=True).step == 1
-    assert "evaluation" not in jobs.read_json(tmp_path, "result.json")
-
-
 def test_one_that_was_killed_is_made_up_for_once(tmp_path, monkeypatch, capsys):
     def killed(self, path):
         raise KeyboardInterrupt

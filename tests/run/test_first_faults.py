@@ -136,11 +136,6 @@ def test_the_look_ahead_changes_no_bit(when, tmp_path, monkeypatch):
     jobs.assert_identical(jobs.variables(tmp_path / "looking"), jobs.variables(tmp_path / "whole"))
 
 
-def test_nothing_is_looked_at_where_no_evaluation_comes(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluator.Evaluator, "try_out", lambda *_: pytest.fail("none is due"))
-    jobs.train_toy(tmp_path, max_steps=4, eval_every_steps=5)
-
-
 def test_outputs_that_are_not_one_a_class_are_told(tmp_path, capsys):
     """Today an evaluation of more outputs than classes ended with an IndexError."""
     jobs.train_toy(tmp_path, workload=network(9), max_steps=2, eval_at_end=True)
@@ -234,9 +229,3 @@ class TestWhatIsLeft:
             jobs.train_toy(tmp_path / "saved", [jobs.At({3: fail})], max_steps=9, save_every_steps=2)
         assert jobs.saved_steps(tmp_path / "saved") == [2] and (tmp_path / "saved" / "run.json").exists()
         assert jobs.train_toy(tmp_path / "saved", max_steps=4).step == 4
-
-    def test_the_folder_of_another_trainer_stays(self, tmp_path):
-        with directory.RunDirectory(tmp_path / "run").locked():
-            with pytest.raises(errors.RunError, match="in use by another trainer"):
-                jobs.train_toy(tmp_path / "run", max_steps=1)
-            assert os.listdir(tmp_path / "run") == [directory.LOCK]

@@ -1,13 +1,10 @@
 """A person's view of a run: log lines in the original's form, true rates, and commands that work."""
 
 import contextlib
-import dataclasses
-import io
 import os
 import pty
 import re
 import shlex
-import sys
 import threading
 import time
 import types
@@ -15,9 +12,7 @@ import types
 import jobs
 import pytest
 import tensorflow as tf
-import toy_workload
 
-from tower_train import console
 from tower_train.inference import evaluator
 from tower_train.run import actions, messages
 
@@ -99,10 +94,6 @@ def test_a_small_loss_has_digits_that_count(loss, text):
     assert f" loss = {text} (" in messages.step_line(10, loss, 1.0, 1.0)
 
 
-def test_no_bar_is_drawn_into_a_pipe(cifar10_run):
-    assert not re.search("[\r\x1b\u2501]", cifar10_run[1].stdout)
-
-
 class Clock:
     """Time that passes only in steps, and as long as they are told to take."""
 
@@ -131,14 +122,6 @@ def test_examples_per_sec_covers_all_of_the_interval_and_all_towers(tmp_path, mo
     assert [record["sec_per_batch"] for record in records] == [0.125, 0.25, 0.5]
     # The first step, which also prepares the graph, does not count: 13 steps in 3/4 + 2 + 6 seconds.
     assert result.examples_per_sec == pytest.approx(13 * 16 / 8.75)
-
-
-def test_the_first_interval_after_a_resume_counts_its_own_steps(tmp_path, monkeypatch):
-    jobs.train_toy(tmp_path, max_steps=7, log_every_steps=5)
-    clock = Clock(monkeypatch)
-    jobs.train_toy(tmp_path, [clock.hook(lambda step: 0.5)], max_steps=15, log_every_steps=5)
-    assert [record["step"] for record in jobs.metrics(tmp_path)] == [5, 10, 15]
-    assert [record["examples_per_sec"] for record in jobs.metrics(tmp_path)[1:]] == [32.0, 32.0]
 
 
 def test_the_time_of_an_evaluation_does_not_count_as_training(tmp_path, monkeypatch):
@@ -178,13 +161,6 @@ def terminal_as_stdout():
     finally:
         reader.join()
         os.close(leader)
-
-
-def test_names_that_standard_output_cannot_write_are_written_escaped(monkeypatch):
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
-    console.say("\u00c4pfel", "a\udcff")
-    assert written.getvalue() == b"\\xc4pfel\na\\udcff\n"
 
 
 def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path):
@@ -232,20 +208,3 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path):
     assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
     assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
     assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
-
-
-def test_a_workload_is_found_in_a_module_or_in_a_program_that_is_not_run_by_its_import(tmp_path, monkeypatch):
-    assert messages.import_path(toy_workload.WORKLOAD) == "toy_workload"
-    mine = dataclasses.replace(toy_workload.WORKLOAD, name="mine")
-    assert messages.import_path(mine) is None
-    programs = [
-        ("mine.py", "if __name__ == '__main__': pass", "mine:OWN"),
-        ("mine.py", "", None),
-        ("a-b.py", "__main__", None),
-    ]
-    for name, source, expected in programs:
-        (tmp_path / name).write_text(source)
-        main = types.ModuleType("__main__")
-        main.OWN, main.__file__ = mine, str(tmp_path / name)
-        monkeypatch.setitem(sys.modules, "__main__", main)
-        assert messages.import_path(mine) == expected

@@ -44,17 +44,6 @@ def test_the_result_is_returned_and_written(tmp_path):
     assert jobs.read_json(tmp_path / "run", "result.json") == result.as_dict() | {"started": started}
 
 
-def test_epochs_count_passes_over_the_data(tmp_path):
-    assert jobs.train_toy(tmp_path, epochs=1.01).step == 7  # 96 examples, 16 a step
-
-
-def test_fewer_examples_than_one_global_batch_are_taken_round_and_round(tmp_path, capsys):
-    """96 examples, 200 a step: each step ends in another epoch than it begins in."""
-    jobs.train_toy(tmp_path, max_steps=3, batch_size=100)
-    assert jobs.variables(tmp_path)["examples_seen"] == 600
-    assert "steps:    0 to 3 (6.2 epochs)" in capsys.readouterr().out
-
-
 def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = train(toy_workload.WORKLOAD, Config(max_steps=2, batch_size=4))

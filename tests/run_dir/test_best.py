@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tower_train import EvaluateOptions, errors, evaluate_run
-from tower_train.__main__ import main
 from tower_train.config import RunOptions
 from tower_train.inference import evaluator, serving
 from tower_train.run_dir import best, directory
@@ -150,15 +149,3 @@ def test_the_best_is_the_highest_or_the_lowest_and_nan_the_worst(mode, values, b
 def test_without_a_kept_checkpoint_best_is_refused(toy_run):
     with pytest.raises(errors.RunError, match="best holds no checkpoint. Train with --keep_best"):
         list(evaluate_run(EvaluateOptions(train_dir=str(toy_run), best=True)))
-
-
-def test_best_is_no_watch():
-    with pytest.raises(errors.ConfigError, match="--best and --watch exclude each other"):
-        EvaluateOptions(train_dir="x", best=True, watch=True)
-
-
-def test_an_early_stop_is_no_failure_of_the_command(tmp_path):
-    """A rate of next to nothing: the precision stays what it was at the first evaluation."""
-    options = dict(learning_rate=1e-9, eval_every_steps=6, early_stopping_patience_epochs=1, max_steps=90)
-    assert main(["tower_train", *jobs.toy_flags(tmp_path, **options)]) == 0
-    assert jobs.saved_step(tmp_path) == 12

@@ -46,11 +46,6 @@ def test_names_do_not_tell_how_many_towers_trained(num_gpus, optimizer, slots, o
     assert {name: np.shape(value) for name, value in jobs.variables(tmp_path).items()} == expected
 
 
-def test_without_moving_averages_there_are_none(tmp_path):
-    jobs.train_toy(tmp_path, max_steps=1, moving_average_decay=0, optimizer="sgd")
-    assert jobs.variables(tmp_path).keys() == {*TOY_SHAPES, "global_step", "examples_seen"}
-
-
 def test_averages_that_a_checkpoint_lacks_begin_as_the_weights_that_it_has(tmp_path):
     jobs.train_toy(tmp_path, max_steps=3, moving_average_decay=0, optimizer="sgd", summary_every_steps=0)
     jobs.train_toy(

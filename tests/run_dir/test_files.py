@@ -128,13 +128,6 @@ def test_options_that_the_workload_does_not_take_are_told_with_the_file(run):
     assert refusal(evaluate, run).startswith(f"{run / 'run.json'} does not fit its workload: ")
 
 
-def test_a_data_set_that_the_workload_does_not_have_is_told(run):
-    (run / "run.json").write_text(json.dumps(jobs.read_json(run, "run.json") | {"dataset": "gone"}))
-    for function in (evaluate, jobs.train_toy):
-        with pytest.raises(errors.ConfigError, match="--dataset=gone: workload toy knows auto only"):
-            function(run)
-
-
 def test_the_dense_matrix_of_an_old_result_is_read(run):
     dense = {"evaluation": EVALUATION | {"confusion": [[i * j % 7 for j in range(300)] for i in range(300)]}}
     (run / "result.json").write_text(json.dumps(dense, indent=2))

@@ -69,12 +69,6 @@ def test_a_network_may_summarise_scalars_and_histograms_itself(tmp_path):
     assert [event.histogram_value.num for event in curves.Histograms("mine/features")] == [32, 32]
 
 
-def test_without_summaries_the_log_lines_are_drawn_alone(tmp_path):
-    jobs.train_toy(tmp_path, max_steps=20, summary_every_steps=0)
-    tags = jobs.events(tmp_path).Tags()
-    assert (len(tags["scalars"]), tags["histograms"]) == (4, [])
-
-
 def test_the_graph_is_drawn_with_a_box_for_each_tower_layer_and_part_of_the_step(cifar10_run, cifar10_curves):
     graph = cifar10_curves.Graph()
     names = {node.name for node in graph.node}
@@ -113,14 +107,6 @@ def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path, monkeypat
     for name in ("total_loss", "examples_per_sec"):
         assert [event.step for event in curves.Scalars(name)] == list(range(5, 101, 5))
     assert [event.step for event in curves.Histograms("hidden/weights")] == list(range(10, 101, 10))
-
-
-def test_a_killed_run_has_the_step_after_its_last_save_once_in_its_curves(tmp_path):
-    """Killed after the third step, which was logged but not saved."""
-    every = dict(log_every_steps=1, save_every_steps=2)
-    jobs.train_toy(tmp_path / "run", [jobs.copy_after(3, tmp_path / "run", tmp_path / "killed")], max_steps=4, **every)
-    jobs.train_toy(tmp_path / "killed", max_steps=6, **every)
-    assert [event.step for event in jobs.events(tmp_path / "killed").Scalars("total_loss")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):

@@ -1,11 +1,10 @@
-"""The image-folder workload: options to network, flips that follow the stream, N towers of which are one."""
+"""The image-folder workload: options to network, flips that follow the stream."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import trainings
 from draws import GivenDraws
 from PIL import Image
 
@@ -34,15 +33,6 @@ def data(tmp_path_factory):
 
 def workload(**options):
     return image_folder.WORKLOAD.with_options({"image_size": SIZE, "cache": "memory"} | options)
-
-
-def test_two_towers_match_one_tower_step_by_step(data):
-    def train(num_towers, cache):
-        examples = workload(cache=cache).examples(DataRequest("train", data_dir=str(data)))
-        options = dict(num_gpus=num_towers, batch_size=8 // num_towers, dtype="float64", learning_rate=0.01)
-        return trainings.train(workload(), examples, steps=5, **options)
-
-    trainings.assert_same(train(2, "none"), train(1, "memory"))
 
 
 @pytest.mark.parametrize(("color", "channels"), [("grayscale", 1), ("rgb", 3)])
