@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import toy_workload
 
-from tower_train.errors import ConfigError, DataError
+from tower_train.errors import ConfigError, DataError, GraphError
 from tower_train.examples import DataRequest, Examples
 
 
@@ -61,6 +61,38 @@ class TestFromArrays:
         with pytest.raises(DataError) as error:
             Examples.from_arrays("mine", np.zeros(features), np.zeros(labels))
         assert str(error.value).startswith(f"mine: got features of shape {features} and labels of shape {labels};")
+
+    def test_dictionaries_and_text_come_back_as_such_with_a_fingerprint_of_their_names(self):
+        texts = np.array(["a", "bc", "", "d", "e", "f"], object)
+        examples = Examples.from_arrays("mine", {"x": self.FEATURES, "of": texts}, self.LABELS, weights=self.LABELS + 1)
+        features, labels = examples.first(2)
+        np.testing.assert_array_equal(features["x"], self.FEATURES[:2])
+        assert features["of"].tolist() == [b"a", b"bc"]
+        np.testing.assert_array_equal(labels.weights, [1, 2])
+        renamed = Examples.from_arrays("mine", {"x": self.FEATURES, "on": texts}, self.LABELS, weights=self.LABELS + 1)
+        assert renamed.fingerprint != examples.fingerprint
+
+
+ROWS, CLASSES = np.arange(12.0).reshape(6, 2), np.array([0, 1, 1, 0, 0, 1])
+NUMPY = {
+    "an index": lambda indices: (ROWS[indices], CLASSES[indices]),
+    "a loop": lambda indices: ([ROWS[i] for i in indices], [CLASSES[i] for i in indices]),
+    "a dictionary": lambda indices: ({"x": ROWS[indices]}, CLASSES[indices].tolist()),
+}
+
+
+class TestFetchByNumpy:
+    @pytest.mark.parametrize("fetch", NUMPY.values(), ids=NUMPY)
+    def test_a_fetch_made_for_arrays_gets_arrays(self, fetch):
+        features, labels = Examples("mine", 6, lambda: fetch).first(4)
+        np.testing.assert_array_equal(features["x"] if isinstance(features, dict) else features, ROWS[:4])
+        np.testing.assert_array_equal(labels, CLASSES[:4])
+
+    def test_what_it_may_not_return_is_named_and_mistakes_are_its_own(self):
+        with pytest.raises(GraphError, match=r"mine: fetch returned numpy array float64 \(1, 2\). Let it return"):
+            Examples("mine", 6, lambda: lambda indices: ROWS[indices]).first(4)
+        with pytest.raises(NameError):
+            Examples("mine", 6, lambda: lambda indices: (tf.gather(missing, indices), 0)).first(4)  # noqa: F821
 
 
 class TestFirst:

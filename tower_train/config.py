@@ -403,6 +403,9 @@ class ExportOptions(RunOptions):
 
     export_dir: str | None = option(None, "directory of the SavedModel, which must be new (TRAIN_DIR/export)", RUN)
     overwrite: bool = option(False, "replace the SavedModel in --export_dir", RUN)
+    keras: bool = option(
+        False, "write a Keras network as model.keras and model.weights.h5, into --export_dir (TRAIN_DIR)", RUN,
+    )  # fmt: skip
     versioned: bool = option(
         False, "write to a new folder in --export_dir, numbered by the time, as TensorFlow Serving expects", RUN
     )
@@ -410,8 +413,9 @@ class ExportOptions(RunOptions):
     def check(self):
         super().check()
         check_folder(self.export_dir, f"--export_dir={self.export_dir}")
-        if self.overwrite and self.versioned:
-            raise errors.ConfigError("--overwrite and --versioned exclude each other: a new version replaces none.")
+        if self.versioned and (self.overwrite or self.keras):
+            other = "keras" if self.keras else "overwrite"
+            raise errors.ConfigError(f"--{other} and --versioned exclude each other: a new version replaces none.")
 
 
 @dataclasses.dataclass(frozen=True)

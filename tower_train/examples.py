@@ -49,8 +49,8 @@ class Examples:
       name: of the data, for logs and run.json.
       num_examples: number of examples; indices run from 0 to num_examples - 1.
       open: called inside a graph; may create tensors (evaluated once, when the stream starts) and returns
-        `fetch(indices)`, which maps int64 [batch] to (features, labels), tensors whose first dimension is batch. None
-        if there is `elements`.
+        `fetch(indices)`, which maps int64 [batch] to (features, labels), tensors whose first dimension is batch. A
+        fetch that fails on tensors is called with arrays, and returns arrays. None if there is `elements`.
       fingerprint: changes when the data changes; a run is resumed only on the data it was started on.
       class_names: names of labels 0, 1, ...; empty if labels are not classes.
       notice: remark for the user at every start, such as what is left out; or None.
@@ -93,7 +93,10 @@ class Examples:
             raise errors.returned(self.name, "open", fetch, f"a function fetch(indices) -> {pair}")
 
         def checked(indices: tf.Tensor) -> tuple[Tensors, Tensors]:
-            batch = fetch(indices)
+            try:
+                batch = fetch(indices)
+            except Exception as error:
+                batch = _by_numpy_if_it_can(fetch, indices, error)
             if not _is_pair(batch) or not all(map(tf.is_tensor, tf.nest.flatten(batch))):
                 raise errors.returned(self.name, "fetch", batch, pair)
             return batch
@@ -250,6 +253,8 @@ def _are_classes(labels: Arrays) -> bool:
 def _as_arrays(values: Arrays) -> Arrays:
     if isinstance(values, Mapping):
         return {str(name): _as_arrays(value) for name, value in values.items()}
+    if isinstance(values, Weighted):
+        return Weighted(*map(_as_arrays, values))
     array = np.asarray(values)
     return array.astype(str) if array.dtype == object else array
 
@@ -262,19 +267,31 @@ def fetcher(*arrays: Arrays) -> Callable[[tf.Tensor], tuple[Tensors, ...]]:
     copy of every tensor that a map function captures.
     """
 
-    flat = tf.nest.flatten(arrays)
+    return lambda indices: _by_numpy(
+        lambda rows: tf.nest.map_structure(lambda array: array[rows], arrays), arrays, indices
+    )
 
-    def rows(indices: np.ndarray) -> list[np.ndarray]:
-        return [array[indices] for array in flat]
 
-    def fetch(indices: tf.Tensor) -> tuple[Tensors, ...]:
-        dtypes = [tf.as_dtype(array.dtype) for array in flat]
-        tensors = tf.numpy_function(rows, [indices], dtypes, stateful=False)
-        for tensor, array in zip(tensors, flat, strict=True):
-            tensor.set_shape(indices.shape + array.shape[1:])
-        return tf.nest.pack_sequence_as(arrays, tensors)
+def _by_numpy(fetch: Callable[[np.ndarray], Arrays], like: Arrays, indices: tf.Tensor) -> Tensors:
+    """Returns what a function makes of int64 [batch] indices in numpy, of the dtypes and shapes [?, ...] of `like`."""
+    flat = tf.nest.flatten(like)
+    dtypes = [tf.as_dtype(array.dtype) for array in flat]
+    tensors = tf.numpy_function(lambda rows: tf.nest.flatten(fetch(rows)), [indices], dtypes, stateful=False)
+    for tensor, array in zip(tensors, flat, strict=True):
+        tensor.set_shape(indices.shape + array.shape[1:])
+    return tf.nest.pack_sequence_as(like, tensors)
 
-    return fetch
+
+def _by_numpy_if_it_can(fetch: Callable, indices: tf.Tensor, error: Exception) -> Tensors:
+    """Returns the batch of a `fetch` made for numpy, which failed on a tensor; raises its error if it is not."""
+    try:
+        sample = fetch(np.zeros(1, np.int64))
+        arrays = tuple(map(_as_arrays, sample)) if _is_pair(sample) else ()
+    except Exception:
+        raise error from None
+    if not arrays or any(each.shape[:1] != (1,) for each in tf.nest.flatten(arrays)):
+        return sample  # which the caller refuses
+    return _by_numpy(lambda rows: tuple(map(_as_arrays, fetch(rows))), arrays, indices)
 
 
 def in_fixed_order(elements: tf.data.Dataset) -> tf.data.Dataset:

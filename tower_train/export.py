@@ -7,11 +7,14 @@ from tower_train.config import ExportOptions
 from tower_train.options import command_line
 
 USAGE = """
-Writes a run's newest network as a SavedModel: python -m tower_train.export --train_dir=DIR [options]
+Writes a run's newest network as a SavedModel, or Keras model: python -m tower_train.export --train_dir=DIR [options]
 
 The signature serving_default maps raw features to the network's outputs or, if there are class_names, to logits,
 probabilities, the names of the most probable classes and those of the columns; the signature files does so from the
 contents of image files. TensorFlow Serving, tf.saved_model.load and saved_model_cli run them.
+
+With --keras the network of a workload that has a Keras model is written as this model with the trained weights, and as
+its weights alone, which keras.models.load_model and load_weights read.
 
 Exit status: 0 done, 2 an option or a file is wrong.
 """
@@ -24,6 +27,11 @@ def main(argv) -> int:
 
     from tower_train.inference import saved_model
 
+    if options.keras:
+        from tower_train.fronts import keras_files
+
+        console.say(*keras_files.export(options, pathlib.Path(options.export_dir or options.train_dir)))
+        return 0
     tf.get_logger().setLevel("ERROR")  # TensorFlow's functions for SavedModels warn of each other
     folder = pathlib.Path(options.export_dir or f"{options.train_dir}/export")
     exported, signatures = saved_model.export(options, folder)

@@ -10,8 +10,7 @@ import toy_workload
 import trainings
 
 from tower_train import Examples, Weighted, errors, keras_network, mean_squared_error
-from tower_train.graph import devices
-from tower_train.graph.class_weights import class_weights
+from tower_train.graph import class_weights, devices
 from tower_train.inference.evaluator import Evaluator
 
 CLASSES, STEPS, RATE = ("often", "at times", "rarely"), 5, 0.5
@@ -106,20 +105,20 @@ def test_squares_are_weighed_by_example():
 
 
 def test_classes_without_an_example_count_as_others():
-    weights = class_weights("balanced", examples(labels=np.array([0] * 9 + [2] * 3)))
+    weights = class_weights.read("balanced", examples(labels=np.array([0] * 9 + [2] * 3)))
     np.testing.assert_allclose(weights, [12 / (2 * 9), 1, 12 / (2 * 3)])
 
 
 @pytest.mark.parametrize("text", ["never:2", "3:1", "0:-1", "0:much", "0", "0:nan", ""])
 def test_weights_of_no_class_are_refused_with_the_classes(text):
     with pytest.raises(errors.ConfigError, match="CLASS:WEIGHT, a class of few.*The classes are often, at times, rar"):
-        class_weights(text, examples())
+        class_weights.read(text, examples())
 
 
 def test_what_cannot_be_weighed_is_named():
     unknown = dataclasses.replace(examples(), labels=None)
     with pytest.raises(errors.ConfigError, match="--class_weight=balanced: the classes of few are not at hand"):
-        class_weights("balanced", unknown)
+        class_weights.read("balanced", unknown)
     own = dataclasses.replace(WORKLOAD, loss=lambda outputs, labels: tf.reduce_mean(outputs))
     with pytest.raises(errors.GraphError, match=r"loss is a function of \(outputs, labels\).*\(outputs, labels, weigh"):
         trained(examples(OF_EXAMPLES), own, batch_size=12)

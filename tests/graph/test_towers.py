@@ -1,5 +1,6 @@
 """Towers are replicas on one set of variables, and how many there are shows nowhere else."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -213,3 +214,27 @@ class TestDtype:
         assert weights.dtype == tf.float32
         assert report.loss.dtype == np.float32 and report.loss == 1
         assert seen == 2 * [(dtype, dtype)]
+
+
+BINARY = keras.losses.BinaryCrossentropy
+LATE = "it ends by a {}, but the loss takes logits"
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss", "words"),
+    [
+        (tf.nn.softmax, None, LATE.format("softmax")),
+        (tf.nn.sigmoid, None, LATE.format("sigmoid")),
+        (tf.nn.sigmoid, BINARY(from_logits=True), LATE.format("sigmoid")),
+        (tf.identity, BINARY(), "ends without a softmax or sigmoid, but the loss takes probabilities"),
+        (tf.nn.relu, None, None),
+        (tf.nn.sigmoid, BINARY(), None),
+        (tf.nn.softmax, lambda outputs, labels: tf.reduce_mean(outputs), None),
+    ],
+)
+def test_an_activation_that_does_not_fit_the_loss_is_noticed(activation, loss, words):
+    workload = Workload("toy", None, lambda x, training: activation(x), **({"loss": loss} if loss else {}))
+    with tf.Graph().as_default():
+        outputs = towers.tower_outputs(workload, v1.placeholder(tf.float32, [2, 4]), tf.bfloat16, training=True)
+        notes = towers.activation_notes(workload, outputs)
+    assert [words in note for note in notes] == [True] * (words is not None)

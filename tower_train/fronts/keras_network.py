@@ -4,7 +4,6 @@ The model is built once, for its layers only: it holds no values. In each tower 
 get_variable, named as its own ("block1_conv1/kernel"), so that every rule of the towers holds for it.
 """
 
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -59,10 +58,11 @@ def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = N
         dtypes = [tensor.dtype for tensor in tf.nest.flatten(features) if tensor.dtype.is_floating]
         return network((dtypes or [context.current().dtype])[0].name)(features, training)
 
+    inference.build = build  # for fronts/keras_files.py
     return inference
 
 
-def build_isolated(work: Callable[[keras.StatelessScope], Any], dtype: str = "float32"):
+def build_isolated(work: Callable[[keras.StatelessScope | None], Any], dtype: str = "float32", valued: bool = False):
     """Calls a function that builds Keras models, isolated from the program's use of Keras and TensorFlow.
 
     A thread begins with an empty state of Keras, in which layers without a name are numbered from 0 on, and outside of
@@ -71,6 +71,7 @@ def build_isolated(work: Callable[[keras.StatelessScope], Any], dtype: str = "fl
     Args:
       work: gets the scope that notes assignments.
       dtype: Keras' default for layers.
+      valued: give variables values after all, as Keras does; without a scope.
 
     Returns:
       The function's result.
@@ -80,7 +81,7 @@ def build_isolated(work: Callable[[keras.StatelessScope], Any], dtype: str = "fl
         built_here = context.entered(context.Context(builds_keras=True))
         with built_here, compat.eager_mode(), tf.device("/cpu:0"), _floatx(dtype):
             keras.config.set_dtype_policy(dtype if dtype == _kept_in(dtype) else f"mixed_{dtype}")
-            with keras.StatelessScope(initialize_variables=False) as assigned:
+            with contextlib.nullcontext() if valued else keras.StatelessScope(initialize_variables=False) as assigned:
                 return work(assigned)
 
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
@@ -136,19 +137,28 @@ def _network(model: keras.Model, freeze_until: str | None, dtype: str, assigned:
     return _Network(model, dtype, assigned)
 
 
+def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns a model's variables, but for its metrics', by their names in a graph; GraphError if two have one."""
+    metrics = {id(variable) for variable in model.metrics_variables}
+    named: dict[str, keras.Variable] = {}
+    for variable in model.variables:
+        name = re.sub(r"[^\w.\-/]", "_", variable.path, flags=re.ASCII)
+        if name in named:
+            raise errors.GraphError(
+                f"keras_network: {model.name} has several variables named {name}. Give its layers different names."
+            )
+        if id(variable) not in metrics:
+            named[name] = variable
+    return named
+
+
 class _Network:
     """A built model and its initial values; called, it is one tower's network."""
 
     def __init__(self, model: keras.Model, dtype: str, assigned: keras.StatelessScope):
         self._model, self._dtype = model, dtype
-        metrics = {id(variable) for variable in model.metrics_variables}
-        self._variables = [variable for variable in model.variables if id(variable) not in metrics]
-        self._names = [re.sub(r"[^\w.\-/]", "_", variable.path, flags=re.ASCII) for variable in self._variables]
-        twice = [name for name, count in collections.Counter(self._names).items() if count > 1]
-        if twice:
-            raise errors.GraphError(
-                f"keras_network: {model.name} has several variables named {twice[0]}. Give its layers different names."
-            )
+        named = named_variables(model)
+        self._names, self._variables = list(named), list(named.values())
         self._generators = {id(v): n.rpartition("/")[0] for v, n in zip(self._variables, self._names, strict=True)}
         self._initializers = [keras_variables.initializer_of(v, assigned.get_current_value(v)) for v in self._variables]
         self._moving: set[int] = set()  # ids of variables that follow the batch statistics
@@ -189,18 +199,20 @@ class _Network:
         return called.outputs
 
     def _check_input(self, features) -> None:
-        """Raises GraphError if the model was made for features of another shape."""
-        wanted, there = (tf.nest.flatten(each) for each in (self._model.inputs or (), features))
-        shapes = [[tuple(each.shape[1:]) for each in tensors] for tensors in (wanted, there)]
-        if wanted and not (
-            len(wanted) == len(there)
-            and all(tf.TensorShape(a).is_compatible_with(b) for a, b in zip(*shapes, strict=True))
-        ):
-            raise errors.GraphError(
-                f"keras_network: {self._model.name} is made for features of shape {', '.join(map(str, shapes[0]))}, "
-                f"and the data's are {', '.join(map(str, shapes[1]))}. Give keras.Input that shape, or let `prepare` "
-                "make it."
-            )
+        """Raises GraphError if the model was made for features of other shapes or names."""
+        wanted = {each.name: tuple(each.shape[1:]) for each in self._model.inputs or ()}
+        names = sorted(features) if isinstance(features, dict) else wanted
+        there = dict(zip(names, (tuple(each.shape[1:]) for each in tf.nest.flatten(features)), strict=False))
+        if all(name in there and tf.TensorShape(wanted[name]).is_compatible_with(there[name]) for name in wanted):
+            return
+        texts = [
+            ", ".join(f"{name} {shape}" if isinstance(features, dict) else str(shape) for name, shape in each.items())
+            for each in (wanted, there)
+        ]
+        raise errors.GraphError(
+            f"keras_network: {self._model.name} is made for features of shape {texts[0]}, and the data's are "
+            f"{texts[1]}. Give keras.Input that shape and name, or let `prepare` make it."
+        )
 
     def _layer_with(self, variable: keras.Variable) -> str:
         """Returns the name of the innermost layer that has a variable."""

@@ -12,7 +12,7 @@ BALANCED = "balanced"
 _MOST_NAMES = 10  # in a line
 
 
-def class_weights(text: str | None, examples: Examples) -> np.ndarray | None:
+def read(text: str | None, examples: Examples) -> np.ndarray | None:
     """Returns the weights of classes, float64 [classes], that --class_weight gives; None without it.
 
     `balanced` is n / (k * count) for n examples of k classes, as scikit-learn's compute_class_weight (after King and
@@ -53,9 +53,8 @@ def class_weights(text: str | None, examples: Examples) -> np.ndarray | None:
     return weights
 
 
-def line(text: str | None, examples: Examples) -> list[str]:
+def lines(weights: np.ndarray | None, examples: Examples) -> list[str]:
     """Returns a line that tells the weights of classes; none without them."""
-    weights = class_weights(text, examples)
     if weights is None:
         return []
     names = examples.class_names or range(len(weights))

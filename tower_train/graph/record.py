@@ -111,6 +111,7 @@ class TrainingGraph:
       saved: the contents of a checkpoint.
       random_numbers: what in a tower draws random numbers.
       compared: values by which the towers are compared with one.
+      notes: lines for the log.
     """
 
     graph: tf.Graph
@@ -125,6 +126,7 @@ class TrainingGraph:
     saved: SavedVariables
     random_numbers: RandomNumbers
     compared: Compared
+    notes: tuple[str, ...]
 
     @property
     def checked(self) -> tuple[str, ...]:

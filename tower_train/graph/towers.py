@@ -75,7 +75,7 @@ def loss_of(workload: Workload, outputs: Tensors, labels: Tensors | Weighted) ->
 
 def check_classes(workload: Workload, examples: Examples, outputs: Tensors, function: Callable) -> None:
     """Raises GraphError for fewer outputs than classes, if `function` is the trainer's own for classes."""
-    if getattr(function, "func", function) not in (softmax_cross_entropy, classification_metrics):
+    if not is_of_classes(function):
         return
     num_outputs, names = outputs.shape[-1], examples.class_names
     greatest = -1 if names or examples.labels is None else int(examples.labels.max())
@@ -87,6 +87,34 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
             f"{examples.name} has {wanted}, but the network of workload {workload.name} gives {num_outputs} "
             f"output{'s' * (num_outputs != 1)}{at}. Let `inference` return one for each class."
         )
+
+
+def last_activation(outputs: Tensors) -> tf.Operation | None:
+    """Returns the softmax or sigmoid by which a network ends, if it does."""
+    op = outputs.op if tf.is_tensor(outputs) else None
+    while op and op.type in ("Cast", "Identity", "Reshape"):
+        op = op.inputs[0].op
+    return op if op and op.type in ("Softmax", "Sigmoid") else None
+
+
+def activation_notes(workload: Workload, outputs: Tensors) -> list[str]:
+    """Warns of a loss that takes logits where the network ends by a softmax or sigmoid, and of the contrary."""
+    last, loss = last_activation(outputs), workload.loss
+    takes_logits = getattr(loss, "from_logits", True if is_of_classes(loss) else None)
+    if takes_logits and last:
+        return [
+            f"*** network: it ends by a {last.type.lower()}, but the loss takes logits, the numbers before it: it will "
+            "learn slowly and badly. Leave the activation of the last layer out."
+        ]
+    if takes_logits is False and not last and tf.is_tensor(outputs):
+        return ["*** network: it ends without a softmax or sigmoid, but the loss takes probabilities: give it "
+                "from_logits=True."]  # fmt: skip
+    return []
+
+
+def is_of_classes(function: Callable) -> bool:
+    """Returns whether a function is the trainer's own loss or metrics for classes."""
+    return getattr(function, "func", function) in (softmax_cross_entropy, classification_metrics)
 
 
 def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:

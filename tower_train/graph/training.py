@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import Config
-from tower_train.graph import random_state, summaries
-from tower_train.graph.class_weights import class_weights
+from tower_train.graph import class_weights, random_state, summaries
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, ParamGroup
 from tower_train.graph.devices import HOST, Devices
@@ -23,7 +22,7 @@ from tower_train.graph.record import Compared, RandomNumbers, SavedVariables, St
 from tower_train.graph.replica import BuiltTower, Replica, average, fingerprints, make_replicas, towers_of
 from tower_train.graph.schedule import group_rate, learning_rate
 from tower_train.graph.stream import Stream, training_stream
-from tower_train.graph.towers import check_classes, seeded, tower_loss
+from tower_train.graph.towers import activation_notes, check_classes, seeded, tower_loss
 from tower_train.graph.transfer import choose_transfer
 from tower_train.graph.update import Counters, prepare_update
 from tower_train.workload import Examples, Tensors, Workload, softmax_cross_entropy
@@ -41,7 +40,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         counters = Counters(layout.global_batch)  # steps and examples seen: the run's place in the stream
         stream = _input(workload, examples, config, layout, counters.examples_seen)
         rate = learning_rate(config, examples.num_examples, counters.examples_seen)
-        of_classes = class_weights(config.class_weight, examples)
+        of_classes = class_weights.read(config.class_weight, examples)
         scale = LossScale(tf.as_dtype(config.dtype))  # none but for float16
         replicas = make_replicas(layout.replicas)  # one on the host, or one on each tower's device
         context = _context(config, layout, counters.epochs_seen(examples.num_examples))
@@ -81,6 +80,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             saved=_saved(config, layout, replicas, all_reduce),
             random_numbers=_random_numbers(workload, stream, built, config.allow_stateful_random),
             compared=_compared(built, replicas[0].mean_grads),
+            notes=(*stream.notes, *class_weights.lines(of_classes, examples), *activation_notes(workload, outputs)),
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tower_train.config import DeviceOptions, RunOptions
-from tower_train.graph import devices, stream
+from tower_train.graph import devices, stream, towers
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
@@ -69,12 +69,17 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
       RunError: no run, no checkpoint, or one of another network.
     """
     placed = devices.place(DeviceOptions(device="cpu"))
-    run = saved_run.read(options, workload)
+    return opened(saved_run.read(options, workload), placed)
+
+
+def opened(run: saved_run.SavedRun, placed: devices.Devices) -> tuple[ServingGraph, v1.Session]:
+    """Opens a session with the network of a run; as open_run."""
     run.checkpoint()  # raises if there is none, before the graph is built
     built = serving_graph(run)
     with built.graph.as_default():
-        saver = v1.train.Saver(built.restored)
+        saver, tables = v1.train.Saver(built.restored), v1.tables_initializer()
     session = v1.Session(graph=built.graph, config=placed.session_config)
+    session.run(tables)
     run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
     return built, session
 
@@ -119,8 +124,10 @@ def _named(tensors: Tensors, name: str) -> Named:
     return {name: flat[0]} if len(flat) == 1 else {f"{name}_{i}": tensor for i, tensor in enumerate(flat)}
 
 
-def _of_classes(logits: tf.Tensor, class_names: tuple[str, ...]) -> Named:
-    names = tf.constant(class_names)
+def _of_classes(outputs: tf.Tensor, class_names: tuple[str, ...]) -> Named:
+    names, last = tf.constant(class_names), towers.last_activation(outputs)
+    is_softmax = last is not None and last.type == "Softmax"  # of a network whose loss takes probabilities
+    logits = tf.cast(last.inputs[0], outputs.dtype) if is_softmax else outputs
     return {
         "logits": logits,
         "probabilities": tf.nn.softmax(logits),

@@ -10,7 +10,7 @@ from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.config import Config
 from tower_train.console import enumeration
-from tower_train.graph import class_weights, elements
+from tower_train.graph import elements
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.options import as_text
@@ -92,8 +92,7 @@ def prepare(
         workload, examples, options, config.global_batch, placed.names, graph.saved.num_parameters,
         graph.random_numbers._asdict(),
     )  # fmt: skip
-    notes += [*placed.notes, *graph.stream.notes, *class_weights.line(config.class_weight, examples)]
-    notes += messages.random_notes(graph.random_numbers)
+    notes += [*placed.notes, *graph.notes, *messages.random_notes(graph.random_numbers)]
     last_step = config.last_step(examples.num_examples)
     start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step, _batches(before))
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start

@@ -48,7 +48,12 @@ def network(name: str, image_size: int, weights: str, freeze_until: str, num_cla
     # one layer more if it has the weights from ImageNet.
     needed = weights if weights == IMAGENET and name.startswith("EfficientNetB") else NONE
     beginning, restored = (keras_network(functools.partial(build, kind)) for kind in (weights, needed))
-    return lambda images, training: (beginning if training else restored)(images, training)
+
+    def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
+        return (beginning if training else restored)(images, training)
+
+    inference.build = restored.build
+    return inference
 
 
 def check(name: str, image_size: int, weights: str, freeze_until: str) -> None:
