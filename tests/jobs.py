@@ -150,7 +150,11 @@ def metrics(train_dir):
 
 def metrics_but_times(train_dir):
     return [
-        {name: value for name, value in record.items() if name not in ("examples_per_sec", "sec_per_batch")}
+        {
+            name: value
+            for name, value in record.items()
+            if name not in ("examples_per_sec", "sec_per_batch", "input_share")
+        }
         for record in metrics(train_dir)
     ]
 

@@ -6,6 +6,7 @@ trains a workload given by its import path or as a `Workload`.
 """
 
 import importlib
+import sys
 
 __version__ = "0.1.0"
 
@@ -53,3 +54,7 @@ def __getattr__(name):
 
 def __dir__():
     return sorted(__all__)
+
+
+if "ipykernel" in sys.modules:  # a notebook, where TensorFlow's remarks would stand between the trainer's lines
+    importlib.import_module("tower_train.console").import_tensorflow()

@@ -123,7 +123,7 @@ def test_a_skipped_step_has_its_own_batch(staging, monkeypatch):
     plain, staged = reports
     assert sum(not report.finite.all() for report in plain) == 1
     for found, expected in zip(staged, plain, strict=True):
-        for name, value in expected._asdict().items():
+        for name, value in expected._replace(input_secs=found.input_secs)._asdict().items():
             np.testing.assert_array_equal(getattr(found, name), value, err_msg=name)
 
 

@@ -1,6 +1,7 @@
 """A person's view of a run: log lines in the original's form, true rates, and commands that work."""
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -13,13 +14,15 @@ import jobs
 import pytest
 import tensorflow as tf
 
+from tower_train import Config, train
+from tower_train.graph import transfer
 from tower_train.inference import evaluator
 from tower_train.run import actions, messages
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)', with more digits below 1
 LOG_LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{6})?): step (?P<step>\d+), loss = (?P<loss>\d+\.\d{2,}) "
-    r"\((?P<rate>\d+\.\d) examples/sec; (?P<seconds>\d+\.\d{3}) sec/batch\)"
+    r"\((?P<rate>\d+\.\d) examples/sec; (?P<seconds>\d+\.\d{3}) sec/batch(; input (?P<input>\d+) %)?\)"
 )
 
 
@@ -161,6 +164,38 @@ def terminal_as_stdout():
     finally:
         reader.join()
         os.close(leader)
+
+
+def test_the_share_of_time_that_waits_for_input_is_told_with_advice_once(tmp_path, capsys, monkeypatch):
+    """Of steps whose input takes most of the time, staged for devices or not; and not where it is fast."""
+    for is_staged in (False, True):
+        monkeypatch.setattr(transfer, "are_gpus", lambda devices, is_staged=is_staged: is_staged)
+        jobs.train_toy(tmp_path / f"{is_staged}", workload="slow_input", max_steps=12, log_every_steps=2, num_gpus=1)
+        printed = capsys.readouterr().out
+        assert all(int(line["input"]) > 50 for line in log_lines(printed)[1:]), printed
+        advice = [line for line in printed.splitlines() if line.startswith("*** input")]
+        assert len(advice) == 1 and " -m tower_train.benchmark --breakdown --workload=slow_input`" in advice[0]
+        shares = [record["input_share"] for record in jobs.metrics(tmp_path / f"{is_staged}")]
+        assert all(0.5 < share <= 1 for share in shares[1:])
+    assert messages.step_line(1, 1.0, 1.0, 1.0, input_share=0.04).endswith(" sec/batch)")
+
+
+def test_lines_of_a_long_run_grow_sparser_but_its_metrics_do_not(tmp_path, capsys):
+    jobs.train_toy(tmp_path / "long", max_steps=1250, log_every_steps=None, save_every_steps=0)
+    every_ten = [*range(10, 1000, 10), *range(1000, 1251, 100)]
+    assert [int(line["step"]) for line in log_lines(capsys.readouterr().out)] == every_ten
+    assert [record["step"] for record in jobs.metrics(tmp_path / "long")] == [*range(10, 1251, 10)]
+
+
+def test_functions_get_the_records_of_log_lines_and_evaluations(tmp_path):
+    logged, evaluated = [], []
+    config = Config(train_dir=str(tmp_path), **(jobs.TOY | dict(max_steps=20, eval_every_steps=10)))
+    train("toy_workload", config, on_log=logged.append, on_evaluate=evaluated.append)
+    assert [record["step"] for record in logged] == [5, 10, 15, 20]
+    assert [record["step"] for record in evaluated] == [10, 20]
+    assert {type(value) for record in logged + evaluated for value in record.values()} == {int, float}
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(written, key=str) == sorted(logged + evaluated, key=str)
 
 
 def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path):

@@ -18,10 +18,11 @@ class StepReport(NamedTuple):
       step: int64 scalar, steps done, this one included.
       examples: int64 scalar, examples trained on, this step's included.
       loss: scalar, mean over towers plus weight decay, on the weights the gradients were taken at.
-      cross_entropy: scalar, the loss without weight decay.
+      data_loss: scalar, the loss without weight decay.
       learning_rate: float64 scalar, what the update used.
       stopping: scalar, above 0 if a worker has asked for the end, see TrainingGraph.ask_to_stop.
       finite: bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite.
+      input_secs: float64 scalar, seconds in which the step waited for input.
       loss_scale: float32 scalar, after the step; empty if there is none, see loss_scale.py.
       overflowed: bool scalar, whether the step was skipped and the scale halved; empty without a loss scale.
       summary: serialized Summary of this step; empty unless it is due.
@@ -30,10 +31,11 @@ class StepReport(NamedTuple):
     step: tf.Tensor
     examples: tf.Tensor
     loss: tf.Tensor
-    cross_entropy: tf.Tensor
+    data_loss: tf.Tensor
     learning_rate: tf.Tensor
     stopping: tf.Tensor
     finite: tf.Tensor
+    input_secs: tf.Tensor | tuple[()] = ()
     loss_scale: tf.Tensor | tuple[()] = ()
     overflowed: tf.Tensor | tuple[()] = ()
     summary: tf.Tensor | tuple[()] = ()

@@ -20,6 +20,7 @@ from tower_train.examples import Examples, Tensors
 from tower_train.graph import elements
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
+from tower_train.graph.gradients import is_finite
 from tower_train.graph.layout import Layout
 from tower_train.graph.transfer import TO_HOST, Batches, Transfer, stage_batches
 from tower_train.workload import Workload
@@ -60,6 +61,18 @@ class Stream:
             return tensor
         with tf.device(HOST), tf.control_dependencies(self.renewal):
             return tf.identity(tensor)
+
+    def waited(self, computed: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+        """Returns the seconds in which a step waits for input: from its beginning on or, for the next step's batches,
+        after the step has `computed` a tensor, one of its last."""
+        with tf.device(HOST), tf.compat.v1.name_scope("input_wait"):
+            # A copy on the host waits for the device; a control dependency would not.
+            began = [tf.identity(is_finite(computed))] if self.renewal else []
+            with tf.control_dependencies(began):
+                began = tf.timestamp()
+            with tf.control_dependencies([tf.group(*self.arrivals)]):
+                arrived = tf.timestamp()
+            return tf.maximum(arrived - began, 0.0)
 
 
 def training_stream(

@@ -74,7 +74,9 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         counting, progress = _progress(config, stream, built)
         return TrainingGraph(
             graph, layout, examples, stream, train_op=finite.op, ask_to_stop=ask_to_stop, progress=progress,
-            report=_report(counters, replicas[0], rate, stopping, finite, scale, counting),
+            report=_report(counters, replicas[0], rate, stopping, finite, scale, counting)._replace(
+                input_secs=stream.waited(replicas[0].mean_grads[0][0])
+            ),
             summary=summaries.step_summary(replicas[0].mean_grads, stream.batches[0][0], update=finite.op)
             if config.summary_every_steps else None,
             saved=_saved(config, layout, replicas, all_reduce),
@@ -184,7 +186,7 @@ def _report(
             step=counters.global_step.read_value(),
             examples=counters.examples_seen.read_value(),
             loss=loss,
-            cross_entropy=replica.loss,
+            data_loss=replica.loss,
             learning_rate=rate,
             stopping=stopping[0] if stopping else tf.zeros([], loss.dtype),
             finite=finite,

@@ -1,5 +1,6 @@
 """The curves of runs: their history, a figure of it, and a table."""
 
+import io
 import json
 import math
 import pathlib
@@ -76,7 +77,14 @@ def curves(*train_dirs: str):
             axis.grid(color="#dddddd", linewidth=0.5)
         handles, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper left", frameon=False, ncols=min(3, len(histories)))
+    figure._repr_png_ = lambda: _png(figure)  # by which a notebook shows it, without pyplot
     return figure
+
+
+def _png(figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
 
 
 def save(figure, stem: str) -> list[str]:

@@ -21,6 +21,8 @@ from tower_train.run.watchdog import StepWatchdog
 from tower_train.run_dir import checkpoint, logs
 
 v1 = tf.compat.v1
+_LOG_EVERY_STEPS = 10  # as the original
+_MUCH_SECS = 1.0  # of waiting, from which advice is of use
 
 
 @dataclasses.dataclass
@@ -40,6 +42,7 @@ class Running:
       failed_saves: number of them.
       failure: the error of the last save or evaluation, if it failed.
       is_over: whether no step follows.
+      input_secs: that steps have waited for input.
     """
 
     start: Start
@@ -54,6 +57,7 @@ class Running:
     failed_saves: int = 0
     failure: errors.UserError | None = None
     is_over: bool = False
+    input_secs: float = 0.0
     _excluded_secs: float = 0.0
     _examples: int | None = None  # seen; of a resumed run known after its first step
 
@@ -78,6 +82,8 @@ class Running:
     def count(self, report: StepReport) -> None:
         """Counts a step that has ended."""
         self.step, self._ended, self._examples = int(report.step), self.now(), int(report.examples)
+        if self._first_ended:  # the first step waits for the input to begin
+            self.input_secs += float(report.input_secs)
         self._first_ended = self._first_ended or self._ended
         self.membership.note_step()
 
@@ -155,9 +161,11 @@ class Log(Action):
 
     def __init__(self, running: Running, bar: ProgressBar, metrics: logs.MetricsFile, writer: logs.EventWriter):
         self._running, self._graph = running, running.start.graph
-        self._every_steps = running.start.config.log_every_steps
+        chosen = running.start.config.log_every_steps
+        self._every_steps, self._are_all_shown = chosen or _LOG_EVERY_STEPS, chosen is not None
         self._bar, self._metrics, self._writer = bar, metrics, writer
-        self._last_step, self._since = running.start.steps_done, running.now()
+        self._last_step, self._since, self._input_secs = running.start.steps_done, running.now(), 0.0
+        self._has_advised = False
 
     def is_due(self, step):
         return self._bar.is_shown or step % self._every_steps == 0 or self._running.start.is_summarized(step)
@@ -173,21 +181,40 @@ class Log(Action):
         self._last_step, self._since = step, now
         examples_per_sec = steps * layout.global_batch / seconds
         sec_per_batch = seconds / (steps * sum(layout.towers_per_worker))
-        say(messages.step_line(step, loss, examples_per_sec, sec_per_batch))
+        input_share = (self._running.input_secs - self._input_secs) / seconds
+        self._input_secs = self._running.input_secs
+        if self._is_shown(step):
+            say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share))
+        if messages.is_slow_input(input_share) and self._input_secs > _MUCH_SECS and not self._has_advised:
+            self._has_advised = True
+            say(messages.input_advice(input_share, self._running.start.run_json))
         self._bar.update(step, rates=f"loss {messages.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
-        rates = {"learning_rate": float(report.learning_rate), "examples_per_sec": examples_per_sec}
+        rates = {
+            "learning_rate": float(report.learning_rate),
+            "examples_per_sec": examples_per_sec,
+            "input_share": input_share,
+        }
         if report.loss_scale:
             rates["loss_scale"] = float(report.loss_scale)
-        self._metrics.append({
+        record = {
             "step": step,
             "examples": int(report.examples),
             "epoch": int(report.examples) / self._graph.examples.num_examples,
             "loss": loss if math.isfinite(loss) else None,  # a skipped step
             "sec_per_batch": sec_per_batch,
             **rates,
-        })  # fmt: skip
-        losses = {"total_loss": loss, "cross_entropy": float(report.cross_entropy)}
+        }
+        self._metrics.append(record)
+        with self._running.paused():
+            self._running.user_hooks.on_log(record)
+        losses = {"total_loss": loss, "loss": float(report.data_loss)}
         logs.add_scalars(self._writer, losses | rates, step)
+
+    def _is_shown(self, step: int) -> bool:
+        """Returns whether a line is printed: if the user has not chosen --log_every_steps, numbers of lines with few
+        digits that are no zeros, so that a long run prints a few hundred lines, and beside a bar a few dozen."""
+        number, digits = step // self._every_steps, 1 if self._bar.is_shown else 2
+        return self._are_all_shown or number % 10 ** max(len(str(number)) - digits, 0) == 0
 
 
 class Profile(Action):

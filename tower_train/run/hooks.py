@@ -25,19 +25,28 @@ class Action:
         """Called after the last step of this start, unless an error ends it."""
 
 
+def _nothing(record: dict) -> None:
+    pass
+
+
 class UserHooks(Action):
-    """The hooks of a user around each step, called as MonitoredSession calls them, and a function after each.
+    """The hooks of a user around each step, called as MonitoredSession calls them, and functions after each step, log
+    line and evaluation.
 
     Their requests to stop are kept, since all workers end after the same step.
 
     Attributes:
       have_asked: whether one of them has asked to stop.
+      on_log, on_evaluate: get the records of metrics.jsonl.
     """
 
     def __init__(
-        self, hooks: Sequence[v1.train.SessionRunHook], function: Callable[[int, StepReport], bool | None] | None = None
-    ):
-        self._hooks, self._function, self._coord = hooks, function, tf.train.Coordinator()
+        self, hooks: Sequence[v1.train.SessionRunHook] = (),
+        after_step: Callable[[int, StepReport], bool | None] | None = None,
+        on_log: Callable[[dict], None] | None = None, on_evaluate: Callable[[dict], None] | None = None,
+    ):  # fmt: skip
+        self.on_log, self.on_evaluate = on_log or _nothing, on_evaluate or _nothing
+        self._hooks, self._function, self._coord = hooks, after_step, tf.train.Coordinator()
         self._session = self._context = self._outputs = None
         self.have_asked = False
 

@@ -107,11 +107,28 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluation: 
     return lines + _next_commands(result.train_dir, path)
 
 
-def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: float) -> str:
-    """Formats the original's log line. sec_per_batch: seconds per tower batch, over all towers."""
+def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: float, input_share: float = 0.0) -> str:
+    """Formats the original's log line. sec_per_batch: seconds per tower batch, over all towers; input_share: of the
+    time that steps waited for input, which the line tells if it is slow."""
+    waited = f"; input {100 * input_share:.0f} %" if is_slow_input(input_share) else ""
     return (
         f"{datetime.datetime.now()}: step {step}, loss = {as_loss(loss)} "
-        f"({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch)"
+        f"({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch{waited})"
+    )
+
+
+def is_slow_input(input_share: float) -> bool:
+    return input_share >= 0.05
+
+
+def input_advice(input_share: float, run_json: dict) -> str:
+    """Returns a line that tells what to do about slow input."""
+    config = run_json["config"]
+    options = [f"--{name}={config[name]}" for name in ("workload", "data_dir") if config[name]]
+    return (
+        f"*** input {100 * input_share:.0f} %: so much of the time steps wait for examples. "
+        f"`{_python()} -m tower_train.benchmark --breakdown {shlex.join(options)}` shows where a step's time goes; "
+        "docs/training.md#slow-input what helps."
     )
 
 

@@ -57,10 +57,13 @@ class Saver(Action):
         try:
             with self._running.paused(), self._running.watchdog.doing("an evaluation"):
                 say(*self._start.evaluations.evaluate(path))
-            self._logs[0].append(self._start.evaluations.record)
+                self._logs[0].append(record := self._start.evaluations.record)
         except Exception as error:  # the workload's code may raise anything; the training has not failed
             self._evaluation_error = error
             say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
+            return
+        with self._running.paused():
+            self._running.user_hooks.on_evaluate(record)
 
     def _save(self, step: int) -> str | None:
         """Returns the checkpoint's path; None if it could not be saved."""

@@ -38,6 +38,8 @@ def train(
     workload_options: Mapping[str, Any] | None = None,
     if_stuck: Callable[[errors.WorkerError], None] = lambda _: None,
     after_step: Callable[[int, StepReport], bool | None] | None = None,
+    on_log: Callable[[dict[str, Any]], None] | None = None,
+    on_evaluate: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
     """Trains, or resumes training, in config.train_dir.
 
@@ -50,6 +52,8 @@ def train(
         left.
       after_step: called after each step with its number and its report, such as report.loss, in numpy values; the run
         ends if it returns True. Without session_hooks a step takes no longer for it.
+      on_log, on_evaluate: called in the chief with each record of metrics.jsonl: of the training (step, epoch, loss,
+        ...), and of an evaluation (step, epoch, val_loss, metrics that begin with val_ and train_).
 
     Raises:
       WorkerError: a worker is missing; also with wait_for_workers or elastic, as only `python -m tower_train` restarts
@@ -82,7 +86,8 @@ def train(
             return Result("", over.step, None, None, 0.0, StopReason(over.stopped_by), None)
         with received.noted():
             try:
-                result = run(start, UserHooks(session_hooks, after_step), received, membership)
+                hooks = UserHooks(session_hooks, after_step, on_log, on_evaluate)
+                result = run(start, hooks, received, membership)
                 result = conclude(start, result, membership)
             except errors.WorkerError as error:
                 raise _for_this_worker(error, received) from error.__cause__
