@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.graph.context import ParamGroup, Statistic
 from tower_train.graph.gradients import GradientsAndVariables
 from tower_train.graph.replica import Replica
@@ -121,4 +122,10 @@ def _create_average(variable: tf.Variable) -> tf.Variable:
         restored = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
         initial = tf.raw_ops.Switch(data=variable.initial_value, pred=is_there).output_false
         value = tf.ensure_shape(tf.raw_ops.Merge(inputs=[initial, restored]).output, variable.shape)
-        return v1.get_variable(f"{variable.op.name}/{AVERAGE}", initializer=value, trainable=False)
+        name = f"{variable.op.name}/{AVERAGE}"
+        if any(each.op.name == name for each in v1.global_variables()):
+            raise errors.GraphError(
+                f"the network has a variable {name}, the name of the trainer's own moving average. Give "
+                "tf.train.ExponentialMovingAverage another name=, or train with --moving_average_decay=0."
+            )
+        return v1.get_variable(name, initializer=value, trainable=False)

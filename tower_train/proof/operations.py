@@ -17,6 +17,7 @@ from tower_train.proof.trial import Begun, Trial
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 _REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "Cumsum", "TopKV2", "Unique",
                          "L2Loss", "EuclideanNorm", "FusedBatchNormV3", "Any", "All", "LogSumExp"})  # fmt: skip
+_KEEPING = ("LookupTable", "Queue", "Stack", "OrderedMap", "Barrier", "Stage", "Unstage")
 _CALLS_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _UNFETCHABLE = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"})
 _SAME, _ROWS, _SHARE, _MEAN, _SUM = "same", "rows", "rows over the number of towers", "mean", "sum"
@@ -55,7 +56,7 @@ def first_difference(first: Begun, others: Begun, steps: int, tolerance: float) 
     for _ in range(steps):
         whole = _values(first, [[tensor] for tensor, _ in ops])
         parts = _values(others, [tensors for _, tensors in ops])
-        seen = _Relations(others.trial.towers, tolerance, loss)
+        seen = _Relations(others.trial.towers, tolerance, loss, first.trial.built.compared.assigned)
         for (tensor, _), (value,), by_tower in zip(ops, whole, parts, strict=True):
             if culprit := seen.look(tensor, value, by_tower):
                 return culprit
@@ -65,7 +66,7 @@ def first_difference(first: Begun, others: Begun, steps: int, tolerance: float) 
 def assigning(trial: Trial, variable: str) -> Culprit | None:
     """Returns the operation of tower 0 that assigns a variable; None if there is none."""
     if (value := trial.built.compared.assigned.get(variable)) is not None:
-        return Culprit(variable, "assigned", line_of(value.op), _CAUSES["assigned"])
+        return _assigned(variable, value.op)
     handles = [v.handle for v in trial.built.saved.variables if v.op.name == variable]
     assigns = [op for handle in handles for op in _assigning(handle)]
     return _named(assigns[0], "state") if assigns else None
@@ -85,9 +86,9 @@ def _operations(one: Trial, many: Trial) -> Iterator[tuple[tf.Tensor, list[tf.Te
     for op in graph.get_operations():
         if not op.name.startswith("tower_0/") or op not in needed or not _is_fetchable(op):
             continue
-        place = op.name.removeprefix("tower_0/")
-        try:
-            counterparts = [others.get_operation_by_name(f"tower_{i}/{place}") for i in range(many.towers)]
+        try:  # of a gradient, the tower's name stands twice in it
+            names = [op.name.replace("tower_0/", f"tower_{i}/") for i in range(many.towers)]
+            counterparts = list(map(others.get_operation_by_name, names))
         except KeyError:
             continue
         for i, output in enumerate(op.outputs):
@@ -108,9 +109,10 @@ def _values(begun: Begun, tensors: Sequence[Sequence[tf.Tensor]]) -> list[list[n
 class _Relations:
     """The relation between one tower's tensors and those of several, as operations are looked at in their order."""
 
-    def __init__(self, towers: int, tolerance: float, loss: str):
-        """loss: the name of one tower's loss."""
+    def __init__(self, towers: int, tolerance: float, loss: str, assigned: Mapping[str, tf.Tensor]):
+        """loss: the name of one tower's loss. assigned: {variable's name: the value that the tower assigns}."""
         self._towers, self._tolerance, self._loss = towers, tolerance, loss
+        self._assigned = {value.op: name for name, value in assigned.items()}
         self._of: dict[str, str | None] = {}  # {tensor's name: its relation}
         self._of_shapes: set[tf.Operation] = set()
 
@@ -172,11 +174,18 @@ class _Relations:
         return bool(np.allclose(one, other, rtol=0, atol=limit, equal_nan=True))
 
     def _culprit(self, op: tf.Operation) -> Culprit:
-        """Names an operation, or the reduction over the batch whose result it uses."""
+        """Names an operation, or the variable, the reduction over the batch or its size, whose result it uses."""
+        while op.type == "Identity":
+            op = op.inputs[0].op
+        if assigns := [each for t in op.inputs if t.dtype == tf.resource for each in _assigning(t)]:
+            return _named(assigns[0], "state")
         is_reduced = False
         while reduced := [t.op for t in op.inputs if self._of.get(t.name) in (_SHARE, _MEAN, _SUM) and _is_forward(op)]:
             op, is_reduced = reduced[0], True
-        return _named(op, "reduction" if is_reduced else _kind(op))
+        if values := [tensor.op for tensor in op.inputs if tensor.op in self._assigned]:
+            return _assigned(self._assigned[values[0]], values[0])
+        is_size = all(each.type == "Const" for each in ancestors([op]) if not each.inputs)
+        return _named(op, ("size" if is_size else "reduction") if is_reduced else _kind(op))
 
 
 def _is_forward(op: tf.Operation) -> bool:
@@ -187,8 +196,12 @@ def _wide(value: np.ndarray) -> np.ndarray:
     return np.asarray(value, np.complex128 if value.dtype.kind == "c" else np.float64)
 
 
+def _assigned(variable: str, value: tf.Operation) -> Culprit:
+    return Culprit(variable, "assigned", line_of(value), _CAUSES["assigned"])
+
+
 def _named(op: tf.Operation, kind: str) -> Culprit:
-    return Culprit(op.name.removeprefix("tower_0/"), op.type, line_of(op), _CAUSES[kind])
+    return Culprit(op.name.replace("tower_0/", ""), op.type, line_of(op), _CAUSES[kind])
 
 
 _CAUSES: Mapping[str, str] = {
@@ -204,10 +217,16 @@ _CAUSES: Mapping[str, str] = {
     "done once a step for all towers: use one of them, outside of branches, loops and tf.function",
     "assigned": "it gets the mean over towers of the values that they assign, once a step. Let that be a mean over "
     "examples, or the same in every tower (a counter of steps, not of examples)",
+    "kept": "a table or a queue keeps it, which all towers fill and no checkpoint holds. Keep it in a variable, or "
+    "fill the table before the training",
     "copies": "the towers' copies of this variable are no longer the same",
     "reduction": "it goes over the examples of a batch, and a tower has its own only. Compute what belongs to each "
     "example, and take the mean over the batch last, in the loss; for batch normalisation use "
     "tower_train.layers.batch_normalization (docs/workloads.md, The rule of means)",
+    "size": "it is the number of examples in a batch, and a tower's batch is smaller. Take means over the batch, and "
+    "let nothing else depend on its size",
+    "gradient": "it is computed from a gradient and does not scale with it, and a tower's are larger, as means of "
+    "fewer examples. Limit them by --clip_gradients",
     "sum": "the loss is a sum over the batch. Let it be the mean over its examples: tf.reduce_mean, or the sum divided "
     "by their number (docs/workloads.md, The rule of means)",
     "other": "its values for an example depend on the other examples of the batch, or on the tower (docs/workloads.md, "
@@ -229,6 +248,10 @@ def _kind(op: tf.Operation) -> str:
         return "stateless" if op.type.startswith("Stateless") else "stateful"
     if op.type == "Const":
         return "constant"
+    if op.type.startswith(_KEEPING):
+        return "kept"
     if "Assign" in op.type or op.type.startswith("ReadVariable"):
         return "state"
-    return "reduction" if op.type in _REDUCTIONS else "other"
+    if op.type in _REDUCTIONS:
+        return "reduction"
+    return "other" if _is_forward(op) else "gradient"

@@ -12,6 +12,7 @@ SENSITIVITY = 100  # and so are differences that are at most this times what one
 # Of trainings from rounded weights: several, as Adam takes whole steps by gradients of nothing but rounding too (of a
 # bias before batch normalisation).
 SEEDS = range(4)
+MOST_NOISE = 1e-3  # of towers that are said to be equal
 STEPS, EACH = 2, 4  # of a comparison; examples of a tower
 
 
@@ -52,5 +53,10 @@ def compare_values(values: Iterable[tuple], count: int, normalizes: bool) -> str
                 "or draws random numbers by tower."
             )
         largest = max(largest, distance / max(scale, 1))
+    if largest > MOST_NOISE:
+        return (
+            f"*** {count} towers differ from one device by {largest:.0e}, as one device does once its weights are "
+            "rounded: this model magnifies roundings so much that nothing can be told"
+        )
     about += ", the same for each tower, as batch normalisation is by tower" if normalizes else ""
     return f"{count} towers equal one device on this model to {largest:.0e} ({about})"

@@ -19,7 +19,7 @@ from tower_train.examples import Examples
 from tower_train.graph.random_state import ancestors
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import normalization, operations
-from tower_train.proof.rounding import FEW_ROUNDINGS, SEEDS, SENSITIVITY, rounded
+from tower_train.proof.rounding import FEW_ROUNDINGS, MOST_NOISE, SEEDS, SENSITIVITY, rounded
 from tower_train.proof.trial import LOSS, Begun, Gap, Trial, first_steps, gaps_after
 from tower_train.workload import Workload
 
@@ -27,7 +27,6 @@ _MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would
 _LARGE = 1_500  # operations of a tower from which on building them takes many seconds
 _LONG_SECS = 10  # from which on the log tells before how long it takes
 _NONE = 1e-10  # relative differences so small are none
-_MOST_NOISE = 1e-3  # of towers that are said to be equal
 _OURS = ("cifar10", "tower_train")  # packages with workloads that the tests hold to the promise
 
 
@@ -210,7 +209,7 @@ def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
             return dataclasses.replace(
                 outcome, gap=first_steps(excess)[0], differs=_towers_differ(one, many, excess, rounding)
             )
-        return dataclasses.replace(outcome, undecided=largest.of_largest > _MOST_NOISE)
+        return dataclasses.replace(outcome, undecided=largest.of_largest > MOST_NOISE)
     return outcome
 
 
