@@ -4,7 +4,8 @@ import dataclasses
 import functools
 
 from cifar10 import augment, cifar10_94, convnet, crops, minigooglenet, resnet, shifts, source
-from tower_train.options import TRAINING, Options, option
+from tower_train.data import augmentation
+from tower_train.options import TRAINING, option
 from tower_train.workload import Workload
 
 _QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shifts.views)
@@ -24,7 +25,7 @@ _MODELS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Cifar10Options(Options):
+class Cifar10Options(augmentation.ImageOptions):
     """This workload's own options."""
 
     model: str = option(
@@ -47,7 +48,8 @@ def workload(options: Cifar10Options) -> Workload:
         configure=workload,
         recipes={name: {"model": name} for name, model in _MODELS.items() if "recipe" in model},
     )
-    return Workload(**(common | _MODELS[options.model]))
+    fields = common | _MODELS[options.model]
+    return Workload(**(fields | augmentation.functions(options, augment=fields["augment"])))
 
 
 WORKLOAD = workload(Cifar10Options())

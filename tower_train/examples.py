@@ -30,6 +30,13 @@ class Weighted(NamedTuple):
         return labels if isinstance(labels, cls) else cls(labels)
 
 
+class Mixed(NamedTuple):
+    """Labels of examples that are mixed of two: the loss is the sum of both, whose weights add up to 1."""
+
+    first: Weighted
+    second: Weighted
+
+
 @dataclasses.dataclass(frozen=True)
 class DataRequest:
     """The trainer's request for examples of a workload."""

@@ -90,7 +90,7 @@ def _are_metrics(returned, *_) -> bool:
 _OF = {
     "examples": "(request)", "inference_for": "(examples)", "inference": "(features, training)",
     "loss": "(outputs, labels)", "metrics": "(outputs, labels)", "augment": "(features, draws)",
-    "prepare": "(features)", "test_time_augmentation": "(features)",
+    "mix": "(features, labels, draws)", "prepare": "(features)", "test_time_augmentation": "(features)",
 }  # fmt: skip
 _WANTED = {  # name: (whether a value is right, given the arguments too; what is)
     "examples": (
@@ -104,6 +104,7 @@ _WANTED = {  # name: (whether a value is right, given the arguments too; what is
     ),
     "metrics": (_are_metrics, "{name: tensor [batch]}, at least one metric, with texts as names"),
     "augment": (_are_features, f"features: {_TENSORS}, of the batch it was given"),
+    "mix": (lambda returned, *_: isinstance(returned, tuple) and len(returned) == 2, "a pair (features, labels)"),
     "prepare": (_are_features, f"features: {_TENSORS}, of the batch it was given"),
     "test_time_augmentation": (_are_views, "a list of views (weight, features)"),
 }  # fmt: skip

@@ -58,6 +58,8 @@ class Workload(metaclass=renamed.TakesOldNames):
       mode: {name of a metric: 'min' or 'max'}, what is best; known of the trainer's own.
       augment: (features, draws) -> features, the random preprocessing of training examples; None for none.
       prepare: features -> features, the preprocessing for evaluation, and for training if augment is None.
+      mix: (prepared features, labels, draws) -> (features, labels), such as mixup: mixes training examples 2k and
+        2k + 1 of a batch, which is even then. Its labels may be `examples.Mixed`.
       augments_on_devices: whether `augment` and `prepare` are made for GPUs: of operations that have kernels there, on
         whole batches, and of no fewer bytes after than before. --augment_on=auto then runs them there.
       test_time_augmentation: prepared features -> (weight, features) of several views of each example, such as mirror
@@ -81,6 +83,9 @@ class Workload(metaclass=renamed.TakesOldNames):
     )
     augment: Callable[[Tensors, Draws], Tensors] | None = dataclasses.field(default=None, metadata={"was": "distort"})
     prepare: Callable[[Tensors], Tensors] | None = None
+    mix: Callable[[Tensors, Tensors, Draws], tuple[Tensors, Tensors]] | None = dataclasses.field(
+        default=None, kw_only=True
+    )
     augments_on_devices: bool = dataclasses.field(default=False, kw_only=True)
     test_time_augmentation: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = dataclasses.field(
         default=None, metadata={"was": "views"}

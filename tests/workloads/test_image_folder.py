@@ -48,7 +48,7 @@ def test_the_network_follows_the_color_and_the_classes(data, color, channels):
 def test_half_of_the_images_are_flipped():
     images = np.random.default_rng(0).integers(0, 256, [3, 4, 5, 1], np.uint8)
     with tf.Graph().as_default(), v1.Session() as session:
-        found = session.run(image_folder.flip(tf.constant(images), GivenDraws([[0.2], [0.7], [0.49]])))
+        found = session.run(workload().augment(tf.constant(images), GivenDraws([[0.2], [0.7], [0.49]])))
     expected = np.stack([images[0, :, ::-1], images[1], images[2, :, ::-1]]) / 127.5 - 1
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert workload(flip=False).augment is None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tower_train import host, user_functions
+from tower_train import errors, host, user_functions
 from tower_train.examples import Examples, Tensors
 from tower_train.graph import elements
 from tower_train.graph.devices import HOST
@@ -85,6 +85,11 @@ def training_stream(
     of all workers, worker 0's first. Examples in their own order take those positions in that order, except those of
     files, of which each worker has its own order.
     """
+    if workload.mix and layout.tower_batch % 2:
+        raise errors.ConfigError(
+            f"workload {workload.name} mixes examples in pairs, and {layout.tower_batch} per tower is odd. Choose a "
+            "--batch_size, or a --global_batch_size, that gives each tower an even number."
+        )
     first, size = examples_seen + layout.first_tower * layout.tower_batch, layout.tower_batch
     positions = [first + i * size for i in range(layout.num_towers)]
     steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
@@ -104,7 +109,7 @@ def training_stream(
         numbers = draws(position, part_size, device=None)
         features, labels = fetch(numbers.indices) if batch is None else batch
         if not transfer.augments_there:
-            features = _preprocess(workload, features, numbers)
+            features, labels = _preprocess(workload, features, labels, numbers)
         return with_batch_size((features, labels), part_size)
 
     def take() -> Batches:
@@ -123,17 +128,19 @@ def training_stream(
     for i, tower in enumerate(layout.towers if transfer.augments_there else ()):
         features, labels = batches[i]
         with tf.device(tower.device), tf.compat.v1.name_scope(f"tower_{i}/preprocess/"):
-            features = _preprocess(workload, tf.nest.map_structure(tf.identity, features), draws(positions[i], size))
-            batches[i] = with_batch_size(features, size), labels
+            here = tf.nest.map_structure(tf.identity, features)
+            batches[i] = with_batch_size(_preprocess(workload, here, labels, draws(positions[i], size)), size)
     notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))
     return Stream(batches, initializer, positions, state, renewal, notes)
 
 
-def _preprocess(workload: Workload, features: Tensors, draws: Draws) -> Tensors:
-    """Returns features of training examples as the network takes them."""
+def _preprocess(workload: Workload, features: Tensors, labels: Tensors, draws: Draws) -> tuple[Tensors, Tensors]:
+    """Returns features of training examples as the network takes them, and the labels that go with them."""
     if workload.augment:
-        return user_functions.call(workload, "augment", features, draws)
-    return prepared(workload, features)
+        features = user_functions.call(workload, "augment", features, draws)
+    else:
+        features = prepared(workload, features)
+    return user_functions.call(workload, "mix", features, labels, draws) if workload.mix else (features, labels)
 
 
 def prepared(workload: Workload, features: Tensors) -> Tensors:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, user_functions
-from tower_train.examples import Weighted
+from tower_train.examples import Mixed, Weighted
 from tower_train.graph import context
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Examples, Tensors, Workload
@@ -41,7 +41,7 @@ def tower_outputs(workload: Workload, features: Tensors, dtype: tf.DType, traini
 
 
 def tower_loss(
-    workload: Workload, features: Tensors, labels: Tensors | Weighted, dtype: tf.DType,
+    workload: Workload, features: Tensors, labels: Tensors | Weighted | Mixed, dtype: tf.DType,
     class_weights: np.ndarray | None = None,
 ) -> tuple[Tensors, tf.Tensor]:  # fmt: skip
     """Returns one tower's (outputs, loss) in training; GraphError if a function returned what it may not.
@@ -53,6 +53,17 @@ def tower_loss(
       class_weights: [classes], factors of the examples' weights.
     """
     outputs = tower_outputs(workload, features, dtype, training=True)
+    losses = [
+        loss_of(workload, outputs, _weighted(workload, part, class_weights, variable_dtype(dtype)))
+        for part in (labels if isinstance(labels, Mixed) else [labels])
+    ]
+    return outputs, losses[0] if len(losses) == 1 else tf.add_n(losses)
+
+
+def _weighted(
+    workload: Workload, labels: Tensors | Weighted, class_weights: np.ndarray | None, dtype: tf.DType
+) -> Weighted:
+    """Returns labels with the weights of their examples times those of their classes."""
     labels, weights = Weighted.of(labels)
     if class_weights is not None:
         if not tf.is_tensor(labels) or not labels.dtype.is_integer or labels.shape.rank != 1:
@@ -60,9 +71,9 @@ def tower_loss(
                 f"--class_weight: the labels of workload {workload.name} are no classes, whole numbers [batch]. Leave "
                 "the option out, and weigh examples by tower_train.Weighted(labels, weights) as labels."
             )
-        of_classes = tf.gather(tf.constant(class_weights, variable_dtype(dtype)), tf.cast(labels, tf.int64))
+        of_classes = tf.gather(tf.constant(class_weights, dtype), tf.cast(labels, tf.int64))
         weights = of_classes if weights is None else of_classes * tf.cast(weights, of_classes.dtype)
-    return outputs, loss_of(workload, outputs, Weighted(labels, weights))
+    return Weighted(labels, weights)
 
 
 def loss_of(workload: Workload, outputs: Tensors, labels: Tensors | Weighted) -> tf.Tensor:

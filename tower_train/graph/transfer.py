@@ -57,7 +57,7 @@ def choose_transfer(
     """
     on_gpus, there, note = are_gpus(devices), False, None
     is_staged = on_gpus and not examples.elements
-    if workload.augment or workload.prepare:
+    if workload.augment or workload.prepare or workload.mix:
         there = augment_on == "device" or (augment_on == "auto" and is_staged and workload.augments_on_devices)
         note = f"augments: on the {'GPUs' if there else 'host'} (--augment_on={augment_on})" if on_gpus else None
     return Transfer(there, is_staged, end, note)

@@ -17,6 +17,7 @@ from tower_train import errors
 from tower_train.options import renamed
 
 TOWERS, MACHINES, DATA, TRAINING = "Towers and devices", "Several machines", "Data", "Training"
+AUGMENTATION = "Augmentation of training images"
 LEARNING_RATE, OPTIMIZER, ARITHMETIC = "Learning rate", "Optimizer", "Arithmetic and repeatability"
 RUN, FAULTS, REPORTS = "The run and its files", "Faults", "Reports and evaluations"
 _BOUNDS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}

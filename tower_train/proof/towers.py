@@ -115,7 +115,7 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     has_moments = normalization.is_in(graph.graph)
     normalizes = graph.compared.normalizes or has_moments
     # Batch statistics of two examples magnify roundings beyond measure.
-    each = min(1 if is_large and not normalizes else 4, graph.layout.tower_batch)
+    each = min((2 if workload.mix else 1) if is_large and not normalizes else 4, graph.layout.tower_batch)
     several, one = _configs(config, graph, normalizes, each)
     examples = _at_hand(examples, steps * several.global_batch)
     for dtype in dict.fromkeys(["float64", "float32", config.dtype]):

@@ -10,7 +10,7 @@ import pathlib
 import tensorflow as tf
 
 from tower_train import errors, layers
-from tower_train.data import directories, idx, remote
+from tower_train.data import augmentation, directories, idx, remote
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -100,11 +100,19 @@ def _find(folder: pathlib.Path, name: str) -> pathlib.Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
 
 
-WORKLOAD = Workload(
-    name="fashion_mnist",
-    examples=examples,
-    inference=inference,
-    prepare=prepare,
-    augments_on_devices=True,
-    recipe={"optimizer": "adam", "learning_rate": 0.001, "learning_rate_decay_factor": 1.0, "epochs": 5.0},
-)
+def workload(options: augmentation.PlacedImageOptions) -> Workload:
+    """Makes the workload under these options."""
+    return Workload(
+        name="fashion_mnist",
+        examples=examples,
+        inference=inference,
+        **augmentation.functions(options, prepare),
+        prepare=prepare,
+        augments_on_devices=True,
+        options=options,
+        configure=workload,
+        recipe={"optimizer": "adam", "learning_rate": 0.001, "learning_rate_decay_factor": 1.0, "epochs": 5.0},
+    )
+
+
+WORKLOAD = workload(augmentation.PlacedImageOptions())

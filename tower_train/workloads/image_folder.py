@@ -10,11 +10,11 @@ import functools
 import tensorflow as tf
 
 from tower_train import errors, layers
-from tower_train.data import image_files, image_labels, images
+from tower_train.data import augmentation, image_files, image_labels, images
 from tower_train.data.directories import expanded
 from tower_train.examples import SPLITS
-from tower_train.options import DATA, Options, option
-from tower_train.workload import DataRequest, Draws, Examples, Workload
+from tower_train.options import AUGMENTATION, DATA, option
+from tower_train.workload import DataRequest, Examples, Workload
 from tower_train.workloads import applications
 
 v1 = tf.compat.v1
@@ -27,14 +27,14 @@ _INITIALIZER = v1.variance_scaling_initializer(2.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class FolderOptions(Options):
+class FolderOptions(augmentation.PlacedImageOptions):
     image_size: int = option(
         224, "height and width, in pixels, that images are resized to", DATA, allowed="at least 16", resume="same"
     )
     color: str = option(
         "rgb", "grayscale or rgb, to which all files are converted", DATA, allowed=tuple(_CHANNELS), resume="same"
     )
-    flip: bool = option(True, "flip training images left to right at random", DATA, resume="note")
+    flip: bool = option(True, "flip half of the training images left to right", AUGMENTATION, resume="note")
     cache: str = option(
         "auto", "place of decoded images: none, memory, disk, or auto: memory if they fit well", DATA,
         allowed=images.CACHES,
@@ -104,7 +104,7 @@ def workload(options: FolderOptions) -> Workload:
             if is_small
             else applications.network(*chosen, len(examples.class_names))
         ),
-        augment=functools.partial(flip, prepare=own_prepare) if options.flip else None,
+        **augmentation.functions(options, own_prepare),
         prepare=own_prepare,
         augments_on_devices=True,
         splits=SPLITS,
@@ -137,12 +137,6 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
     # Not a division: TensorFlow turns one by a constant into this in a graph, but not in a tf.data pipeline, so
     # exported and evaluated values would differ in the last bit.
     return tf.cast(images, tf.float32) * (1 / 127.5) - 1
-
-
-def flip(images: tf.Tensor, draws: Draws, prepare=prepare) -> tf.Tensor:
-    """Prepares the images, half of them flipped left to right."""
-    flipped = draws.uniform("flip", 1)[:, :, tf.newaxis, tf.newaxis] < 0.5
-    return prepare(tf.where(flipped, tf.reverse(images, [2]), images))
 
 
 WORKLOAD = workload(FolderOptions())

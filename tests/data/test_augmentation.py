@@ -1,0 +1,223 @@
+"""Changes of images are those of Pillow, of torchvision's published loops and of the papers, and know no towers."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import trainings
+from draws import GivenDraws
+from PIL import Image, ImageEnhance, ImageOps
+
+from tower_train import errors
+from tower_train.data import augmentation, colours
+from tower_train.examples import Examples, Weighted
+from tower_train.graph import stream, towers, transfer
+from tower_train.workload import Workload
+from tower_train.workloads import fashion_mnist
+
+v1 = tf.compat.v1
+NUMBERS = np.random.default_rng(1).uniform(size=[40, 22]).astype(np.float32)
+
+
+def photos(count, shape, seed=0):
+    """Smooth images with noise, some of little contrast, the last of one colour."""
+    rng, (height, width, channels) = np.random.default_rng(seed), shape
+    rows, columns = np.mgrid[:height, :width]
+    waves = [[np.sin(columns / (3 + i) + rows / (5 + k)) for i in range(channels)] for k in range(count)]
+    images = 127 + np.moveaxis(waves, 1, -1) * np.linspace(120, 20, count)[:, None, None, None]
+    images = np.clip(images + rng.normal(0, 9, images.shape), 0, 255).astype(np.uint8)
+    images[-1] = 90
+    return images
+
+
+def run(function, *args):
+    with tf.Graph().as_default(), v1.Session() as session:
+        return session.run(function(*args))
+
+
+def pillow(image):
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+
+
+def affine(*coefficients):
+    return lambda image: image.transform(image.size, Image.Transform.AFFINE, coefficients)
+
+
+def enhance(kind, factor):
+    return lambda image: kind(image).enhance(factor)
+
+
+def operation(name, strength, width, height):
+    """torchvision's `_apply_op` and its magnitudes, on an image of Pillow; strength is negative for a reversed one."""
+    across, down = int(150 / 331 * width * strength), int(150 / 331 * height * strength)
+    return {
+        "Identity": lambda image: image,
+        "ShearX": affine(1, 0.3 * strength, 0, 0, 1, 0),
+        "ShearY": affine(1, 0, 0, 0.3 * strength, 1, 0),
+        "TranslateX": affine(1, 0, -across, 0, 1, 0),
+        "TranslateY": affine(1, 0, 0, 0, 1, -down),
+        "Rotate": lambda image: image.rotate(30 * strength),
+        "Brightness": enhance(ImageEnhance.Brightness, 1 + 0.9 * strength),
+        "Color": enhance(ImageEnhance.Color, 1 + 0.9 * strength),
+        "Contrast": enhance(ImageEnhance.Contrast, 1 + 0.9 * strength),
+        "Sharpness": enhance(ImageEnhance.Sharpness, 1 + 0.9 * strength),
+        "Posterize": lambda image: ImageOps.posterize(image, 8 - round(4 * abs(strength))),
+        "Solarize": lambda image: ImageOps.solarize(image, 255 - 255 * abs(strength)),
+        "AutoContrast": ImageOps.autocontrast,
+        "Equalize": ImageOps.equalize,
+    }[name]
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (30, 40, 3)])
+@pytest.mark.parametrize("magnitude", [9, 30])
+def test_randaugment_is_pillows_operation_by_operation(shape, magnitude):
+    cases = [(name, sign, k) for name in colours.OPERATIONS for sign in (1, -1) for k in range(4)]
+    images = photos(4, shape)
+    # One operation, and Identity after it.
+    numbers = [[(colours.OPERATIONS.index(name) + 0.5) / 14, 0.5 - sign / 4, 0, 0] for name, sign, _ in cases]
+    chosen = images[[k for *_, k in cases]]
+    found = run(lambda: colours.randaugment(tf.constant(chosen), GivenDraws(numbers), magnitude))
+    for result, (name, sign, k) in zip(found, cases, strict=True):
+        expected = operation(name, sign * magnitude / 30, shape[1], shape[0])(pillow(images[k]))
+        differences = np.abs(result.reshape(shape) - np.asarray(expected).reshape(shape))
+        # Some rotated pixels lie on the border of two; Pillow rounds some whole numbers of AutoContrast down.
+        most, share = {"Rotate": (255, 0.002), "AutoContrast": (1, 0.02)}.get(name, (0, 0))
+        assert differences.max() <= most and np.mean(differences > 0) <= share, (name, sign, k)
+
+
+def test_colours_change_in_a_random_order_as_pillows():
+    images = photos(40, (20, 24, 3))
+    found = run(lambda: colours.color_jitter(tf.constant(images), GivenDraws(NUMBERS), 0.4))
+    kinds = [ImageEnhance.Brightness, ImageEnhance.Color, ImageEnhance.Contrast]
+    orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+    for result, image, numbers in zip(found, images, NUMBERS, strict=True):
+        expected = pillow(image)
+        for kind in orders[int(numbers[3] * 6)]:
+            expected = kinds[kind](expected).enhance(float(np.float32(0.6) + np.float32(0.8) * numbers[kind]))
+        # A factor rounded otherwise moves a value over a whole number here and there.
+        assert np.abs(result - np.asarray(expected)).max() <= 2 and np.mean(result != np.asarray(expected)) < 0.01
+
+
+def box(numbers, height, width, shares, ratios, most):
+    """torchvision's `get_params`: height, width, top, left; None if ten do not fit."""
+    for i in range(10):
+        area = height * width * (shares[0] + (shares[1] - shares[0]) * numbers[i])
+        ratio = math.exp(math.log(ratios[0]) + (math.log(ratios[1]) - math.log(ratios[0])) * numbers[10 + i])
+        wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= most[1] and 0 < tall <= most[0]:
+            return tall, wide, int(numbers[20] * (height - tall + 1)), int(numbers[21] * (width - wide + 1))
+    return None
+
+
+@pytest.mark.parametrize(("height", "width", "least"), [(28, 28, 0.08), (24, 40, 0.95)])
+def test_crops_are_resized_as_pillows(height, width, least):
+    images = photos(40, (height, width, 3))
+    found = run(lambda: augmentation.random_resized_crop(tf.constant(images), GivenDraws(NUMBERS), least))
+    fallbacks = 0
+    for result, image, numbers in zip(found, images, NUMBERS, strict=True):
+        chosen = box(numbers, height, width, (least, 1), (3 / 4, 4 / 3), (height, width))
+        fallbacks += chosen is None
+        tall, wide, top, left = chosen or (24, 32, 0, 4)  # the widest of 4 / 3, in the middle
+        expected = pillow(image[top : top + tall, left : left + wide]).resize(
+            (width, height), Image.Resampling.BILINEAR
+        )
+        assert np.abs(result - np.asarray(expected)).max() <= 1
+        assert np.mean(result != np.asarray(expected)) < 0.05  # Pillow computes in whole numbers
+    assert (fallbacks > 0) == (least > 0.5)
+
+
+def test_a_rectangle_of_some_images_is_erased():
+    images = photos(40, (20, 30, 3)).astype(np.float32) + 1
+    found = run(lambda: augmentation.random_erasing(tf.constant(images), GivenDraws(NUMBERS), 0.5))
+    for result, image, numbers in zip(found, images.copy(), NUMBERS, strict=True):
+        chosen = box(numbers, 20, 30, (0.02, 0.33), (1 / 3.3, 1 / 0.3), (19, 29))
+        if chosen and numbers[0] < 0.5:
+            tall, wide, top, left = chosen
+            image[top : top + tall, left : left + wide] = 0
+        np.testing.assert_array_equal(result, image)
+    assert 0.3 < np.mean(found.min(axis=(1, 2, 3)) == 0) < 0.7
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 3.0, 100.0])
+def test_shares_are_quantiles_of_the_beta_distribution(alpha):
+    lower = np.linspace(0, 0.5, 401).astype(np.float32)
+    found = run(lambda: augmentation.beta(tf.constant(lower), alpha))
+    shares = run(lambda: tf.math.betainc(np.float64(alpha), np.float64(alpha), found.astype(np.float64)))
+    np.testing.assert_allclose(shares, lower, atol=1e-5)
+    np.testing.assert_allclose(
+        run(lambda: augmentation.beta(tf.constant(1 - lower[1:]), alpha)), 1 - found[1:], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("alphas", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_neighbours_and_their_labels_are_mixed(alphas):
+    images, labels = photos(40, (12, 16, 3)).astype(np.float32), np.arange(40, dtype=np.int32) % 3
+    weights, logits = np.linspace(0.5, 2, 40).astype(np.float32), np.random.default_rng(2).normal(size=[40, 3])
+
+    def mixed():
+        given = tf.nest.map_structure(tf.constant, (images, Weighted(labels, weights)))
+        pixels, mixed_labels = augmentation.mixed(*given, GivenDraws(NUMBERS), alphas)
+        workload = Workload("mixed", None, lambda features, training: features)
+        return pixels, mixed_labels, towers.tower_loss(workload, tf.constant(logits), mixed_labels, tf.float64)[1]
+
+    pixels, _, loss = run(mixed)
+    soft = np.zeros([40, 3])
+    for i, (result, numbers) in enumerate(zip(pixels, np.repeat(NUMBERS[::2], 2, axis=0), strict=True)):
+        other, share, expected = i ^ 1, numbers[0], images[i].copy()  # Beta(1, 1) is uniform
+        if alphas[1] and not (alphas[0] and numbers[3] >= 0.5):
+            halves = [int(size * math.sqrt(1 - share)) // 2 for size in (12, 16)]
+            rows, columns = (
+                slice(max(int(size * number) - half, 0), int(size * number) + half)
+                for size, number, half in zip((12, 16), numbers[1:3], halves, strict=True)
+            )
+            expected[rows, columns] = images[other][rows, columns]
+            share = 1 - expected[rows, columns][..., 0].size / (12 * 16)
+        else:
+            expected = share * images[i] + (1 - share) * images[other]
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+        soft[i, labels[i]] += share * weights[i]
+        soft[i, labels[other]] += (1 - share) * weights[other]
+    logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(loss, -np.mean(np.sum(soft * logs, axis=1)), rtol=1e-6)
+
+
+EVERYTHING = augmentation.PlacedImageOptions(
+    color_jitter=0.4, randaugment=9, random_erasing=0.5, mixup_alpha=0.2, cutmix_alpha=1.0, random_resized_crop=0.3,
+    flip=True, vertical_flip=True,
+)  # fmt: skip
+
+
+def batches(first, num_towers, augments_there, steps):
+    """The images and labels of some steps of 12, over all towers, from a position on."""
+    examples = Examples.from_arrays("photos", photos(21, (28, 28, 1)), np.arange(21))
+    with tf.Graph().as_default(), v1.Session() as session:
+        seen = tf.Variable(first, dtype=tf.int64)
+        made = stream.training_stream(
+            fashion_mnist.workload(EVERYTHING), examples, 5, seen, trainings.on_host(12 // num_towers, num_towers),
+            transfer.Transfer(augments_there),
+        )  # fmt: skip
+        session.run(seen.initializer)
+        session.run(made.initializer)
+        found = []
+        for _ in range(steps):
+            found.append(tf.nest.map_structure(lambda *towers: np.concatenate(towers), *session.run(made.batches)))
+            session.run(seen.assign_add(12))
+    return found
+
+
+@pytest.mark.parametrize(("augments_there", "num_towers"), [(False, 3), (True, 2)])
+def test_pictures_are_the_same_to_the_bit_for_any_towers_and_from_anywhere(augments_there, num_towers):
+    expected = batches(0, 1, augments_there, 4)
+    assert not np.array_equal(expected[0][0], expected[1][0])
+    found = batches(24, num_towers, augments_there, 2)
+    for value, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected[2:]), strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+def test_an_odd_batch_cannot_be_mixed():
+    workload = fashion_mnist.workload(dataclasses.replace(EVERYTHING, cutmix_alpha=0.0))
+    examples = Examples.from_arrays("photos", photos(6, (28, 28, 1)), np.arange(6))
+    with pytest.raises(errors.ConfigError, match="in pairs, and 3 per tower is odd. Choose a --batch_size"):
+        trainings.train(workload, examples, steps=1, num_gpus=2, batch_size=3)
