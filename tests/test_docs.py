@@ -27,7 +27,7 @@ IN_DOCS = [name for name, path in PATHS.items() if path.parent != jobs.ROOT]
 WAYS = {"by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_data"}
 CONFIG = dict(num_gpus=2, batch_size=16, optimizer="adam", learning_rate=0.01, summary_every_steps=0)
 OTHERS = {  # of scripts and other programs
-    "cases", "check", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "no-kill",
+    "cases", "check", "count", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "no-kill",
     "pictures", "recipe", "seed", "steps", "workers",
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ USAGE = """
 Evaluates a run's newest checkpoint on every test example once: python -m tower_train.evaluate --train_dir=DIR [options]
 
 Prints the metrics with their 95 % intervals, and writes them to DIR/result.json and, for TensorBoard, to DIR/eval; a
-line on standard error says so if that fails. With more than 200 classes the most confused ones replace the confusion
+line on standard error says so if that fails. With more than 200 classes there is no confusion
 matrix.
 
 Exit status: 0 done, 2 an option or a file is wrong.
