@@ -168,8 +168,13 @@ class Config(DeviceOptions):
         0, "seed of initial weights, order, augmentations and dropout", ARITHMETIC, allowed="at least 0", resume="same"
     )
     optimizer: str = option(
-        "sgd", "sgd, momentum, adam, or muon (momentum made orthogonal for matrices and filters)", OPTIMIZER,
-        allowed=("sgd", "momentum", "adam", "muon"), resume="same",
+        "sgd", "sgd, momentum, adam, adamw (adam with --weight_decay), or muon (momentum made orthogonal for matrices "
+        "and filters)", OPTIMIZER, allowed=("sgd", "momentum", "adam", "adamw", "muon"), resume="same",
+    )  # fmt: skip
+    weight_decay: float | None = option(
+        None, "decoupled weight decay: each step first takes the learning rate times this from all weights but biases "
+        "and normalisations; 0: none (0.004 with --optimizer=adamw, else 0)", OPTIMIZER, allowed="at least 0",
+        resume="note",
     )  # fmt: skip
     momentum: float = option(
         0.9, "coefficient of --optimizer=momentum or muon", OPTIMIZER, allowed="at least 0 and below 1", resume="note",
@@ -322,6 +327,11 @@ class Config(DeviceOptions):
     def most_workers(self) -> int | None:
         """MAX of --elastic=MIN:MAX."""
         return rules.parse_elastic(self.elastic)[1] if self.elastic else None
+
+    @property
+    def decay(self) -> float:
+        """The decoupled weight decay; adamw's is that of Keras unless another is given."""
+        return (0.004 if self.optimizer == "adamw" else 0.0) if self.weight_decay is None else self.weight_decay
 
     @property
     def batches_per_step(self) -> int:

@@ -36,14 +36,24 @@ def data():
     return rng.normal(size=[NUM_EXAMPLES, FEATURES]), rng.integers(0, CLASSES, NUM_EXAMPLES)
 
 
-@pytest.mark.parametrize(("optimizer", "num_towers"), [("sgd", 1), ("momentum", 2), ("adam", 4), ("momentum", 8)])
-def test_training_is_the_arithmetic_of_numpy(open_training, optimizer, num_towers):
+@pytest.mark.parametrize(
+    ("optimizer", "num_towers", "decay"),
+    [
+        ("sgd", 1, 0.1),
+        ("momentum", 2, None),
+        ("adam", 4, None),
+        ("momentum", 8, 0.1),
+        ("adamw", 2, None),
+        ("adam", 1, 0.2),
+    ],
+)
+def test_training_is_the_arithmetic_of_numpy(open_training, optimizer, num_towers, decay):
     features, labels = data()
     with open_training(
         WORKLOAD, Examples.from_arrays("random", features, labels), dtype="float64", optimizer=optimizer,
         num_gpus=num_towers, batch_size=NUM_EXAMPLES // num_towers,
         learning_rate=LEARNING_RATE, learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,
-        moving_average_decay=AVERAGE_DECAY,
+        moving_average_decay=AVERAGE_DECAY, weight_decay=decay,
     ) as (built, session):  # fmt: skip
         variables = {variable.op.name: variable for variable in built.saved.variables}
         initial = session.run(variables)
@@ -53,7 +63,13 @@ def test_training_is_the_arithmetic_of_numpy(open_training, optimizer, num_tower
             states.append(session.run(variables))
 
     weights = {name: initial[name] for name in ("hidden/weights", "hidden/biases", "output/weights", "output/biases")}
-    update = {"sgd": sgd, "momentum": momentum, "adam": adam}[optimizer]
+    decoupled = decay or (0.004 if optimizer == "adamw" else 0)  # keras.optimizers.AdamW's
+
+    def update(weights, slots, gradients, rate):
+        for name in ("hidden/weights", "output/weights"):
+            weights[name] = weights[name] * (1 - rate * decoupled)
+        {"sgd": sgd, "momentum": momentum, "adam": adam, "adamw": adam}[optimizer](weights, slots, gradients, rate)
+
     losses, rates, expected = train(weights, features, labels, update)
     np.testing.assert_allclose([report.learning_rate for report in reports], rates, rtol=1e-15)
     np.testing.assert_allclose([report.loss for report in reports], losses, rtol=1e-9)

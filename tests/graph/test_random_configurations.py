@@ -15,7 +15,8 @@ from tower_train.workload import DataRequest
 GLOBAL_BATCH, STARTS = 12, 4  # of 96 examples: schedules bend on the way
 OPTIMIZERS = [
     dict(optimizer="sgd"), dict(optimizer="momentum", momentum=0.8), dict(optimizer="momentum", nesterov=True),
-    dict(optimizer="adam", learning_rate=0.01), dict(optimizer="muon"), dict(optimizer="muon", nesterov=True),
+    dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.3), dict(optimizer="muon"),
+    dict(optimizer="muon", nesterov=True),
 ]  # fmt: skip
 SCHEDULES = [
     {}, dict(num_epochs_per_decay=0.25, learning_rate_decay_factor=0.5), dict(lr_schedule="cosine"),

@@ -17,7 +17,7 @@ def make_optimizer(
     momentum = exact(momentum)
     if name == "sgd":
         return v1.train.GradientDescentOptimizer(learning_rate)
-    if name == "adam":
+    if name in ("adam", "adamw"):  # its decay is in update.py, as every optimizer's
         return v1.train.AdamOptimizer(learning_rate, exact(0.9), exact(0.999), exact(1e-8))
     if name == "muon" and muon_iterations:
         return Muon(learning_rate, momentum, nesterov, muon_iterations)

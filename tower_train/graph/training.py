@@ -153,12 +153,13 @@ def _updates(
 ) -> list[Callable[[], tf.Operation]]:
     """Returns over replicas a function that builds the update; the optimizers' variables are there already."""
 
-    def optimizer(group: ParamGroup, grads: GradientsAndVariables) -> v1.train.Optimizer:
+    def optimizer(group: ParamGroup, grads: GradientsAndVariables) -> tuple[v1.train.Optimizer, tf.Tensor | None]:
         is_double = any(variable.dtype.base_dtype.real_dtype == tf.float64 for _, variable in grads)
         exact = tf.cast(group_rate(rate, context.epochs_seen, group), tf.float64 if is_double else tf.float32)
         iterations = config.muon_iterations if group.muon else 0
         momentum = config.momentum if group.momentum is None else group.momentum
-        return make_optimizer(config.optimizer, exact, momentum, config.nesterov, iterations)
+        made = make_optimizer(config.optimizer, exact, momentum, config.nesterov, iterations)
+        return made, exact * config.decay if config.decay else None
 
     return [
         prepare_update(replica, optimizer, context.param_groups, config.moving_average_decay, counters.global_step)

@@ -1,5 +1,6 @@
-"""The update of a copy of the variables: optimizer, then moving averages; and the counters."""
+"""The update of a copy of the variables: weight decay, optimizer, then moving averages; and the counters."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from tower_train.graph.replica import Replica
 v1 = tf.compat.v1
 
 AVERAGE = "ExponentialMovingAverage"  # the end of its name in a checkpoint
+_NOT_DECAYED = re.compile(r"(bias|biases|beta|gamma|offset|scale)(_\d+)?")  # of any rank, such as attention's biases
 
 
 class Counters:
@@ -43,7 +45,7 @@ class Counters:
 
 def prepare_update(
     replica: Replica,
-    make_optimizer: Callable[[ParamGroup, GradientsAndVariables], v1.train.Optimizer],
+    make_optimizer: Callable[[ParamGroup, GradientsAndVariables], tuple[v1.train.Optimizer, tf.Tensor | None]],
     param_groups: Mapping[str, ParamGroup],
     average_decay: float,
     global_step: tf.Variable,
@@ -52,13 +54,14 @@ def prepare_update(
 
     Args:
       replica: with its mean gradients.
-      make_optimizer: makes the optimizer of a group and its gradients.
+      make_optimizer: makes the optimizer of a group and its gradients, and the share by which a step decays weights.
       param_groups: {name of a variable in a block of layers.param_group: its group}.
       average_decay: of the moving averages of weights and averaged statistics; 0 for none.
       global_step: int64 variable, steps done before this one.
 
     Returns:
-      A function that builds the update, in this order: the weights, the moving statistics, the averages of both.
+      A function that builds the update, in this order: the weights' decay (Loshchilov and Hutter 2019, "Decoupled
+        weight decay regularization", algorithm 2), the weights, the moving statistics, the averages of both.
     """
     groups = {ParamGroup(): []}  # first, so that its optimizer's variables are named as without such blocks
     for gradient, variable in replica.mean_grads:
@@ -66,19 +69,32 @@ def prepare_update(
         groups.setdefault(group, []).append((gradient, variable))
     averaged = [*replica.variables.trained(), *(each.moving for each in replica.moving if each.is_averaged)]
     with replica.variables.more_states():
-        optimizers = [(make_optimizer(group, grads), grads) for group, grads in groups.items() if grads]
-        for optimizer, grads in optimizers:
+        optimizers = [(*make_optimizer(group, grads), grads) for group, grads in groups.items() if grads]
+        for optimizer, _, grads in optimizers:
             optimizer._create_slots([variable for _, variable in grads])  # else within the conditional
         averages = [_create_average(variable) for variable in averaged] if average_decay else []
 
     def update() -> tf.Operation:
         with tf.device(replica.variables.device):
-            with tf.control_dependencies([optimizer.apply_gradients(grads) for optimizer, grads in optimizers]):
+            decayed = [
+                variable.assign_sub(tf.cast(decay, variable.dtype) * variable, read_value=False)
+                for _, decay, grads in optimizers
+                for _, variable in (grads if decay is not None else ())
+                if is_decayed(variable)
+            ]
+            with tf.control_dependencies(decayed):
+                applied = [optimizer.apply_gradients(grads) for optimizer, _, grads in optimizers]
+            with tf.control_dependencies(applied):
                 moved = tf.group(*[_move(statistic) for statistic in replica.moving])
             with tf.control_dependencies([moved]):
                 return _follow(averages, averaged, average_decay, global_step)
 
     return update
+
+
+def is_decayed(variable: tf.Variable) -> bool:
+    """Returns whether --weight_decay is for a variable: no bias, nor scale or offset of a normalisation."""
+    return variable.shape.rank > 1 and not _NOT_DECAYED.fullmatch(variable.op.name.rpartition("/")[2])
 
 
 def _move(statistic: Statistic) -> tf.Tensor:
