@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 import jobs
 import pytest
@@ -59,6 +60,19 @@ def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():
         assert received.stopping is signal.SIGTERM
         raise ZeroDivisionError
     assert [signal.getsignal(number) for number in signals.STOPPING] == before
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_hold_the_end_up():
+    """As a pool of a user's, which has all open files."""
+    with signals.Received().noted():
+        child = os.fork()
+        if not child:
+            time.sleep(20)
+            os._exit(0)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 STUCK = """

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: of a terminal that closes
+_END = b"\0"  # no signal has this number
 
 
 class Received:
@@ -41,8 +42,9 @@ class Received:
             signal.set_wakeup_fd(fd_before)
             for number, handler in before.items():
                 signal.signal(number, handler)
-            os.close(writing)
+            os.write(writing, _END)  # closing it is not enough: processes that were forked meanwhile have it too
             watcher.join()
+            os.close(writing)
             os.close(reading)
 
     def _note(self, number: int, _frame) -> None:
@@ -51,7 +53,7 @@ class Received:
 
 def _leave_at_second_interrupt(reading: int) -> None:
     interrupts = 0
-    while numbers := os.read(reading, 64):
+    while _END not in (numbers := os.read(reading, 64)):
         interrupts += numbers.count(signal.SIGINT)
         if interrupts > 1:
             os.write(2, b"\ntower_train: left at once; what was trained since the last save will be trained again\n")
