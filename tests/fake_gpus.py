@@ -1,11 +1,27 @@
-"""GPUs that hold memory but cannot compute: builds tests/gpus/fake_gpu.cc, a plugin of TensorFlow."""
+"""GPUs that hold memory but cannot compute, and what becomes of graphs on them: python -m fake_gpus PLUGIN CASES.
 
+PLUGIN is gpus/fake_gpu.cc, built, or empty: then graphs are built for GPUs that are not there, and nothing is placed.
+CASES is a list in JSON; gpu_graphs.graph_of says what a case is. Prints a list in JSON, what `audit` finds of each. The
+environment is to have FAKE_GPUS, TF_CPP_VMODULE=placer=3 and TF_DUMP_GRAPH_PREFIX before TensorFlow is imported.
+"""
+
+import collections
+import functools
+import gc
+import json
+import os
 import pathlib
+import re
 import shutil
 import subprocess
+import sys
+from typing import NamedTuple
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.framework import function_def_to_graph, kernels, load_library
 
+COLLECTIVES = ("CollectiveReduce", "CollectiveReduceV2", "CollectiveReduceV3")
 COMPILER = shutil.which("g++")
 WITHOUT = (
     "no g++, which only this test needs: it builds GPUs that cannot compute (Debian, Ubuntu: apt-get install g++). "
@@ -22,3 +38,230 @@ def build(folder):
     options = ["-std=c++17", "-shared", "-fPIC", "-O1", f"-I{tf.sysconfig.get_include()}"]
     subprocess.run([COMPILER, *options, source, "-o", plugin], check=True)
     return plugin
+
+
+# Kernels for GPUs, by the registry of TensorFlow's wheel, which holds CUDA's too, also where there is no GPU.
+
+# Soft placement puts these on the CPU: {(op, dtype): why}.
+EXCEPTIONS = {("SparseSoftmaxCrossEntropyWithLogits", "float64"): "no network is trained in float64 for its speed"}
+
+
+@functools.cache
+def registered(op):
+    return [kernel for kernel in kernels.get_registered_kernels_for_op(op).kernel
+            if kernel.device_type in ("GPU", "DEFAULT")]  # fmt: skip
+
+
+def kernel_of(node):
+    """The first of a node's kernels for GPUs; None if there is none."""
+    fitting = (k for k in registered(node.op) if all(allows(constraint, node) for constraint in k.constraint))
+    return next(fitting, None)
+
+
+def allows(constraint, node):
+    value = node.attr[constraint.name]
+    found = {value.type} if value.WhichOneof("value") == "type" else set(value.list.type)
+    return found <= set(constraint.allowed_values.list.type)
+
+
+def nodes_on_gpus(definition):
+    """The operations of a GraphDef that it puts on GPUs, those within functions included."""
+    functions = {function.signature.name for function in definition.library.function}
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return [node for node in nodes if "GPU" in node.device and node.op not in functions]
+
+
+def lacking(nodes):
+    """{(op, dtype)} of those that have no kernel on a GPU; the dtype of operations without one is empty."""
+    without = (node for node in nodes if kernel_of(node) is None)
+    return {(node.op, tf.as_dtype(node.attr["T"].type).name if "T" in node.attr else "") for node in without}
+
+
+# Graphs, as they are placed.
+
+
+def main(plugin, cases):
+    if plugin:
+        load_library.load_pluggable_device_library(plugin)
+    gc.disable()  # a graph has hundreds of thousands of objects, and stays
+    dumps = pathlib.Path(os.environ["TF_DUMP_GRAPH_PREFIX"]) if plugin else None
+    print(json.dumps([audit(case, dumps) for case in json.loads(cases)]))
+    sys.stdout.flush()
+    os._exit(0)  # some destructors of a session would compute on a GPU
+
+
+def audit(case, dumps):
+    """Says what becomes of a case's graph on GPUs.
+
+    Args:
+      case: see gpu_graphs.graph_of.
+      dumps: the folder that TensorFlow's placer writes to; None where there are no GPUs to place on.
+
+    Returns:
+      on_gpus: the number of nodes that are put on a GPU, those of function bodies among them.
+      lacking: [(op, dtype)] of these without a kernel there, by TensorFlow's registry.
+      launches: the number of NCCL's messages of a device; of them, unordered: those that do not wait for the one
+        before.
+      refused: why there are no executors without soft placement; None if there are.
+      moved: the ops that soft placement puts elsewhere than asked, where that was refused.
+      crossing: {'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step of the trainer that is finite.
+      towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
+    """
+    import gpu_graphs
+
+    step = gpu_graphs.graph_of(case, has_gpus=dumps is not None)
+    nodes, launches = nodes_on_gpus(step.graph.as_graph_def()), nccl_launches(step.graph)
+    found = {
+        "on_gpus": len(nodes),
+        "lacking": sorted(lacking(nodes)),
+        "launches": min(map(len, launches), default=0),
+        "unordered": count_unordered(launches),
+        "towers": step.towers,
+        "session": str(step.config.gpu_options),
+        "context": str(tf.__internal__.eager_context.get_config().gpu_options),
+        "refused": None,
+        "moved": [],
+        "crossing": None,
+    }
+    if dumps:
+        found["refused"], placed = make_executors(step, dumps, softly=False)
+        if found["refused"]:
+            _, placed = make_executors(step, dumps, softly=True)
+            found["moved"] = moved(step.graph, placed)
+        if "front" not in case:
+            found["crossing"] = crossings(step.graph, placed, step.fetches)
+    return found
+
+
+def nccl_launches(graph):
+    """NCCL's launches on each device in a step, in the order in which they were built."""
+    launches = collections.defaultdict(list)
+    for op in graph.get_operations():
+        if op.type in COLLECTIVES and op.get_attr("communication_hint") == b"nccl":
+            launches[op.device].append(op)
+    return list(launches.values())
+
+
+def count_unordered(launches):
+    """The number of launches that do not wait for the one before them on their device."""
+    pairs = [pair for ops in launches for pair in zip(ops, ops[1:], strict=False)]
+    return sum(earlier not in ancestors(later) for earlier, later in pairs)
+
+
+def ancestors(op):
+    """All operations that one waits for."""
+    found, left = set(), [op]
+    while left:
+        op = left.pop()
+        before = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - found
+        left += before
+        found |= before
+    return found
+
+
+def make_executors(step, dumps, softly):
+    """Lets TensorFlow place a graph, cut it into parts and make their kernels: of a step, and of the stream's start.
+
+    Returns:
+      Why it could not, or None; what the placer wrote, or None.
+    """
+    for earlier in dumps.iterdir():
+        earlier.unlink()
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(step.config)
+    config.allow_soft_placement = softly
+    session = tf.compat.v1.Session(config=config, graph=step.graph)
+    tensors = [name for name in step.fetches if ":" in name]
+    others = [name for name in step.fetches if ":" not in name]
+    try:
+        session._make_callable_from_options(config_pb2.CallableOptions(fetch=tensors, target=others, feed=step.feeds))
+        placed = next(dumps.glob("placer_output*"))
+        if step.start:
+            session._make_callable_from_options(config_pb2.CallableOptions(target=[step.start]))
+        return None, placed
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
+        return error.message, None
+
+
+def moved(graph, placed):
+    """The ops that were put elsewhere than asked for."""
+    nodes = read_placed(placed)
+    return sorted(
+        {op.type for op in graph.get_operations() if "GPU" in op.device and "GPU" not in nodes[op.name].device}
+    )
+
+
+class Placed(NamedTuple):
+    """A node as the placer wrote it."""
+
+    op: str
+    device: str
+    inputs: list[str]  # 'node', 'node:1' or '^node'
+
+
+def read_placed(path):
+    """{name: Placed}; the text of the whole graph takes TensorFlow's own reader seconds."""
+    nodes = {}
+    for block in re.split(r"^node \{$", path.read_text(), flags=re.MULTILINE)[1:]:
+        fields = collections.defaultdict(list)
+        for key, value in re.findall(r'^  (name|op|device|input): "(.*)"$', block, re.MULTILINE):
+            fields[key].append(value)
+        nodes[fields["name"][0]] = Placed(fields["op"][0], fields["device"][0], fields["input"])
+    return nodes
+
+
+def crossings(graph, placed, fetches):
+    """{'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step that is finite."""
+    nodes = read_placed(placed)
+    needed, waiting = set(), [name.partition(":")[0] for name in fetches]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += [source.lstrip("^").partition(":")[0] for source in nodes[name].inputs]
+    found, counted = collections.Counter(), set()
+    for name in needed:
+        node = nodes[name]
+        for source in node.inputs:
+            before, _, index = source.partition(":")
+            # The branch of `train` that is not taken in such a step hands nothing on.
+            if source[0] == "^" or nodes[before].op == "Switch" and not index or name.startswith("train/else/"):
+                continue
+            places = nodes[before].device, node.device
+            if len(set(places)) == 2 and (source, node.device) not in counted:
+                counted.add((source, node.device))
+                kinds = [place.rpartition("device:")[2].partition(":")[0] for place in places]
+                found[" to ".join(kinds)] += num_bytes(graph, nodes, before, int(index or 0))
+    return found
+
+
+def num_bytes(graph, nodes, name, index):
+    """The bytes of a tensor, also of one that TensorFlow's control flow hands on."""
+    name, index = handed_on(nodes, name, index)
+    if nodes[name].op == "ReadVariableOp":
+        variable = graph.get_operation_by_name(handed_on(nodes, nodes[name].inputs[0])[0])
+        return tf.TensorShape(variable.get_attr("shape")).num_elements() * variable.get_attr("dtype").size
+    while branch := re.fullmatch(r"(.*?)/(then|else)/_\d+/(.*)", name):
+        graph, name = branch_of(graph, branch[1], f"{branch[2]}_branch"), branch[3]
+    tensor = graph.get_tensor_by_name(f"{name}:{index}")
+    return tensor.shape.num_elements() * tensor.dtype.size
+
+
+def handed_on(nodes, name, index=0):
+    """The tensor that control flow hands on under another name: (operation, output)."""
+    name, _, number = name.partition(":")
+    index = int(number or index)
+    if nodes[name].op in ("Switch", "Merge", "Identity", "Enter", "Exit"):
+        return handed_on(nodes, nodes[name].inputs[0])
+    return name, index
+
+
+@functools.cache
+def branch_of(graph, conditional, which):
+    function = graph.get_operation_by_name(conditional).get_attr(which).name
+    [definition] = [each for each in graph.as_graph_def().library.function if each.signature.name == function]
+    return function_def_to_graph.function_def_to_graph(definition)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

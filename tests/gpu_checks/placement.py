@@ -44,19 +44,21 @@ def cases() -> dict[str, dict]:
 
 
 def _check_cases(findings, settings, dumps, chosen):
-    import on_fake_gpus
-    from kernel_registry import EXCEPTIONS
+    import fake_gpus
 
     waiting = list(cases().items())
     total = len(waiting)
     while waiting and settings.left() > _ENOUGH_SECS:
         name, case = waiting.pop(0)
         with findings.attempt(f"placement of {name}"):
-            about = on_fake_gpus.audit(case if "front" in case else case | {"gpus": chosen}, dumps)
+            about = fake_gpus.audit(case if "front" in case else case | {"gpus": chosen}, dumps)
             crossing = {f"{way}, bytes a step": count for way, count in sorted((about["crossing"] or {}).items())}
             lacking = set(map(tuple, about["lacking"]))
-            allowed = lacking <= EXCEPTIONS.keys() and (lacking or not about["refused"]) and not about["unordered"]
+            allowed = (
+                lacking <= fake_gpus.EXCEPTIONS.keys() and (lacking or not about["refused"]) and not about["unordered"]
+            )
             findings.check(allowed and about["session"] == about["context"], f"{name}: a kernel for each operation",
                            on_the_cpu=about["moved"], **crossing)  # fmt: skip
+    findings.measured("cases that were placed", count=total - len(waiting), of=total)
     if waiting:
         findings.unchecked(f"{len(waiting)} of {total} cases", "no time was left")

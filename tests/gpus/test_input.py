@@ -1,6 +1,6 @@
 """Examples stay on a GPU once they have come there, by the registry of TensorFlow's kernels."""
 
-import kernel_registry
+import fake_gpus
 import pytest
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ def test_examples_stay_on_a_gpu_once_they_are_there(model, cifar10_dir):
     looked_at = 0
     for op in graph.get_operations():
         if "GPU" in op.device:
-            kernel = kernel_registry.kernel_of(op.node_def)
+            kernel = fake_gpus.kernel_of(op.node_def)
             for arguments, tensors in ((op.op_def.input_arg, op.inputs), (op.op_def.output_arg, op.outputs)):
                 for argument, tensor in zip(arguments, tensors, strict=False):
                     looked_at += tensor.shape.num_elements() is not None
