@@ -46,8 +46,8 @@ SECTIONS = (
     Section("means", "gpu_checks.towers:known_means", "each all-reduce on numbers whose means are known", 15),
     Section("variables", "gpu_checks.modes:variables_and_reduces", "places of the variables and all-reduces", 50),
     Section("dtypes", "gpu_checks.modes:dtypes", "speed of each dtype", 50),
-    Section("repeats", "gpu_checks.repeats:check", "two runs with the same seed", 50),
     Section("memory", "gpu_checks.memory:check", "memory of GPUs, an evaluation beside a training", 40),
+    Section("runs", "gpu_checks.runs:check", "workers, resumes, places, GPU against CPU, in float64", 90),
     Section("fronts", "gpu_checks.fronts:check", "multi_gpu_model and Estimators", 35),
     Section("benchmark", "gpu_checks.benchmark:check", "beside Keras, the port and the ceiling of a card", 80),
     Section("placement", "gpu_checks.placement:check", "kernels and traffic of each kind of training", 60),
@@ -84,8 +84,10 @@ def start(function: str, settings: str, log: pathlib.Path) -> subprocess.Popen:
         )  # fmt: skip
 
 
-def run_section(section: Section, limit: float, quick: bool, shared: pathlib.Path, log: pathlib.Path) -> Outcome:
-    """Runs a section for so many seconds at most."""
+def run_section(
+    section: Section, limit: float, quick: bool, shared: pathlib.Path, log: pathlib.Path, compiles: bool
+) -> Outcome:
+    """Runs a section for so many seconds at most; `compiles`: on GPUs whose kernels TensorFlow first compiles."""
     scratch = shared / section.name
     scratch.mkdir()
     written, plugin = scratch / "findings.jsonl", shared / "fake_gpu.so"
@@ -104,7 +106,10 @@ def run_section(section: Section, limit: float, quick: bool, shared: pathlib.Pat
         process.kill()
         process.wait()
     found = results.read(str(written))
-    if status is None:
+    if status is None and compiles:
+        why = f"its {limit:.0f} s went into compiling kernels: start again, which finds them, or give --minutes=40"
+        found.append({"verdict": results.UNCHECKED, "what": section.about, "numbers": {"why": why}})
+    elif status is None:
         found.append(_failure(f"it was ended after {limit:.0f} s, its time limit; log.txt has its stacks"))
     elif status != 0:
         found.append(_failure(f"its process left with status {status}; log.txt has its last words"))
@@ -141,14 +146,20 @@ def run(asked, out: pathlib.Path) -> list[Outcome]:
                 outcomes.append(Outcome(section, [finding], 0.0, 0.0))
             else:
                 limit = min(left, max(_LEAST_SECS, _SLACK * share * left))
-                outcomes.append(run_section(section, limit, asked.quick, shared, log))
+                outcomes.append(run_section(section, limit, asked.quick, shared, log, compile_first(outcomes)))
             last = outcomes[-1]
             for finding in last.findings:
                 if finding["verdict"] == results.FAILED:
                     print(f"    {results.shown(finding)}")
-            print(f"    {last.verdict}, {len(last.findings)} findings, {last.seconds:.0f} s", flush=True)
+            counts = [f"{count} {verdict}" for verdict in results.VERDICTS if (count := last.count(verdict))]
+            print(f"    {last.verdict} ({', '.join(counts)}), {last.seconds:.0f} s", flush=True)
             write(out, outcomes, asked)
     return outcomes
+
+
+def compile_first(outcomes: list[Outcome]) -> bool:
+    """Returns whether a section has found a GPU that TensorFlow has no binaries for."""
+    return any(each["numbers"].get("kernels") == results.COMPILED for one in outcomes for each in one.findings)
 
 
 def write(out: pathlib.Path, outcomes: list[Outcome], asked) -> None:

@@ -7,6 +7,7 @@ import time
 import traceback
 
 OK, FAILED, MEASURED, UNCHECKED = "ok", "FAILED", "measured", "not checked"
+COMPILED = "compiled when first used"  # the kernels of a GPU
 VERDICTS = (FAILED, UNCHECKED, OK, MEASURED)  # the worst first
 
 

@@ -8,6 +8,8 @@ import time
 
 import numpy as np
 
+from gpu_checks.findings import COMPILED
+
 _SMI_COLUMNS = ("index", "name", "memory.total", "memory.used", "driver_version", "compute_cap")
 _PRODUCT_TOLERANCE = 1e-2  # of products whose factors may have 10 bits
 
@@ -24,14 +26,19 @@ def check(findings, settings):
     build = tf.sysconfig.get_build_info()
     names = ("cuda_version", "cudnn_version", "cuda_compute_capabilities")
     findings.measured("TensorFlow was built with", **{name: build[name] for name in names if name in build})
-    driver = pathlib.Path(host.NVIDIA_DRIVER)
-    if driver.exists():
-        findings.measured("NVIDIA driver", version=driver.read_text().splitlines()[0])
+    driver = host.nvidia_driver()
+    if driver == host.NVIDIA_DRIVER:
+        findings.measured("NVIDIA driver", version=pathlib.Path(driver).read_text().splitlines()[0])
+    elif driver:
+        findings.measured("NVIDIA driver", found_by=driver)
     for line in nvidia_smi(_SMI_COLUMNS) or []:
         findings.measured("nvidia-smi", **dict(zip(_SMI_COLUMNS, line, strict=False)))
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
-        if driver.exists() or nvidia_smi(("index",)):
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if hidden is not None and (not hidden or hidden.startswith("-1")):
+            findings.unchecked("GPUs", f"CUDA_VISIBLE_DEVICES={hidden!r} hides them")
+        elif driver:
             findings.check(
                 False, "TensorFlow sees a GPU on this machine with an NVIDIA driver; its remarks say why not"
             )
@@ -57,11 +64,13 @@ def _time_starts(findings, settings):
 
 
 def nvidia_smi(columns) -> list[list[str]] | None:
-    """Asks nvidia-smi about each GPU that this process may use: rows; None without an answer."""
+    """Asks nvidia-smi about each GPU that this process may use: rows; None without an answer, as for parts of a card
+    (MIG), of which nvidia-smi tells what the whole card has."""
     program = shutil.which("nvidia-smi", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/nvidia/bin")
     if not program:
         return None
-    words = [program, f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
+    asked = ",".join(("uuid", "mig.mode.current", *columns))
+    words = [program, f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20)
     except subprocess.TimeoutExpired:
@@ -69,8 +78,22 @@ def nvidia_smi(columns) -> list[list[str]] | None:
     if done.returncode:
         return None
     lines = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return [lines[int(i)] for i in seen] if all(i.isdigit() and int(i) < len(lines) for i in seen) else lines
+    found, seen = [], os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(line[0] for line in lines))
+    for name in filter(None, map(str.strip, seen.split(","))):
+        by_name = name.startswith("GPU-")
+        rows = [line for i, line in enumerate(lines) if (line[0].startswith(name) if by_name else name == str(i))]
+        if name.startswith("MIG") or len(rows) == 1 and rows[0][1] == "Enabled":
+            return None
+        if len(rows) != 1:  # CUDA ignores this one and all after it
+            break
+        found.append(rows[0][2:])
+    return found
+
+
+def megabytes(column: str) -> list[int] | None:
+    """Each GPU's memory.total or memory.used; None if unknown, also of one that answers [N/A]."""
+    rows = nvidia_smi((column,))
+    return [int(cell) for cell, *_ in rows] if rows and all(cell.isdigit() for cell, *_ in rows) else None
 
 
 def _check_gpu(tf, findings, gpu):
@@ -82,7 +105,7 @@ def _check_gpu(tf, findings, gpu):
     place = gpu.name.removeprefix("/physical_device:")
     findings.measured(
         f"{place}: {details.get('device_name')}", compute_capability=str(capability),
-        kernels="compiled when first used" if devices.compile_notes([devices.gpu_of(gpu)]) else "binaries",
+        kernels=COMPILED if devices.compile_notes([devices.gpu_of(gpu)]) else "binaries",
     )  # fmt: skip
     a, b = np.random.default_rng(0).normal(size=[2, 256, 256]).astype(np.float32)
     images, kernels = a.reshape([4, 32, 32, 16]), b[:144].reshape([3, 3, 16, 256])

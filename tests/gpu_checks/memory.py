@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from gpu_checks.machine import nvidia_smi
+from gpu_checks.machine import megabytes
 
 _ENDLESS = 10**9  # steps
 _UNTOUCHED_MEGABYTES = 32  # of noise
@@ -24,7 +24,7 @@ def check(findings, settings):
     count = len(trials.gpus())
     if not count:
         findings.unchecked("memory of GPUs", "there is none; a training with an evaluation beside it on the CPU")
-    elif not _used_megabytes():
+    elif not megabytes("memory.used"):
         findings.unchecked("memory of GPUs", "nvidia-smi says nothing")
     with findings.attempt("one tower, and an evaluation beside it"):
         _train_beside(findings, settings, trials, {"num_gpus": 1}, used={0}, evaluates=True)
@@ -38,32 +38,25 @@ def check(findings, settings):
 def _train_beside(findings, settings, trials, towers, used, evaluates):
     """Trains until all has been looked at."""
     asked = ", ".join(f"--{name}={value}" for name, value in towers.items())
-    name, before = f"training with {asked}", _used_megabytes()
+    name, before = f"training with {asked}", megabytes("memory.used")
     folder = f"memory-{'-'.join(towers)}"
     words = trials.training_words(settings, folder, max_steps=_ENDLESS, batch_size=128, save_every_steps=100, **towers)
     with _running("tower_train", *words) as trainer:
         _wait_for(pathlib.Path(settings.scratch, folder, "checkpoint"), trainer, min(_START_SECS, settings.left()))
-        _compare(findings, name, before, _used_megabytes(), used)
+        _compare(findings, name, before, megabytes("memory.used"), used)
         if evaluates:
             run = f"--train_dir={settings.scratch}/{folder}"
             done = trials.command("tower_train.evaluate", run, seconds=settings.left())
             findings.check("precision @ 1" in done.stdout, "an evaluation on the same device while it trains",
-                           megabytes=_used_megabytes() or "not known")  # fmt: skip
+                           megabytes=megabytes("memory.used") or "not known")  # fmt: skip
         trainer.send_signal(signal.SIGTERM)
         status = trainer.wait(max(5.0, settings.left()))
         findings.check(status == 128 + signal.SIGTERM, f"{name} ends when it is told to", status=status)
 
 
-def _used_megabytes() -> list[int] | None:
-    """Of each GPU, as nvidia-smi says."""
-    found = nvidia_smi(("memory.used",)) or []
-    return [int(used) for used, *_ in found] if all(used.isdigit() for used, *_ in found) else None
-
-
 def _compare(findings, name, before, after, used):
-    if not before or not after:
+    if not before or not after or not (total := megabytes("memory.total")):
         return
-    total = [int(total) for total, *_ in nvidia_smi(("memory.total",))]
     grown = [now - then for then, now in zip(before, after, strict=True)]
     others = [grown[i] for i in range(len(grown)) if i not in used]
     findings.check(all(0 < grown[i] < _MOST * total[i] for i in used), f"{name}: takes what it needs of its GPUs",

@@ -22,6 +22,7 @@ from tower_train.workload import DataRequest, Workload
 TOLERANCE = 1e-9  # of float64, as everywhere
 WARM_UP_STEPS = 10
 _SHARE_FOR_PARTS = 0.7
+_LEAST_MEGABYTES = 4500  # of a card that does not tell, as of the smallest part of an A100
 _SECS_TO_TELL = 5  # before a section's own end
 
 
@@ -50,8 +51,8 @@ def power_of_two(count: int) -> int:
 
 def split_first_gpu(parts: int, megabytes: int) -> None:
     """Lets the first GPU carry several towers, each with so much memory or what is there, and hides the others."""
-    if totals := machine.nvidia_smi(("memory.total",)):
-        megabytes = min(megabytes, int(_SHARE_FOR_PARTS * float(totals[0][0]) / parts))  # libraries need some too
+    [total, *_] = machine.megabytes("memory.total") or [_LEAST_MEGABYTES]
+    megabytes = min(megabytes, int(_SHARE_FOR_PARTS * total / parts))  # libraries need some too
     tf.config.set_visible_devices(gpus()[:1], "GPU")
     tf.config.set_logical_device_configuration(
         gpus()[0], [tf.config.LogicalDeviceConfiguration(memory_limit=megabytes)] * parts
