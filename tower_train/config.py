@@ -106,7 +106,7 @@ class Config(DeviceOptions):
 
     worker_hosts: str | None = option(
         None, "host:port of each worker process, the chief first, e.g. a:2222,b:2222 (from TF_CONFIG or Slurm; else "
-        "this process alone)", MACHINES,
+        "this process alone). Whoever reaches these ports can act as you: docs/scaling.md", MACHINES,
     )  # fmt: skip
     task_index: int | None = option(
         None, "index of this process in --worker_hosts, from 0", MACHINES, allowed="at least 0"
