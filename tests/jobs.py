@@ -72,11 +72,11 @@ def printed_command(line, cwd):
 class Program:
     """`python -m module words...` or `python -c source words...`, which ends with this context at the latest."""
 
-    def __init__(self, module, *words, **variables):
-        """Starts it with further variables in its environment."""
-        self._output = tempfile.NamedTemporaryFile("r")
+    def __init__(self, module, *words, cwd=None, **variables):
+        """Starts it in a directory, with further variables in its environment."""
+        self._output = tempfile.NamedTemporaryFile("r", errors="replace")
         name = self._output.name
-        self.process = forked.Process(module, words, environment(TESTS) | variables, stdout=name, stderr=name)
+        self.process = forked.Process(module, words, environment(TESTS) | variables, name, name, cwd)
 
     def __enter__(self):
         return self

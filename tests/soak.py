@@ -1,23 +1,20 @@
-"""Disturbs runs at random; each must end as the run that nobody touched.
-
-scripts/soak [--minutes M] [--seed S] kills one process, damages its checkpoints and fills its disk. With --workers N
-it kills, stops and continues the workers of a cluster, among strangers and garbage on its board; with --elastic MIN:MAX
-beside it workers return later. Each process has a clock of its own, which is set back and forth. It prints a line for
-each run, then one of figures, and leaves with 0 if nothing was lost, repeated or different. The seed fixes what
-happens, not at which instruction a signal arrives.
-
-scripts/soak --steps N does N steps undisturbed instead, and leaves with 0 if neither memory nor open files grew.
-"""
+"""Disturbs runs and starts at random: each run must end as one that nobody touched, each start say what is wrong."""
 
 import argparse
 import collections
 import contextlib
 import dataclasses
+import gc
 import os
 import pathlib
 import random
+import re
+import resource
 import shutil
 import signal
+import socket
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,430 +23,480 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import clusters  # noqa: E402
-import elastic_log  # noqa: E402
-import endurance  # noqa: E402
 import forked  # noqa: E402
 import jobs  # noqa: E402
 import numpy as np  # noqa: E402
 import small_disk  # noqa: E402
 import soak_workload  # noqa: E402
+import strange  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-# {what: how often, in proportion: in a run of one process, of a cluster, of an elastic one}
-DISTURBANCES = {
-    "kill": (8, 10, 10),
-    "kill several": (0, 2, 2),
-    "kill chief": (0, 0, 1),  # of an elastic cluster the others are killed much more often
-    "stop": (0, 10, 3),
-    "stop several": (0, 1, 0),
-    "stop and kill": (0, 4, 0),
-    "SIGTERM": (1, 2, 4),
-    "SIGINT": (1, 0, 0),
-    "stray": (0, 4, 4),
-    "garbage": (0, 4, 4),
-    "damage": (3, 0, 0),
-    "full disk": (1, 0, 0),
-}
-DAMAGES = "flipped bit", "truncated", "emptied", "missing data", "list", "leftovers"  # of a checkpoint, of the run
-MOST_AT_ONCE = 3  # without a step between them
-TIMEOUT_SECS = 4  # of workers
-PATIENCE_SECS = 600  # for a step, once nothing more happens; a busy machine may take minutes to import TensorFlow
-LATEST_SECS = 40  # after which a worker of an elastic cluster returns
-MOST_SECS_AHEAD = 7200
-DISK_MEGABYTES = 64
-_SAVING = dict(log_every_steps=1, save_every_steps=10, keep_checkpoints=4)
-_WORKERS = dict(worker_timeout_secs=TIMEOUT_SECS, stall_timeout_secs=60)
+TIMEOUT_SECS = 5  # of workers; a busy machine may take seconds for a heartbeat
+PATIENCE_SECS = 180  # for a step, once nothing more happens; a busy machine may take a minute to start workers
+TRIALS_OF_A_RUN = 12
+OPTIONS = dict(
+    workload="soak_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
+    moving_average_decay=0.9, batch_size=3, log_every_steps=1, save_every_steps=10, keep_checkpoints=4,
+    eval_every_steps=40, summary_every_steps=10, check_data=False, check_towers="never",
+)  # fmt: skip
+WORKERS = dict(num_gpus=1, worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=60, stall_timeout_secs=60)
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Runs of one kind: their column of DISTURBANCES, steps, options and pauses of a batch and before a disturbance.
+    """Runs of one kind.
 
     Attributes:
-      logs: whether the log says what was trained on.
-      is_exact: whether the run must be the undisturbed one to the bit, or to 1e-9.
+      workers: that are started.
+      batches: of a step.
+      options: beside OPTIONS.
+      status: with which workers leave when one is missing; None if they start themselves again.
     """
 
-    column: int
-    steps: int
-    batch_secs: tuple[float, ...]
-    pause_secs: tuple[float, ...]
+    workers: int
+    batches: int
     options: dict
-    logs: bool = True
-    is_exact: bool = True
+    status: int | None = None
 
 
-ALONE = Kind(
-    0, 300, (0.01,), (0, 0.1, 1),
-    jobs.TOY | _SAVING | dict(workload="soak_workload", summary_every_steps=10, eval_every_steps=70),
-)  # fmt: skip
-CLUSTER = Kind(
-    1, 300, (0.05,), (0, 0.5, 2, 8),
-    jobs.TOY | _SAVING | _WORKERS | dict(
-        workload="soak_workload:LATE", num_gpus=1, summary_every_steps=10, eval_every_steps=70, wait_for_workers=True,
-    ), logs=False,
-)  # fmt: skip
-ELASTIC = Kind(
-    2, 100, (0.02, 0.1), (0, 0.5, 2, 8),
-    _SAVING | _WORKERS | dict(
-        workload="soak_workload:ELASTIC", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
-        moving_average_decay=0.9, num_gpus=1, batch_size=3, summary_every_steps=0, check_data=False,
-        check_towers="never",
-    ), is_exact=False,
-)  # fmt: skip
+KINDS = {
+    "alone": Kind(1, 2, dict(num_gpus=2)),
+    "plain": Kind(2, 2, WORKERS, 138),
+    "waiting": Kind(2, 2, WORKERS | dict(wait_for_workers=True)),
+    "elastic": Kind(3, 2, WORKERS | dict(elastic="1:2")),
+}
+CLUSTERS = ("plain", "waiting", "elastic")
+# {what happens: to which kinds of runs}, methods of Run; the rest to a process that starts.
+DISTURBANCES = {
+    "kill": tuple(KINDS), "stop": tuple(KINDS), "SIGTERM": tuple(KINDS), "SIGINT": ("alone",),
+    "step of the clock": tuple(KINDS), "damaged checkpoint": ("alone",), "full disk": ("alone",), "stray": CLUSTERS,
+    "returner with other options": CLUSTERS, "returner with other data": CLUSTERS,
+    "returner with other code": CLUSTERS, "garbage on the board": CLUSTERS, "garbage on the port": CLUSTERS,
+    "cut connections": CLUSTERS,
+} | dict.fromkeys(strange.STARTS, ("starts",))  # fmt: skip
+NAMED = r"worker (\d+) \([^)]*\)(?:: worker \1 \([^)]*\))? "
+# (pattern of a line with a worker's index, which workers it may name: those of this mark)
+CLAIMS = (
+    (NAMED + r"(?:is missing|is lost|has not started|has ended|was told to end)", "touched"),
+    (NAMED + r"(?:cannot train|trains already|cannot be started)", "wrong"),
+    (r"(\*\*\* Ignored) on the status board", "garbage"),
+    (r"(The connection) to another worker was lost", "touched"),
+    (r"(The watch) over the workers has failed|(Traceback)", "never"),
+)
 
 
 class Lost(Exception):
-    """A process ended by itself, or nobody does a step."""
+    """A process ended as it may not, or nobody does a step."""
 
 
-class Round:
-    """One run from its beginning to its end, disturbed until a time.
+class Run:
+    """One run from its beginning to its end, with trials between; a context, in which its processes live.
 
     Args:
       kind: of run.
       draw: random numbers.
       folder: for its files, which is to be made.
       disk: a small file system for the run itself; None if there is none to fill.
-      workers: how many.
-      options: of the trainer, beside those of the kind.
-      counts: counts what happened, by name.
-      end: when nothing more is to happen.
     """
 
-    def __init__(self, kind, draw, folder, disk, workers, options, counts, end):
+    def __init__(self, kind, draw, folder, disk=None):
         folder.mkdir()
-        self._kind, self._draw, self._folder, self._disk, self._counts = kind, draw, folder, disk, counts
-        self.train_dir, self.log, self._end_at = (disk or folder) / "run", folder / "log", end
-        self._options = kind.options | options | dict(train_dir=self.train_dir, max_steps=kind.steps)
-        if workers > 1:
-            self._options["worker_hosts"] = ",".join(clusters.hosts(workers))
-        self._weights = {what: shares[kind.column] for what, shares in DISTURBANCES.items()}
-        self._weights["full disk"] *= disk is not None
-        self._count, self._running, self._returns = workers, {}, {}  # {worker: its process}, {worker: when}
-        self._strays = []
+        self._kind, self._draw, self._folder, self._disk = kind, draw, folder, disk
+        self.train_dir, self._log = (disk or folder) / "run", folder / "log"
+        self._options = OPTIONS | kind.options | dict(train_dir=self.train_dir, max_steps=jobs.ENDLESS)
+        self._hosts = clusters.hosts(kind.workers)
+        self._running, self._due, self._strays = {}, dict.fromkeys(range(kind.workers), 0), []
+        self._statuses, self._marks, self._before = set(), collections.defaultdict(set), (set(), {})
+        self._read = collections.Counter()  # characters of each process's output
 
-    def run(self):
-        """Trains to the last step; raises Lost if it does not get there."""
-        with contextlib.ExitStack() as self._stack:
-            for index in range(self._count):
-                self._step_clock(index)
-                self._start(index)
-            try:
-                while not self._is_over():
-                    self._disturb()
-                    self._await_step()
-                    if time.monotonic() > self._end_at:
-                        break
-                self._await(lambda: self._status(0) == 0, "the end")
-            finally:
-                for worker in self._running.values():
-                    self._note_end(worker)
+    def __enter__(self):
+        self._stack = contextlib.ExitStack()
+        return self
 
-    def _disturb(self):
-        for _ in range(self._draw.randint(1, MOST_AT_ONCE)):
-            time.sleep(self._draw.choice(self._kind.pause_secs) * self._draw.random())
-            if self._is_over():
-                return
-            what = self._draw.choices(list(self._weights), self._weights.values())[0]
-            getattr(self, "_" + what.replace(" ", "_").lower())()
-            if self._draw.random() < 0.5:
-                self._step_clock(self._draw.choice(list(self._running) or [0]))
+    def __exit__(self, *_):
+        self._stack.close()
+
+    def disturb(self, what):
+        """Does it at some moment, and waits until all train again, except one time in four; Lost if they do not."""
+        if what == "full disk" and not self._disk:
+            return
+        time.sleep(self._draw.choice([0, 0.3, 2]) * self._draw.random())
+        name, _, kind = what.partition(" with other ")
+        getattr(self, f"_{name.lower().replace(' ', '_')}")(*[kind] * bool(kind))
+        if self._draw.random() < 0.75:
+            self.await_step()
+
+    def await_step(self):
+        """Returns when all are there, strangers have gone, and a step is logged after now."""
+        deadline, sizes = time.monotonic() + PATIENCE_SECS, []
+        while self._due or self._strays or len(sizes) < 2 or sizes[-1] <= sizes[-2]:
+            self._tend()
+            if not self._due and not self._strays:  # a start may cut records off
+                path = self.train_dir / "metrics.jsonl"
+                sizes.append(path.stat().st_size if path.exists() else 0)
+            if time.monotonic() > deadline:
+                said = "\n".join(f"--- {index}:\n{each.output()}" for index, each in self._running.items())
+                raise Lost(f"no step in {PATIENCE_SECS} s:\n{said}")
+            time.sleep(0.02)
+        self._look()
+        self._before = self._statuses, self._marks
+        self._statuses, self._marks = set(), collections.defaultdict(set)
 
     # The disturbances.
 
-    def _kill(self, *indices):
-        indices = indices or self._some(1)
-        for index in indices:
-            self._end(index, signal.SIGKILL)
-        for index in indices:
-            self._start_again(index)
+    def _kill(self, number=signal.SIGKILL):
+        for index in self._some():
+            self._end(index, number)
 
-    def _kill_several(self):
-        self._kill(*self._some(2 if self._is_elastic else self._count))
-
-    def _kill_chief(self):
-        self._kill(0)
-
-    def _stop(self, *indices, meanwhile=lambda: None):
-        indices = indices or self._some(1)
-        for index in indices:
-            self._counts["SIGSTOP"] += 1
-            self._send(index, signal.SIGSTOP)
+    def _stop(self):
+        stopped = [self._running[index] for index in self._some()]
+        for worker in stopped:
+            worker.process.send_signal(signal.SIGSTOP)
         time.sleep(self._draw.choice([0.5, 3 * TIMEOUT_SECS]) * self._draw.random())
-        meanwhile()
-        for index in indices:
-            self._send(index, signal.SIGCONT)
-
-    def _stop_several(self):
-        self._stop(*self._some(self._count))
-
-    def _stop_and_kill(self):
-        """One is stopped, and one, perhaps the same, killed while it is."""
-        self._stop(meanwhile=self._kill)
+        if self._draw.random() < 0.3:
+            self._kill()
+        for worker in stopped:
+            worker.process.send_signal(signal.SIGCONT)
 
     def _sigterm(self, number=signal.SIGTERM):
-        """Workers that train end after the same step, at once or later; one that waits for others, by the signal."""
+        """Workers that train end after the same step; one that waits for others, by the signal."""
+        self._statuses |= {128 + number, -number}
         for index in self._some(1):
-            self._end(index, number if self._running[index].output() else signal.SIGKILL)  # not while Python starts
-            self._start_again(index)
+            self._end(index, number)
 
     def _sigint(self):
         self._sigterm(signal.SIGINT)
 
-    def _stray(self):
-        """A worker that has another list of workers, and perhaps other options, comes to a place that may be taken."""
-        self._counts["strays"] += 1
-        hosts = [*self._options["worker_hosts"].split(",")[:-1], *clusters.hosts(1)]
-        changes = self._draw.choice([dict(learning_rate=0.5), dict(seed=5), {}]) | dict(worker_hosts=",".join(hosts))
-        self._strays.append(self._trainer(self._count - 1, **changes))
+    def _step_of_the_clock(self):
+        path = self._folder / f"clock{self._draw.randrange(self._kind.workers)}"
+        path.with_suffix(".new").write_text(str(self._draw.uniform(-7200, 7200)))
+        path.with_suffix(".new").replace(path)
 
-    def _garbage(self):
-        self._counts["garbage"] += 1
-        with contextlib.suppress(tf.errors.OpError):  # there may be no chief
-            clusters.write_garbage(self._options["worker_hosts"].partition(",")[0])
-
-    def _damage(self):
-        """Between two starts the newest checkpoint or TensorFlow's list of them is damaged, or something is left."""
-        self._end(0, signal.SIGKILL)
-        what, last = self._draw.choice(DAMAGES), f"model.ckpt-{max(jobs.saved_steps(self.train_dir), default=0)}"
-        index, data = (self.train_dir / f"{last}.{end}" for end in ("index", "data-00000-of-00001"))
-        if what == "list" and self.train_dir.exists():
-            (self.train_dir / "checkpoint").write_bytes(self._draw.randbytes(self._draw.randrange(60)))
-        elif what == "leftovers" and self.train_dir.exists():
-            (self.train_dir / f"model.ckpt-{jobs.ENDLESS}.data-00000-of-00001").write_bytes(b"half")
-        elif len(jobs.saved_steps(self.train_dir)) < 3:
-            what = "nothing to damage"
-        elif what == "missing data":
-            data.unlink()
-        else:
-            path = self._draw.choice([index, data])
-            content = bytearray(path.read_bytes())
-            place = self._draw.randrange(1, len(content))
-            content[place] ^= 1 << self._draw.randrange(8)
-            path.write_bytes({"flipped bit": content, "truncated": content[:place], "emptied": b""}[what])
-        self._counts[what] += 1
-        self._start(0)
+    def _damaged_checkpoint(self):
+        """Between two starts the newest checkpoint or TensorFlow's list of them is damaged."""
+        self._kill()
+        if len(steps := jobs.saved_steps(self.train_dir)) > 2:
+            newest = f"model.ckpt-{steps[-1]}."
+            name = self._draw.choice([f"{newest}index", f"{newest}data-00000-of-00001", "checkpoint"])
+            strange.change(self._draw, self.train_dir / name, ("bytes", "cut", "random", "empty", "gone"))
 
     def _full_disk(self):
         """For a while nothing more can be written into the run."""
-        self._counts["full disk"] += 1
+        self._statuses |= {2, 4}
         filler = small_disk.fill(self._disk)
         time.sleep(self._draw.uniform(0.05, 0.4))
         if self._draw.random() < 0.5:
-            self._end(0, signal.SIGKILL)
+            self._kill()
         filler.unlink()
-        if self._status(0) is not None:
-            self._start(0)
+
+    def _stray(self):
+        """A wrongly started worker comes to a place that is taken, and touches nobody: the same command, or others."""
+        self.await_step()
+        hosts = [*self._hosts[:-1], *clusters.hosts(1)]
+        changes = self._draw.choice([{}, dict(worker_hosts=",".join(hosts), learning_rate=0.5)])
+        self._come(self._kind.workers - 1, **changes)
+
+    def _returner(self, other):
+        """A worker dies, and a wrong one comes in its place before the right one."""
+        index, variables, changes = self._draw.randrange(1, self._kind.workers), {}, {}
+        if index not in self._running:
+            return
+        self._end(index, signal.SIGKILL)
+        self._due[index] = float("inf")
+        self._statuses |= {2} if self._kind.status else set()  # who does not wait leaves for that
+        if other == "options":
+            changes = self._draw.choice([dict(learning_rate=0.5), dict(seed=5), dict(batch_size=4)])
+        elif other == "data":
+            variables = {soak_workload.OTHER_DATA: "1"}
+        else:
+            code = self._folder / "other code" / "soak_workload.py"
+            code.parent.mkdir(exist_ok=True)
+            code.write_text(pathlib.Path(soak_workload.__file__).read_text() + "# another line\n")
+            variables = {"PYTHONPATH": f"{code.parent}:{jobs.ROOT}:{jobs.TESTS}"}
+        self._come(index, variables, **changes)
+
+    def _garbage_on_the_board(self):
+        self._marks["garbage"].add("*** Ignored")
+        text = self._draw.choice([b"no status", b"", b"{}", b"[" * 9999, self._draw.randbytes(99)])
+        with contextlib.suppress(tf.errors.OpError):  # there may be no chief
+            clusters.write_on_board(self._hosts[0], text, [self._draw.randrange(self._kind.workers)])
+
+    def _garbage_on_the_port(self):
+        host, port = self._draw.choice(self._hosts).split(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1) as connection:
+            connection.sendall(self._draw.choice([b"GET / HTTP/1.1\r\n\r\n", self._draw.randbytes(9999)]))
+            time.sleep(self._draw.random())
+
+    def _cut_connections(self):
+        for path in [self._folder / f"cut{index}" for index in self._some()]:
+            path.touch()
+            deadline = time.monotonic() + 3  # it may be about to end
+            while path.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
 
     # The processes.
 
-    @property
-    def _is_elastic(self):
-        return self._kind is ELASTIC
+    def _some(self, count=None):
+        """Indices of a few of those that are there, which from now on may be said to be missing."""
+        there = list(self._running)
+        chosen = self._draw.sample(there, min(len(there), count or self._draw.choice([1, 1, 1, self._kind.workers])))
+        self._touch(*chosen)
+        return chosen
 
-    def _some(self, count):
-        """Indices of processes that are there; not the chief of an elastic cluster."""
-        there = [index for index in self._running if index or not self._is_elastic]
-        return self._draw.sample(there, min(count, len(there)))
+    def _touch(self, *indices):
+        self._marks["touched"] |= {*map(str, indices), "The connection"}
+        self._statuses.add(self._kind.status)
 
-    def _start(self, index):
-        self._running[index] = self._trainer(index)
-        self._counts["starts"] += 1
-
-    def _trainer(self, index, **changes):
-        task = {"task_index": index} if self._count > 1 else {}
+    def _trainer(self, index, variables, **changes):
         variables = {
-            soak_workload.CLOCK: str(self._folder / f"clock{index}"), soak_workload.LOG: str(self.log),
-            soak_workload.PAUSE_SECS: str(self._draw.choice(self._kind.batch_secs)),
-        } | ({forked.FORK_AGAIN: "1"} if self._is_elastic else {})  # fmt: skip
-        words = jobs.flags(**(self._options | task | changes))
-        return self._stack.enter_context(jobs.Trainer(*words, **variables))
+            soak_workload.CLOCK: str(self._folder / f"clock{index}"), soak_workload.LOG: str(self._log),
+            soak_workload.CUT: str(self._folder / f"cut{index}"), forked.FORK_AGAIN: "1",
+            soak_workload.PAUSE_SECS: str(self._draw.choice((0.02, 0.1))),
+        } | variables  # fmt: skip
+        task = dict(worker_hosts=",".join(self._hosts), task_index=index) if self._kind.workers > 1 else {}
+        return self._stack.enter_context(jobs.Trainer(*jobs.flags(**(self._options | task | changes)), **variables))
 
-    def _start_again(self, index):
-        if self._is_elastic:  # later
-            del self._running[index]
-            self._returns[index] = time.monotonic() + self._draw.choice([0, 5, LATEST_SECS]) * self._draw.random()
-            return
-        if self._count > 1:
-            time.sleep(self._draw.choice([0, 0, TIMEOUT_SECS * 2]) * self._draw.random())
-        self._start(index)
-
-    def _step_clock(self, index):
-        ahead = self._draw.choice([-1, 1]) * self._draw.uniform(0, MOST_SECS_AHEAD)
-        soak_workload.set_clock(self._folder / f"clock{index}", ahead)
-        self._counts["clock steps"] += 1
-
-    def _send(self, index, number):
-        with contextlib.suppress(ProcessLookupError):
-            self._running[index].process.send_signal(number)
+    def _come(self, index, variables=None, **changes):
+        """Starts a wrong worker, which is refused."""
+        self._marks["wrong"].add(str(index))
+        self._strays.append((index, self._trainer(index, variables or {}, **changes)))
 
     def _end(self, index, number):
-        worker = self._running[index]
-        self._send(index, number)
-        self._counts[number.name] += 1
+        """Sends a worker a signal and waits for its end; it is due to return after a while."""
+        self._touch(index)
+        worker = self._running.pop(index)
+        worker.process.send_signal(number)
         status = worker.process.wait(PATIENCE_SECS)
-        if status not in (-number, 0) and not self._may_end_with(status):
-            raise Lost(f"a process left with {status}:\n{worker.output()}")
-        self._note_end(worker)
+        if status not in {-signal.SIGKILL} | self._statuses | self._before[0]:
+            raise Lost(f"worker {index} left with {status}:\n{worker.output()}")
+        self._look(worker)
+        wait = 0 if self._kind.workers == 1 else self._draw.choice([0, 0, 2 * TIMEOUT_SECS]) * self._draw.random()
+        self._due[index] = time.monotonic() + wait
 
-    def _may_end_with(self, status):
-        """Returns whether a status is that of processes of which one got SIGTERM or SIGINT, or whose disk was full."""
-        causes = {143: "SIGTERM", 130: "SIGINT", 2: "full disk", 4: "full disk"}
-        return self._counts[causes.get(status, "")] > 0
+    def _tend(self):
+        """Starts who is to start, and starts again who has left as it may; Lost if anyone left in another way."""
+        for index in [index for index, when in self._due.items() if time.monotonic() > when]:
+            del self._due[index]
+            self._running[index] = self._trainer(index, {})
+        for index in [index for index, worker in self._running.items() if worker.process.poll() is not None]:
+            self._end(index, signal.SIGKILL)
+        for index, stray in list(self._strays):
+            if (status := stray.process.poll()) is not None:
+                if status not in (2, self._kind.status):
+                    raise Lost(f"a wrong worker {index} left with {status}:\n{stray.output()}")
+                self._look(stray)
+                self._strays.remove((index, stray))
+                self._due |= {index: 0} if index in self._due else {}
 
-    def _note_end(self, worker):
-        worker.text = worker.output()
-        self._counts["restarts by themselves"] += worker.text.count("Starting again")
-        if "Traceback" in worker.text:
-            raise Lost(f"a traceback:\n{worker.text}")
+    def _look(self, *workers):
+        """Reads what processes have said since the last look; Lost if it is not true."""
+        said = {}
+        for worker in workers or [*self._running.values()]:
+            text = worker.output()
+            said[worker] = text[self._read[worker] :]
+            self._read[worker] = len(text)
+            if "Starting again" in said[worker]:
+                self._touch(*[index for index, each in self._running.items() if each is worker])
+        for line in "\n".join(said.values()).splitlines():
+            for pattern, mark in CLAIMS:
+                for found in re.finditer(pattern, line):
+                    if found[1] not in self._marks[mark] | self._before[1].get(mark, set()):
+                        raise Lost(f"untrue: {line}\nmarks: {dict(self._marks)}, {dict(self._before[1])}")
 
-    def _status(self, index):
-        return self._running[index].process.poll() if index in self._running else None
+    # The end.
 
-    def _is_over(self):
-        return jobs.logged_step(self.train_dir) >= self._kind.steps or self._status(0) == 0
+    def end(self):
+        """Ends it by SIGTERM to its chief; returns what differs from a run that nobody touched."""
+        self.await_step()
+        self._statuses |= {143, -15}
+        self._end(0, signal.SIGTERM)
+        self._look()
+        self._stack.close()
+        return self._differences(jobs.saved_step(self.train_dir))
 
-    def _await_step(self):
-        """Until a step is logged after now, by the same or another start; a start itself may cut records off."""
-        sizes = [self._logged_bytes()]
-
-        def has_grown():
-            sizes.append(self._logged_bytes())
-            return sizes[-1] > sizes[-2] or self._is_over()
-
-        self._await(has_grown, f"a step, {sizes[0]} bytes being logged")
-
-    def _logged_bytes(self):
-        path = self.train_dir / "metrics.jsonl"
-        return path.stat().st_size if path.exists() else 0
-
-    def _await(self, condition, what):
-        deadline = time.monotonic() + PATIENCE_SECS
-        while not condition():
-            for index in [index for index, when in self._returns.items() if time.monotonic() > when]:
-                del self._returns[index]
-                self._start(index)
-            if time.monotonic() > deadline:
-                outputs = "\n".join(f"--- {index}:\n{each.output()}" for index, each in self._running.items())
-                raise Lost(f"waiting for {what}:\n{outputs}")
-            for index, worker in list(self._running.items()):
-                if self._may_end_with(worker.process.poll()):
-                    self._note_end(worker)
-                    self._start(index)
-                elif worker.process.poll() not in (None, 0):
-                    raise Lost(f"worker {index} left with {worker.process.poll()}:\n{worker.output()}")
-            if any(stray.process.poll() not in (None, 2) for stray in self._strays):
-                raise Lost("\n".join(stray.output() for stray in self._strays))
-            time.sleep(0.02)
-
-
-def mismatches(kind, one, two):
-    """Counts the variables, the records of metrics.jsonl and the points of the curves that differ in two runs."""
-
-    def differ(a, b):
-        if a is None or b is None or kind.is_exact:
-            return a != b if isinstance(a, dict) else not np.array_equal(a, b)
-        a, b = ([x["examples"], x["loss"]] if isinstance(x, dict) else x for x in (a, b))
-        return not np.allclose(a, b, rtol=1e-9, atol=1e-12)
-
-    some, others = (jobs.variables(folder, kind.steps) for folder in (one, two))
-    found = sum(differ(some.get(name), others.get(name)) for name in some.keys() | others.keys())
-    some, others = jobs.metrics_but_times(one), jobs.metrics_but_times(two)
-    logged = {record["step"]: record for record in others}
-    found += sum(differ(record, logged.get(record["step"])) for record in some)
-    found += len(some) - len({record["step"] for record in some})
-    if kind is not ALONE:  # whose disk was full for some of them
-        found += abs(len(some) - len(others))
-    if kind is CLUSTER:
-        points = [[(e.step, e.value) for e in jobs.events(folder).Scalars("total_loss")] for folder in (one, two)]
-        found += points[0] != points[1]
-    return found
+    def _differences(self, steps):
+        """{what: number} of examples, variables, log lines and points of a curve that are not as they should be."""
+        alone, is_exact = self._folder / "alone", self._kind.workers == 1
+        os.environ[soak_workload.LOG] = str(self._folder / "log of the undisturbed")
+        towers = dict(num_gpus=2) if is_exact else dict(num_gpus=1, accumulate_steps=self._kind.batches)
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            jobs.train_toy(alone, **(OPTIONS | towers | dict(max_steps=steps)))
+        global_batch = self._kind.batches * OPTIONS["batch_size"]
+        trained, _ = soak_workload.trained(self._log, global_batch, steps)
+        counted = collections.Counter(position for positions in trained.values() for position in positions)
+        found = {"examples": sum(counted[position] != 1 for position in range(steps * global_batch))}
+        contents = [
+            {"variables": jobs.variables(folder, steps),
+             "log lines": {i: [record["step"], record["examples"], record["loss"]]
+                           for i, record in enumerate(jobs.metrics(folder)) if record["step"] <= steps},
+             "points": {i: [event.step, event.value]
+                        for i, event in enumerate(jobs.events(folder).Scalars("total_loss")) if event.step <= steps}}
+            for folder in (self.train_dir, alone)
+        ]  # fmt: skip
+        close = np.array_equal if is_exact else lambda a, b: np.allclose(a, b, rtol=1e-9, atol=1e-12)
+        for what, ours in contents[0].items():
+            theirs = contents[1][what]
+            found[what] = sum(
+                name not in ours or name not in theirs or not close(ours[name], theirs[name])
+                for name in ours.keys() | theirs.keys()
+            )
+        return {what: number for what, number in found.items() if number}
 
 
-def lost_or_repeated(kind, log, global_batch):
-    """Counts the examples of the steps that count that were not trained on exactly once."""
-    if not kind.logs:
-        return 0
-    trained, _ = elastic_log.trained(log, global_batch, kind.steps)
-    counted = collections.Counter(position for positions in trained.values() for position in positions)
-    return sum(counted[position] != 1 for position in range(kind.steps * global_batch)) + len(trained) - kind.steps
-
-
-def train_undisturbed(kind, folder, workers, options):
-    """Trains the run that nobody touches: one process, or for the same bits as many as are disturbed."""
-    os.environ[soak_workload.LOG] = str(folder / "log of the undisturbed")
-    options = kind.options | options | dict(max_steps=kind.steps)
-    if kind is CLUSTER:
-        with clusters.Cluster(folder / "undisturbed", workers, **options) as cluster:
-            if any(cluster.end(*range(workers))):
-                raise SystemExit("\n".join(cluster.outputs()))
-        return
-    if kind is ELASTIC:
-        options["accumulate_steps"] = int(options.pop("elastic").partition(":")[2])
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        jobs.train_toy(folder / "undisturbed", **options)
-
-
-def soak(asked, folder, disk):
-    """Returns (figures in one line, whether all is well)."""
-    kind = ELASTIC if asked.elastic else CLUSTER if asked.workers > 1 else ALONE
-    options = {"elastic": asked.elastic} if asked.elastic else {}
-    towers = int(asked.elastic.partition(":")[2]) if asked.elastic else asked.workers * kind.options["num_gpus"]
-    draw, counts, jobs.WAIT_SECS = random.Random(asked.seed), collections.Counter(), PATIENCE_SECS
-    train_undisturbed(kind, folder, asked.workers, options)
-    began, rounds, wrong, lost = time.monotonic(), 0, [0, 0], 0
-    end = began + 60 * asked.minutes
-    while time.monotonic() < end:
-        each = Round(kind, draw, folder / f"run{rounds}", disk, asked.workers, options, counts, end)
-        rounds += 1
-        try:
-            each.run()
-        except Lost as error:
-            lost += 1
-            print(f"run {rounds - 1}: {error}", flush=True)
-            break  # what is left of it shows why
-        found = [lost_or_repeated(kind, each.log, towers * kind.options["batch_size"]),
-                 mismatches(kind, each.train_dir, folder / "undisturbed")]  # fmt: skip
-        wrong = [sum(both) for both in zip(wrong, found, strict=True)]
-        print(f"run {rounds - 1}: {dict(counts)}, {found[0]} examples lost or repeated, {found[1]} mismatches",
-              flush=True)  # fmt: skip
-        if any(found):
+def trials_of_runs(kind, trials, draw, folder, disk, report):
+    """Disturbs runs of a kind, one after the other; each may be lost with the trial that it is in."""
+    todo = [what for what, kinds in DISTURBANCES.items() if kind in kinds]
+    waiting = [draw.sample(todo, len(todo)) for _ in range(-(-trials // len(todo)))]
+    waiting = [what for each in waiting for what in each][:trials]
+    for number in range(0, len(waiting), TRIALS_OF_A_RUN):
+        if report.is_over():
             break
-        shutil.rmtree(each.train_dir)
-    listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-    who = f"{asked.workers} workers" + (f", --elastic={asked.elastic}" if asked.elastic else "")
-    return (
-        f"soak{f' of {who}' if asked.workers > 1 else ''}: seed {asked.seed}, {(time.monotonic() - began) / 60:.0f} "
-        f"minutes, {rounds} runs of {kind.steps} steps, {listed}; {lost} runs lost, {wrong[0]} examples lost or "
-        f"repeated, {wrong[1]} mismatches"
-    ), not lost and not any(wrong)
+        with Run(KINDS[kind], draw, folder / f"{kind}{number}", disk) as run:
+            what, fault = "the start", ""
+            try:
+                run.await_step()
+                for what in waiting[number : number + TRIALS_OF_A_RUN]:
+                    if not report.is_over():
+                        report.note(kind, what)
+                        run.disturb(what)
+                what = "the end"
+                if differences := run.end():
+                    fault = f"differs from a run that nobody touched: {differences}"
+            except (Lost, subprocess.TimeoutExpired) as error:
+                fault = str(error)
+            report.note_run(kind, what, fault)
+        shutil.rmtree(run.train_dir, ignore_errors=True)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=15)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--elastic", default="")
-    parser.add_argument("--steps", type=int, default=0)
-    asked = parser.parse_args()
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="soak-"))
-    with contextlib.ExitStack() as stack:
-        if asked.steps:
-            with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                line, is_well = endurance.endure(asked.steps, folder / "run")
-        else:
-            has_disk = asked.workers == 1 and small_disk.can_mount(folder / "disk")
-            disk = stack.enter_context(small_disk.mounted(folder / "disk", DISK_MEGABYTES)) if has_disk else None
-            line, is_well = soak(asked, folder, disk)
-        print(line)
-        if not is_well:
-            shutil.copytree(folder, f"{folder}-left")  # the disk goes
-            print(f"What is left of it: {folder}-left", file=sys.stderr)
-    shutil.rmtree(folder)
-    return 0 if is_well else 1
+def trials_of_starts(trials, draw, folder, report):
+    """Starts processes with something strange; each says in one line what is wrong, or does what it should."""
+    run_dir, todo = folder / "finished", list(strange.STARTS)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        jobs.train_toy(run_dir, max_steps=40, summary_every_steps=20, eval_every_steps=20, keep_best=True)
+    for number in range(trials):
+        if report.is_over():
+            break
+        what, place = todo[number % len(todo)], folder / f"start{number}"
+        module, words, variables, about = strange.start(draw, what, place, run_dir)
+        report.note("starts", what)
+        with jobs.Program(module, *words, cwd=place, **variables) as program:
+            if fault := _fault_of_start(program):
+                report.note_run("starts", what, f"{fault}: {module} {words!a:.999} {variables!a:.999} {about}\n"
+                                f"{program.output()[-2000:]}")  # fmt: skip
+        shutil.rmtree(place)
+
+
+def _fault_of_start(program, limit_secs=40, leaving_secs=30):
+    """Says what is wrong with how a process ends; empty if nothing is."""
+    try:
+        status = program.process.wait(limit_secs)
+    except subprocess.TimeoutExpired:  # it may train for ever, and rightly so
+        program.process.send_signal(signal.SIGTERM)
+        try:
+            status = program.process.wait(leaving_secs)
+        except subprocess.TimeoutExpired:
+            return "stuck"
+    output = program.output()
+    if status not in (0, 2, 3, 4, 5, 138, 143):
+        return f"status {status}"
+    if "Traceback" in output:
+        return "a traceback"
+    is_told = output.count("tower_train: error: ") == 1 and "tower_train: error: " in output.splitlines()[-1]
+    return "" if is_told or status in (0, 143) else f"status {status} without one line"
+
+
+class Report:
+    """Counts trials, runs and faults until a time."""
+
+    def __init__(self, minutes):
+        self._end, self._trials, self._runs = time.monotonic() + 60 * minutes, collections.Counter(), {}
+        self.faults = []
+
+    def is_over(self):
+        return time.monotonic() > self._end
+
+    def note(self, kind, what):
+        self._trials[kind, what] += 1
+
+    def note_run(self, kind, what, fault):
+        self._runs.setdefault(kind, []).append(bool(fault))
+        if fault:
+            self.faults.append((kind, what))
+            print(f"--- {kind}, {what}: {fault}\n", flush=True)
+
+    def lines(self):
+        """The table: disturbances by kinds; then how the runs ended."""
+        kinds = list(dict.fromkeys(kind for kind, _ in self._trials))
+        yield f"{'trials':28}" + "".join(f"{kind:>9}" for kind in kinds)
+        for what in [what for what in DISTURBANCES if any((kind, what) in self._trials for kind in kinds)]:
+            yield f"{what:28}" + "".join(f"{self._trials[kind, what] or '':>9}" for kind in kinds)
+        for name, count in (("trials in all", lambda kind: sum(n for (k, _), n in self._trials.items() if k == kind)),
+                            ("runs", lambda kind: len(self._runs.get(kind, ()))),
+                            ("lost, different or untrue", lambda kind: sum(self._runs.get(kind, ())))):  # fmt: skip
+            yield f"{name:28}" + "".join(f"{count(kind):>9}" for kind in kinds)
+
+
+class Samples(tf.compat.v1.train.SessionRunHook):
+    """Notes every few steps the bytes of memory in use, and the number of open files."""
+
+    def __init__(self, steps):
+        self._every, self._count, self.bytes, self.files = max(1, steps // 100), 0, [], []
+
+    def after_run(self, run_context, run_values):
+        self._count += 1
+        if self._count % self._every == 0:
+            gc.collect()
+            pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+            self.bytes.append(int(pages) * os.sysconf("SC_PAGE_SIZE"))
+            self.files.append(len(os.listdir("/proc/self/fd")))
+
+
+def endure(steps, train_dir):
+    """Does one long run of short steps with everything on; returns whether neither memory nor open files grew."""
+    options = dict(summary_every_steps=100, save_every_steps=250, eval_every_steps=1000, log_every_steps=10)
+    samples = Samples(steps)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        seconds = jobs.train_toy(train_dir, [samples], max_steps=steps, **options).seconds
+    second, last = (slice(20, 40), slice(-20, None))  # fifths: until then caches fill
+    memory = [statistics.median(samples.bytes[part]) for part in (second, last)]
+    files = [max(samples.files[part]) for part in (second, last)]
+    print(f"{steps} steps in {seconds:.0f} s; memory {memory[0] / 2**20:.1f} MiB in the second fifth, "
+          f"{memory[1] / 2**20:.1f} in the last; open files {files[0]}, {files[1]}")  # fmt: skip
+    return memory[1] - memory[0] < 10 * 2**20 and files[1] <= files[0]  # allocators keep what they once had
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__)
+    parser.add_argument("--cases", default="alone,plain,waiting,elastic,starts", help="kinds of runs; or starts")
+    parser.add_argument("--trials", type=int, default=20, help="of each case")
+    parser.add_argument("--minutes", type=float, default=15, help="of each case at most")
+    parser.add_argument("--seed", type=int, default=0, help="of what happens, not at which instruction it does")
+    parser.add_argument("--steps", type=int, default=0, help="instead: of one long run that must not grow")
+    asked = parser.parse_args(words)
+    cases = asked.cases.split(",")
+    if unknown := set(cases) - {*KINDS, "starts"}:
+        parser.error(f"--cases={asked.cases}: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}, starts.")
+    folder, faults = pathlib.Path(tempfile.mkdtemp(prefix="soak-")), []
+    if asked.steps:
+        return 0 if endure(asked.steps, folder / "run") else 1
+    for case in cases:
+        report, draw = Report(asked.minutes), random.Random(f"{asked.seed} {case}")
+        with contextlib.ExitStack() as stack:
+            has_disk = case == "alone" and small_disk.can_mount(folder / "disk")
+            disk = stack.enter_context(small_disk.mounted(folder / "disk", 64)) if has_disk else None
+            if case == "starts":
+                trials_of_starts(asked.trials, draw, folder, report)
+            else:
+                trials_of_runs(case, asked.trials, draw, folder, disk, report)
+        print("\n".join(report.lines()), flush=True)
+        faults += report.faults
+    if faults:
+        print(f"What is left of it: {folder}", file=sys.stderr)
+    else:
+        shutil.rmtree(folder)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_DATA, (8 * 2**30, resource.getrlimit(resource.RLIMIT_DATA)[1]))  # of each start
     sys.exit(main())

@@ -1,20 +1,25 @@
-"""Workloads whose towers log which positions of the stream they are trained on, as they take them."""
+"""A workload whose towers log which positions of the stream they are trained on, in processes that can be disturbed."""
 
+import collections
+import contextlib
 import dataclasses
 import os
-import struct
+import pathlib
+import socket
 import sys
+import threading
 import time
 import uuid
 
 import norm_workload
 import numpy as np
 import tensorflow as tf
-import toy_workload
 
 LOG = "SOAK_LOG"  # the environment variable that names the log
-CLOCK = "SOAK_CLOCK"  # and one that names a file with how many seconds the clock of this process is ahead
 PAUSE_SECS = "SOAK_PAUSE_SECS"  # and how long a batch takes at least
+CLOCK = "SOAK_CLOCK"  # and a file with how many seconds the clock of this process is ahead
+CUT = "SOAK_CUT"  # and a file upon which this process's connections are cut, and which is removed then
+OTHER_DATA = "SOAK_OTHER_DATA"  # and one that means that
 START = uuid.uuid4().hex  # of this process, or of its program where that has started itself again
 
 
@@ -30,10 +35,6 @@ def add_position(features, draws):
     return tf.concat([features, position], axis=1)
 
 
-def add_noise_and_position(features, draws):
-    return add_position(toy_workload.add_noise(features, draws), draws)
-
-
 def log_positions(positions):
     whole = positions.astype(np.int64)
     assert (np.diff(whole) == 1).all(), whole
@@ -42,56 +43,83 @@ def log_positions(positions):
     return np.int32(0)
 
 
-def logged(network):
-    """A network of four features that logs the fifth, the position; the chief of a cluster also that it builds it."""
-    is_chief = "--task_index=0" in sys.argv or not any(word.startswith("--task_index=") for word in sys.argv)
+def inference(features, training):
+    """The network, that logs the fifth feature, the position; the chief of a cluster also that it builds it."""
+    if not training:
+        return norm_workload.network(features, training)
+    if not any(word.startswith("--task_index=") and word != "--task_index=0" for word in sys.argv):
+        write_line(f"chief {START}")
+    logged = tf.numpy_function(log_positions, [features[:, 4]], tf.int32)
+    with tf.control_dependencies([logged]):
+        return norm_workload.network(tf.identity(features[:, :4]), training)
 
-    def inference(features, training):
-        if not training:
-            return network(features, training)
-        if is_chief:
-            write_line(f"chief {START}")
-        logged = tf.numpy_function(log_positions, [features[:, 4]], tf.int32)
-        with tf.control_dependencies([logged]):
-            return network(tf.identity(features[:, :4]), training)
 
-    return inference
+def trained(log, global_batch, steps):
+    """Reads from a log the examples of the steps that count: those of the last start of the chief that did a step.
+
+    A start of another worker is of the start of the chief that last built its graph before the worker's first batch.
+
+    Args:
+      log: of all workers.
+      global_batch: examples a step.
+      steps: the last.
+
+    Returns:
+      {step, from 0: its positions, in order}; over starts of the chief that did a step, the number of workers.
+    """
+    chief, chief_of, lines = None, {}, []
+    for words in map(str.split, log.read_text().splitlines()):
+        if words[0] == "chief":
+            chief = words[1]
+            continue
+        first, count, start = int(words[1]), int(words[2]), words[3]
+        chief_of.setdefault(start, chief)
+        lines.append((first // global_batch, first, count, start))
+    last = {step: start for step, _, _, start in lines if chief_of[start] == start}
+    positions = collections.defaultdict(list)
+    for step, first, count, start in lines:
+        if step < steps and chief_of[start] == last.get(step):
+            positions[step] += range(first, first + count)
+    sizes = collections.Counter(chief_of.values())
+    return {step: sorted(found) for step, found in positions.items()}, [
+        sizes[start] for start in chief_of if chief_of[start] == start
+    ]
+
+
+def other_data(request):
+    return dataclasses.replace(norm_workload.load(request), fingerprint="other")
 
 
 WORKLOAD = dataclasses.replace(
-    toy_workload.WORKLOAD, name="soak", inference=logged(toy_workload.network), augment=add_noise_and_position
-)
-ELASTIC = dataclasses.replace(
-    norm_workload.WORKLOAD, name="elastic", inference=logged(norm_workload.network), augment=add_position
-)
+    norm_workload.WORKLOAD, name="soak", augment=add_position,
+    inference=inference, examples=other_data if OTHER_DATA in os.environ else norm_workload.load,
+)  # fmt: skip
 
 
-def late(features, draws):
-    """The features with noise, a while later."""
-    pause = float(os.environ.get(PAUSE_SECS, 0))
-    later = tf.numpy_function(lambda x: time.sleep(pause) or x, [features], features.dtype)
-    return toy_workload.add_noise(tf.ensure_shape(later, features.shape), draws)
+def _cut_when_told(path):
+    while True:
+        time.sleep(0.05)
+        if path.exists():
+            path.unlink()
+            for each in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):  # closed meanwhile, or listens only
+                    if os.readlink(f"/proc/self/fd/{each}").startswith("socket:"):
+                        with socket.socket(fileno=os.dup(int(each))) as connection:
+                            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
+                                connection.shutdown(socket.SHUT_RDWR)
 
 
-LATE = dataclasses.replace(toy_workload.WORKLOAD, name="late", augment=late)
-
-
-def set_clock(path, seconds_ahead):
-    """Steps the clock of those who look at this file."""
-    with open(path, "r+b" if os.path.exists(path) else "wb") as file:
-        file.write(struct.pack("d", seconds_ahead))
-
-
-def _seconds_ahead():
-    with open(os.environ[CLOCK], "rb") as file:
-        return struct.unpack("d", file.read())[0]
-
-
-def _step_clocks():
+def _step_clocks(path):
     now, now_ns = time.time, time.time_ns
-    time.time = lambda: now() + _seconds_ahead()
-    time.time_ns = lambda: now_ns() + int(_seconds_ahead() * 10**9)
+
+    def seconds_ahead():
+        return float(path.read_text()) if path.exists() else 0.0
+
+    time.time = lambda: now() + seconds_ahead()
+    time.time_ns = lambda: now_ns() + int(seconds_ahead() * 10**9)
 
 
 if CLOCK in os.environ:
-    _step_clocks()
+    _step_clocks(pathlib.Path(os.environ[CLOCK]))
+if CUT in os.environ:
+    threading.Thread(target=_cut_when_told, args=[pathlib.Path(os.environ[CUT])], daemon=True).start()

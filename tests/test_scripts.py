@@ -66,7 +66,7 @@ def test_scripts_are_valid_bash(path):
     assert path.suffix or os.access(path, os.X_OK)
 
 
-@pytest.mark.parametrize("script", ["soak", "fuzz", "gpu_check", "local_cluster"])
+@pytest.mark.parametrize("script", ["soak", "gpu_check", "local_cluster"])
 def test_help_needs_no_environment(script, tree):
     process = run_script(tree, "--help", script=script)
     assert (process.returncode, process.stderr) == (0, "")

@@ -53,11 +53,6 @@ def test_workers_are_one_tower_with_normalisation_accumulation_and_clipping(one_
     assert_same(tmp_path, one_tower["accumulated"])
 
 
-def test_four_workers_that_normalise_together_are_one_tower(one_tower, tmp_path):
-    train_together(tmp_path, 4, **(GLOBAL | dict(batch_size=3, num_gpus=1)))
-    assert_same(tmp_path, one_tower["global"])
-
-
 def test_two_workers_are_one_tower_on_the_reference_network(one_tower, tmp_path, cifar10_dir):
     options = REAL | dict(num_gpus=2, batch_size=1, **MIRRORED)
     train_together(tmp_path, 2, REAL_STEPS, data_dir=str(cifar10_dir), **options)

@@ -7,7 +7,6 @@ import signal
 import time
 
 import clusters
-import elastic_log
 import forked
 import jobs
 import pytest
@@ -22,7 +21,7 @@ from tower_train.graph import devices
 
 TIMEOUT_SECS = 3
 COMMON = dict(
-    workload="soak_workload:ELASTIC", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
+    workload="soak_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
     moving_average_decay=0.9, log_every_steps=1, summary_every_steps=0, save_every_steps=5, keep_checkpoints=0,
     check_data=False, check_towers="never", num_gpus=1, batch_size=3,
 )  # fmt: skip
@@ -136,7 +135,7 @@ def test_three_workers_of_which_one_dies_and_returns_train_what_one_process_trai
         left = f"as worker 2 ({cluster.hosts[2]}) was told to end. "
         cluster.workers[0].wait_until(lambda: left in cluster.workers[0].output())
     steps = jobs.saved_step(train_dir)
-    found, sizes = elastic_log.trained(log, GLOBAL_BATCH, steps)
+    found, sizes = soak_workload.trained(log, GLOBAL_BATCH, steps)
     assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [3, 2, 3]
     assert found == {step: list(range(9 * step, 9 * step + 9)) for step in range(steps)}
     monkeypatch.setenv(soak_workload.PAUSE_SECS, "0")
