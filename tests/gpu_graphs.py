@@ -1,8 +1,11 @@
 """Training steps as graphs for GPUs: of all networks that come with the trainer, and of both fronts."""
 
+import dataclasses
+import importlib
 import itertools
 import tempfile
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -56,58 +59,39 @@ def graph_of(case, has_gpus):
     return {"trainer": trainer_step, "keras": keras_step, "estimator": estimator_step}[front](has_gpus=has_gpus, **case)
 
 
-def cifar10_model(name):
-    import cifar10
+# {name: (module, options of its workload, shape of an example, classes)}
+NETWORKS = {
+    **{name: ("cifar10", {"model": name}, (32, 32, 3), 10)
+       for name in ("convnet", "resnet20", "resnet56", "minigooglenet", "cifar10_94")},
+    "resnet8": ("cifar10", {"model": "resnet20"}, (32, 32, 3), 10),
+    "googlenet": ("cifar10", {"model": "minigooglenet"}, (32, 32, 3), 10),
+    "fashion_mnist": ("tower_train.workloads.fashion_mnist", {}, (28, 28, 1), 10),
+    "template": ("tower_train.workloads.template", {}, (2,), 3),
+    **{name: ("tower_train.workloads.image_folder", {"image_size": 64} | options, (64, 64, 3), 5)
+       for name, options in (("image_folder", {}), ("MobileNet", {"network": "MobileNet"}),
+                             ("VGG16", {"network": "VGG16", "freeze_until": "block5_pool"}))},
+}  # fmt: skip
 
-    return cifar10.WORKLOAD.with_options({"model": name}), (32, 32, 3), 10
 
+def workload_of(name):
+    """The workload of a network; resnet8 and googlenet have one block of each kind of the deep ones."""
+    module, options, _, _ = NETWORKS[name]
+    workload = importlib.import_module(module).WORKLOAD
+    workload = workload.with_options(options) if options else workload
 
-def one_block_of_each_kind(name):
-    """ResNet-8, or a MiniGoogLeNet of two modules: what resnet20, resnet56 and minigooglenet are built of."""
-    import dataclasses
-    import functools
-    from unittest import mock
+    def googlenet(images, training):
+        from cifar10 import minigooglenet
 
-    from cifar10 import minigooglenet, resnet
-
-    def small_minigooglenet(images, training):
         with mock.patch.object(minigooglenet, "STAGES", [([(32, 32)], 80), ([(176, 160)], None)]):
             return minigooglenet.inference(images, training)
 
-    workload, shape, classes = cifar10_model(name)
-    small = functools.partial(resnet.inference, depth=8) if name == "resnet20" else small_minigooglenet
-    return dataclasses.replace(workload, inference=small), shape, classes
+    def resnet8(images, training):
+        from cifar10 import resnet
 
+        return resnet.inference(images, training, depth=8)
 
-def fashion_mnist():
-    from tower_train.workloads import fashion_mnist
-
-    return fashion_mnist.WORKLOAD, (28, 28, 1), 10
-
-
-def image_folder(size, **options):
-    from tower_train.workloads import image_folder
-
-    return image_folder.WORKLOAD.with_options({"image_size": size, **options}), (size, size, 3), 5
-
-
-def template():
-    from tower_train.workloads import template
-
-    return template.WORKLOAD, (2,), 3
-
-
-NETWORKS = {
-    **{name: lambda name=name: cifar10_model(name)
-       for name in ("convnet", "resnet20", "resnet56", "minigooglenet", "cifar10_94")},
-    "resnet8": lambda: one_block_of_each_kind("resnet20"),
-    "googlenet": lambda: one_block_of_each_kind("minigooglenet"),
-    "fashion_mnist": fashion_mnist,
-    "image_folder": lambda: image_folder(64),
-    "MobileNet": lambda: image_folder(64, network="MobileNet"),
-    "VGG16": lambda: image_folder(64, network="VGG16", freeze_until="block5_pool"),
-    "template": template,
-}  # fmt: skip
+    small = {"resnet8": resnet8, "googlenet": googlenet}.get(name)
+    return dataclasses.replace(workload, inference=small) if small else workload
 
 
 def trainer_step(network, has_gpus, **options):
@@ -116,7 +100,7 @@ def trainer_step(network, has_gpus, **options):
     from tower_train.graph import devices, training
     from tower_train.workload import Examples
 
-    workload, shape, classes = NETWORKS[network]()
+    workload, (_, _, shape, classes) = workload_of(network), NETWORKS[network]
     rng = np.random.default_rng(0)
     values = rng.integers(0, 256, [64, *shape], np.uint8) if len(shape) > 1 else rng.random([64, *shape], np.float32)
     labels = rng.integers(0, classes, 64)
@@ -143,18 +127,11 @@ def keras_model(policy):
     layers = keras.layers
     keras.config.set_dtype_policy(policy)
     with tf.device("/cpu:0"):  # where the fronts' documentation puts a model
-        return keras.Sequential(
-            [
-                keras.Input([8, 8, 3]),
-                layers.Conv2D(4, 3),
-                layers.BatchNormalization(),
-                layers.ReLU(),
-                layers.MaxPooling2D(),
-                layers.Flatten(),
-                layers.Dropout(0.5),
-                layers.Dense(10, dtype=keras.config.dtype_policy().variable_dtype),
-            ]
-        )
+        return keras.Sequential([
+            keras.Input([8, 8, 3]), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(),
+            layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.5),
+            layers.Dense(10, dtype=keras.config.dtype_policy().variable_dtype),
+        ])  # fmt: skip
 
 
 def compiled(model):
@@ -181,10 +158,8 @@ def keras_step(has_gpus, policy):
         compiled(parallel)._symbolic_build(data_batch=batch)
     specs = [tf.TensorSpec.from_tensor(each) for each in batch]
     function = tf.function(parallel.train_step, autograph=False).get_concrete_function(tuple(specs))
-    definition, places = (
-        function.graph.as_graph_def(),
-        {inner.op.name: outer for outer, inner in function.graph.captures},
-    )
+    definition, captures = function.graph.as_graph_def(), function.graph.captures
+    places = {inner.op.name: outer for outer, inner in captures}
     for node in definition.node:
         if node.op == "Placeholder":
             node.device = places[node.name].device if node.name in places else "/device:CPU:0"
