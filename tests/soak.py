@@ -140,7 +140,8 @@ class Run:
             time.sleep(0.02)
         self._look()
         self._before = self._statuses, self._marks
-        self._statuses, self._marks = set(), collections.defaultdict(set)
+        garbage = self._marks["garbage"]  # stays until the row is written anew
+        self._statuses, self._marks = set(), collections.defaultdict(set, garbage=garbage)
 
     # The disturbances.
 
