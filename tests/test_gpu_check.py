@@ -72,6 +72,9 @@ def fail(findings, settings):
 
 def leave(findings, settings):
     raise KeyError("lost")
+
+def compile(findings, settings):
+    findings.measured("GPU:0", kernels="compiled when first used")
 """
 
 
@@ -79,8 +82,10 @@ def test_a_section_that_crashes_hangs_or_fails_is_a_line_and_not_the_end(check, 
     pathlib.Path(tmp_path, "gpu_faults.py").write_text(FAULTS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(gpu_check, "_LEAST_SECS", 1)
-    sections = [gpu_check.Section(name, f"gpu_faults:{name}", name, seconds)
-                for name, seconds in (("crash", 9), ("hang", 2), ("fail", 9), ("leave", 9))]  # fmt: skip
+    sections = [gpu_check.Section(name, f"gpu_faults:{function}", name, seconds)
+                for name, function, seconds in (
+                    ("crash", "crash", 9), ("hang", "hang", 2), ("compile", "compile", 9), ("slow", "hang", 2),
+                    ("fail", "fail", 9), ("leave", "leave", 9))]  # fmt: skip
     status, report, text, printed = check("--quick", "--minutes=0.4", sections=tuple(sections))
     assert status == 1 and report["verdict"] == "FAILED" and text.startswith("# gpu_check: FAILED\n")
     told = {section["name"]: [(each["verdict"], each["what"]) for each in section["findings"]]
@@ -89,6 +94,7 @@ def test_a_section_that_crashes_hangs_or_fails_is_a_line_and_not_the_end(check, 
     assert told["hang"][0] == ("ok", "before") and "its time limit" in told["hang"][1][1]
     assert told["fail"] == [("FAILED", "this"), ("ok", "after")]
     assert told["leave"] == [("FAILED", "this section came to its end")]
+    assert told["slow"] == [("ok", "before"), ("not checked", "slow")]  # and may have compiled all the time
     assert "FAILED: this (error ValueError: no such card)" in printed
     log = pathlib.Path(tmp_path, "out", "log.txt").read_text()
     assert "in hang" in log and "KeyError: 'lost'" in log

@@ -28,51 +28,42 @@ def test_without_a_word_a_process_is_by_itself():
 
 
 def test_the_command_line_is_taken_first(monkeypatch):
-    monkeypatch.setenv(
-        "TF_CONFIG", json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 2}})
-    )
+    monkeypatch.setenv("TF_CONFIG", tf_config("worker", 2, worker=WORKERS))
     assert found(worker_hosts="x:1,y:2", task_index=1) == (["x:1", "y:2"], 1)
     assert found() == (WORKERS, 2)
 
 
 @pytest.mark.parametrize(("task", "index", "place"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)])
 def test_tf_configs_chief_comes_before_its_workers(task, index, place, monkeypatch):
-    jobs = {"worker": WORKERS[1:], "chief": WORKERS[:1]}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": task, "index": index}}))
+    monkeypatch.setenv("TF_CONFIG", tf_config(task, index, worker=WORKERS[1:], chief=WORKERS[:1]))
     assert found() == (WORKERS, place)
 
 
 def test_empty_jobs_and_an_evaluator_beside_the_workers_are_left_out(monkeypatch):
-    jobs = {"worker": WORKERS[1:], "chief": WORKERS[:1], "ps": [], "evaluator": ["z:9"]}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "worker", "index": "0"}}))
+    jobs = dict(worker=WORKERS[1:], chief=WORKERS[:1], ps=[], evaluator=["z:9"])
+    monkeypatch.setenv("TF_CONFIG", tf_config("worker", "0", **jobs))
     assert found() == (WORKERS, 1)
+
+
+def tf_config(kind, index, **jobs):
+    return json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("{", "cannot be understood"),
-        ('{"cluster": 5}', "cannot be understood"),
         ("[" * 5000, "cannot be understood"),
         ("[]", "cannot be understood"),
         (json.dumps({"cluster": {"worker": WORKERS}}), "cannot be understood"),
-        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker"}}), "cannot be understood"),
-        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": ["worker"], "index": 0}}), "type is no text"),
-        (json.dumps({"cluster": {"worker": {"0": "a:1"}}, "task": {"type": "worker", "index": 0}}), "no list of texts"),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": Infinity}}', "index is 'inf', not a"),
-        (json.dumps({"cluster": {"worker": ["a:1", 5]}, "task": {"type": "worker", "index": 0}}), "no list of texts"),
-        (json.dumps({"cluster": {"worker": ["a:1,b:2"]}, "task": {"type": "worker", "index": 0}}), "'a:1,b:2' is not"),
-        (json.dumps({"cluster": {"worker": ["a:99999"]}, "task": {"type": "worker", "index": 0}}), "'a:99999' is not"),
-        (json.dumps({"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}), "twice"),
-        (
-            json.dumps({"cluster": {"worker": WORKERS, "ps": ["d:4"]}, "task": {"type": "worker", "index": 0}}),
-            "job 'ps'",
-        ),
-        (json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 3}}), "'worker' 3, but"),
-        (
-            json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "evaluator", "index": 0}}),
-            "this is 'evaluator' 0, but only the chief",
-        ),
+        (tf_config(["worker"], 0, worker=WORKERS), "type is no text"),
+        (tf_config("worker", 0, worker=["a:1", 5]), "no list of texts"),
+        (tf_config("worker", float("inf"), worker=["a:1"]), "index is 'inf', not a"),
+        (tf_config("worker", 0, worker=["a:99999"]), "'a:99999' is not"),
+        (tf_config("worker", 0, worker=["a:1", "a:1"]), "twice"),
+        (tf_config("worker", 0, worker=WORKERS, ps=["d:4"]), "job 'ps'"),
+        (tf_config("worker", 3, worker=WORKERS), "'worker' 3, but"),
+        (tf_config("evaluator", 0, worker=WORKERS), "this is 'evaluator' 0, but only the chief"),
     ],
 )
 def test_a_tf_config_that_cannot_be_is_refused(text, reason, monkeypatch):
@@ -119,15 +110,11 @@ def test_slurm_tasks_that_are_laid_out_otherwise_are_refused(monkeypatch):
         (dict(STEP_NUM_TASKS="x"), "SLURM_STEP_NUM_TASKS is 'x'"),
         (dict(STEP_NUM_TASKS="5"), "5 tasks"),
         (dict(PROCID=None), "SLURM_PROCID is not set"),
-        (dict(PROCID="-1"), "SLURM_PROCID is '-1'"),
         (dict(PROCID="4"), "of which this is number 4"),
         (dict(STEP_NODELIST="n[1-"), r"n\[1-"),
         (dict(STEP_NODELIST="n[2-1]"), "are not"),
         (dict(STEP_NODELIST="n[1-999999999]"), "not as in"),
-        (dict(STEP_NODELIST="n[1-3]"), "'n3'"),
-        (dict(STEP_NODELIST=""), "SLURM_STEP_NODELIST is ''"),
         (dict(STEP_TASKS_PER_NODE="2(x"), "SLURM_STEP_TASKS_PER_NODE"),
-        (dict(STEP_TASKS_PER_NODE=None), "SLURM_STEP_TASKS_PER_NODE"),
     ],
 )  # fmt: skip
 def test_slurm_variables_that_cannot_be_are_one_line(changes, reason, monkeypatch):
