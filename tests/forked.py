@@ -116,6 +116,7 @@ def _run(module, words, environment, files, cwd):
     os.environ.update(environment)
     os.chdir(cwd)
     os.fsync = lambda descriptor: None  # as conftest.py does
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup runs the tests
     if FORK_AGAIN in environment:
         _fork_at_each_start()
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]

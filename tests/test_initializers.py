@@ -1,7 +1,6 @@
 """Initial values that come from the training examples are made of the first of them, and only where they are used."""
 
 import dataclasses
-import types
 
 import element_workloads
 import jobs
@@ -12,11 +11,9 @@ import toy_workload
 import trainings
 
 import tower_train
-from tower_train import Config, Examples, initializers
-from tower_train.cluster.task import Task
+from tower_train import Config, initializers
 from tower_train.config import EvaluateOptions, ExportOptions
 from tower_train.inference import saved_model
-from tower_train.run import sessions
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -123,26 +120,3 @@ def test_what_a_checkpoint_lacks_begins_with_it(workload, calls, tmp_path):
     after, (_, (features, _)) = jobs.variables(tmp_path), toy_arrays()
     np.testing.assert_array_equal(after["center"], features[:COUNT].mean(axis=0))
     np.testing.assert_array_equal(after["hidden/weights"], before["hidden/weights"])
-
-
-@pytest.mark.parametrize(("is_chief", "expected"), [(True, 1), (False, 0)])
-def test_of_several_workers_only_the_chief_computes_it(calls, is_chief, expected):
-    examples = Examples.from_arrays("numbers", np.arange(9.0), np.arange(9))
-
-    def total(features, labels):
-        calls.append(features)
-        return features.sum()
-
-    task = Task(("a:1", "b:1"), 0 if is_chief else 1)
-    member = types.SimpleNamespace(task=task, target="", devices=types.SimpleNamespace(session_config=None),
-                                   session_opened=lambda session: None, note_step=lambda: None)  # fmt: skip
-    with tf.Graph().as_default():
-        variable = v1.get_variable("sum", [], tf.float64, initializers.FromExamples(examples, 4, total))
-        received = tf.no_op() if is_chief else variable.assign(6.0, read_value=False)
-        built = types.SimpleNamespace(
-            saved=types.SimpleNamespace(variables=[variable], broadcast=received),
-            stream=types.SimpleNamespace(initializer=tf.no_op(), state=None),
-        )
-        with sessions.open_session(built, member, 1, None) as session:
-            assert session.run(variable) == 6
-    assert len(calls) == expected
