@@ -71,7 +71,7 @@ def test_values_of_a_near_type_are_taken():
     ({"gpus": (0, 1), "num_gpus": 3}, ["--num_gpus=3", "--gpus=0,1"]),
     ({"gpus": (0, 1), "device": "cpu"}, ["--gpus=0,1", "--device=cpu"]),
     ({"all_reduce": "add_n", "variable_update": "cpu"}, ["--all_reduce=add_n", "--variable_update=auto or mirrored"]),
-    ({"profile_steps": (5, 3)}, ["--profile_steps=5,3", "10,20"]),
+    *(({"profile_steps": steps}, ["--profile_steps=", "10,20"]) for steps in ((5, 3), (10,), (1, 2, 3))),
     ({"check_towers": "65"}, ["--check_towers=65", "from 2 to 64"]),
     ({"worker_hosts": "a:1,b:2"}, ["--worker_hosts=a:1,b:2", "--task_index"]),
     ({"worker_hosts": "a:1,b:2", "task_index": 2}, ["--worker_hosts=a:1,b:2", "--task_index=2"]),
@@ -155,3 +155,10 @@ def test_text_that_is_no_value_is_refused_as_it_was_given(name, text):
     with pytest.raises(ConfigError) as error:
         parse(OPTIONS[name], text)
     assert str(error.value) == f"--{name}={text}: it must be {allowed(OPTIONS[name])}."
+
+
+def test_so_is_such_an_export_dir_but_a_colon_is_allowed():
+    with pytest.raises(ConfigError, match="^--export_dir=gs://bucket: it must be a local or mounted folder"):
+        ExportOptions(train_dir="runs/one", export_dir="gs://bucket")
+    for path in ("runs/a:b", "runs/12:30:00", "/mnt/gs:/run", "a:b/c"):
+        assert Config(train_dir=path).train_dir == path

@@ -13,6 +13,7 @@ import pytest
 
 from cifar10 import generated
 from tower_train import Config, EvaluateOptions, __main__, console, errors, evaluate_run, train
+from tower_train.options import command_line
 from tower_train.run import signals
 from tower_train.run import train as running
 
@@ -137,3 +138,13 @@ def test_the_rooms_of_the_package_that_programs_use_need_no_import_of_their_own(
     program = f"import tower_train; print(*(room.__name__ for room in ({', '.join(names)})))"
     done = jobs.command("-c", program)
     assert (done.returncode, done.stdout) == (0, " ".join(names) + "\n")
+
+
+def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as left:
+        command_line.run(interrupted)
+    assert left.value.code == 130
+    assert capsys.readouterr().err.count("\n") == 1

@@ -91,6 +91,10 @@ class TestClassificationMetrics:
         np.testing.assert_array_equal(found["precision @ 1"], np.zeros(7))
         np.testing.assert_array_equal(found["precision @ 5"], [1, 1, 1, 1, 0, 0, 0])
 
+    @pytest.mark.parametrize(("classes", "ranks"), [(2, [1]), (5, [1]), (6, [1, 5])])
+    def test_the_first_five_are_told_only_where_there_are_more(self, classes, ranks):
+        assert list(classification_metrics(np.zeros([1, classes]), [0])) == [f"precision @ {k}" for k in ranks]
+
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_softmax_cross_entropy_is_the_mean_negative_log_probability(dtype):
@@ -101,3 +105,17 @@ def test_softmax_cross_entropy_is_the_mean_negative_log_probability(dtype):
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     assert found.dtype == dtype
     assert found == pytest.approx(-np.mean(np.log(probabilities[np.arange(50), labels])), rel=1e-6)
+
+
+class TestLabels:
+    LOGITS = np.array([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0]])
+    LABELS = np.array([1, 0])
+
+    @pytest.mark.parametrize("kind", ["u1", "i1", "u2", "i2", "i4", "u4", "i8"])
+    def test_integers_of_every_type_are_classes(self, kind):
+        labels = self.LABELS.astype(kind)
+        logarithms = self.LOGITS - np.log(np.exp(self.LOGITS).sum(axis=1, keepdims=True))
+        loss = evaluate(lambda: workload.softmax_cross_entropy(tf.constant(self.LOGITS), tf.constant(labels)))
+        assert loss == pytest.approx(-(logarithms[0, 1] + logarithms[1, 0]) / 2)
+        hits = evaluate(lambda: workload.classification_metrics(tf.constant(self.LOGITS), tf.constant(labels)))
+        np.testing.assert_array_equal(hits["precision @ 1"], [1, 0])

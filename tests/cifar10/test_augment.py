@@ -100,3 +100,9 @@ def test_preparation_is_the_standardised_central_crop(prepared):
     images, _ = draw(5, seed=1)
     expected = [standardized(image[4:28, 4:28].astype(float)) for image in images]
     np.testing.assert_allclose(prepared(images), expected, atol=3e-6)
+
+
+def test_the_least_and_the_greatest_draw_stay_inside_the_image(augmented):
+    images, _ = draw(2)
+    numbers = np.stack([np.zeros(4, np.float32), np.full(4, np.nextafter(np.float32(1), np.float32(0)))])
+    np.testing.assert_allclose(augmented(images, numbers), published(images, numbers), atol=3e-6)

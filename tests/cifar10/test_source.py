@@ -135,3 +135,8 @@ def test_default_directory_follows_the_environment(monkeypatch, environment, exp
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert str(directories.default_directory()) == expected
+
+
+def test_cifar10_that_cannot_be_had_is_an_error(tmp_path):
+    with pytest.raises(errors.DataError, match="could not be downloaded.*put its files"):
+        source.examples(DataRequest("train", "cifar10"))

@@ -275,3 +275,17 @@ def test_a_cache_directory_that_cannot_be_written_matters_to_disk_only(original,
     assert load(original).num_examples == 18
     with pytest.raises(errors.DataError, match="^--cache=disk: .*cannot be written"):
         load(original, cache="disk")
+
+
+def test_long_summaries_count_what_they_do_not_name(root):
+    for i in range(25):
+        (root / "test" / "cat" / f"{i:02}.jpg").write_text("")
+    with pytest.raises(errors.DataError, match="^25 of 31 images.* cat/19.jpg is empty; and 5 more. Mend") as raised:
+        load(root, "test")
+    assert "20.jpg" not in str(raised.value)
+
+
+def test_memory_is_taken_unasked_if_the_images_take_half_of_what_is_free():
+    asked = [("auto", 50), ("auto", 51), ("memory", 100), ("disk", 999), ("none", 1)]
+    found = [images.place(cache, size, free_bytes=100) for cache, size in asked]
+    assert found == ["memory", "none", "memory", "disk", "none"]

@@ -1,5 +1,6 @@
 """A folder appears whole or not at all."""
 
+import os
 import subprocess
 import sys
 
@@ -94,3 +95,11 @@ def test_processes_that_want_the_same_folder_take_turns(tmp_path):
     for process in (first, *others):
         assert process.communicate(timeout=30) == ("", "") and process.returncode == 0
     assert _names(tmp_path / "data") == ["done", "first"]
+
+
+def test_a_complete_folder_is_used_where_nothing_may_be_written(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    _fill(folder)
+    publish.publish_folder(folder, pytest.fail, _is_complete)
+    assert os.listdir(tmp_path) == ["data"]

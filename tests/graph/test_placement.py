@@ -169,3 +169,8 @@ def test_a_card_that_is_newer_than_tensorflows_binaries_is_one_line_about_what_i
     else:
         assert lines == []
     assert devices.place(Config(gpus=(1,)), [devices.Gpu("new", (99, 0)), devices.Gpu("usual", (8, 0))]).notes == ()
+
+
+def test_the_placement_log_reaches_the_session():
+    for gpus_here in ([], ["a"]):
+        assert devices.place(Config(log_device_placement=True), gpus_here).session_config.log_device_placement

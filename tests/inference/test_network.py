@@ -104,6 +104,20 @@ class TestViews:
         with pytest.raises(GraphError, match=f"^workload toy: .*{message}"):
             self.built(views, lambda x, training: network(tf.cast(x, tf.float32), training))
 
+    def test_they_are_computed_one_after_the_other(self, graph):
+        seen, outputs = [], []
+
+        def network(features, training):
+            seen.append(features)
+            outputs.append(2 * features)
+            return outputs[-1]
+
+        self.built(lambda x: [(0.5, x), (0.25, -x), (0.25, x + 1)], network)
+        for tower in (0, 3):
+            assert seen[tower].op.control_inputs == []
+            for i in (1, 2):
+                assert seen[tower + i].op.control_inputs == [outputs[tower + i - 1].op]
+
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_examples_by_index_start_no_tuner_for_which_a_session_would_wait_when_it_closes(kind):

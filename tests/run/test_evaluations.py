@@ -134,3 +134,14 @@ def test_a_split_that_is_not_there_cannot_be_evaluated(tmp_path):
     jobs.train_toy(tmp_path, max_steps=2)
     with pytest.raises(errors.ConfigError, match="no validation examples to evaluate.*--validation_fraction=0.1"):
         next(saved_run.evaluate_run(EvaluateOptions(train_dir=str(tmp_path), split="validation")))
+
+
+def test_once_only_where_both_ask_for_it(tmp_path):
+    jobs.train_toy(tmp_path, **AT_END | dict(max_steps=10), eval_at_end=True)
+    points = jobs.events(tmp_path / "eval").Scalars("precision @ 1")
+    assert [point.step for point in points] == [5, 10]
+
+
+def test_a_run_that_is_stopped_early_is_not_evaluated(tmp_path):
+    assert jobs.train_toy(tmp_path, [jobs.stop_at(1)], max_steps=7, eval_at_end=True).step == 1
+    assert "evaluation" not in jobs.read_json(tmp_path, "result.json")

@@ -243,3 +243,11 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path):
     assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
     assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
     assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
+
+
+def test_the_first_interval_after_a_resume_counts_its_own_steps(tmp_path, monkeypatch):
+    jobs.train_toy(tmp_path, max_steps=7, log_every_steps=5)
+    clock = Clock(monkeypatch)
+    jobs.train_toy(tmp_path, [clock.hook(lambda step: 0.5)], max_steps=15, log_every_steps=5)
+    assert [record["step"] for record in jobs.metrics(tmp_path)] == [5, 10, 15]
+    assert [record["examples_per_sec"] for record in jobs.metrics(tmp_path)[1:]] == [32.0, 32.0]

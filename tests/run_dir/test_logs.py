@@ -130,3 +130,13 @@ def test_curves_are_on_disk_up_to_every_checkpoint(tmp_path):
 
     jobs.train_toy(tmp_path, [Looking()], max_steps=30, save_every_steps=10, summary_every_steps=0)
     assert found == {0: [], 10: [5, 10], 20: [5, 10, 15, 20], 30: [5, 10, 15, 20, 25, 30]}
+
+
+def test_events_whose_file_was_removed_go_on_in_a_new_one(tmp_path):
+    writer = logs.EventWriter(tmp_path)
+    for step in range(3):
+        logs.add_scalars(writer, {"a": step / 2}, step)
+        if step == 1:
+            next(tmp_path.iterdir()).unlink()
+    writer.close()
+    assert [event.step for event in jobs.events(tmp_path).Scalars("a")] == [2]

@@ -1,6 +1,7 @@
 """A run is resumed as what it was, and as nothing else."""
 
 import dataclasses
+import importlib
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ import pytest
 import toy_workload
 
 from tower_train import Examples, errors
+from tower_train.run_dir import manifest
 
 
 @pytest.fixture
@@ -144,3 +146,19 @@ def test_another_workload_is_refused_before_its_data_are_fetched(tmp_path):
     with pytest.raises(errors.RunError, match="workload was toy, now other. Give .*, --workload=toy_workload, or"):
         jobs.train_toy(tmp_path, workload=other, max_steps=2)
     assert not fetched
+
+
+def test_workers_share_the_code_of_the_networks_module_or_of_all_its_package(toy_run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_package").mkdir()
+    network = "def inference(features, training):\n    return features\n"
+    for name in ("a_package/__init__.py", "a_package/network.py", "a_package/layers.py", "alone.py", "beside.py"):
+        (tmp_path / name).write_text(network)
+    run_json = jobs.read_json(toy_run, "run.json")
+    for module, changes in (("a_package.network", {"a_package/layers.py"}), ("alone", {"alone.py"})):
+        network = importlib.import_module(module).inference
+        workload = dataclasses.replace(toy_workload.WORKLOAD, inference=network)
+        for name in ("a_package/layers.py", "alone.py", "beside.py"):
+            before = manifest.same_everywhere(run_json, workload)["code"]
+            (tmp_path / name).write_text(f"{(tmp_path / name).read_text()}# {module}\n")
+            assert (manifest.same_everywhere(run_json, workload)["code"] != before) == (name in changes), (module, name)
