@@ -9,11 +9,13 @@ import gc
 import os
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from tower_train import host
 
+_noticed = weakref.WeakValueDictionary()  # {id: what a notice_once was about}
 _bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
 
 
@@ -25,6 +27,13 @@ def say(*lines: str) -> None:
 def notice(text: str) -> None:
     """Prints one line on standard error, for the person who started the program, whatever its output is for."""
     _print(sys.stderr, [f"tower_train: {text}"])
+
+
+def notice_once(about: Any, text: str) -> None:
+    """Prints a notice about an object, such as a variable, unless there has been one."""
+    if _noticed.get(id(about)) is not about:
+        _noticed[id(about)] = about
+        notice(text)
 
 
 def _print(stream: TextIO, lines) -> None:

@@ -19,9 +19,9 @@ from tower_train import host
 from tower_train.bench import attribution, comparison, trainer
 from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.sides import BenchmarkOptions
+from tower_train.examples import DataRequest
 from tower_train.graph import devices, record, training, transfer
 from tower_train.run import choices
-from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
 

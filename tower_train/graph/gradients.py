@@ -1,21 +1,18 @@
 """Gradients: their mean over towers, their weight decay, and the update only if all of them are finite."""
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.console import enumeration, notice
+from tower_train.console import enumeration, notice_once
 
 v1 = tf.compat.v1
 _MOST_NAMES = 3  # in a message
 
 Gradient = tf.Tensor | tf.IndexedSlices | None
 GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
-
-_untrained = weakref.WeakValueDictionary()  # {id: variable} of those that a notice has named
 
 
 def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndVariables:
@@ -53,7 +50,10 @@ def with_gradients(tower_grads: list[GradientsAndVariables]) -> list[GradientsAn
         if not missing:
             trained.append(i)
         elif len(missing) == len(tower_grads):
-            _name_untrained(variable)
+            name = name_of(variable)
+            notice_once(
+                variable, f"The loss does not depend on {name}: it has no gradient in any tower and is not trained."
+            )
         else:
             raise errors.GraphError(
                 f"{name_of(variable)} has no gradient in {', '.join(missing)} but has one in the other towers. Every "
@@ -170,13 +170,6 @@ def _are_finite(values: Sequence[Gradient]) -> tf.Tensor:
 def name_of(variable) -> str:
     """Returns a variable's name for people, and for other workers."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")  # Keras' name lacks the layer's
-
-
-def _name_untrained(variable) -> None:
-    """Names it once, even if an eager program does many steps."""
-    if _untrained.get(id(variable)) is not variable:
-        _untrained[id(variable)] = variable
-        notice(f"The loss does not depend on {name_of(variable)}: it has no gradient in any tower and is not trained.")
 
 
 def _check_same_variables(tower_grads: list[GradientsAndVariables]) -> None:

@@ -5,8 +5,8 @@ import math
 
 import tensorflow as tf
 
+from tower_train.examples import Tensors
 from tower_train.graph.gradients import GradientsAndVariables
-from tower_train.workload import Tensors
 
 v1 = tf.compat.v1
 

@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, user_functions
-from tower_train.examples import Mixed, Weighted
+from tower_train.examples import Examples, Mixed, Tensors, Weighted
 from tower_train.graph import context
 from tower_train.measures import classification_metrics, softmax_cross_entropy
-from tower_train.workload import Examples, Tensors, Workload
+from tower_train.workload import Workload
 
 v1 = tf.compat.v1
 

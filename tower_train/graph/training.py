@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import Config
+from tower_train.examples import Examples, Tensors
 from tower_train.graph import class_weights, random_state, summaries
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, ParamGroup
@@ -25,7 +26,7 @@ from tower_train.graph.stream import Stream, training_stream
 from tower_train.graph.towers import activation_notes, check_classes, seeded, tower_loss
 from tower_train.graph.transfer import choose_transfer
 from tower_train.graph.update import Counters, prepare_update
-from tower_train.workload import Examples, Tensors, Workload, softmax_cross_entropy
+from tower_train.workload import Workload, softmax_cross_entropy
 
 v1 = tf.compat.v1
 

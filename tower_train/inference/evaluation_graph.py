@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, user_functions
-from tower_train.examples import Examples, Weighted, in_fixed_order
+from tower_train.examples import Examples, Tensors, Weighted, in_fixed_order
 from tower_train.graph import towers
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
@@ -18,7 +18,7 @@ from tower_train.graph.stream import iterator_over, prepared, with_batch_size
 from tower_train.graph.transfer import Batches
 from tower_train.graph.variables import Variables
 from tower_train.inference import network
-from tower_train.workload import Tensors, Workload
+from tower_train.workload import Workload
 
 
 class EvaluationStream(NamedTuple):

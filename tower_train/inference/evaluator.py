@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.examples import Examples
 from tower_train.graph import devices, shortages, step_failures
 from tower_train.inference.evaluation_graph import check_modes, evaluation_graph
 from tower_train.inference.whole_set import WholeSet
 from tower_train.measures import MIN
 from tower_train.run_dir import checkpoint
-from tower_train.workload import Examples, Workload
+from tower_train.workload import Workload
 
 v1 = tf.compat.v1
 _Z = statistics.NormalDist().inv_cdf(0.975)  # the two-sided 95 % quantile

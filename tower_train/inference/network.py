@@ -5,11 +5,12 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors, user_functions
+from tower_train.examples import Examples, Tensors
 from tower_train.graph import context, towers, update
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
 from tower_train.graph.variables import Variables
-from tower_train.workload import Examples, Tensors, Workload
+from tower_train.workload import Workload
 
 v1 = tf.compat.v1
 

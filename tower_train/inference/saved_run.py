@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from tower_train import console, errors
 from tower_train.config import EvaluateOptions, RunOptions
-from tower_train.examples import TEST, TRAIN, VALIDATION
+from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest, Examples
 from tower_train.graph import devices
 from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.run_dir import best, checkpoint, directory, logs
-from tower_train.workload import DataRequest, Examples, Workload, load
+from tower_train.workload import Workload, load
 
 T = TypeVar("T")
 RESULT_NAMES = {TEST: "evaluation", VALIDATION: "validation", TRAIN: "train_evaluation"}  # in result.json

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tower_train.config import DeviceOptions, RunOptions
+from tower_train.examples import Examples, Tensors
 from tower_train.graph import devices, stream, towers
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
@@ -13,7 +14,7 @@ from tower_train.graph.layout import Tower
 from tower_train.graph.variables import Variables
 from tower_train.inference import network, saved_run
 from tower_train.run_dir import checkpoint
-from tower_train.workload import Examples, Tensors, Workload
+from tower_train.workload import Workload
 
 v1 = tf.compat.v1
 Named = dict[str, tf.Tensor]

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tower_train.config import Config
 from tower_train.console import ProgressBar
+from tower_train.examples import Examples
 from tower_train.graph import devices
 from tower_train.graph.training import training_graph
-from tower_train.workload import Examples, Workload
+from tower_train.workload import Workload
 
 v1 = tf.compat.v1
 LOSS, _GRADIENT = "the loss", "the gradient of "

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import enumeration
-from tower_train.examples import Weighted
+from tower_train.examples import Examples, Tensors, Weighted
 from tower_train.graph import step_failures, summaries
 from tower_train.graph.layout import Layout
 from tower_train.graph.stream import training_stream
 from tower_train.inference.evaluation_graph import evaluation_stream
 from tower_train.run import sheet
-from tower_train.workload import Examples, Tensors, Workload
+from tower_train.workload import Workload
 
 v1 = tf.compat.v1
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tower_train.config import Config
-from tower_train.examples import TEST, TRAIN, VALIDATION
+from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest, Examples
 from tower_train.graph import devices
 from tower_train.inference import curves, report
 from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.inference.saved_run import RESULT_NAMES, curves_folder, write_curves
 from tower_train.run_dir import checkpoint, directory, logs
 from tower_train.run_dir.best import Best
-from tower_train.workload import DataRequest, Examples, Workload
+from tower_train.workload import Workload
 
 TRAINING_EXAMPLES = 1000  # that each evaluation looks at: enough to see by 3 % that a network learns them by heart
 

@@ -10,6 +10,7 @@ from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.config import Config
 from tower_train.console import enumeration
+from tower_train.examples import DataRequest, Examples
 from tower_train.graph import elements
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
@@ -18,7 +19,7 @@ from tower_train.proof.towers import compare_towers
 from tower_train.run import choices, data_check, messages
 from tower_train.run.evaluations import Evaluations
 from tower_train.run_dir import checkpoint, directory, manifest
-from tower_train.workload import DataRequest, Examples, Workload
+from tower_train.workload import Workload
 
 _MOST_NAMES = 10  # of variables, in a line
 _COMPARED = "compared_with_one_tower"  # key of run.json

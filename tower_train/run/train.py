@@ -158,8 +158,7 @@ def run(start: Start, user_hooks: UserHooks, received: signals.Received, members
         stack.callback(user_hooks.close)
         user_hooks.extend_graph()
         # A step with an all-reduce may have to be ended.
-        is_averaged = graph.layout.num_workers > 1 or start.config.variable_update == "mirrored"
-        note_stall = membership.note_stall if is_averaged else lambda what, seconds: None
+        note_stall = membership.note_stall if graph.layout.num_replicas > 1 else lambda what, seconds: None
         watchdog = stack.enter_context(StepWatchdog(start.config.stall_timeout_secs, graph.progress, note_stall))
         with (
             shortages.named(graph.layout.tower_batch, start.config.accumulate_steps),

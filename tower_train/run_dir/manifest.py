@@ -16,8 +16,9 @@ import tensorflow as tf
 from tower_train import __version__, errors
 from tower_train.config import Config, is_remote
 from tower_train.console import one_line
+from tower_train.examples import Examples
 from tower_train.options import Options
-from tower_train.workload import Examples, Workload
+from tower_train.workload import Workload
 
 
 def describe(

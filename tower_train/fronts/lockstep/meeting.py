@@ -1,6 +1,5 @@
 """From the towers' tensors to the batch's: joined rows, means over examples, metrics, assigned variables, reports."""
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ from tower_train.fronts import compat
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.exchange import Exchange
 from tower_train.fronts.lockstep.tower import Tower
-
-_noticed = weakref.WeakValueDictionary()  # {id: variable} of those that a notice has named
 
 
 class Meeting:
@@ -126,10 +123,10 @@ class Meeting:
                 "steps.Once(function) with a function that assigns, of joined tensors where it needs the whole batch; "
                 "a metric must be an attribute of the model."
             )
-        if not self.is_alone and id(variable) not in _noticed:
-            _noticed[id(variable)] = variable
+        if not self.is_alone:
             value = "the mean of what the towers assign, each" if is_mean else "what the first tower assigns,"
-            console.notice(f"{variable.path} gets {value} for its part of the batch: on one device it would differ.")
+            text = f"{variable.path} gets {value} for its part of the batch: on one device it would differ."
+            console.notice_once(variable, text)
 
     def logs(self, returned: Sequence[Any]) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Merges what the towers' own steps returned, once metrics are up to date.

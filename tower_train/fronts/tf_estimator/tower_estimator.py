@@ -13,7 +13,7 @@ from tensorflow.python.training import training as training_module
 from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.fronts import compat, placement
-from tower_train.fronts.tf_estimator import captured, inputs, library, towers, workers
+from tower_train.fronts.tf_estimator import captured, inputs, library, model_fn_towers, workers
 from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.graph import devices
 from tower_train.graph.collectives import AllReduce
@@ -143,12 +143,12 @@ class Estimator(library.estimator.Estimator):
         places = self._placed.towers[: None if isinstance(features, inputs.Batches) else 1]
         worker = training.member.devices.worker if training.member else 0
         with v1.device(self._device_fn):
-            specs, captures = towers.build_towers(
+            specs, captures = model_fn_towers.build_towers(
                 call, batches, places, training.all_reduce.num_workers, worker, self._config.tf_random_seed
             )
             spec = specs[0]
             if mode == TRAIN:
-                spec = towers.train_step(specs, captures, training.all_reduce, training.guard)
+                spec = model_fn_towers.train_step(specs, captures, training.all_reduce, training.guard)
         path = self._restored or (None if worker else self.latest_checkpoint())
         if path and not spec.scaffold.saver:
             self._compare_with_checkpoint(path)
@@ -206,7 +206,7 @@ class _Training:
         self, placed: devices.Devices, member: Membership | None = None, steps: int | None = None,
         max_steps: int | None = None,
     ):  # fmt: skip
-        self.member, self.steps, self.max_steps, self.guard = member, steps, max_steps, towers.FiniteGuard()
+        self.member, self.steps, self.max_steps, self.guard = member, steps, max_steps, model_fn_towers.FiniteGuard()
         num_workers = placed.num_workers
         self.num_towers = len(placed.towers) * num_workers
         kind = "collective" if num_workers > 1 else "add_n"
