@@ -193,7 +193,6 @@ class SimClr(OneDevice, keras.Model):
         "probe_optimizer": keras.optimizers.Adam(0.01),
     },
     lambda: {"x": tf.data.Dataset.from_tensor_slices((np.tanh(numbers(11, 6, 6, 3)) ** 2, classes(11, 3))).batch(7)},
-    on_workers=True,
 )
 def simclr():
     """vision/semisupervised_simclr.py: every example is compared with all others of the batch."""

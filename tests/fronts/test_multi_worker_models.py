@@ -45,8 +45,8 @@ class Workers:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Two workers with two towers each, of which the second is killed at the end."""
-    workers = Workers(2, 2, tmp_path_factory.mktemp("two"))
+    """Two workers, of which the second is killed at the end."""
+    workers = Workers(2, tmp_path_factory.mktemp("two"))
     assert workers.statuses == [138, -9], workers.outputs
     return workers
 
@@ -54,11 +54,11 @@ def two(tmp_path_factory):
 @pytest.mark.parametrize("name", ["two outputs", "with state"])
 def test_workers_equal_one_process_and_each_other_to_the_bit(two, name):
     """Sparse gradients, added losses, weighted examples and shuffling as plain Keras has them; batch normalisation,
-    dropout and a start from a backup as the towers of one process; 54 steps, every sixth with a batch of one."""
+    dropout and a start from a backup as the towers of one process; 24 steps, every sixth with a batch of one."""
     chief, other = two.named(name)
     assert chief["weights differ by"] < ROUNDING and chief["history differs by"] < ROUNDING
     assert (other["weights"], other["history"]) == (chief["weights"], chief["history"])
-    assert other["steps"] == chief["steps"] == 54
+    assert other["steps"] == chief["steps"] == 24
 
 
 def test_two_workers_train_the_examples_of_keras_as_keras_does_on_one_device(two):
@@ -77,9 +77,9 @@ def test_calls_for_one_batch_begin_with_the_chiefs_weights_and_do_what_numpy_doe
 
 def test_the_chief_alone_writes_and_prints(two):
     chiefs, others = ([report["files"] for report in own if "files" in report] for own in two.reports)
-    assert chiefs == [sorted([*(f"{epoch}.keras" for epoch in range(1, 10)), "backup", "log.csv"])] and others == [[]]
+    assert chiefs == [sorted([*(f"{epoch}.keras" for epoch in range(1, 5)), "backup", "log.csv"])] and others == [[]]
     shown = ["Epoch 1/2" in output for output in two.outputs]
-    assert shown == [True, False] and "Epoch 3/9" in two.outputs[0] and "Epoch 2/9" not in two.outputs[0]
+    assert shown == [True, False] and "Epoch 3/4" in two.outputs[0] and "Epoch 2/4" not in two.outputs[0]
 
 
 def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(two):

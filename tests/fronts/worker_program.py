@@ -1,6 +1,9 @@
-"""A Keras program that is a worker: python -m worker_program TOWERS FOLDER trains, and prints what came out.
+"""A Keras program that is a worker: python -m worker_program FOLDER trains, and prints what came out.
 
-The chief trains everything once more in this process alone, and prints by how much it differs.
+The chief trains everything once more in this process alone, and prints by how much it differs. All of keras_examples.py
+and keras_step_examples.py instead of a few:
+
+    scripts/local_cluster --workers=2 -- python tests/fronts/worker_program.py
 """
 
 import json
@@ -21,7 +24,8 @@ from tower_train.fronts.lockstep.model import TowerModel
 
 layers, callbacks = keras.layers, keras.callbacks
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
-EXAMPLES, BATCH = 46, 9  # so that an epoch ends with a batch of one
+EXAMPLES, BATCH, EPOCHS = 46, 9, 4  # so that an epoch ends with a batch of one
+TOWERS = 2
 rng = np.random.default_rng(0)
 X, Y, WEIGHTS = rng.normal(size=[EXAMPLES, 4]), rng.integers(0, 3, EXAMPLES), rng.random(EXAMPLES)
 WORDS = rng.integers(0, 7, [EXAMPLES, 5])
@@ -54,7 +58,7 @@ def with_state():
 class Trial:
     """A model that all workers train; their initial weights and random states differ."""
 
-    def __init__(self, build, towers):
+    def __init__(self, build, towers=1):
         self.cluster, self._build = tower_train.cluster.current(), build
         self.towers = towers * self.cluster.size
         keras.utils.set_random_seed(self.cluster.rank)
@@ -89,38 +93,38 @@ def _largest_difference(pairs):
     return max(np.abs(np.subtract(a, b, dtype=float)).max() for a, b in pairs)
 
 
-def outputs_and_losses(towers):
+def outputs_and_losses():
     """Trains as plain Keras does, in batches that Keras shuffles."""
-    trial = Trial(two_outputs, towers)
+    trial = Trial(two_outputs, TOWERS)
     data = dict(x={"words": WORDS, "features": X}, y=[Y, X[:, :1]], sample_weight=[WEIGHTS, WEIGHTS])
-    data |= dict(batch_size=BATCH, epochs=9)
+    data |= dict(batch_size=BATCH, epochs=EPOCHS)
     trial.compare("two outputs", trial.parallel.fit(**data, verbose=0).history, False, **data)
     return trial, data
 
 
-def state(towers, folder):
+def state(folder):
     """Trains two epochs, and once the weights are lost goes on from their backup."""
-    trial = Trial(with_state, towers)
+    trial = Trial(with_state)
     folder = folder / f"of worker {trial.cluster.rank}"
     folder.mkdir()
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
     data = dict(x=dataset, class_weight={0: 1.0, 1: 2.0, 2: 0.5}, validation_data=(X, Y, WEIGHTS))
     writers = [callbacks.ModelCheckpoint(folder / "{epoch}.keras"), callbacks.CSVLogger(folder / "log.csv")]
     writers.append(callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False))
-    for epochs in (2, 9):
+    for epochs in (2, EPOCHS):
         history = trial.parallel.fit(**data, epochs=epochs, callbacks=writers, verbose=2).history
         if epochs == 2:
             trial.parallel.set_weights([weight + trial.cluster.rank for weight in trial.parallel.get_weights()])
-    trial.compare("with state", history, True, **data, epochs=9)
+    trial.compare("with state", history, True, **data, epochs=EPOCHS)
     report(files=sorted(os.listdir(folder)))
     return trial
 
 
-def on_batch(towers):
+def on_batch():
     """Trains and evaluates one batch, from the chief's weights; prints by how much numpy differs."""
     cluster, x, y = tower_train.cluster.current(), X[:BATCH], X[:BATCH, :1]
     model = keras.Sequential([keras.Input([4]), layers.Dense(1, use_bias=False)])
-    parallel = tower_train.multi_gpu_model(model, gpus=towers)
+    parallel = tower_train.multi_gpu_model(model, gpus=TOWERS)
     parallel.compile(keras.optimizers.SGD(0.25), "mse")
     kernel = model.layers[0].kernel
     before = kernel.numpy()
@@ -132,13 +136,11 @@ def on_batch(towers):
     report(name="on batch", weights=kernel.numpy().tolist(), expected=expected.tolist(), losses=losses)
 
 
-def examples(towers):
+def examples(names):
     """Trains keras.io's examples, and in the chief once more by plain Keras."""
-    for name, example in OF_KERAS.items():
-        if not example.on_workers:
-            continue
+    for name in names:
 
-        def trained(wrap, example=example):
+        def trained(wrap, example=OF_KERAS[name]):
             keras.utils.set_random_seed(1)
             model = example.build()
             wrapped = wrap(model)
@@ -146,7 +148,7 @@ def examples(towers):
             wrapped.fit(**example.data(), shuffle=False, verbose=0)
             return model.get_weights()
 
-        weights = trained(lambda model: tower_train.multi_gpu_model(model, gpus=towers))
+        weights = trained(lambda model: tower_train.multi_gpu_model(model, gpus=1))
         about = {"weights": _checksum(weights)}
         if tower_train.cluster.current().is_chief:
             expected = trained(lambda model: model)
@@ -158,9 +160,9 @@ def disagree(trial):
     """Calls fit with arguments or data that differ between the workers."""
     rank = trial.cluster.rank
     pieces = ((X[:9], Y[:9]) for _ in range(3 + rank))  # whose number nobody knows
-    another_order = dict(x=X, y=np.roll(Y, rank), shuffle=False, epochs=9)
-    differing = dict(x=X, y=Y, batch_size=8 + rank), dict(x=X[rank:], y=Y[rank:]), dict(x=pieces, epochs=4)
-    for data in (*differing, another_order, dict(x=UNSEEDED, epochs=9)):
+    another_order = dict(x=X, y=np.roll(Y, rank), shuffle=False, epochs=EPOCHS)
+    differing = dict(x=X, y=Y, batch_size=8 + rank), dict(x=X[rank:], y=Y[rank:]), dict(x=pieces, epochs=EPOCHS)
+    for data in (*differing, another_order, dict(x=UNSEEDED, epochs=EPOCHS)):
         try:  # Keras goes on counting the epochs of the backup
             trial.parallel.fit(verbose=0, **data)
         except errors.ConfigError as error:
@@ -170,7 +172,7 @@ def disagree(trial):
         dict(x=X, y=Y, validation_data=(X - rank, Y)),
     ):
         try:
-            trial.parallel.fit(verbose=0, shuffle=False, epochs=9, **data)
+            trial.parallel.fit(verbose=0, shuffle=False, epochs=EPOCHS, **data)
         except errors.ConfigError as error:
             report(other_data=str(error))
     found = trial.parallel.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
@@ -191,14 +193,16 @@ def report(**what):
     print(json.dumps(what), flush=True)
 
 
-def main(towers, folder):
+def main(folder=None):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     tower_train.cluster.init(gpus=(), worker_timeout_secs=8)
-    disagree(state(int(towers), pathlib.Path(folder)))
-    on_batch(int(towers))
-    examples(1)
-    die(*outputs_and_losses(int(towers)))
+    if folder is None:
+        return examples(OF_KERAS)
+    disagree(state(pathlib.Path(folder)))
+    on_batch()
+    examples([name for name, example in OF_KERAS.items() if example.on_workers])
+    return die(*outputs_and_losses())
 
 
 if __name__ == "__main__":
