@@ -49,7 +49,7 @@ RECIPE = {
     "lr_schedule": "linear",
     "label_smoothing": 0.09,
     # Ours.
-    "moving_average_decay": 0.0,
+    "ema": 0.0,
     "dtype": "auto",
     "eval_at_end": True,
 }

@@ -29,7 +29,7 @@ RECIPE = {
     "lr_schedule": "linear",
     "batch_size": 64,
     "epochs": 70.0,
-    "moving_average_decay": 0.0,
+    "ema": 0.0,
 }
 
 

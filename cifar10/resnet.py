@@ -28,7 +28,7 @@ RECIPE = {
     "learning_rate_decay_factor": 0.1,
     "batch_size": 128,
     "epochs": 164.0,
-    "moving_average_decay": 0.0,
+    "ema": 0.0,
 }
 
 

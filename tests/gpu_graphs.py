@@ -107,7 +107,7 @@ def trainer_step(network, has_gpus, **options):
     examples = Examples.from_arrays("drawn", values, labels, [f"class {i}" for i in range(classes)])
     sizes = {} if "batch_size" in options else {"batch_size": BATCH}
     limits = {name: None for name in ("global_batch_size", "epochs") if name in workload.recipe}
-    common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32", "moving_average_decay": 0.0}
+    common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32", "ema": 0.0}
     if options.get("variable_update") == "mirrored":
         common["stall_timeout_secs"] = 1800.0  # as a run has it by default
     config = workload.config(**(common | limits | sizes | options))

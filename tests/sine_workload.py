@@ -22,5 +22,5 @@ WORKLOAD = tower_train.Workload(
     network,
     loss=tower_train.mean_squared_error,
     metrics=tower_train.regression_metrics,
-    recipe={"optimizer": "adam", "learning_rate": 0.01, "batch_size": 32, "moving_average_decay": 0.9},
+    recipe={"optimizer": "adam", "learning_rate": 0.01, "batch_size": 32, "ema": 0.9},
 )

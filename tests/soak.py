@@ -36,7 +36,7 @@ PATIENCE_SECS = 180  # for a step, once nothing more happens; a busy machine may
 TRIALS_OF_A_RUN = 12
 OPTIONS = dict(
     workload="soak_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
-    moving_average_decay=0.9, batch_size=3, log_every_steps=1, save_every_steps=10, keep_checkpoints=4,
+    ema=0.9, batch_size=3, log_every_steps=1, save_every_steps=10, keep_checkpoints=4,
     eval_every_steps=40, summary_every_steps=10, check_data=False, check_towers="never",
 )  # fmt: skip
 WORKERS = dict(num_gpus=1, worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=60, stall_timeout_secs=60)

@@ -53,7 +53,7 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_is(name, value, allowe
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("num_gpus", 1), ("gpus", (0,)), ("seed", 0), ("seed", 2**63 - 1), ("moving_average_decay", 0.0),
+    ("num_gpus", 1), ("gpus", (0,)), ("seed", 0), ("seed", 2**63 - 1), ("ema", 0.0),
     ("learning_rate", 1e-30), ("accumulate_steps", 1024),
 ])  # fmt: skip
 def test_the_bounds_themselves_are_allowed(name, value):

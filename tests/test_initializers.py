@@ -64,9 +64,7 @@ def toy_arrays():
 def test_it_is_what_numpy_makes_of_the_first_training_examples(workload, calls, options):
     """Computed once, whatever the towers, copies and threads; the moving average begins with it."""
     examples, (features, labels) = toy_arrays()
-    _, variables = trainings.train(
-        workload, examples, 0, batch_size=8, learning_rate=0.1, moving_average_decay=0.9, **options
-    )
+    _, variables = trainings.train(workload, examples, 0, batch_size=8, learning_rate=0.1, ema=0.9, **options)
     [(found_features, found_labels)] = calls
     np.testing.assert_array_equal(found_features, features[:COUNT])
     np.testing.assert_array_equal(found_labels, labels[:COUNT])

@@ -121,7 +121,7 @@ def hasty(metrics, **workload):
 
 
 EVERY = dict(num_gpus=1, batch_size=4, optimizer="sgd", learning_rate=0.1, eval_every_steps=5, max_steps=20,
-             moving_average_decay=0, save_every_steps=0)  # fmt: skip
+             ema=0, save_every_steps=0)  # fmt: skip
 
 
 def own(outputs, labels):

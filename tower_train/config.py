@@ -236,9 +236,9 @@ class Config(DeviceOptions):
         1, "batches per tower and step, one after the other (gradient accumulation)", TRAINING,
         allowed="at least 1 and at most 1024",
     )  # fmt: skip
-    moving_average_decay: float = option(
-        0.9999, "decay per step of the moving averages of the weights; 0: none", OPTIMIZER,
-        allowed="at least 0 and below 1", resume="note",
+    ema: float = option(
+        0.9999, "decay per step of the exponential moving averages of the weights, which evaluation uses; 0: none",
+        OPTIMIZER, allowed="at least 0 and below 1", resume="note", was="moving_average_decay",
     )  # fmt: skip
     sync_batch_norm: bool = option(
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"

@@ -70,8 +70,8 @@ def optimizer(recipe: tower_train.Config) -> keras.optimizers.SGD:
         start * recipe.learning_rate,
         momentum=recipe.momentum if recipe.optimizer in ("momentum", "muon") else 0.0,
         nesterov=recipe.nesterov,
-        use_ema=recipe.moving_average_decay > 0,
-        ema_momentum=recipe.moving_average_decay,
+        use_ema=recipe.ema > 0,
+        ema_momentum=recipe.ema,
     )
 
 

@@ -8,7 +8,7 @@ import trainings
 from tower_train.graph import loss_scale
 
 STEPS, REAL_STEPS = 20, 5
-COMMON = dict(dtype="float64", optimizer="momentum", momentum=0.875, moving_average_decay=0.9,
+COMMON = dict(dtype="float64", optimizer="momentum", momentum=0.875, ema=0.9,
               log_every_steps=1, summary_every_steps=0, save_every_steps=0, check_data=False)  # fmt: skip
 ACCUMULATED = dict(workload="norm_workload", learning_rate=0.05, clip_gradients=0.5, batch_size=3)
 GLOBAL = dict(workload="norm_workload", learning_rate=0.05, clip_gradients=0.5, sync_batch_norm=True)

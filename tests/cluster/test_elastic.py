@@ -22,7 +22,7 @@ from tower_train.graph import devices
 TIMEOUT_SECS = 3
 COMMON = dict(
     workload="soak_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
-    moving_average_decay=0.9, log_every_steps=1, summary_every_steps=0, save_every_steps=5, keep_checkpoints=0,
+    ema=0.9, log_every_steps=1, summary_every_steps=0, save_every_steps=5, keep_checkpoints=0,
     check_data=False, check_towers="never", num_gpus=1, batch_size=3,
 )  # fmt: skip
 UNSEEN = dict(workload="norm_workload")

@@ -21,7 +21,7 @@ from tower_train.graph import devices
 
 TIMEOUT_SECS = 4
 COMMON = dict(
-    workload="norm_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, moving_average_decay=0.9,
+    workload="norm_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, ema=0.9,
     clip_gradients=0.5, log_every_steps=1, summary_every_steps=0, keep_checkpoints=0,
     num_gpus=1,
 )  # fmt: skip

@@ -7,7 +7,7 @@ import trainings
 import tower_train
 
 SIZE, CLASSES = 6, 3
-OPTIONS = dict(dtype="float64", learning_rate=0.05, optimizer="momentum", batch_size=8, moving_average_decay=0.9)
+OPTIONS = dict(dtype="float64", learning_rate=0.05, optimizer="momentum", batch_size=8, ema=0.9)
 
 
 def images():

@@ -70,7 +70,7 @@ def adamw():
 )
 def test_a_step_is_the_one_that_keras_does(examples, float64, optimizer, options, tolerance):
     """Loss, gradients, weight decay, moving statistics: from Keras' own layers, losses and optimizer, run eagerly."""
-    with opened(examples, small(), batch_size=24, moving_average_decay=0.0, **options) as (built, session):
+    with opened(examples, small(), batch_size=24, ema=0.0, **options) as (built, session):
         start, ended, [loss] = before_and_after(session, built, 1)
     model = keras.models.clone_model(small()())
     layers = [layer for layer in model.layers if layer.weights]
@@ -127,7 +127,7 @@ def test_an_exported_network_with_tables_looks_up_what_keras_does(tmp_path):
     texts = tower_train.Examples.from_arrays("words", words, np.arange(16) % CLASSES, ["a", "b", "c"])
     task, folder = workload(texts, with_tables), tmp_path / "export"
     tower_train.train(task, Config(train_dir=str(tmp_path / "run"), max_steps=3, batch_size=4, num_gpus=2, device="cpu",
-                                   moving_average_decay=0.0, check_data=False, summary_every_steps=0))  # fmt: skip
+                                   ema=0.0, check_data=False, summary_every_steps=0))  # fmt: skip
     saved_model.export(ExportOptions(train_dir=str(tmp_path / "run")), folder, task)
     served = tf.saved_model.load(str(folder)).signatures["serving_default"](features=tf.constant(words))
     trained, model = jobs.variables(tmp_path / "run"), with_tables()

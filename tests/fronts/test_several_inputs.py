@@ -59,7 +59,7 @@ WORKLOAD = Workload("people", examples, tower_train.keras_network(build))
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("people")
     config = Config(
-        num_gpus=2, batch_size=15, max_steps=30, optimizer="adam", learning_rate=0.03, moving_average_decay=0.8,
+        num_gpus=2, batch_size=15, max_steps=30, optimizer="adam", learning_rate=0.03, ema=0.8,
         train_dir=str(folder / "run"), summary_every_steps=10, eval_at_end=True,
     )  # fmt: skip
     result = tower_train.train(WORKLOAD, config)

@@ -19,8 +19,8 @@ from fake_gpus import EXCEPTIONS
 CASES = {
     f"{network}-{update}-{dtype}": dict(network=network, dtype=dtype, **gpu_graphs.UPDATES[update], **options)
     for network, update, dtype, options in (
-        ("convnet", "cpu", "float32", dict(moving_average_decay=0.9)),
-        ("convnet", "nccl", "float64", dict(optimizer="momentum", moving_average_decay=0.9)),
+        ("convnet", "cpu", "float32", dict(ema=0.9)),
+        ("convnet", "nccl", "float64", dict(optimizer="momentum", ema=0.9)),
         ("cifar10_94", "nccl", "float16", {}),
         ("resnet8", "add_n", "float32", dict(optimizer="momentum")),
         ("googlenet", "collective", "bfloat16", {}),

@@ -53,7 +53,7 @@ def test_training_is_the_arithmetic_of_numpy(open_training, optimizer, num_tower
         WORKLOAD, Examples.from_arrays("random", features, labels), dtype="float64", optimizer=optimizer,
         num_gpus=num_towers, batch_size=NUM_EXAMPLES // num_towers,
         learning_rate=LEARNING_RATE, learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,
-        moving_average_decay=AVERAGE_DECAY, weight_decay=decay,
+        ema=AVERAGE_DECAY, weight_decay=decay,
     ) as (built, session):  # fmt: skip
         variables = {variable.op.name: variable for variable in built.saved.variables}
         initial = session.run(variables)

@@ -14,7 +14,7 @@ from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
 MOMENTUM, EPSILON = 0.8, 1e-3
-TRAIN = dict(learning_rate=0.1, learning_rate_decay_factor=1.0, moving_average_decay=0.9)
+TRAIN = dict(learning_rate=0.1, learning_rate_decay_factor=1.0, ema=0.9)
 
 
 def normalize(x, gamma, beta):
@@ -199,7 +199,7 @@ def test_the_gradient_is_that_of_one_big_batch_in_numpy(open_training):
     """Of the kernel, by central differences of the loss in numpy, against the step that 4 towers take."""
     workload, examples = make()
     noted, seen = trainings.noting(workload)
-    options = TRAIN | dict(num_gpus=4, batch_size=2, dtype="float64", sync_batch_norm=True, moving_average_decay=0.0)
+    options = TRAIN | dict(num_gpus=4, batch_size=2, dtype="float64", sync_batch_norm=True, ema=0.0)
     with open_training(noted, examples, **options) as (built, session):
         values, _ = session.run((seen, built.report))
         kernel = session.run(next(v for v in built.saved.variables if v.op.name == "kernel"))

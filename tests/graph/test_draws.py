@@ -176,7 +176,7 @@ class TestDropout:
 
 
 class TestTowers:
-    OPTIONS = dict(dtype="float64", optimizer="momentum", learning_rate=0.05, moving_average_decay=0.9, seed=5)
+    OPTIONS = dict(dtype="float64", optimizer="momentum", learning_rate=0.05, ema=0.9, seed=5)
     STEPS = 12  # of 8 examples: more than two epochs
 
     @pytest.fixture(scope="class")

@@ -56,9 +56,7 @@ def test_the_step_has_no_gradient_and_no_decay_of_frozen_variables():
 
 
 def test_evaluation_restores_frozen_variables_beside_moving_averages(tmp_path):
-    config = Config(
-        train_dir=str(tmp_path), max_steps=60, device="cpu", summary_every_steps=0, moving_average_decay=0.9, **OPTIONS
-    )
+    config = Config(train_dir=str(tmp_path), max_steps=60, device="cpu", summary_every_steps=0, ema=0.9, **OPTIONS)
     tower_train.train(WORKLOAD, config)
     [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)), WORKLOAD)
     assert found.metrics["precision @ 1"].mean > 0.6

@@ -127,7 +127,7 @@ def test_every_variable_moves_at_its_own_rate(open_training, optimizer, towers):
     rule, expected = make(), None
     with open_training(
         workload, load(DataRequest("train")), dtype="float64", learning_rate=RATE,
-        moving_average_decay=0.0, **options,
+        ema=0.0, **options,
     ) as (built, session):  # fmt: skip
         variables = {name: next(v for v in built.saved.variables if v.op.name == name) for name in FACTORS}
         expected = session.run(variables)
@@ -167,7 +167,7 @@ def test_muon_moves_filters_as_matrices_of_inputs_and_outputs(shape, factor):
 def test_all_that_optimizers_keep_is_named_as_without_marks():
     """But for Adam's powers of its betas, which each further group has: the same values."""
     plain = Workload("plain", load, lambda x, training: x @ v1.get_variable("usual", [4, 3], x.dtype), squared_error)
-    options = dict(steps=2, dtype="float64", optimizer="adam", batch_size=8, moving_average_decay=0.0)
+    options = dict(steps=2, dtype="float64", optimizer="adam", batch_size=8, ema=0.0)
     marked, usual = (trainings.train(workload, load(None), **options)[1] for workload in (WORKLOAD, plain))
     slots = {f"{name}{slot}" for name in FACTORS for slot in ("", "/Adam", "/Adam_1")}
     powers = {f"beta{beta}_power_{group}" for beta in (1, 2) for group in (1, 2, 3, 4, 5)}

@@ -95,7 +95,7 @@ def test_weights_and_scale_are_those_of_numpy(examples, soon, monkeypatch, optio
     workload, seen = trainings.noting(WORKLOAD)
     expected = Simulation(first)
     options = dict(dtype="float16", optimizer="momentum", momentum=MOMENTUM, learning_rate=RATE) | options
-    with trainings.opened(workload, examples, moving_average_decay=0.0, **options) as (built, session):
+    with trainings.opened(workload, examples, ema=0.0, **options) as (built, session):
         for step in range(1, STEPS + 1):
             before = expected.overflows
             found, report = session.run((seen, built.report))

@@ -17,7 +17,7 @@ from tower_train.workload import DataRequest, Workload
 v1 = tf.compat.v1
 
 STEPS = 20
-TRAIN = dict(dtype="float64", learning_rate=0.05, moving_average_decay=0.9, batch_size=4)
+TRAIN = dict(dtype="float64", learning_rate=0.05, ema=0.9, batch_size=4)
 
 
 def make():

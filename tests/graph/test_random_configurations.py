@@ -53,7 +53,7 @@ def cases(draw):
     """(network, source of data, options, [(towers, how many steps they do)])"""
     choose = lambda values: draw(strategies.sampled_from(values))  # noqa: E731
     options = choose(OPTIMIZERS) | choose(SCHEDULES) | dict(seed=choose([0, 2**40]), clip_gradients=choose([0.0, 0.5]))
-    options |= dict(moving_average_decay=choose([0.0, 0.9]), label_smoothing=choose([0.0, 0.1]))
+    options |= dict(ema=choose([0.0, 0.9]), label_smoothing=choose([0.0, 0.1]))
     network = choose(list(NETWORKS))
     starts = [(draw(towers(network)), choose([1, 2])) for _ in range(STARTS)]
     return network, choose(list(SOURCES)), options | dict(max_steps=sum(steps for _, steps in starts)), starts

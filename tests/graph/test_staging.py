@@ -14,7 +14,7 @@ from tower_train.graph import transfer
 from tower_train.workload import DataRequest, Examples
 
 STEPS = 4
-OPTIONS = dict(num_gpus=2, batch_size=4, learning_rate=0.05, moving_average_decay=0.0)
+OPTIONS = dict(num_gpus=2, batch_size=4, learning_rate=0.05, ema=0.0)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def assert_same(kept, found):
 def run(tmp_path_factory):
     """A run so hasty that its weights and their moving averages classify differently."""
     directory = tmp_path_factory.mktemp("hasty") / "run"
-    jobs.train_toy(directory, max_steps=12, moving_average_decay=0.99, learning_rate=0.05, eval_every_steps=6)
+    jobs.train_toy(directory, max_steps=12, ema=0.99, learning_rate=0.05, eval_every_steps=6)
     return directory
 
 
@@ -266,9 +266,9 @@ def test_a_checkpoint_of_another_network_is_an_error(run):
 
 
 def test_a_checkpoint_that_lacks_what_is_asked_for_is_an_error(tmp_path):
-    jobs.train_toy(tmp_path, max_steps=2, moving_average_decay=0)
+    jobs.train_toy(tmp_path, max_steps=2, ema=0)
     run_json = jobs.read_json(tmp_path, "run.json")
-    run_json["config"]["moving_average_decay"] = 0.9
+    run_json["config"]["ema"] = 0.9
     (tmp_path / "run.json").write_text(json.dumps(run_json))
     with pytest.raises(errors.RunError, match="model.ckpt-2 .*hidden/biases/ExponentialMovingAverage") as error:
         evaluate(tmp_path)

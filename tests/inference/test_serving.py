@@ -49,7 +49,7 @@ def run(data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("served") / "run"
     config = Config(
         train_dir=str(directory), data_dir=str(data), num_gpus=2, batch_size=8, max_steps=30, optimizer="adam",
-        learning_rate=0.01, moving_average_decay=0.5, summary_every_steps=0,
+        learning_rate=0.01, ema=0.5, summary_every_steps=0,
     )  # fmt: skip
     options = dict(image_size=SIZE, color="grayscale", flip=False)
     tower_train.train("tower_train.workloads.image_folder", config, workload_options=options)

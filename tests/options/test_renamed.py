@@ -73,6 +73,6 @@ def test_the_present_names_of_the_public_ones_that_had_another(capsys):
     assert old == Workload("old", None, best, augment=max, test_time_augmentation=min, mode={"off by": "min"})
     assert (old.distort, old.views, old.better) == (max, min, {"off by": "min"})
     assert best(1, True) == 1
-    config = Config(distort_on="host", stop_after_no_gain_epochs=2.0, eval_every_steps=1)
-    assert (config.augment_on, config.early_stopping_patience_epochs) == ("host", 2.0)
-    assert capsys.readouterr().err.count(" is now called ") == 6
+    config = Config(distort_on="host", stop_after_no_gain_epochs=2.0, eval_every_steps=1, moving_average_decay=0.5)
+    assert (config.augment_on, config.early_stopping_patience_epochs, config.ema) == ("host", 2.0, 0.5)
+    assert capsys.readouterr().err.count(" is now called ") == 7

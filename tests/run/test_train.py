@@ -66,7 +66,7 @@ def test_arrays_and_a_function_are_a_workload(tmp_path):
         metrics=lambda outputs, labels: {"error": tf.abs(outputs - tf.cast(labels, outputs.dtype))},
     )
     config = Config(
-        num_gpus=2, batch_size=32, max_steps=200, dtype="float64", moving_average_decay=0, learning_rate=0.1,
+        num_gpus=2, batch_size=32, max_steps=200, dtype="float64", ema=0, learning_rate=0.1,
         train_dir=str(tmp_path), eval_every_steps=200,
     )  # fmt: skip
     train(workload, config)

@@ -47,10 +47,8 @@ def test_names_do_not_tell_how_many_towers_trained(num_gpus, optimizer, slots, o
 
 
 def test_averages_that_a_checkpoint_lacks_begin_as_the_weights_that_it_has(tmp_path):
-    jobs.train_toy(tmp_path, max_steps=3, moving_average_decay=0, optimizer="sgd", summary_every_steps=0)
-    jobs.train_toy(
-        tmp_path, max_steps=4, moving_average_decay=0.9, optimizer="sgd", summary_every_steps=0, override=True
-    )
+    jobs.train_toy(tmp_path, max_steps=3, ema=0, optimizer="sgd", summary_every_steps=0)
+    jobs.train_toy(tmp_path, max_steps=4, ema=0.9, optimizer="sgd", summary_every_steps=0, override=True)
     before, after = jobs.variables(tmp_path, 3), jobs.variables(tmp_path, 4)
     decay = (1 + 3) / (10 + 3)
     for name in TOY_SHAPES:

@@ -57,7 +57,7 @@ def run(data, weights, tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     config = tower_train.Config(
         train_dir=str(directory), data_dir=str(data), max_steps=3, num_gpus=1, batch_size=8,
-        summary_every_steps=0, optimizer="adam", learning_rate=0.01, moving_average_decay=0.5, device="cpu",
+        summary_every_steps=0, optimizer="adam", learning_rate=0.01, ema=0.5, device="cpu",
     )  # fmt: skip
     tower_train.train(WORKLOAD, config, workload_options=OPTIONS | {"weights": str(weights)})
     return directory

@@ -58,7 +58,7 @@ def test_a_run_learns_and_is_evaluated(data, tmp_path):
     options = dict(image_size=SIZE, color="grayscale", flip=False)
     config = tower_train.Config(
         train_dir=str(tmp_path), data_dir=str(data), max_steps=40, num_gpus=2, batch_size=8,
-        summary_every_steps=0, optimizer="adam", moving_average_decay=0.5, learning_rate=0.01,
+        summary_every_steps=0, optimizer="adam", ema=0.5, learning_rate=0.01,
     )  # fmt: skip
     tower_train.train("tower_train.workloads.image_folder", config, workload_options=options)
     [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)))

@@ -163,7 +163,7 @@ def _updates(
         return made, exact * config.decay if config.decay else None
 
     return [
-        prepare_update(replica, optimizer, context.param_groups, config.moving_average_decay, counters.global_step)
+        prepare_update(replica, optimizer, context.param_groups, config.ema, counters.global_step)
         for replica in replicas
     ]
 

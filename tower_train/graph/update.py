@@ -142,6 +142,6 @@ def _create_average(variable: tf.Variable) -> tf.Variable:
         if any(each.op.name == name for each in v1.global_variables()):
             raise errors.GraphError(
                 f"the network has a variable {name}, the name of the trainer's own moving average. Give "
-                "tf.train.ExponentialMovingAverage another name=, or train with --moving_average_decay=0."
+                "tf.train.ExponentialMovingAverage another name=, or train with --ema=0."
             )
         return v1.get_variable(name, initializer=value, trainable=False)

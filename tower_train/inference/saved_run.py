@@ -106,7 +106,7 @@ def read(
     request = DataRequest(TEST, dataset, data_dir, config["seed"], fraction)
     split, examples = workload.first_split(request, splits)
     devices.choose_kernels(config.get("deterministic", False), config.get("tensor_float_32"))
-    decay = 0.0 if options.raw else config["moving_average_decay"]
+    decay = 0.0 if options.raw else config["ema"]
     return SavedRun(run_dir, workload, split, examples, config["dtype"], decay, options.best)
 
 

@@ -21,7 +21,7 @@ _FIELDS = {
     RUN: {
         "workload": str, "dataset": str, "data.name": str, "data.fingerprint?": str,
         "config.workload": str | None, "config.data_dir": str | None, "config.seed": int, "config.dtype": _DTYPES,
-        "config.moving_average_decay": int | float, "config.deterministic?": bool,
+        "config.ema": int | float, "config.deterministic?": bool,
         "config.tensor_float_32?": bool | None, "workload_options?": dict, "global_batch?": int,
         "random_numbers.by_example?": list, "versions?": dict, "started?": str,
         "devices?": list, "config.worker_hosts?": str | None, "config.accumulate_steps?": int,
@@ -40,15 +40,15 @@ def read(path: pathlib.Path) -> dict:
     type."""
     try:
         content = json.loads(path.read_bytes())
+        if path.name == RUN and isinstance(content, dict) and isinstance(content.get("config"), dict):
+            new_names = renamed.new_names(dataclasses.fields(Config))
+            content["config"] = {new_names.get(name, name): value for name, value in content["config"].items()}
         _check_types(content, _FIELDS.get(path.name, {}))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise errors.RunError(f"{one_line(path)} cannot be read ({reason}). Move it away or mend it.") from None
-    if path.name == RUN:
-        new_names = renamed.new_names(dataclasses.fields(Config))
-        content["config"] = {new_names.get(name, name): value for name, value in content["config"].items()}
     return content
 
 
