@@ -167,10 +167,10 @@ def test_neighbours_and_their_labels_are_mixed(alphas):
     for i, (result, numbers) in enumerate(zip(pixels, np.repeat(NUMBERS[::2], 2, axis=0), strict=True)):
         other, share, expected = i ^ 1, numbers[0], images[i].copy()  # Beta(1, 1) is uniform
         if alphas[1] and not (alphas[0] and numbers[3] >= 0.5):
-            halves = [int(size * math.sqrt(1 - share)) // 2 for size in (12, 16)]
+            lengths = [int(size * math.sqrt(1 - share)) for size in (12, 16)]
             rows, columns = (
-                slice(max(int(size * number) - half, 0), int(size * number) + half)
-                for size, number, half in zip((12, 16), numbers[1:3], halves, strict=True)
+                slice(max(int(size * number) - length // 2, 0), int(size * number) + (length + 1) // 2)
+                for size, number, length in zip((12, 16), numbers[1:3], lengths, strict=True)
             )
             expected[rows, columns] = images[other][rows, columns]
             share = 1 - expected[rows, columns][..., 0].size / (12 * 16)

@@ -67,7 +67,7 @@ WRONG = [  # (file, field, its value, words of what is allowed)
     ("run.json", "config.dtype", "complex64", "one of float32"),
     ("run.json", "config.seed", "0", "a whole number"),
     ("run.json", "config.seed", True, "a whole number"),
-    ("run.json", "config.moving_average_decay", "0.9", "a number"),
+    ("run.json", "config.ema", "0.9", "a number"),
     ("run.json", "config.deterministic", "yes", "true or false"),
     ("result.json", "step", True, "a whole number"),
     ("result.json", "evaluation.step", "5", "a whole number"),

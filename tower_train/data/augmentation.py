@@ -133,13 +133,13 @@ def mixed(images: tf.Tensor, labels: tf.Tensor, draws: Draws, alphas: tuple[floa
         results.append((weight * images + (1 - weight) * neighbours, share))
     if alphas[1]:
         side = tf.sqrt(1 - beta(numbers[:, 0], alphas[1]))
-        middles = [tf.floor(extent * numbers[:, i]) for i, extent in enumerate(size, 1)]
-        halves = [tf.floor(tf.floor(extent * side) / 2) for extent in size]
-        starts = [tf.maximum(middle - half, 0) for middle, half in zip(middles, halves, strict=True)]
-        ends = [tf.minimum(sum(each[:2]), each[2]) for each in zip(middles, halves, size, strict=True)]
-        tall, wide = (end - start for start, end in zip(starts, ends, strict=True))
-        pasted = tf.where(_inside((tall, wide, *starts), size), neighbours, images)
-        results.append((pasted, 1 - tall * wide * (1 / math.prod(size))))
+        starts, lengths = [], []
+        for i, extent in enumerate(size, 1):
+            middle, length = tf.floor(extent * numbers[:, i]), tf.floor(extent * side)
+            starts.append(tf.maximum(middle - tf.floor(length / 2), 0))
+            lengths.append(tf.minimum(middle + tf.floor((length + 1) / 2), extent) - starts[-1])
+        pasted = tf.where(_inside((*lengths, *starts), size), neighbours, images)
+        results.append((pasted, 1 - math.prod(lengths) * (1 / math.prod(size))))
     images, share = results[-1]
     if all(alphas):
         is_cut = numbers[:, 3] < 0.5

@@ -18,7 +18,7 @@ OPERATIONS = (  # of RandAugment, in torchvision's order
     "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
 )  # fmt: skip
 MOST_MAGNITUDE = 30
-_BRIGHTNESS, _SATURATION, _CONTRAST, _SHARPNESS = range(4)
+_SATURATION, _CONTRAST = 1, 2  # 0 is brightness
 
 
 def color_jitter(images: tf.Tensor, draws: Draws, most: float) -> tf.Tensor:
@@ -29,7 +29,7 @@ def color_jitter(images: tf.Tensor, draws: Draws, most: float) -> tf.Tensor:
     order = tf.gather(orders, tf.cast(tf.floor(6 * numbers[:, 3]), tf.int64))
     images = tf.cast(images, tf.float32)
     for turn in range(3):
-        images = _blended(images, order[:, turn], tf.gather(factors, order[:, turn], batch_dims=1))
+        images = _coloured(images, order[:, turn], tf.gather(factors, order[:, turn], batch_dims=1))
     return images
 
 
@@ -55,7 +55,8 @@ def _operated(images: tf.Tensor, operations: tf.Tensor, signs: tf.Tensor, streng
                 images, 2 * operations - 2 + tf.cast(signs < 0, tf.int64), strength
             ),
         ),
-        (6, 10, lambda images, operations, signs: _blended(images, operations - 6, 1 + 0.9 * strength * signs)),
+        (6, 9, lambda images, operations, signs: _coloured(images, operations - 6, 1 + 0.9 * strength * signs)),
+        (9, 10, lambda images, _, signs: _blended(images, _smoothed(images), 1 + 0.9 * strength * signs)),
         (10, 11, lambda images, *_: tf.floor(images / levels) * levels),
         (11, 12, lambda images, *_: tf.where(images < threshold, images, 255 - images)),
         (12, 13, lambda images, *_: _stretched(images)),
@@ -74,16 +75,18 @@ def spread(numbers: tf.Tensor) -> tf.Tensor:
     return numbers[:, tf.newaxis, tf.newaxis, tf.newaxis]
 
 
-def _blended(images: tf.Tensor, kinds: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-    """Moves images to or, by a factor above 1, away from their degenerate ones: Pillow's ImageEnhance."""
-    gray = _gray(images)
+def _coloured(images: tf.Tensor, kinds: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """Changes brightness, saturation or contrast of each image (kind 0, 1 or 2) by a factor."""
+    gray, kinds = _gray(images), spread(kinds)
     # float32 holds the sums of columns, float64 that of all.
     sums = tf.reduce_sum(tf.cast(tf.reduce_sum(gray, axis=1, keepdims=True), tf.float64), axis=2, keepdims=True)
     mean = tf.cast(tf.floor((sums + 0.01) * (1 / (images.shape[1] * images.shape[2])) + 0.5), tf.float32)
-    kinds = spread(kinds)
     degenerate = tf.where(tf.equal(kinds, _CONTRAST), mean, tf.zeros_like(mean))
-    degenerate = tf.where(tf.equal(kinds, _SATURATION), gray, degenerate)
-    degenerate = tf.where(tf.equal(kinds, _SHARPNESS), _smoothed(images), degenerate)
+    return _blended(images, tf.where(tf.equal(kinds, _SATURATION), gray, degenerate), factors)
+
+
+def _blended(images: tf.Tensor, degenerate: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """Moves images to or, by a factor above 1, away from their degenerate ones: Pillow's ImageEnhance."""
     return tf.floor(tf.clip_by_value(degenerate + spread(factors) * (images - degenerate), 0, 255))
 
 
