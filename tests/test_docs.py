@@ -131,7 +131,10 @@ def place(tmp_path, monkeypatch, cifar10_dir):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     names = [
-        f"OCT2017/{split}/{kind}/{i}.jpeg" for split in ("train", "test") for kind in ("CNV", "DME") for i in (1, 2)
+        f"OCT2017/{split}/{kind}/{i}.jpeg"
+        for split in ("train", "val", "test")
+        for kind in ("CNV", "DME")
+        for i in (1, 2)
     ]
     for name in [*names, "cat.jpg", "dog.png"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -147,6 +150,8 @@ def smaller(words, places):
     if words[0] == "tower_train":
         changed = {"max_steps": 2, "batch_size": 2, "epochs": None, "eval_at_end": False, "check_towers": "never"}
         changed["log_every_steps"] = 1
+        if "--keep_best" in words:
+            changed["eval_every_steps"] = 1
     elif words[0] == "tower_train.benchmark":
         changed = {"rounds": 1, "seconds": 0.05, "batch_size": 8, "out": "out"}
         changed |= {"quick": None, "towers": 1, "systems": given.get("systems", "port").partition(",")[0]}

@@ -33,8 +33,7 @@ def main(argv) -> int:
         console.say(*keras_files.export(options, pathlib.Path(options.export_dir or options.train_dir)))
         return 0
     tf.get_logger().setLevel("ERROR")  # TensorFlow's functions for SavedModels warn of each other
-    folder = pathlib.Path(options.export_dir or f"{options.train_dir}/export")
-    exported, signatures = saved_model.export(options, folder)
+    exported, signatures = saved_model.export_run(options)
     console.say(f"Exported: {exported} (signatures {', '.join(signatures)})")
     return 0
 

@@ -58,3 +58,14 @@ def test_mistakes_end_in_a_line(runs, words, message, tmp_path):
     words = [str(runs[0]) if word == "RUN" else word for word in words]
     process = jobs.command("tower_train.curves", *words, cwd=tmp_path)
     assert process.returncode == 2 and re.fullmatch(f"[^\\n]*{message}[^\\n]*\\n", process.stderr)
+
+
+def test_a_notebook_has_the_figure_and_no_lines_of_tensorflows_own():
+    """Keras lists the devices upon its first array, which TensorFlow remarks on."""
+    source = (
+        "import sys; sys.modules['ipykernel'] = sys; import tower_train, keras; keras.ops.ones(2);"
+        "from matplotlib.figure import Figure; from tower_train.inference import curves;"
+        "sys.exit(curves._png(Figure())[:4] != b'\\x89PNG')"
+    )
+    found = jobs.command("-c", source)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")

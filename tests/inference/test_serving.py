@@ -104,7 +104,7 @@ def with_views(run):
 @pytest.fixture(scope="module")
 def exported_with_views(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("views") / "model"
-    saved_model.export(ExportOptions(train_dir=str(run)), folder, with_views(run))
+    tower_train.export_run(ExportOptions(train_dir=str(run), export_dir=str(folder)), with_views(run))
     return tf.saved_model.load(str(folder)).signatures
 
 

@@ -125,7 +125,7 @@ def table(train_dirs: Sequence[str]) -> list[str]:
     """Returns lines: for each run its last step, and of each loss and metric the last value and the best."""
     rows = [("run", "", "last", "lowest", "highest")]
     for label, lists in zip(labels(train_dirs), map(history, train_dirs), strict=True):
-        rows.append((label, "step", str(lists["step"][-1]), "", ""))
+        rows.append((label, "step", str(max(lists["step"] + lists.get("val_step", []))), "", ""))
         for name, values in lists.items():
             known = [value for value in values if value is not None]
             if (name == "loss" or name.startswith(OF_EVALUATION)) and name not in ("val_step", "val_epoch") and known:

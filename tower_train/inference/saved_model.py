@@ -16,6 +16,11 @@ v1 = tf.compat.v1
 _FILE = "saved_model.pb"
 
 
+def export_run(options: ExportOptions, workload: Workload | None = None) -> tuple[pathlib.Path, tuple[str, ...]]:
+    """Exports a run as `python -m tower_train.export` does, also of a workload without an import path; see `export`."""
+    return export(options, pathlib.Path(options.export_dir or f"{options.train_dir}/export"), workload)
+
+
 def export(
     options: ExportOptions, folder: pathlib.Path, workload: Workload | None = None
 ) -> tuple[pathlib.Path, list[str]]:
