@@ -3,11 +3,13 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tower_train import errors, multi_gpu_model, steps
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=[16, 4]).astype(np.float32), RNG.integers(3, size=16)
+WEIGHTS = RNG.uniform(0.5, 2, 16).astype(np.float32)
 
 
 class Centered(keras.layers.Layer):
@@ -41,9 +43,54 @@ def test_too_few_examples_are_refused():
         parallel().check(X[:7], Y[:7])
 
 
-def test_batch_normalisation_beside_random_numbers_cannot_be_told():
-    with pytest.raises(errors.ConfigError, match="Check it without its random layers"):
-        parallel(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)).check(X, Y)
+class Rows(keras.layers.Layer):
+    """Weighs examples by their place in the batch."""
+
+    def call(self, inputs):
+        return inputs * keras.ops.cast(keras.ops.arange(keras.ops.shape(inputs)[0])[:, None], inputs.dtype)
+
+
+class Gamma(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(0)
+
+    def call(self, inputs):
+        return inputs * keras.random.gamma(keras.ops.shape(inputs), 1.0, seed=self.seed)
+
+
+def test_batch_normalisation_beside_random_numbers_is_compared_with_the_same_for_each_tower():
+    model = parallel(keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5))
+    model.fit(X, Y, batch_size=16, verbose=0)  # so that the check may not use the functions that it traced
+    assert "equal one device" in model.check(X, Y)
+    with pytest.raises(errors.GraphError):
+        parallel(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), Rows()).check(X, Y)
+    with pytest.raises(errors.ConfigError, match="check: keras.random.gamma cannot draw the same for each tower"):
+        parallel(Gamma(), keras.layers.BatchNormalization()).check(X, Y)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return X[4 * i : 4 * i + 4], Y[4 * i : 4 * i + 4], WEIGHTS[4 * i : 4 * i + 4]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda: (X, Y, WEIGHTS),
+        lambda: (tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(3),),
+        lambda: (Batches(),),
+        lambda: ((Batches()[i] for i in range(4)),),
+    ],
+    ids=["arrays", "tf.data", "PyDataset", "generator"],
+)
+def test_takes_what_fit_takes(data):
+    assert "equal one device" in parallel().check(*data())
+    with pytest.raises(errors.GraphError, match="differ from one device"):
+        parallel(Centered()).check(*data())
 
 
 class TwoOptimizers(keras.Model):

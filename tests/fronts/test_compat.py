@@ -30,6 +30,8 @@ BELOW = {  # modules under the room that touch a private name, and where that is
     "graph/optimizers.py": "tests/graph/test_learning.py",
     "graph/shortages.py": "tests/graph/test_shortages.py",
     "graph/update.py": "tests/graph/test_loss_scale.py",
+    "graph/variables.py": "tests/proof/test_programs.py",
+    "inference/curves.py": "tests/inference/test_curves.py",
     "proof/normalization.py": "tests/proof",
     "proof/operations.py": "tests/proof",
 }
@@ -346,3 +348,11 @@ def test_the_first_epoch_of_fit_is_the_one_that_was_set(tmp_path):
     assert epochs(model) == [2] and compat.first_epoch(model) == 2
     compat.set_first_epoch(model, None)
     assert epochs(model) == [0, 1, 2]
+
+
+def test_batches_are_those_of_whatever_fit_takes():
+    x, y = np.arange(6.0).reshape(6, 1), np.arange(6)
+    assert [len(inputs) for inputs, _ in compat.batches(x, y, None, 4)] == [4, 2]
+    [(inputs, labels)] = compat.batches((pair for pair in [(x, y)]), None, None, 4)
+    np.testing.assert_array_equal(inputs, x)
+    np.testing.assert_array_equal(labels, y)

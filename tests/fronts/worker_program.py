@@ -133,7 +133,8 @@ def on_batch():
     expected = before - 0.25 * 2 / BATCH * x.T @ (x @ before - y)
     loss = parallel.test_on_batch(x, y)
     losses = float(loss), float(np.mean((x @ expected - y) ** 2))
-    report(name="on batch", weights=kernel.numpy().tolist(), expected=expected.tolist(), losses=losses)
+    about = dict(weights=kernel.numpy().tolist(), expected=expected.tolist(), losses=losses)
+    report(name="on batch", **about, checked=parallel.check(X, X[:, :1]))
 
 
 def examples(names):

@@ -278,6 +278,18 @@ def batch_size(x, training):
     return plain(x / tf.cast(tf.shape(x)[0], x.dtype), training)  # here
 
 
+@program("tf.recompute_grad")
+def recomputed(x, training):
+    weights = weight("w", [4, 4], x.dtype)
+    return plain(tf.recompute_grad(lambda x: tf.tanh(x @ weights))(x), training)
+
+
+@program("a complex variable")
+def complex_numbers(x, training):
+    weights = weight("w", [4, 4], tf.complex64, v1.ones_initializer())
+    return plain(tf.cast(tf.abs(tf.cast(x, tf.complex64) @ weights), x.dtype), training)
+
+
 def workload(name):
     """A program as a workload."""
     title, function, _, examples, _ = PROGRAMS[name]

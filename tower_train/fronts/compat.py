@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
+from keras.src.trainers import data_adapters
 from tensorflow.python.eager import context
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
@@ -105,6 +106,17 @@ def eager_attributes(layer: keras.Layer) -> dict[str, Callable]:
 def _table(keys, values, key_dtype, value_dtype, default):
     initializer = tf.lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)
     return tf.lookup.StaticHashTable(initializer, default)
+
+
+def batches(x, y, sample_weight, size: int) -> Iterator[tuple]:
+    """Yields batches of eager tensors from whatever `fit` takes; arrays in batches of a size."""
+    adapter = data_adapters.get_data_adapter(x, y, sample_weight, batch_size=size)
+    with eager_mode():
+        adapter.on_epoch_begin()
+        try:
+            yield from adapter.get_tf_dataset()
+        finally:
+            adapter.on_epoch_end()
 
 
 def build_losses_and_metrics(model: keras.Model, x, y) -> None:

@@ -182,8 +182,13 @@ class _Network:
         with _floatx(self._dtype), self._layers_in_towers(), compat.drawn_otherwise(self._draws):
             try:
                 called = tower_call(self._model, values, features, training)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 self._check_input(features)
+                if isinstance(error, TypeError) and self._dtype != "float32" and "does not match type" in str(error):
+                    calling = str(error).partition("calling ")[2].partition(".call()")[0] or self._model.name
+                    raise errors.ConfigError(
+                        f"keras_network: {calling} mixes {self._dtype} with other types. Train with --dtype=float32."
+                    ) from error
                 raise error
         if training:
             if called.losses:

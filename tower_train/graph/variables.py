@@ -135,6 +135,7 @@ class Variables:
                     name=f"{self._scope}{name}", dtype=original.dtype.base_dtype, use_resource=True,
                     **_as_copy(original),
                 )  # fmt: skip
+                copy._trainable = original.trainable  # in no collection; tapes, as tf.recompute_grad's, look at it
                 self.network[name] = copy, regularizer
                 if regularizer:
                     with v1.name_scope(f"{copy.op.name}/Regularizer/"):

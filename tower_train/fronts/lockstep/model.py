@@ -69,24 +69,29 @@ class TowerModel(keras.Model):
 
     def check(self, x, y=None, sample_weight=None) -> str:
         """Shows on the first of these examples that the towers train what one device trains, by Keras' own step or one
-        tower's `tower_step`. All variables are as before after it.
+        tower's `tower_step`. All variables are as before after it. Of several workers each compares by itself as many
+        towers as all have.
+
+        Args:
+          x, y, sample_weight: as `fit` takes them; a generator loses the batches that are read.
 
         Returns:
           A line for people.
 
         Raises:
-          ConfigError: too few examples, or several workers.
+          ConfigError: too few examples.
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
-        if self._exchange.size > 1:
-            raise errors.ConfigError("check: it compares the towers of one process. Call it without other workers.")
         alone = self.template if self._train is default_step.train else TowerModel(self.template, self.towers[:1], HOST)
+        several, workers = self, self._exchange.size
+        if workers > 1:
+            several = TowerModel(self.template, self.towers * workers, self._merge_device)
+        count = len(several.towers)
 
         def optimizers_for(rows):
-            data = keras.tree.map_structure(parts.as_tensor, tuple(rows))
-            return engine.rehearse(self.template, self._train, data, len(self.towers))
+            return engine.rehearse(self.template, self._train, tuple(rows), count)
 
-        return proof.compare_steps(self, alone, (x, y, sample_weight), len(self.towers), optimizers_for)
+        return proof.compare_steps(several, alone, (x, y, sample_weight), count, optimizers_for)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
@@ -171,7 +176,7 @@ def _together(name: str):
 
     @functools.wraps(method := getattr(keras.Model, name))
     def of_all(self, *args, **kwargs):
-        if name == "fit" and not _noted and len(self.towers) > 1 and self._exchange.size == 1:
+        if name == "fit" and not _noted and len(self.towers) * self._exchange.size > 1:
             _noted.append(True)
             console.notice(
                 "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
