@@ -1,6 +1,5 @@
 """keras_network's random numbers: each example's own, whatever the towers."""
 
-import json
 
 import jobs
 import keras
@@ -111,23 +110,6 @@ def test_towers_that_drop_match_one_tower(examples):
     trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=4, variable_update="mirrored"), one)
     trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=2, accumulate_steps=2), one)
     assert not np.allclose(train(examples, make, 4, seed=1)[0], one[0])
-
-
-def test_what_cannot_draw_by_example_is_named_in_the_log_and_in_run_json(examples, tmp_path, capsys):
-    def run(name, *layers):
-        config = Config(train_dir=str(tmp_path / name), max_steps=3, num_gpus=2, batch_size=4, device="cpu",
-                        check_data=False, summary_every_steps=0, check_towers="never")  # fmt: skip
-        tower_train.train(workload(examples, drawing(*layers)), config)
-        lines = [line for line in capsys.readouterr().out.splitlines() if "Drawn by tower" in line]
-        reader = tf.train.load_checkpoint(str(tmp_path / name))
-        draws = [reader.get_tensor(n)[1] for n in sorted(reader.get_variable_to_shape_map()) if "seed_generator" in n]
-        return lines, json.loads((tmp_path / name / "run.json").read_text())["random_numbers"], draws
-
-    lines, written, draws = run("gamma", lambda: keras.layers.Dropout(0.5), lambda: Gamma(name="mine"))
-    assert lines == ["*** Drawn by tower, not by example, so that N towers are not one: mine."]
-    assert written == {"by_example": ["seed_generator"], "by_tower": ["mine"], "stateful": []}
-    assert draws == [0, 3], "only what does not draw by example counts its draws, once a step"
-    assert run("dropout", lambda: keras.layers.Dropout(0.5))[0] == []
 
 
 def test_dropout_resumes_exactly(examples, tmp_path):

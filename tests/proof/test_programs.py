@@ -180,6 +180,19 @@ def words_in_bfloat16():
     return keras.Sequential([*layers, keras.layers.Dense(3)])
 
 
+class Gamma(keras.layers.Layer):
+    def build(self, shape):
+        self.seed = keras.random.SeedGenerator(0)
+
+    def call(self, x):
+        return x * keras.random.gamma(ops.shape(x), 1.0, seed=self.seed)  # here
+
+
+@program("keras.random.gamma", "it draws numbers for the rows of a batch")
+def gamma():
+    return keras.Sequential([keras.Input([4]), Gamma(), keras.layers.Dense(3)])
+
+
 @program("two layers of one name", "a exists already: a second layer would share its weights")
 def same_name(x, training):
     for _ in range(2):
@@ -328,7 +341,7 @@ def test_trains_what_one_tower_trains_or_is_refused_by_its_line(name, mode):
     assert refusal in str(refused.value)
     if "2 towers differ from 1" in str(refused.value):
         assert str(refused.value).endswith("--allow_differences.") and len(str(refused.value).splitlines()) == 3
-    source = Codebook if "codebook" in name else function
+    source = {"codebook_of_sums": Codebook, "gamma": Gamma}.get(name, function)
     lines, first = inspect.getsourcelines(source)
     places = [first + i for i, text in enumerate(lines) if text.endswith("# here\n")]
     assert not places or f"test_programs.py:{places[0]}" in str(refused.value)

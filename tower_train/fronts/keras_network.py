@@ -197,8 +197,6 @@ class _Network:
                     "regularizer). Put that into the workload's loss."
                 )
             for v, value in called.assigned:  # the variable gets the towers' mean
-                if compat.is_seed_state(v):
-                    context.current().drawn_by_tower.add(self._layer_with(v))
                 moving = self._in_graph[id(v)]
                 note(context.Statistic(moving, value, momentum=0.0, is_averaged=False))
         return called.outputs
@@ -218,12 +216,6 @@ class _Network:
             f"keras_network: {self._model.name} is made for features of shape {texts[0]}, and the data's are "
             f"{texts[1]}. Give keras.Input that shape and name, or let `prepare` make it."
         )
-
-    def _layer_with(self, variable: keras.Variable) -> str:
-        """Returns the name of the innermost layer that has a variable."""
-        layers_of_all = [self._model, *compat.sublayers(self._model)]
-        owners = [layer for layer in layers_of_all if any(v is variable for v in layer.variables)]
-        return min(owners, key=lambda layer: len(layer.variables)).name
 
     def _draws(self, seed, shape) -> "_Draws | None":
         """Returns the numbers of a draw; None if they are of no example, or the same each time."""

@@ -67,7 +67,6 @@ class Context:
       statistics: the layers' statistics of the tower's batch; None outside of a tower that is trained.
       param_groups: {variable's name: its group}, of the variables created in blocks of layers.param_group.
       draws: the random numbers of its layers; None where examples have no positions.
-      drawn_by_tower: names of its layers' random numbers that nevertheless depend on the towers.
       builds_keras: a Keras model is being built, whose variables do not come from get_variable.
     """
 
@@ -79,7 +78,6 @@ class Context:
     statistics: list[Statistic] | None = None
     param_groups: dict[str, ParamGroup] = dataclasses.field(default_factory=dict)
     draws: Draws | None = None
-    drawn_by_tower: set[str] = dataclasses.field(default_factory=set)
     builds_keras: bool = False
 
     def enter_tower(self, index: int, draws: Draws | None = None):

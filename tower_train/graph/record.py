@@ -46,12 +46,10 @@ class RandomNumbers(NamedTuple):
 
     Attributes:
       by_example: layers whose numbers are functions of the example's position.
-      by_tower: layers whose numbers depend on the towers.
       stateful: operations with a random state of their own, whose numbers depend on restarts too.
     """
 
     by_example: tuple[str, ...] = ()
-    by_tower: tuple[str, ...] = ()
     stateful: tuple[str, ...] = ()
 
 

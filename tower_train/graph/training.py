@@ -207,7 +207,7 @@ def _random_numbers(
     stateful = list(random_state.find(last))
     if stateful and not allow_stateful:
         random_state.refuse_stateful(workload.name, stateful)
-    return RandomNumbers(tuple(first.draws.names), tuple(sorted(first.drawn_by_tower)), tuple(map(str, stateful)))
+    return RandomNumbers(tuple(first.draws.names), tuple(map(str, stateful)))
 
 
 def _compared(built: Sequence[BuiltTower], mean_grads: GradientsAndVariables) -> Compared:

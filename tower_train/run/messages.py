@@ -64,15 +64,12 @@ def opening_lines(
 
 def random_notes(drawn: RandomNumbers) -> list[str]:
     """Returns lines about random numbers that break the promise that N towers are one."""
-    notes = []
-    if drawn.by_tower:
-        notes.append(f"*** Drawn by tower, not by example, so that N towers are not one: {', '.join(drawn.by_tower)}.")
-    if drawn.stateful:
-        notes.append(
-            "*** --allow_stateful_random: N towers are not one, nor is a resumed run a whole one, with "
-            f"{', '.join(drawn.stateful)}."
-        )
-    return notes
+    if not drawn.stateful:
+        return []
+    return [
+        "*** --allow_stateful_random: N towers are not one, nor is a resumed run a whole one, with "
+        f"{', '.join(drawn.stateful)}."
+    ]
 
 
 def joining_line(task: Task, steps_done: int, last_step: int, device_names: tuple[str, ...]) -> str:
