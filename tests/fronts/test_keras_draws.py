@@ -1,6 +1,5 @@
 """keras_network's random numbers: each example's own, whatever the towers."""
 
-
 import jobs
 import keras
 import numpy as np
