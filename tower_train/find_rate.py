@@ -1,0 +1,121 @@
+"""python -m tower_train.find_rate: a learning rate to begin with."""
+
+import dataclasses
+import importlib.util
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tower_train import __main__, console, errors
+from tower_train.config import MOST_USED, Config, RecipeOptions
+from tower_train.options import command_line
+
+USAGE = """
+Suggests a learning rate, by a range test: python -m tower_train.find_rate [options of the training]
+
+Trains --max_steps steps (200) whose rate grows from 1e-5 to 10 by the same factor each, until the loss is four times
+its lowest (Smith 2015, "Cyclical learning rates for training neural networks", section 3.3; fastai's lr_find). Draws
+the loss over the rate in find_rate.png, and suggests the rate at which it falls fastest. No run is saved.
+
+Exit status: 0 done, 2 an option or a file is wrong, or no rate makes the loss fall.
+"""
+_LOWEST, _HIGHEST, _STEPS = 1e-5, 10.0, 200
+_SMOOTHING, _DIVERGED = 0.98, 4.0  # as fastai: decay of the loss's moving average; times its lowest
+_LEAST_FALL = 0.995  # of the loss; less is noise
+_PICTURE = "find_rate.png"
+
+
+def smoothed(losses: Sequence[float]) -> np.ndarray:
+    """Returns moving averages of losses, without their bias towards 0 (Kingma and Ba 2015, section 3)."""
+    averages, average = [], 0.0
+    for i, loss in enumerate(losses, start=1):
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
+        averages.append(average / (1 - _SMOOTHING**i))
+    return np.array(averages)
+
+
+def suggested(rates: Sequence[float], losses: np.ndarray) -> float | None:
+    """Returns the rate at which the loss falls fastest before its lowest value; None if it does not fall.
+
+    Args:
+      rates: each the one before times the same factor.
+      losses: at these, smoothed; the first tenth of them is not yet smooth, and is not looked at, as in fastai.
+    """
+    first, lowest = len(losses) // 10, int(np.argmin(losses))
+    if lowest < first + 2 or losses[lowest] > _LEAST_FALL * losses[first]:
+        return None
+    return rates[first + int(np.argmin(np.gradient(losses[first : lowest + 1])))]
+
+
+def range_test(workload, config: Config) -> tuple[list[float], np.ndarray]:
+    """Trains with growing rates; returns (rates, smoothed losses)."""
+    import tensorflow as tf
+
+    from tower_train.examples import TRAIN, DataRequest
+    from tower_train.graph import devices
+    from tower_train.graph.training import training_graph
+    from tower_train.run import choices
+
+    v1 = tf.compat.v1
+    steps = config.max_steps or _STEPS
+    config = dataclasses.replace(config, max_steps=steps, epochs=None, summary_every_steps=0, worker_hosts=None,
+                                 task_index=None, elastic=None, stall_timeout_secs=0)  # fmt: skip
+    devices.choose_kernels(config.deterministic, config.tensor_float_32)
+    placed = devices.place(config)
+    examples = workload.split(
+        DataRequest(TRAIN, config.dataset, config.data_dir, config.seed, config.validation_fraction)
+    )
+    config, _ = choices.resolve(config, {}, placed)
+    built, rates, losses = training_graph(workload, examples, config, placed), [], []
+    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
+        session.run(v1.global_variables_initializer())
+        session.run([v1.local_variables_initializer(), v1.tables_initializer(), built.stream.initializer])
+        for rate in np.geomspace(_LOWEST, _HIGHEST, steps):
+            loss = float(session.run(built.report, {built.report.learning_rate: rate}).cross_entropy)
+            if not math.isfinite(loss) or losses and smoothed([*losses, loss])[-1] > _DIVERGED * smoothed(losses).min():
+                break
+            rates.append(float(rate))
+            losses.append(loss)
+    return rates, smoothed(losses)
+
+
+def draw(rates: Sequence[float], losses: np.ndarray, rate: float) -> None:
+    """Draws the loss over the rate, and the suggested rate."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    axis = figure.subplots()
+    axis.plot(rates, losses, color="#0072b2")
+    axis.axvline(rate, color="#d55e00", linewidth=1, label=f"suggested: {rate:.2g}")
+    axis.set(xscale="log", xlabel="learning rate", ylabel="loss (moving average)")
+    axis.grid(color="#dddddd", linewidth=0.5)
+    axis.legend(frameon=False)
+    try:
+        figure.savefig(_PICTURE, dpi=200)
+    except OSError as error:
+        raise errors.ConfigError(f"{_PICTURE} cannot be written here: {error.strerror}.") from None
+
+
+def main(argv) -> int:
+    command_line.answer_help(argv, command_line.fields_of(Config, RecipeOptions), USAGE, MOST_USED)
+    if not importlib.util.find_spec("matplotlib"):
+        raise errors.ConfigError("The curve needs matplotlib: pip install matplotlib.")
+    config, workload_options = __main__.parse(argv)
+    from tower_train.workload import load
+
+    rates, losses = range_test(load(config.workload).with_options(workload_options), config)
+    rate = suggested(rates, losses)
+    if rate is None:
+        raise errors.ConfigError(
+            f"--max_steps={len(rates)}: the loss falls at no rate from {_LOWEST:g} to {_HIGHEST:g}. Give more steps or "
+            "a larger batch, and look whether the network can learn at all."
+        )
+    console.say(f"Rate:     --learning_rate={rate:.1g}")
+    draw(rates, losses, rate)
+    console.say(f"Drawn:    {_PICTURE}")
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main)
