@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import trainings
 
 import tower_train
 from tower_train import Config, EvaluateOptions, Examples, Workload, errors
@@ -43,9 +44,12 @@ def examples(request):
 def build():
     age, more = keras.Input([1], name="age"), keras.Input([2], name="more")
     city = keras.Input([1], name="city", dtype="string")
+    scaled, coded = keras.layers.Normalization(axis=None), keras.layers.StringLookup(output_mode="one_hot")
+    scaled.adapt(arrays("train")[0]["age"])
+    coded.adapt(arrays("train")[0]["city"])
     parts = [
-        keras.layers.BatchNormalization()(age),
-        keras.layers.StringLookup(vocabulary=CITIES, output_mode="one_hot")(city),
+        keras.layers.BatchNormalization()(scaled(age)),
+        coded(city),
         keras.layers.Dense(3)(more),
     ]
     hidden = keras.layers.Dense(8, "relu")(keras.layers.Concatenate()(parts))
@@ -110,3 +114,20 @@ def test_inputs_of_other_names_or_shapes_are_named():
     there = r"age \(1,\), town \(2,\)"
     with pytest.raises(errors.GraphError, match=r"more \(2,\), age \(1,\), city \(1,\), and the data's are " + there):
         tower_train.train(Workload("people", lambda request: few, WORKLOAD.inference), Config(max_steps=1))
+
+
+def test_texts_with_dropout_train_on_two_towers_as_on_one():
+    texts = np.array(["a good film", "bad", "good good", "a bad bad film"] * 6)
+    few = Examples.from_arrays("texts", texts, np.array([1, 0, 1, 0] * 6), ["bad", "good"])
+
+    def of_texts():
+        words = keras.layers.TextVectorization(vocabulary=["a", "good", "bad", "film"], output_sequence_length=4)
+        text = keras.Input([], dtype="string")
+        hidden = keras.layers.Dropout(0.5)(keras.layers.Embedding(6, 3)(words(text)))
+        return keras.Model(text, keras.layers.Dense(2)(keras.layers.GlobalMaxPooling1D()(hidden)))
+
+    of_text = Workload("texts", None, tower_train.keras_network(of_texts))
+    one, two = (
+        trainings.train(of_text, few, 4, num_gpus=towers, batch_size=12 // towers, dtype="float64") for towers in (1, 2)
+    )
+    trainings.assert_same(two, one)

@@ -10,6 +10,7 @@ import pytest
 import toy_workload
 
 from tower_train import EvaluateOptions, errors, evaluate_run
+from tower_train.inference.whole_set import WholeSet
 
 
 def spread(outputs, labels):
@@ -95,3 +96,11 @@ def test_a_loss_that_does_not_take_an_evaluations_outputs_is_left_out(run):
         raise TypeError("one head only")
 
     assert "loss" not in evaluate(run, spread, loss=loss)
+
+
+def test_a_metric_of_several_labels_warns_of_nothing(caplog):
+    auc, rng = keras.metrics.AUC(multi_label=True, from_logits=True), np.random.default_rng(0)
+    metrics = WholeSet([auc], ())
+    for _ in range(8):
+        metrics.add(rng.normal(size=[9, 3]), rng.integers(0, 2, [9, 3]))
+    assert [*metrics.results()] == [auc.name] and not caplog.records

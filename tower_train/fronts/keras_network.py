@@ -167,6 +167,7 @@ class _Network:
         self._graphs = weakref.WeakSet()  # in which it has been called
         self._normalizing: list[keras.layers.BatchNormalization] = []  # by the towers' rules
         self._eager: list[tuple[keras.Layer, str, Any]] = []  # (layer, attribute, what makes it in a graph)
+        self._of_text: list[keras.layers.TextVectorization] = []
         self._normalizing_alone: list[keras.Layer] = []  # by rules of their own
         for layer in compat.sublayers(model):
             self._adapt(layer)
@@ -243,6 +244,8 @@ class _Network:
     def _adapt(self, layer: keras.Layer) -> None:
         """Makes a layer fit for towers."""
         self._eager += [(layer, name, make) for name, make in compat.eager_attributes(layer).items()]
+        if isinstance(layer, keras.layers.TextVectorization):
+            self._of_text.append(layer)
         if not isinstance(layer, keras.layers.BatchNormalization):
             return
         last = layer.axis in (-1, layer.input_spec.ndim - 1)
@@ -260,6 +263,8 @@ class _Network:
         with contextlib.ExitStack() as stack:
             for layer, name, make in self._eager:
                 stack.enter_context(compat.replaced(layer, name, self._of_graph(make)))
+            for layer in self._of_text:
+                stack.enter_context(compat.replaced(layer, "call", functools.partial(_with_rows, layer.call)))
             for layer in self._normalizing:
                 stack.enter_context(compat.replaced(layer, "call", functools.partial(self._normalize, layer)))
             yield
@@ -281,6 +286,13 @@ class _Network:
         beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(mean.shape, mean.dtype)
         training = bool(training) and layer.trainable and not context.current().frozen
         return normalize(inputs, training, gamma, beta, mean, variance, layer.momentum, layer.epsilon)
+
+
+def _with_rows(call: Callable, inputs: tf.Tensor):
+    """Returns a layer's outputs with as many rows as its inputs, which TensorFlow forgets of a ragged tensor, and draws
+    by example need."""
+    outputs = call(inputs)
+    return tf.ensure_shape(outputs, [inputs.shape[0], *outputs.shape[1:]]) if tf.is_tensor(outputs) else outputs
 
 
 @dataclasses.dataclass(frozen=True)

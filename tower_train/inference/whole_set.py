@@ -1,6 +1,7 @@
 """Metrics of a whole set of examples, which are no means over examples: keras.metrics, and functions of all outputs."""
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
@@ -23,6 +24,7 @@ class WholeSet:
     """
 
     def __init__(self, metrics: Sequence[Any], class_names: Sequence[str]):
+        tf.get_logger().addFilter(_is_wanted)
         self._streaming = [metric for metric in metrics if hasattr(metric, "update_state")]
         self._functions = [metric for metric in metrics if not hasattr(metric, "update_state")]
         self._order, self._class_names = [_name(metric) for metric in metrics], class_names
@@ -61,6 +63,11 @@ class WholeSet:
                     )
                 results[part] = float(value), modes.get(name)
         return results
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Returns False for the warning of functions traced anew, as keras.metrics.AUC(multi_label=True) does by batch."""
+    return "tf.function retracing" not in record.getMessage()
 
 
 def _name(metric) -> str:

@@ -39,8 +39,10 @@ def look(workload: Workload, examples: Examples, seed: int) -> tuple[list[str], 
     """
     (features, labels), first = _look_at(workload, examples, seed)
     lines = list(_about_classes(Weighted.of(labels).labels, examples)) if examples.class_names else []
-    for values in tf.nest.flatten(features):
-        lines += _about_features(values, examples.name)
+    parts = features if isinstance(features, dict) else {"": features}
+    for part in sorted(parts):
+        for values in tf.nest.flatten(parts[part]):
+            lines += _about_features(values, examples.name, f"features {part}".strip())
     return lines, sheet.draw(*first, examples.class_names) if first else None
 
 
@@ -94,12 +96,12 @@ def _about_classes(labels: np.ndarray, examples: Examples) -> Iterator[str]:
         yield f"*** {examples.name}: no example is of class {enumeration(missing, _MOST_NAMES)} (of {which}).{order}"
 
 
-def _about_features(values: np.ndarray, name: str) -> Iterator[str]:
+def _about_features(values: np.ndarray, name: str, what: str) -> Iterator[str]:
     if not np.issubdtype(values.dtype, np.floating):
         return
     rows = values.reshape(len(values), -1)
     bad = np.sum(~np.isfinite(rows).all(axis=1))
     if bad:
-        yield f"*** {name}: {bad} of {len(rows)} examples looked at have features that are not finite."
+        yield f"*** {name}: {bad} of {len(rows)} examples looked at have {what} that are not finite (NaN or inf)."
     if rows.size and len(rows) > 1 and (rows == rows[0]).all():
-        yield f"*** {name}: all {len(rows)} examples looked at have the same features."
+        yield f"*** {name}: all {len(rows)} examples looked at have the same {what}."
