@@ -72,7 +72,7 @@ def range_test(workload, config: Config) -> tuple[list[float], np.ndarray]:
         session.run(v1.global_variables_initializer())
         session.run([v1.local_variables_initializer(), v1.tables_initializer(), built.stream.initializer])
         for rate in np.geomspace(_LOWEST, _HIGHEST, steps):
-            loss = float(session.run(built.report, {built.report.learning_rate: rate}).cross_entropy)
+            loss = float(session.run(built.report, {built.report.learning_rate: rate}).data_loss)
             if not math.isfinite(loss) or losses and smoothed([*losses, loss])[-1] > _DIVERGED * smoothed(losses).min():
                 break
             rates.append(float(rate))

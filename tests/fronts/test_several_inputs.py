@@ -21,7 +21,9 @@ LOAD = """
 import keras, numpy as np, sys
 features = {name: keras.ops.convert_to_tensor(values) for name, values in np.load(sys.argv[2]).items()}
 model = keras.models.load_model(sys.argv[1] + "/model.keras")
-again = keras.models.clone_model(model)
+again = keras.models.load_model(sys.argv[1] + "/model.keras")
+for variable in again.trainable_variables:
+    variable.assign(variable * 0)
 again.load_weights(sys.argv[1] + "/model.weights.h5")
 np.savez(sys.argv[1] + "/outputs.npz", model(features), again(features))
 """

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import DeviceOptions, ExportOptions
-from tower_train.fronts.keras_network import build_isolated, named_variables
+from tower_train.fronts.keras_building import build_isolated, named_variables
 from tower_train.graph import devices
 from tower_train.inference import saved_run, serving
 from tower_train.workload import Workload

@@ -4,12 +4,9 @@ The model is built once, for its layers only: it holds no values. In each tower 
 get_variable, named as its own ("block1_conv1/kernel"), so that every rule of the towers holds for it.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
-import difflib
 import functools
-import re
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,13 +16,13 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, keras_variables
+from tower_train.fronts.keras_building import build_isolated, floatx, freeze, kept_in, named_variables
 from tower_train.fronts.lockstep.tower_call import tower_call
-from tower_train.graph import context, towers
+from tower_train.graph import context
 from tower_train.graph.draws import Draws
 from tower_train.normalization import moving_collections, normalize, note
 
 v1 = tf.compat.v1
-_NEAR = 5  # layers that a message suggests
 
 
 def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = None):
@@ -62,62 +59,6 @@ def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = N
     return inference
 
 
-def build_isolated(work: Callable[[keras.StatelessScope | None], Any], dtype: str = "float32", valued: bool = False):
-    """Calls a function that builds Keras models, isolated from the program's use of Keras and TensorFlow.
-
-    A thread begins with an empty state of Keras, in which layers without a name are numbered from 0 on, and outside of
-    any graph. No variable gets a value there; assignments, such as of loaded weights, are noted.
-
-    Args:
-      work: gets the scope that notes assignments.
-      dtype: Keras' default for layers.
-      valued: give variables values after all, as Keras does; without a scope.
-
-    Returns:
-      The function's result.
-    """
-
-    def in_thread():
-        built_here = context.entered(context.Context(builds_keras=True))
-        with built_here, compat.eager_mode(), tf.device("/cpu:0"), _floatx(dtype):
-            keras.config.set_dtype_policy(dtype if dtype == _kept_in(dtype) else f"mixed_{dtype}")
-            with contextlib.nullcontext() if valued else keras.StatelessScope(initialize_variables=False) as assigned:
-                return work(assigned)
-
-    with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        return executor.submit(in_thread).result()
-
-
-def freeze(model: keras.Model, until: str) -> None:
-    """Makes the layers of model.layers up to a named one not trainable; ConfigError without such a layer."""
-    names = [layer.name for layer in model.layers]
-    if until not in names:
-        near = difflib.get_close_matches(until, names, _NEAR, cutoff=0.4)
-        meant = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise errors.ConfigError(
-            f"--freeze_until={until}: {model.name} has no layer of that name. {meant}"
-            f"Its {len(names)} layers run from {', '.join(names[:_NEAR])} to {', '.join(names[-_NEAR:])}."
-        )
-    for layer in model.layers[: names.index(until) + 1]:
-        layer.trainable = False
-
-
-def _kept_in(dtype: str) -> str:
-    """Returns the dtype of variables for arithmetic in this one."""
-    return towers.variable_dtype(tf.as_dtype(dtype)).name
-
-
-@contextlib.contextmanager
-def _floatx(dtype: str) -> Iterator[None]:
-    """Makes the dtype of variables Keras' default within this block."""
-    before = keras.config.floatx()
-    keras.config.set_floatx(_kept_in(dtype))
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before)
-
-
 def _network(model: keras.Model, freeze_until: str | None, dtype: str, assigned: keras.StatelessScope) -> "_Network":
     if not isinstance(model, keras.Model) or not model.built:
         found = f"{model.name}, which has no variables yet" if isinstance(model, keras.Model) else repr(model)
@@ -125,7 +66,7 @@ def _network(model: keras.Model, freeze_until: str | None, dtype: str, assigned:
             f"keras_network: build() returned {found}. Let it return a keras.Model made from a keras.Input, or call "
             "the model's build()."
         )
-    expected = _kept_in(dtype)
+    expected = kept_in(dtype)
     for v in model.variables:
         if tf.as_dtype(v.dtype).is_floating and v.dtype != expected:
             raise errors.ConfigError(
@@ -135,21 +76,6 @@ def _network(model: keras.Model, freeze_until: str | None, dtype: str, assigned:
     if freeze_until:
         freeze(model, freeze_until)
     return _Network(model, dtype, assigned)
-
-
-def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Returns a model's variables, but for its metrics', by their names in a graph; GraphError if two have one."""
-    metrics = {id(variable) for variable in model.metrics_variables}
-    named: dict[str, keras.Variable] = {}
-    for variable in model.variables:
-        name = re.sub(r"[^\w.\-/]", "_", variable.path, flags=re.ASCII)
-        if name in named:
-            raise errors.GraphError(
-                f"keras_network: {model.name} has several variables named {name}. Give its layers different names."
-            )
-        if id(variable) not in metrics:
-            named[name] = variable
-    return named
 
 
 class _Network:
@@ -180,7 +106,7 @@ class _Network:
             )
         self._in_graph = {id(v): mine for v, mine in zip(self._variables, self._graph_variables(), strict=True)}
         values = [(v, tf.convert_to_tensor(self._in_graph[id(v)])) for v in self._variables]
-        with _floatx(self._dtype), self._layers_in_towers(), compat.drawn_otherwise(self._draws):
+        with floatx(self._dtype), self._layers_in_towers(), compat.drawn_otherwise(self._draws):
             try:
                 called = tower_call(self._model, values, features, training)
             except (TypeError, ValueError) as error:

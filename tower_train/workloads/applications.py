@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts.keras_network import build_isolated, freeze, keras_network
+from tower_train.fronts.keras_building import build_isolated, freeze
+from tower_train.fronts.keras_network import keras_network
 
 NAMES = tuple(
     name
