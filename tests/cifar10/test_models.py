@@ -1,4 +1,4 @@
-"""The deeper networks: their sizes, their crops and their recipes."""
+"""The deeper networks: their sizes and their crops."""
 
 import functools
 
@@ -9,7 +9,6 @@ from draws import GivenDraws
 
 import cifar10
 from cifar10 import crops
-from tower_train.config import Config
 
 v1 = tf.compat.v1
 
@@ -58,11 +57,3 @@ def test_crops_end_at_the_edges_of_the_padding():
     np.testing.assert_array_equal(found[0, :4], 0), np.testing.assert_array_equal(found[0, :, :4], 0)
     np.testing.assert_array_equal(found[1, 28:], 0)
     assert (found[0, 4:, 4:] != 0).all() and (found[1, :28, 4:] != 0).all()
-
-
-def test_recipes_can_be_followed():
-    for name in PARAMETERS:
-        config = model(name).config()
-        assert isinstance(config, Config) and config.optimizer == "momentum" and config.epochs in (70, 164)
-    assert model("resnet20").config(max_steps=3).epochs is None
-    assert model("convnet").config() == Config()

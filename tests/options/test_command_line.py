@@ -90,19 +90,6 @@ def test_a_mistake_is_one_line_on_stderr_and_status_2(without_tensorflow):
     )
 
 
-@pytest.mark.parametrize(("error", "shown"), [
-    (errors.LayoutError("a: holds nothing.\n  ├── train\x1b"), "a: holds nothing.\n  ├── train\\x1b"),
-    (errors.DataError("a\nb: is damaged."), "a\\nb: is damaged."),
-])  # fmt: skip
-def test_a_tree_of_folders_stays_a_tree_and_nothing_else_breaks_a_line(capsys, error, shown):
-    def main(argv):
-        raise error
-
-    with pytest.raises(SystemExit):
-        command_line.run(main)
-    assert capsys.readouterr().err == f"tower_train: error: {shown}\n"
-
-
 def test_options_of_every_type_in_every_spelling():
     options = parse("--num_gpus=2", "--epochs", "2", "-seed=32", "--gpus=3,1", "--train_dir=a dir", "--override")
     assert options == Config(num_gpus=2, epochs=2.0, seed=32, gpus=(3, 1), train_dir="a dir", override=True)

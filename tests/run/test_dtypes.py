@@ -74,13 +74,6 @@ def test_only_the_gpus_that_are_used_are_looked_at():
         assert choices.resolve(config, {}, devices.place(config, here))[0].dtype == expected
 
 
-def test_float16_is_said_to_be_for_gpus_where_there_are_none():
-    config = Config(dtype="float16", variable_update="cpu")
-    [note] = choices.resolve(config, {}, devices.place(config))[1]
-    assert note.startswith("*** --dtype=float16 is for GPUs: on a processor")
-    assert choices.resolve(config, {}, devices.place(config, [Gpu("V100", (7, 0))]))[1] == []
-
-
 def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys):
     """run.json, evaluation and export have the resolved one."""
     run = tmp_path / "run"
