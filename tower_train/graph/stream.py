@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import config as framework
 
 from tower_train import errors, host, user_functions
 from tower_train.examples import Examples, Tensors
@@ -64,7 +65,9 @@ class Stream:
 
     def waited(self, computed: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
         """Returns the seconds in which a step waits for input: from its beginning on or, for the next step's batches,
-        after the step has `computed` a tensor, one of its last."""
+        after the step has `computed` a tensor, one of its last. 0 under op determinism, which knows no time."""
+        if framework.is_op_determinism_enabled():
+            return tf.zeros([], tf.float64)
         with tf.device(HOST), tf.compat.v1.name_scope("input_wait"):
             # A copy on the host waits for the device; a control dependency would not.
             began = [tf.identity(is_finite(computed))] if self.renewal else []
