@@ -56,16 +56,6 @@ def crossentropy():
 
 
 @example(
-    lambda: {"loss": "categorical_crossentropy", "optimizer": "adam", "metrics": ["accuracy"]},
-    lambda: {"x": numbers(22, 8, 8, 1), "y": np.eye(4)[classes(22, 4)], "validation_split": 0.2},
-)
-def mnist_convnet():
-    """vision/mnist_convnet.py: dropout before a softmax."""
-    conv = [layers.Conv2D(3, 3, activation="relu"), layers.MaxPooling2D(2), layers.Flatten()]
-    return keras.Sequential([keras.Input([8, 8, 1]), *conv, layers.Dropout(0.5), layers.Dense(4, "softmax")])
-
-
-@example(
     lambda: {"optimizer": "adam", "loss": "binary_crossentropy", "metrics": ["accuracy"]},
     lambda: {"x": classes((11, 5), 9), "y": classes(11, 2), "validation_data": (classes((4, 5), 9), classes(4, 2))},
 )
@@ -208,23 +198,3 @@ def sparse_inputs():
     """A data set of tf.SparseTensor."""
     inputs = keras.Input([6], sparse=True)
     return keras.Model(inputs, layers.Dense(3, "softmax")(layers.Dense(4, "tanh")(inputs)))
-
-
-def ragged_batches():
-    words = tf.ragged.constant([list(range(1, 2 + i % 4)) for i in range(11)], dtype=tf.int32)
-    return tf.data.Dataset.from_tensor_slices((words, classes(11, 3))).batch(4)
-
-
-@example(crossentropy, lambda: {"x": ragged_batches()})
-def ragged_inputs():
-    """A data set of tf.RaggedTensor."""
-
-    class Means(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.classes = layers.Embedding(6, 4), layers.Dense(3, "softmax")
-
-        def call(self, words):
-            return self.classes(tf.reduce_mean(words.with_flat_values(self.embedding(words.flat_values)), axis=1))
-
-    return Means()

@@ -223,10 +223,8 @@ def difference(weights, expected):
 
 @pytest.mark.parametrize("issue", ISSUES)
 def test_towers_train_what_one_device_does(float64, issue):
-    expected = trained(*issue())
-    for gpus in (2, 3):
-        found = trained(*issue(), lambda model, gpus=gpus: tower_train.multi_gpu_model(model, gpus=gpus))
-        assert difference(found, expected) < 1e-12
+    found = trained(*issue(), lambda model: tower_train.multi_gpu_model(model, gpus=3))
+    assert difference(found, trained(*issue())) < 1e-12
 
 
 def mirrored(build, compiled, data):

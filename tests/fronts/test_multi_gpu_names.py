@@ -29,7 +29,6 @@ def heads(join):
 
 
 ONE, PAIR = heads(lambda a, b, c: b), heads(lambda a, b, c: [a, b])
-NAMED = heads(lambda a, b, c: {"x": a, "y": b})
 NESTED = heads(lambda a, b, c: {"p": {"a": a}, "q": [b, c]})
 
 
@@ -42,10 +41,6 @@ class Subclassed(keras.Model):
         return {"a": self.first(inputs), "b": self.second(inputs)}
 
 
-def distance(y, y_pred):
-    return keras.ops.mean(keras.ops.abs(y - y_pred))
-
-
 PAIRS = {"a": of_a, "b": of_b}
 LOSSES = {"a": "mse", "b": CROSS_ENTROPY}
 FORMS = {
@@ -53,11 +48,6 @@ FORMS = {
         PAIR,
         {"loss": ["mse", CROSS_ENTROPY], "loss_weights": [0.1, 2.0], "metrics": [["mae"], ["accuracy"]]},
         (of_a, of_b),
-    ),
-    "dictionaries by the layers' names": (
-        PAIR,
-        {"loss": LOSSES, "loss_weights": {"a": 0.3, "b": 2.0}, "metrics": {"a": ["mae", distance], "b": "accuracy"}},
-        PAIRS,
     ),
     "metrics as objects, one twice": (
         PAIR,
@@ -71,13 +61,6 @@ FORMS = {
         },
         PAIRS,
     ),
-    "no loss by name": (PAIR, {"loss": {"a": "mse", "b": None}, "metrics": {"a": "mae"}}, PAIRS),
-    "one loss for both": (PAIR, {"loss": "mse", "metrics": ["mae", "mse"]}, [of_a, np.repeat(of_a, 3, axis=1)]),
-    "outputs in a dictionary": (
-        NAMED,
-        {"loss": {"x": "mse", "y": CROSS_ENTROPY}, "loss_weights": {"x": 1.0, "y": 0.5}, "metrics": {"y": "accuracy"}},
-        {"x": of_a, "y": of_b},
-    ),
     "nested outputs": (
         NESTED,
         {
@@ -86,18 +69,14 @@ FORMS = {
         },
         {"p": {"a": of_a}, "q": [of_b, of_c]},
     ),
-    "one output": (ONE, {"loss": CROSS_ENTROPY, "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}, of_b),
     "a subclass with a dictionary": (Subclassed, {"loss": LOSSES, "metrics": {"b": ["accuracy"]}}, PAIRS),
 }  # fmt: skip
-VALIDATED = ["lists", "metrics as objects, one twice", "no loss by name", "nested outputs", "one output",
-             "a subclass with a dictionary"]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_history_and_the_training_are_those_of_keras(form):
     build, settings, y = FORMS[form]
-    validated = {"validation_data": (x, y)} if form in VALIDATED else {}
-    trained = fit_both(build, 2, settings, x, y, batch_size=4, **validated)
+    trained = fit_both(build, 2, settings, x, y, batch_size=4, validation_data=(x, y))
     assert_same(trained, 1e-5)
     [(_, expected), (_, history)] = trained
     assert list(history.history) == list(expected.history)

@@ -20,9 +20,6 @@ class TestTrainingEqualsKeras:
             x, y, batch_size=10, epochs=2,
         )  # fmt: skip
 
-    def test_after_50_steps_in_float32(self):
-        assert_same(self.fifty_steps("adam", 2), 1e-5)
-
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_after_50_steps_in_float64(self, float64, optimizer):
         assert_same(self.fifty_steps(optimizer, 3), 1e-9)
