@@ -32,6 +32,11 @@ def free_memory() -> int | None:
     return _bytes(MEMINFO, "MemAvailable")
 
 
+def total_memory() -> int:
+    """Returns the bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def nvidia_driver() -> str | None:
     """Returns what shows that this machine has an NVIDIA driver; None without one."""
     if os.path.exists(NVIDIA_DRIVER):
@@ -98,7 +103,7 @@ def describe() -> dict:
     return {
         "processor": next(iter(about_cores("model name")), platform.processor() or platform.machine()),
         "cores": cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": total_memory(),
         "platform": platform.platform(),
         "load_at_start": os.getloadavg(),
         "versions": versions,

@@ -4,7 +4,7 @@ import jobs
 import pytest
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, host
 from tower_train.graph import shortages, step_failures
 
 ALLOCATION = (
@@ -34,6 +34,13 @@ def fail(error, *args):
 def test_too_little_memory_tells_the_batch_to_try(args, advice):
     text = fail(tf.errors.ResourceExhaustedError(None, None, ALLOCATION), *args)
     assert advice in text and text.startswith("Out of memory: a float tensor [128,64,24,24] has no place on GPU:1. ")
+
+
+def test_a_tensor_larger_than_the_hosts_memory_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "total_memory", lambda: 8 * 128 * 4 - 1)  # the hidden layer of 8 units, in float32
+    with pytest.raises(errors.RunError, match=r"a float32 tensor \[128, 8\] has no place on the host.*--batch_size=64"):
+        jobs.train_toy(tmp_path, batch_size=128, max_steps=1)
+    jobs.train_toy(tmp_path, batch_size=64, max_steps=1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, host
 from tower_train.console import notice
 
 _NCCL_ADVICE = {  # {part of its message: what to try}
@@ -46,6 +46,23 @@ def named(batch_size: int, accumulate_steps: int | None = None) -> Iterator[None
                 f"NCCL cannot average between these GPUs ({errors.reason(error)}). {what} Or train with "
                 "--all_reduce=collective, or --variable_update=cpu."
             ) from error
+
+
+def check_tensors(graph: tf.Graph, batch_size: int, accumulate_steps: int) -> None:
+    """Refuses a step with a tensor that is larger than the host's memory: TensorFlow's convolutions crash on one.
+
+    Raises:
+      RunError: there is one in the first tower.
+    """
+    memory = host.total_memory()
+    for op in graph.get_operations():
+        if op.name.startswith("tower_0/") and "gpu" not in op.device.lower():
+            for each in op.outputs:
+                if (each.shape.num_elements() or 0) * each.dtype.size > memory:
+                    raise errors.RunError(
+                        f"Out of memory: a {each.dtype.name} tensor {each.shape.as_list()} has no place on the host, "
+                        f"which has {memory / 2**30:.1f} GiB. {_memory_advice(batch_size, accumulate_steps)}"
+                    )
 
 
 def _memory_advice(batch_size: int, accumulate_steps: int | None) -> str:

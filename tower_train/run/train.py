@@ -160,8 +160,10 @@ def run(start: Start, user_hooks: UserHooks, received: signals.Received, members
         # A step with an all-reduce may have to be ended.
         note_stall = membership.note_stall if graph.layout.num_replicas > 1 else lambda what, seconds: None
         watchdog = stack.enter_context(StepWatchdog(start.config.stall_timeout_secs, graph.progress, note_stall))
+        sizes = graph.layout.tower_batch, start.config.accumulate_steps
+        shortages.check_tensors(graph.graph, *sizes)
         with (
-            shortages.named(graph.layout.tower_batch, start.config.accumulate_steps),
+            shortages.named(*sizes),
             membership.failures_named(),
             step_failures.named(
                 graph.examples.name, start.workload.name, batch=lambda: running and running.next_batch()
