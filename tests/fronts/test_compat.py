@@ -29,6 +29,7 @@ BELOW = {  # modules under the room that touch a private name, and where that is
     "graph/devices.py": "tests/gpus",
     "graph/optimizers.py": "tests/graph/test_learning.py",
     "graph/shortages.py": "tests/graph/test_shortages.py",
+    "graph/stream.py": "tests/graph/test_chosen_kernels.py",
     "graph/update.py": "tests/graph/test_loss_scale.py",
     "graph/variables.py": "tests/proof/test_programs.py",
     "inference/curves.py": "tests/inference/test_curves.py",
