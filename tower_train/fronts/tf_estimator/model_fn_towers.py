@@ -189,7 +189,8 @@ def train_step(
         for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
             if summary.op.type == "ScalarSummary" and summary.op.name == "loss":  # of the first tower
                 compat.set_input(summary.op, 1, tf.cast(loss, summary.op.inputs[1].dtype))
-    assigned = assign_merged(captures, all_reduce)
+    with tf.control_dependencies(losses):  # by then layers have read what is assigned, such as their seeds
+        assigned = assign_merged(captures, all_reduce)
     counts = {len(captured.updates) for captured in captures}
     if is_alone and counts == {0}:
         return specs[0]._replace(train_op=tf.group(specs[0].train_op, assigned))
