@@ -35,7 +35,7 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
 def softmax_cross_entropy(
     logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0, weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Returns the mean over the batch of the cross-entropy between integer labels [batch] and logits [batch, classes].
+    """Returns the mean of the cross-entropy between integer labels [batch, ...] and logits [batch, ..., classes].
 
     With label_smoothing e, a label is worth 1 - e, and e is spread evenly over all classes, the right one included
     (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7). Weights [batch] multiply the examples'
@@ -63,8 +63,7 @@ def mean_squared_error(outputs: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
     Raises:
       GraphError: other shapes.
     """
-    squares = tf.square(_differences("mean_squared_error", outputs, labels))
-    return _mean(squares if weights is None else tf.reduce_mean(squares, list(range(1, squares.shape.rank))), weights)
+    return _mean(tf.square(_differences("mean_squared_error", outputs, labels)), weights)
 
 
 def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -88,7 +87,10 @@ def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Te
 
 
 def _mean(losses: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-    return tf.reduce_mean(losses if weights is None else losses * tf.cast(weights, losses.dtype))
+    """Returns the mean of losses [batch, ...], whose examples are weighed by factors [batch]."""
+    if weights is None:
+        return tf.reduce_mean(losses)
+    return tf.reduce_mean(tf.reduce_mean(losses, list(range(1, losses.shape.rank))) * tf.cast(weights, losses.dtype))
 
 
 def _checked_classes(name: str, logits, labels) -> tf.Tensor:

@@ -181,6 +181,9 @@ def test_neighbours_and_their_labels_are_mixed(alphas):
         soft[i, labels[other]] += (1 - share) * weights[other]
     logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(loss, -np.mean(np.sum(soft * logs, axis=1)), rtol=1e-6)
+    whole = images.astype(np.uint8)
+    of_whole = run(lambda: augmentation.mixed(tf.constant(whole), tf.constant(labels), GivenDraws(NUMBERS), alphas)[0])
+    np.testing.assert_array_equal(of_whole, pixels)
 
 
 EVERYTHING = augmentation.PlacedImageOptions(

@@ -9,7 +9,7 @@ import tensorflow as tf
 import toy_workload
 import trainings
 
-from tower_train import Examples, Weighted, errors, keras_network, mean_squared_error
+from tower_train import Examples, Weighted, errors, keras_network, mean_squared_error, softmax_cross_entropy
 from tower_train.graph import class_weights, devices
 from tower_train.inference.evaluator import Evaluator
 
@@ -84,7 +84,7 @@ def test_weights_of_classes_and_examples_are_multiplied():
 def test_a_loss_of_keras_gets_its_arguments_in_its_order_and_the_weights():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     found = trained(examples(OF_EXAMPLES), dataclasses.replace(WORKLOAD, loss=loss), batch_size=6, num_gpus=2)
-    np.testing.assert_allclose(found[1], by_numpy(OF_EXAMPLES)[1], atol=1e-6)
+    np.testing.assert_allclose(found[1], by_numpy(OF_EXAMPLES)[1], atol=1e-12)  # in float64, as the run
 
 
 def test_the_loss_of_an_evaluation_counts_the_weights_and_its_metrics_do_not():
@@ -97,11 +97,19 @@ def test_the_loss_of_an_evaluation_counts_the_weights_and_its_metrics_do_not():
     assert metrics["precision @ 1"].mean == 0  # a tie of all
 
 
-def test_squares_are_weighed_by_example():
-    outputs, labels, weights = RNG.normal(size=[6, 2]), RNG.normal(size=[6, 2]), RNG.uniform(size=6)
+def test_losses_of_several_numbers_are_weighed_by_example():
+    outputs, labels, weights = RNG.normal(size=[6, 6]), RNG.normal(size=[6, 6]), RNG.uniform(size=6)
+    logits, kinds = RNG.normal(size=[6, 6, 3]), RNG.integers(0, 3, size=[6, 6])
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        found = session.run(mean_squared_error(tf.constant(outputs), tf.constant(labels), tf.constant(weights)))
-    assert found == pytest.approx(np.mean(weights * np.mean((outputs - labels) ** 2, axis=1)))
+        losses = (
+            mean_squared_error(tf.constant(outputs), tf.constant(labels), tf.constant(weights)),
+            softmax_cross_entropy(tf.constant(logits), tf.constant(kinds), weights=tf.constant(weights)),
+        )
+        found = session.run(losses)
+    logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    of_examples = -np.take_along_axis(logs, kinds[..., np.newaxis], axis=-1)[..., 0].mean(axis=1)
+    expected = [np.mean(weights * np.mean((outputs - labels) ** 2, axis=1)), np.mean(weights * of_examples)]
+    np.testing.assert_allclose(found, expected)
 
 
 def test_classes_without_an_example_count_as_others():
@@ -119,6 +127,9 @@ def test_what_cannot_be_weighed_is_named():
     unknown = dataclasses.replace(examples(), labels=None)
     with pytest.raises(errors.ConfigError, match="--class_weight=balanced: the classes of few are not at hand"):
         class_weights.read("balanced", unknown)
+    signs = dataclasses.replace(examples(), labels=np.array([-1, 1] * 6), class_names=())
+    with pytest.raises(errors.ConfigError, match="few has the label -1. Classes are numbered from 0 on"):
+        class_weights.read("balanced", signs)
     own = dataclasses.replace(WORKLOAD, loss=lambda outputs, labels: tf.reduce_mean(outputs))
     with pytest.raises(errors.GraphError, match=r"loss is a function of \(outputs, labels\).*\(outputs, labels, weigh"):
         trained(examples(OF_EXAMPLES), own, batch_size=12)

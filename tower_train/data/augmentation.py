@@ -1,8 +1,8 @@
 """Augmentation of images by options, for a whole batch at a time, as torchvision and timm do it image by image.
 
 Each number is drawn by the example's position, so N towers, a resumed run and several machines make the same pictures.
-mixup and cutmix mix an example with its neighbour in the stream, positions 2k and 2k + 1: the order is random already,
-no division into batches of even sizes separates the two, and neither is read twice. A partner from anywhere in a
+mixup and cutmix mix an example with its neighbour, examples 2k and 2k + 1 of a batch: the order is random already, no
+division into batches of even sizes separates the two, and neither is read twice. A partner from anywhere in a
 tower's batch would depend on the number of towers.
 """
 
@@ -119,11 +119,12 @@ def mixed(images: tf.Tensor, labels: tf.Tensor, draws: Draws, alphas: tuple[floa
     pair get the same share of the other, and the same rectangle.
 
     Args:
-      images: floating point [batch, height, width, channels], the batch even.
+      images: [batch, height, width, channels], the batch even; whole numbers become float32.
       labels: [batch], or Weighted.
       draws: numbers of the examples.
       alphas: of mixup and of cutmix, 0 for none, not both.
     """
+    images = images if images.dtype.is_floating else tf.cast(images, tf.float32)
     numbers = tf.repeat(draws.uniform("mix", 4)[::2], 2, axis=0)
     neighbours, size = _neighbours(images), images.shape[1:3]
     results = []  # over the kinds, images and the share of each in its own

@@ -30,6 +30,12 @@ def read(text: str | None, examples: Examples) -> np.ndarray | None:
             f"--class_weight={text}: the classes of {examples.name} are not at hand before they are read. Give their "
             "labels as Examples(labels=), or class_names and weights such as --class_weight=0:1,1:2.5."
         )
+    labels = None if labels is None else np.asarray(labels, np.int64)
+    if labels is not None and labels.size and labels.min() < 0:
+        raise errors.ConfigError(
+            f"--class_weight={text}: {examples.name} has the label {labels.min()}. Classes are numbered from 0 on: "
+            "renumber the labels, or weigh examples by tower_train.Weighted."
+        )
     counts = np.bincount(labels if labels is not None else (), minlength=len(names))
     weights = np.ones(len(counts))
     if text == BALANCED:

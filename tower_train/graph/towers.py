@@ -79,9 +79,18 @@ def _weighted(
 def loss_of(workload: Workload, outputs: Tensors, labels: Tensors | Weighted) -> tf.Tensor:
     """Returns the workload's loss; GraphError if it takes no weights and the labels have some."""
     labels, weights = Weighted.of(labels)
-    if hasattr(workload.loss, "reduction"):  # one of keras.losses
+    if hasattr(workload.loss, "reduction"):  # one of keras.losses, which computes in float32 whatever it is given
+        dtype = next(t.dtype.name for t in tf.nest.flatten(outputs) if t.dtype.is_floating)
+        workload = dataclasses.replace(workload, loss=_computed_in(dtype, workload.loss))
         return user_functions.call(workload, "loss", labels, outputs, sample_weight=weights)
     return user_functions.call(workload, "loss", outputs, labels, **({} if weights is None else {"weights": weights}))
+
+
+def _computed_in(dtype: str, loss: Callable) -> Callable:
+    """Returns a copy of one of keras.losses that computes in a dtype."""
+    copied = copy.copy(loss)
+    copied.__class__ = type(type(loss).__name__, (type(loss),), {"dtype": dtype})
+    return copied
 
 
 def check_classes(workload: Workload, examples: Examples, outputs: Tensors, function: Callable) -> None:
