@@ -8,6 +8,7 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config, Examples, errors, find_rate
+from tower_train.graph import schedule
 
 RATES = np.geomspace(1e-5, 10, 200)
 
@@ -36,8 +37,8 @@ def test_each_step_is_done_at_its_rate():
     features, labels = rng.normal(size=[12, 4]), np.arange(12) % 3
     examples = Examples.from_arrays("few", features, labels, toy_workload.CLASSES)
     workload = dataclasses.replace(toy_workload.WORKLOAD, examples=lambda r: examples, inference=linear, augment=None)
-    config = Config(num_gpus=2, batch_size=6, max_steps=steps, dtype="float64", device="cpu")
-    rates, found = find_rate.range_test(workload, config)
+    config = Config(num_gpus=2, batch_size=6, dtype="float64", device="cpu")
+    rates, found = find_rate.range_test(workload, config, steps)
     weights, losses = np.zeros([4, 3]), []
     for rate in np.geomspace(1e-5, 10, steps):
         exps = np.exp(features @ weights)
@@ -57,3 +58,19 @@ def test_the_command_draws_and_suggests_and_refuses_what_never_learns(tmp_path, 
     monkeypatch.setattr(find_rate, "_HIGHEST", 1e-4)
     status, _, stderr = command(find_rate, "--workload=toy_workload", "--max_steps=20")
     assert status == errors.ConfigError.exit_status and "the loss falls at no rate from 1e-05 to 0.0001" in stderr
+
+
+def test_the_suggestion_is_before_scaling_and_follows_no_option_of_other_processes():
+    scaled = Config(lr_scaling="linear", num_gpus=4, lr_schedule="points", lr_points="0:0.5,0.5:2,1:0")
+    assert schedule.largest_factor(scaled) == 4 * 2
+    with pytest.raises(errors.ConfigError, match="--worker_hosts: the range test runs in one process"):
+        find_rate.check_options(Config(worker_hosts="a:1,b:1", task_index=0), [])
+    with pytest.raises(errors.ConfigError, match="--epochs: a range test counts steps"):
+        find_rate.check_options(Config(epochs=2.0), ["--epochs=2"])
+
+
+def test_a_loss_below_zero_that_falls_has_not_diverged_and_suggests():
+    losses = -2 / (1 + np.exp(-3 * np.log(RATES / 0.02)))
+    assert not find_rate.has_diverged(list(losses)) and find_rate.suggested(RATES, losses) == pytest.approx(
+        0.02, rel=0.2
+    )

@@ -14,15 +14,16 @@ from tower_train.options import command_line
 USAGE = """
 Suggests a learning rate, by a range test: python -m tower_train.find_rate [options of the training]
 
-Trains --max_steps steps (200) whose rate grows from 1e-5 to 10 by the same factor each, until the loss is four times
+Trains 200 steps, or --max_steps, whose rate grows from 1e-5 to 10 by the same factor each, until the loss is four times
 its lowest (Smith 2015, "Cyclical learning rates for training neural networks", section 3.3; fastai's lr_find). Draws
-the loss over the rate in find_rate.png, and suggests the rate at which it falls fastest. No run is saved.
+the loss over the rate in find_rate.png, and suggests the rate at which it falls fastest, as --learning_rate means it:
+before --lr_scaling. Needs one process. No run is saved.
 
 Exit status: 0 done, 2 an option or a file is wrong, or no rate makes the loss fall.
 """
 _LOWEST, _HIGHEST, _STEPS = 1e-5, 10.0, 200
 _SMOOTHING, _DIVERGED = 0.98, 4.0  # as fastai: decay of the loss's moving average; times its lowest
-_LEAST_FALL = 0.995  # of the loss; less is noise
+_LEAST_FALL = 0.005  # of the loss; less is noise
 _PICTURE = "find_rate.png"
 
 
@@ -43,41 +44,68 @@ def suggested(rates: Sequence[float], losses: np.ndarray) -> float | None:
       losses: at these, smoothed; the first tenth of them is not yet smooth, and is not looked at, as in fastai.
     """
     first, lowest = len(losses) // 10, int(np.argmin(losses))
-    if lowest < first + 2 or losses[lowest] > _LEAST_FALL * losses[first]:
+    if lowest < first + 2 or losses[first] - losses[lowest] < _LEAST_FALL * abs(losses[first]):
         return None
     return rates[first + int(np.argmin(np.gradient(losses[first : lowest + 1])))]
 
 
-def range_test(workload, config: Config) -> tuple[list[float], np.ndarray]:
+def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[float], np.ndarray]:
     """Trains with growing rates; returns (rates, smoothed losses)."""
     import tensorflow as tf
 
     from tower_train.examples import TRAIN, DataRequest
-    from tower_train.graph import devices
+    from tower_train.graph import devices, shortages, step_failures
     from tower_train.graph.training import training_graph
-    from tower_train.run import choices
+    from tower_train.run import choices, messages
 
     v1 = tf.compat.v1
-    steps = config.max_steps or _STEPS
-    config = dataclasses.replace(config, max_steps=steps, epochs=None, summary_every_steps=0, worker_hosts=None,
-                                 task_index=None, elastic=None, stall_timeout_secs=0)  # fmt: skip
+    config = dataclasses.replace(config, max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0)
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
     placed = devices.place(config)
     examples = workload.split(
         DataRequest(TRAIN, config.dataset, config.data_dir, config.seed, config.validation_fraction)
     )
-    config, _ = choices.resolve(config, {}, placed)
+    config, notes = choices.resolve(config, {}, placed)
     built, rates, losses = training_graph(workload, examples, config, placed), [], []
-    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
+    notice = [f"*** {examples.notice}"] if examples.notice else []
+    console.say(f"data:     {examples.name}", *notice, *notes, *placed.notes, *built.stream.notes, *built.notes)
+    with (
+        built.graph.as_default(),
+        shortages.named(config.tower_batch, config.accumulate_steps),
+        step_failures.named(examples.name, workload.name),
+        v1.Session(config=placed.session_config) as session,
+        messages.progress_bar(0, steps) as bar,
+    ):
         session.run(v1.global_variables_initializer())
         session.run([v1.local_variables_initializer(), v1.tables_initializer(), built.stream.initializer])
-        for rate in np.geomspace(_LOWEST, _HIGHEST, steps):
+        for step, rate in enumerate(np.geomspace(_LOWEST, _HIGHEST, steps), start=1):
             loss = float(session.run(built.report, {built.report.learning_rate: rate}).data_loss)
-            if not math.isfinite(loss) or losses and smoothed([*losses, loss])[-1] > _DIVERGED * smoothed(losses).min():
+            if not math.isfinite(loss) or has_diverged([*losses, loss]):
                 break
             rates.append(float(rate))
             losses.append(loss)
+            bar.update(step)
+    if not losses:
+        raise errors.DataError(f"{examples.name}: the first loss is {loss}. Look at the examples and the network.")
     return rates, smoothed(losses)
+
+
+def has_diverged(losses: Sequence[float]) -> bool:
+    """Returns whether the last of these losses is far above the lowest, all smoothed."""
+    *before, last = smoothed(losses)
+    return bool(before) and last > min(before) + (_DIVERGED - 1) * abs(min(before))
+
+
+def check_options(config: Config, argv: Sequence[str]) -> None:
+    """Raises ConfigError for options that a range test cannot follow."""
+    for name in ("worker_hosts", "task_index", "elastic"):
+        if getattr(config, name) is not None:
+            raise errors.ConfigError(
+                f"--{name}: the range test runs in one process. Leave the option out; --accumulate_steps makes the "
+                "batch as large as all workers' together."
+            )
+    if any(word.startswith(("--epochs", "-epochs")) for word in argv):
+        raise errors.ConfigError("--epochs: a range test counts steps. Give --max_steps, or nothing for 200 steps.")
 
 
 def draw(rates: Sequence[float], losses: np.ndarray, rate: float) -> None:
@@ -102,16 +130,20 @@ def main(argv) -> int:
     if not importlib.util.find_spec("matplotlib"):
         raise errors.ConfigError("The curve needs matplotlib: pip install matplotlib.")
     config, workload_options = __main__.parse(argv)
+    from tower_train.graph import schedule
     from tower_train.workload import load
 
-    rates, losses = range_test(load(config.workload).with_options(workload_options), config)
+    check_options(config, argv)
+    asks = any(word.lstrip("-").startswith("max_steps") for word in argv)  # else it may be a recipe's
+    steps = config.max_steps if asks else _STEPS
+    rates, losses = range_test(load(config.workload).with_options(workload_options), config, steps)
     rate = suggested(rates, losses)
     if rate is None:
         raise errors.ConfigError(
             f"--max_steps={len(rates)}: the loss falls at no rate from {_LOWEST:g} to {_HIGHEST:g}. Give more steps or "
             "a larger batch, and look whether the network can learn at all."
         )
-    console.say(f"Rate:     --learning_rate={rate:.1g}")
+    console.say(f"Rate:     --learning_rate={rate / schedule.largest_factor(config):.1g}")
     draw(rates, losses, rate)
     console.say(f"Drawn:    {_PICTURE}")
     return 0

@@ -24,10 +24,7 @@ def learning_rate(config: Config, num_examples: int, examples_seen: tf.Tensor) -
     Returns:
       float64 scalar.
     """
-    # "linear" is of Goyal et al. 2017 ("Accurate, large minibatch SGD", section 2.1); with "sqrt" the variance of a
-    # step stays (Krizhevsky 2014, "One weird trick", section 5).
-    ratio = config.global_batch / config.lr_base_batch
-    scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
+    scale = _scale(config)
     with tf.name_scope("learning_rate"):
         rate = config.learning_rate * _decay(config, num_examples, examples_seen)
         if not config.warmup_epochs:
@@ -35,6 +32,19 @@ def learning_rate(config: Config, num_examples: int, examples_seen: tf.Tensor) -
         first = 1.0 if scale > 1 else scale / 10  # the base batch's (Goyal et al. 2017, section 2.2), or a tenth
         done = tf.minimum(tf.cast(examples_seen, tf.float64) / (config.warmup_epochs * num_examples), 1.0)
         return rate * (first + (scale - first) * done)
+
+
+def _scale(config: Config) -> float:
+    """Returns the factor for the global batch: "linear" is of Goyal et al. 2017 ("Accurate, large minibatch SGD",
+    section 2.1); with "sqrt" the variance of a step stays (Krizhevsky 2014, "One weird trick", section 5)."""
+    ratio = config.global_batch / config.lr_base_batch
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
+
+
+def largest_factor(config: Config) -> float:
+    """Returns by how much the greatest rate of a training is greater than --learning_rate."""
+    points = rules.parse_points(config.lr_points) if config.lr_schedule == "points" else [(0.0, 1.0)]
+    return _scale(config) * max(factor for _, factor in points)
 
 
 def _decay(config: Config, num_examples: int, examples_seen: tf.Tensor) -> tf.Tensor:
