@@ -79,12 +79,20 @@ def test_splits_with_classes_are_used(tmp_path):
     ("two.csv:Kind", "there is no such column. Give one of: --labels=two.csv:kind", errors.ConfigError),
     ("empty.csv", "it is no CSV file with a header", errors.DataError),
     ("names", "finds images of 0 classes", errors.DataError),
+    ("uneven.csv", "row 3 of .* has 3 cells, its header 2", errors.DataError),
 ])  # fmt: skip
 def test_tables_that_give_no_classes_are_refused(tmp_path, labels, text, error):
     make(tmp_path, "1.jpg", "2.jpg", "empty.csv")
     (tmp_path / "two.csv").write_text("file,kind\n1.jpg,a\n1.jpg,b\n")
     (tmp_path / "one.csv").write_text("file,kind\n1.jpg,a\n2,a\n")
+    (tmp_path / "uneven.csv").write_text("file,kind\n1.jpg,a\n2.jpg,b,c\n")
     (tmp_path / "others.csv").write_text("file,kind\nx,a\ny,b\n")
     with pytest.raises(error, match=text) as raised:
         find(tmp_path, "train", labels=labels)
     assert "\n" not in str(raised.value)
+
+
+def test_cells_may_be_blank_and_labels_may_look_like_names(tmp_path):
+    make(tmp_path, "train/1.png", "train/2.png", "train/3.png")
+    (tmp_path / "labels.csv").write_text("label,file\n1,1.png\n2 , 2.png\n,3.png\n")
+    assert classes(tmp_path, "labels.csv")[0] == {"1.png": "1", "2.png": "2"}

@@ -1,6 +1,7 @@
 """Classes of images that do not lie in a folder per class: from a table (labels.csv) or from names (cat.0.jpg)."""
 
 import csv
+import operator
 import os
 import pathlib
 import re
@@ -43,8 +44,8 @@ def find(directory: pathlib.Path, labels: str) -> tuple[dict[str, str], str]:
     Args:
       directory: the folder of the images, in folders of any depth, and of the table.
       labels: 'names', by which a class is a file's name up to its last number; or a CSV file with a header, and after a
-        colon the name of the column of classes, if there are more than two columns. The column of images is the first
-        that names one in its first rows, by its path or its file's name, with or without extension.
+        colon the name of the column of classes, if there are more than two columns. The column of images is the
+        one that names most in its first rows, by their paths or files' names, with or without extension.
 
     Returns:
       {path below the directory: class}, sorted, of the images with a class; and a line on the others.
@@ -85,13 +86,17 @@ def _of_table(directory: pathlib.Path, labels: str, paths: list[str]) -> tuple[d
             named.setdefault(os.path.splitext(name)[0], path)
     try:
         with open(table, newline="", encoding="utf-8-sig") as file:
-            header, *rows = csv.reader(file)
+            header, *rows = ([cell.strip() for cell in row] for row in csv.reader(file) if row)
     except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "it is no CSV file with a header"
         raise errors.DataError(f"--labels={labels}: {table} cannot be read: {reason}. Name a CSV file.") from None
-    rows = [row for row in rows if len(row) == len(header)]
-    image = next((i for i in range(len(header)) if any(row[i] in named for row in rows[:100])), None)
-    if image is None:
+    if uneven := next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None):
+        raise errors.DataError(
+            f"--labels={labels}: row {uneven} of {table} has {len(rows[uneven - 2])} cells, its header {len(header)}. "
+            "Mend it: texts with commas stand in quotes."
+        )
+    image = max(range(len(header)), key=lambda i: sum(row[i] in named for row in rows[:100]))
+    if not any(row[image] in named for row in rows[:100]):
         raise errors.DataError(
             f"--labels={labels}: no column of {table} ({', '.join(header)}) names images below {directory}. It must "
             "hold their names, with or without extension."
@@ -105,7 +110,7 @@ def _of_table(directory: pathlib.Path, labels: str, paths: list[str]) -> tuple[d
             f"Give one of: {', '.join(f'--labels={table.name}:{name}' for name in others)}."
         )
     place, classes, missing = header.index(column), {}, 0
-    for row in rows:
+    for row in filter(operator.itemgetter(place), rows):  # an image with an empty cell has no class
         path = named.get(row[image])
         if path is None:
             missing += 1
