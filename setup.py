@@ -42,7 +42,7 @@ setup(
         "numpy",
         "absl-py",
         "ml_dtypes",
-        "pillow",
+        "pillow>=10.1",
         "requests",
         "rich",
     ],  # fmt: skip

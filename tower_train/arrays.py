@@ -10,11 +10,13 @@ Arrays = Any  # an array, or a tuple or dict of arrays, whose first dimension co
 
 
 def as_arrays(values: Arrays) -> Arrays:
-    """Returns numpy arrays of array-likes, or a dictionary or Weighted of them; objects become text."""
+    """Returns numpy arrays of array-likes, or a dictionary, tuple or Weighted of them; objects become text."""
     if isinstance(values, Mapping):
         return {str(name): as_arrays(value) for name, value in values.items()}
     if hasattr(values, "_fields"):  # Weighted
         return type(values)(*map(as_arrays, values))
+    if isinstance(values, tuple) and all(isinstance(value, np.ndarray) and value.ndim for value in values):
+        return tuple(map(as_arrays, values))
     array = np.asarray(values)
     return array.astype(str) if array.dtype == object else array
 

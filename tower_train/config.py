@@ -414,8 +414,10 @@ class EvaluateOptions(DeviceOptions, RunOptions):
 class ExportOptions(RunOptions):
     """Options of `python -m tower_train.export`."""
 
-    export_dir: str | None = option(None, "directory of the SavedModel, which must be new (TRAIN_DIR/export)", RUN)
-    overwrite: bool = option(False, "replace the SavedModel in --export_dir", RUN)
+    export_dir: str | None = option(
+        None, "directory of the SavedModel, which must be new (TRAIN_DIR/export), or of --keras' files", RUN
+    )
+    overwrite: bool = option(False, "replace the SavedModel, or --keras' files, in --export_dir", RUN)
     keras: bool = option(
         False, "write a Keras network as model.keras and model.weights.h5, into --export_dir (TRAIN_DIR)", RUN,
     )  # fmt: skip

@@ -67,7 +67,8 @@ class Examples:
         data/tf_data.py.
       of_worker: (worker, number of workers) -> the endless dataset of one of several workers; None if all of them go
         through `elements`.
-      labels: integers [num_examples], the classes of all examples, if they are at hand; only checked for mistakes.
+      labels: integers [num_examples], the classes of all examples, if they are at hand: checked for mistakes,
+        and counted by --class_weight=balanced.
     """
 
     name: str

@@ -3,6 +3,7 @@
 import os
 import pathlib
 
+import keras
 import tensorflow as tf
 
 from tower_train import errors
@@ -49,20 +50,25 @@ def export(options: ExportOptions, folder: pathlib.Path, workload: Workload | No
         model = build()
         for name, variable in named_variables(model).items():
             variable.assign(values[name])
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, write in zip(_FILES, (model.save, model.save_weights), strict=True):
-            partial = folder / f".{os.getpid()}.{name}"
-            try:
-                write(partial)
-                os.replace(partial, folder / name)
-            finally:
-                partial.unlink(missing_ok=True)
+        try:
+            _write(model, folder)
+        except (OSError, UnicodeEncodeError) as error:
+            raise errors.RunError(
+                f"{folder} cannot be written ({errors.reason(error)}). Name another with --export_dir."
+            ) from None
 
-    try:
-        build_isolated(save, run.dtype, valued=True)
-    except (OSError, UnicodeEncodeError) as error:
-        raise errors.RunError(
-            f"{folder} cannot be written ({errors.reason(error)}). Name another with --export_dir."
-        ) from None
+    build_isolated(save, run.dtype, valued=True)
     prepared = ", for features as `prepare` of the workload makes them" if run.workload.prepare else ""
     return [f"Exported: {', '.join(str(folder / name) for name in _FILES)}{prepared}"]
+
+
+def _write(model: keras.Model, folder: pathlib.Path) -> None:
+    """Writes the files, each as a whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, write in zip(_FILES, (model.save, model.save_weights), strict=True):
+        partial = folder / f".{os.getpid()}.{name}"
+        try:
+            write(partial)
+            os.replace(partial, folder / name)
+        finally:
+            partial.unlink(missing_ok=True)

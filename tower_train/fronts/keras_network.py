@@ -31,8 +31,8 @@ def keras_network(build: Callable[[], keras.Model], freeze_until: str | None = N
     A workload's rules hold: no layer gets a value of its own that depends on the tower. Batch normalisation is
     tower_train.layers.batch_normalization; values that other layers assign to their variables in training are averaged
     over towers once per step. Dropout and other layers draw by example, as tower_train.layers.dropout does, and numbers
-    of no example once for all towers; the log names the few other draws. Training begins with weights that `build`
-    loads; other initial values depend on the run's seed and the variables' names.
+    of no example once for all towers; the check of towers refuses the few other draws. Training begins with weights
+    that `build` loads; other initial values depend on the run's seed and the variables' names.
 
     Args:
       build: returns a model that has its variables and whose outputs are logits (without a softmax, for the usual

@@ -55,7 +55,7 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
             graph=graph,
             files=files,
             features=_named(features, "features"),
-            outputs=_of_classes(outputs, class_names) if class_names else _named(outputs, "outputs"),
+            outputs=_of_classes(workload, outputs, class_names) if class_names else _named(outputs, "outputs"),
             class_names=class_names,
             restored=network.variables_to_restore(run.moving_average_decay),
         )
@@ -125,13 +125,15 @@ def _named(tensors: Tensors, name: str) -> Named:
     return {name: flat[0]} if len(flat) == 1 else {f"{name}_{i}": tensor for i, tensor in enumerate(flat)}
 
 
-def _of_classes(outputs: tf.Tensor, class_names: tuple[str, ...]) -> Named:
-    names, last = tf.constant(class_names), towers.last_activation(outputs)
+def _of_classes(workload: Workload, outputs: tf.Tensor, class_names: tuple[str, ...]) -> Named:
+    names, one_view = tf.constant(class_names), outputs
+    if workload.test_time_augmentation:
+        one_view = outputs.op.inputs[0].op.inputs[0].op.inputs[0]  # of the sum of stacked, weighted views
+    last = towers.last_activation(one_view)
     is_softmax = last is not None and last.type == "Softmax"  # of a network whose loss takes probabilities
-    logits = tf.cast(last.inputs[0], outputs.dtype) if is_softmax else outputs
     return {
-        "logits": logits,
-        "probabilities": tf.nn.softmax(logits),
-        "classes": tf.gather(names, tf.argmax(logits, axis=-1)),
-        "all_classes": tf.tile(names[tf.newaxis], [tf.shape(logits)[0], 1]),
+        "logits": tf.math.log(outputs) if is_softmax else outputs,
+        "probabilities": outputs if is_softmax else tf.nn.softmax(outputs),
+        "classes": tf.gather(names, tf.argmax(outputs, axis=-1)),
+        "all_classes": tf.tile(names[tf.newaxis], [tf.shape(outputs)[0], 1]),
     }

@@ -19,7 +19,7 @@ from tower_train.examples import Examples
 from tower_train.graph.random_state import ancestors
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import normalization, operations
-from tower_train.proof.rounding import FEW_ROUNDINGS, MOST_NOISE, SEEDS, SENSITIVITY, rounded
+from tower_train.proof.rounding import FEW_ROUNDINGS, MOST_NOISE, SEEDS, SENSITIVITY, epsilon, rounded
 from tower_train.proof.trial import LOSS, Begun, Gap, Trial, first_steps, gaps_after
 from tower_train.workload import Workload
 
@@ -122,10 +122,10 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
         try:
             with ProgressBar(_columns, total=2 + 3 * steps) as bar:
                 trials = []
-                for each in (one, several):
-                    whole = normalization.over_all_towers(each.num_gpus) if has_moments else contextlib.nullcontext()
+                for small in (one, several):
+                    whole = normalization.over_all_towers(small.num_gpus) if has_moments else contextlib.nullcontext()
                     with whole:
-                        trials.append(Trial(workload, examples, dataclasses.replace(each, dtype=dtype), bar))
+                        trials.append(Trial(workload, examples, dataclasses.replace(small, dtype=dtype), bar))
                     _announce(several, time.perf_counter() - began, trials)
                 outcome = _compared(*trials, steps, normalizes)
             break
@@ -195,7 +195,7 @@ def _at_hand(examples: Examples, count: int) -> Examples:
 
 def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
     dtype = _dtype_on_the_way(one)
-    rounding = np.finfo(dtype.as_numpy_dtype).eps if dtype.size > 2 else {tf.bfloat16: 2**-7}.get(dtype, 2**-10)
+    rounding = epsilon(np.dtype(dtype.as_numpy_dtype))
     with one.begun() as first, many.begun() as others:
         gaps, of_resumed = _train(first, others, steps, resumes=True)
     largest = max(gaps, key=lambda gap: gap.of_largest)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import enumeration
-from tower_train.examples import Examples, Tensors, Weighted
+from tower_train.examples import Examples, Mixed, Tensors, Weighted
 from tower_train.graph import step_failures, summaries
 from tower_train.graph.layout import Layout
 from tower_train.graph.stream import training_stream
@@ -65,11 +65,20 @@ def _look_at(workload: Workload, examples: Examples, seed: int) -> tuple[tuple, 
             if images is not None:
                 with contextlib.suppress(tf.errors.OutOfRangeError), named():
                     session.run(trained.initializer)
-                    first = session.run((images, tf.nest.flatten(trained.batches[0][1])[0]))
+                    first = session.run((images, _shown(trained.batches[0][1], len(examples.class_names))))
     if not parts:
         raise errors.DataError(f"{examples.name}: its dataset gives no examples.")
     joined = [tf.nest.map_structure(lambda tensor, kept=kept: tensor[kept], batch) for batch, kept in parts]
     return tf.nest.map_structure(lambda *tensors: np.concatenate(tensors), *joined), first
+
+
+def _shown(labels: Tensors | Weighted | Mixed, num_classes: int) -> tf.Tensor:
+    """Returns the first of the labels, or the shares of all classes in mixed examples."""
+    if not isinstance(labels, Mixed):
+        return tf.nest.flatten(labels)[0]
+    if not num_classes:
+        return labels.first.labels
+    return tf.add_n([tf.one_hot(part.labels, num_classes) * part.weights[:, tf.newaxis] for part in labels])
 
 
 def _image(features: Tensors) -> tf.Tensor | None:

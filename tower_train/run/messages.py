@@ -120,12 +120,15 @@ def is_slow_input(input_share: float) -> bool:
 
 def input_advice(input_share: float, run_json: dict) -> str:
     """Returns a line that tells what to do about slow input."""
-    config = run_json["config"]
-    options = [f"--{name}={config[name]}" for name in ("workload", "data_dir") if config[name]]
+    config, shows = run_json["config"], ""
+    path = config["workload"]
+    if path and not run_json["workload_options"]:  # which the benchmark does not take
+        options = [f"--{name}={config[name]}" for name in ("workload", "data_dir") if config[name]]
+        command = f"{_python_path(path)}{_python()} -m tower_train.benchmark --breakdown {shlex.join(options)}"
+        shows = f"`{command}` shows where a step's time goes; "
     return (
-        f"*** input {100 * input_share:.0f} %: so much of the time steps wait for examples. "
-        f"`{_python()} -m tower_train.benchmark --breakdown {shlex.join(options)}` shows where a step's time goes; "
-        "docs/training.md#slow-input what helps."
+        f"*** input {100 * input_share:.0f} %: so much of the time steps wait for examples. {shows}"
+        f"docs/training.md#slow-input {'what helps' if shows else 'says what helps'}."
     )
 
 

@@ -53,7 +53,7 @@ def caption(label: np.ndarray, class_names: Sequence[str]) -> str:
     """Returns a label as text: a class's name, the shares of two classes, the first numbers, or nothing for more."""
     label = np.asarray(label)
     if class_names and label.ndim == 0:
-        return class_names[label]
+        return " ".join(class_names[label].split()) if 0 <= label < len(class_names) else str(label)
     if class_names and label.shape == (len(class_names),):
         largest = [i for i in np.argsort(-label, kind="stable")[:2] if label[i] > 0]
         return " ".join(class_names[i] if label[i] == 1 else f"{class_names[i]} {label[i]:.2f}" for i in largest)

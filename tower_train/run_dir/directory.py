@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from tower_train import errors, locks
-from tower_train.console import one_line
+from tower_train.console import one_line, say
 from tower_train.run_dir import checkpoint, disk, json_files
 from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 
@@ -132,9 +132,11 @@ class RunDirectory:
             disk.replace(self.path / name, json.dumps(content, indent=2).encode() + b"\n")
 
     def write_image(self, name: str, content: bytes) -> None:
-        """Replaces a picture; if it cannot be written, the run goes on without it."""
-        with contextlib.suppress(OSError):
+        """Replaces a picture, or says that it cannot."""
+        try:
             disk.replace(self.path / name, content)
+        except OSError as error:
+            say(f"*** {one_line(self.path / name)} cannot be written ({error.strerror}). The run goes on without it.")
 
     def update(self, name: str, content: dict) -> None:
         """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""
