@@ -177,7 +177,7 @@ def test_the_share_of_time_that_waits_for_input_is_told_with_advice_once(tmp_pat
         assert len(advice) == 1 and " -m tower_train.benchmark --breakdown --workload=slow_input`" in advice[0]
         shares = [record["input_share"] for record in jobs.metrics(tmp_path / f"{is_staged}")]
         assert all(0.5 < share <= 1 for share in shares[1:])
-    assert messages.step_line(1, 1.0, 1.0, 1.0, input_share=0.04).endswith(" sec/batch)")
+    assert [messages.slow_input({"devices": [name]}) for name in ("GPU 0 (A)", "logical CPU device 0")] == [0.05, 0.3]
 
 
 def test_lines_of_a_long_run_grow_sparser_but_its_metrics_do_not(tmp_path, capsys):

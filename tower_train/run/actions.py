@@ -183,9 +183,10 @@ class Log(Action):
         sec_per_batch = seconds / (steps * sum(layout.towers_per_worker))
         input_share = (self._running.input_secs - self._input_secs) / seconds
         self._input_secs = self._running.input_secs
+        is_slow = input_share >= messages.slow_input(self._running.start.run_json)
         if self._is_shown(step):
-            say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share))
-        if messages.is_slow_input(input_share) and self._input_secs > _MUCH_SECS and not self._has_advised:
+            say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share if is_slow else None))
+        if is_slow and self._input_secs > _MUCH_SECS and not self._has_advised:
             self._has_advised = True
             say(messages.input_advice(input_share, self._running.start.run_json))
         self._bar.update(step, rates=f"loss {messages.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")

@@ -104,18 +104,22 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluation: 
     return lines + _next_commands(result.train_dir, path)
 
 
-def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: float, input_share: float = 0.0) -> str:
+def step_line(
+    step: int, loss: float, examples_per_sec: float, sec_per_batch: float, input_share: float | None = None
+) -> str:
     """Formats the original's log line. sec_per_batch: seconds per tower batch, over all towers; input_share: of the
-    time that steps waited for input, which the line tells if it is slow."""
-    waited = f"; input {100 * input_share:.0f} %" if is_slow_input(input_share) else ""
+    time that steps waited for input, if it is to be told."""
+    waited = "" if input_share is None else f"; input {100 * input_share:.0f} %"
     return (
         f"{datetime.datetime.now()}: step {step}, loss = {as_loss(loss)} "
         f"({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch{waited})"
     )
 
 
-def is_slow_input(input_share: float) -> bool:
-    return input_share >= 0.05
+def slow_input(run_json: dict) -> float:
+    """Returns the share of the time from which on waiting for input is worth a word: on a CPU the input takes its time
+    from the cores that train, and what waits there is mostly not lost."""
+    return 0.05 if run_json["devices"][0].startswith("GPU") else 0.3
 
 
 def input_advice(input_share: float, run_json: dict) -> str:
