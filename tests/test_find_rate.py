@@ -63,10 +63,9 @@ def test_the_command_draws_and_suggests_and_refuses_what_never_learns(tmp_path, 
 def test_the_suggestion_is_before_scaling_and_follows_no_option_of_other_processes():
     scaled = Config(lr_scaling="linear", num_gpus=4, lr_schedule="points", lr_points="0:0.5,0.5:2,1:0")
     assert schedule.largest_factor(scaled) == 4 * 2
-    with pytest.raises(errors.ConfigError, match="--worker_hosts: the range test runs in one process"):
-        find_rate.check_options(Config(worker_hosts="a:1,b:1", task_index=0), [])
-    with pytest.raises(errors.ConfigError, match="--epochs: a range test counts steps"):
-        find_rate.check_options(Config(epochs=2.0), ["--epochs=2"])
+    for name in ("worker_hosts", "epochs"):
+        with pytest.raises(errors.ConfigError, match=f"--{name}: a range test is of one process, and counts steps"):
+            find_rate.check_options(["--num_gpus=2", f"--{name}=2"])
 
 
 def test_a_loss_below_zero_that_falls_has_not_diverged_and_suggests():

@@ -96,16 +96,11 @@ def has_diverged(losses: Sequence[float]) -> bool:
     return bool(before) and last > min(before) + (_DIVERGED - 1) * abs(min(before))
 
 
-def check_options(config: Config, argv: Sequence[str]) -> None:
+def check_options(argv: Sequence[str]) -> None:
     """Raises ConfigError for options that a range test cannot follow."""
-    for name in ("worker_hosts", "task_index", "elastic"):
-        if getattr(config, name) is not None:
-            raise errors.ConfigError(
-                f"--{name}: the range test runs in one process. Leave the option out; --accumulate_steps makes the "
-                "batch as large as all workers' together."
-            )
-    if any(word.startswith(("--epochs", "-epochs")) for word in argv):
-        raise errors.ConfigError("--epochs: a range test counts steps. Give --max_steps, or nothing for 200 steps.")
+    for name in ("worker_hosts", "task_index", "elastic", "epochs"):
+        if any(word.lstrip("-").partition("=")[0] == name for word in argv):
+            raise errors.ConfigError(f"--{name}: a range test is of one process, and counts steps. Leave it out.")
 
 
 def draw(rates: Sequence[float], losses: np.ndarray, rate: float) -> None:
@@ -133,7 +128,7 @@ def main(argv) -> int:
     from tower_train.graph import schedule
     from tower_train.workload import load
 
-    check_options(config, argv)
+    check_options(argv)
     asks = any(word.lstrip("-").startswith("max_steps") for word in argv)  # else it may be a recipe's
     steps = config.max_steps if asks else _STEPS
     rates, losses = range_test(load(config.workload).with_options(workload_options), config, steps)
