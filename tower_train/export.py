@@ -23,7 +23,6 @@ Exit status: 0 done, 2 an option or a file is wrong.
 def main(argv) -> int:
     options = command_line.parse(argv, ExportOptions, USAGE)
     console.import_tensorflow()
-    import tensorflow as tf
 
     from tower_train.inference import saved_model
 
@@ -32,7 +31,6 @@ def main(argv) -> int:
 
         console.say(*keras_files.export(options, pathlib.Path(options.export_dir or options.train_dir)))
         return 0
-    tf.get_logger().setLevel("ERROR")  # TensorFlow's functions for SavedModels warn of each other
     exported, signatures = saved_model.export_run(options)
     console.say(f"Exported: {exported} (signatures {', '.join(signatures)})")
     return 0

@@ -1,9 +1,11 @@
 """A run's network as a SavedModel, with the signatures and numbered versions of TensorFlow Serving."""
 
+import contextlib
 import os
 import pathlib
 import shutil
 import time
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -39,7 +41,7 @@ def export(
     """
     _check_target(folder, options)
     built, session = serving.open_run(options, workload)
-    with session, built.graph.as_default():
+    with _without_remarks(), session, built.graph.as_default():
         signature_defs = signatures(built)
         try:
             with locks.made(folder if options.versioned else folder.parent):
@@ -61,6 +63,18 @@ def export(
             reason = errors.reason(error)
             raise errors.RunError(f"{folder} cannot be written ({reason}). Name another with --export_dir.") from None
     return target, list(signature_defs)
+
+
+@contextlib.contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Lets TensorFlow's functions for SavedModels not warn of each other within this block."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def signatures(built: serving.ServingGraph) -> dict:
