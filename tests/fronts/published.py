@@ -77,8 +77,12 @@ def prepare():
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     keras.ops.backend = keras.ops  # as it was in keras_core
-    checkpoint = keras.callbacks.ModelCheckpoint  # which took any path
-    keras.callbacks.ModelCheckpoint = lambda path, **kwargs: checkpoint(f"{path}.weights.h5", **kwargs)
+
+    class AnyPath(keras.callbacks.ModelCheckpoint):  # as it took then
+        def __init__(self, path, **kwargs):
+            super().__init__(f"{path}.weights.h5", **kwargs)
+
+    keras.callbacks.ModelCheckpoint = AnyPath
     keras.layers.RandomRotation = lambda factor: keras.layers.RandomFlip()  # Keras' own fails in float64
     in_top_k = tf.math.in_top_k
     tf.math.in_top_k = lambda targets, outputs, k: in_top_k(targets, tf.cast(outputs, tf.float32), k)  # likewise
