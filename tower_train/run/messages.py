@@ -117,8 +117,8 @@ def step_line(
 
 
 def slow_input(run_json: dict) -> float:
-    """Returns the share of the time from which on waiting for input is worth a word: on a CPU the input takes its time
-    from the cores that train, and what waits there is mostly not lost."""
+    """Returns the share of the time from which on waiting for input is worth a word: on a CPU, where input takes its
+    time from the cores that train, some waiting is usual."""
     return 0.05 if run_json["devices"][0].startswith("GPU") else 0.3
 
 
