@@ -7,7 +7,7 @@ _PART_MEGABYTES = 8000
 
 
 def variables_and_reduces(findings, settings):
-    """How fast each is in float32; that they train the same `towers` and `cards` look at."""
+    """Times each in float32; whether they train the same is for `towers` and `cards`."""
     if settings.quick:
         findings.unchecked("speed of each place of the variables", "--quick")
         return

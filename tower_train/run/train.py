@@ -84,11 +84,10 @@ def train(
             start = announce(prepare(path, workload, config, run_dir, membership, stack), membership)
         except RunOver as over:
             return Result("", over.step, None, None, 0.0, StopReason(over.stopped_by), None)
+        hooks = UserHooks(session_hooks, after_step, on_log, on_evaluate)
         with received.noted():
             try:
-                hooks = UserHooks(session_hooks, after_step, on_log, on_evaluate)
-                result = run(start, hooks, received, membership)
-                result = conclude(start, result, membership)
+                result = conclude(start, run(start, hooks, received, membership), membership)
             except errors.WorkerError as error:
                 raise _for_this_worker(error, received) from error.__cause__
     if result.reason is StopReason.RESIZED:
