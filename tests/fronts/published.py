@@ -78,9 +78,9 @@ def prepare():
     keras.config.set_dtype_policy("float64")
     keras.ops.backend = keras.ops  # as it was in keras_core
 
-    class AnyPath(keras.callbacks.ModelCheckpoint):  # as it took then
+    class AnyPath(keras.callbacks.ModelCheckpoint):  # as it took then; in a folder of the process's own
         def __init__(self, path, **kwargs):
-            super().__init__(f"{path}.weights.h5", **kwargs)
+            super().__init__(f"{os.path.basename(path)}.weights.h5", **kwargs)
 
     keras.callbacks.ModelCheckpoint = AnyPath
     keras.layers.RandomRotation = lambda factor: keras.layers.RandomFlip()  # Keras' own fails in float64

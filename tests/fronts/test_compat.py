@@ -1,6 +1,7 @@
 """The private names of Keras and TensorFlow exist and mean what fronts/compat.py takes them for."""
 
 import inspect
+import itertools
 import pathlib
 import re
 import threading
@@ -267,6 +268,28 @@ def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
             with pytest.raises(KeyError, match="gamma"):
                 random.gamma([2], 1.0)
         np.testing.assert_array_equal(draw(10), whole)
+
+
+def test_draws_of_tensorflow_for_more_rows_have_the_same_seeds():
+    draws = [
+        tf.random.normal, tf.random.truncated_normal, lambda shape: tf.random.uniform(shape, seed=5),
+        lambda shape: tf.random.uniform(shape, 0, 99, tf.int32), lambda shape: tf.nn.dropout(tf.ones(shape), 0.5),
+    ]  # fmt: skip
+
+    def drawn(rows, before=0, is_off=False):
+        with tf.Graph().as_default(), v1.Session() as session:
+            tf.random.set_seed(1)
+            for _ in range(before):
+                tf.constant(1)
+            kept = lambda size: (8, tf.range(size) + 8 - rows)  # noqa: E731
+            with compat.drawn_for_more(kept, None, itertools.count(), lambda: is_off):
+                made = [draw([rows, 4]) for draw in draws]
+            assert {op.type for op in session.graph.get_operations()} > set(compat.CUT_OF_TENSORFLOW)
+            return session.run(made)
+
+    for whole, part, other in zip(drawn(8), drawn(3, before=5), drawn(3, is_off=True), strict=True):
+        np.testing.assert_array_equal(part, whole[5:])
+        assert len(np.unique(whole)) > 1 and not np.array_equal(other, part)
 
 
 def test_masks_and_logits_go_from_layers_to_losses():

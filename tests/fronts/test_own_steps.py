@@ -196,12 +196,24 @@ def test_mistakes_are_one_line(step, message):
     assert "\n" not in str(caught.value)
 
 
-def test_other_numbers_in_each_tower_are_told(capsys):
+def drawing(draw):
     def step(self, x):
-        loss = ops.mean(self.dense(x + tf.random.normal(tf.shape(x))))
+        loss = ops.mean(self.dense(x * draw(tf.shape(x))))
         yield steps.Loss(loss)
         return {"loss": loss}
 
-    parallel = own(step)
-    parallel.fit(np.ones([4, 4], "float32"), verbose=0)
-    assert "Own.tower_step draws with RandomStandardNormal (" in capsys.readouterr().err
+    return step
+
+
+def test_draws_of_tensorflow_are_by_example_and_others_are_told(capsys):
+    def kernel(draw, towers):
+        keras.utils.set_random_seed(1)
+        parallel = own(drawing(draw), towers)
+        parallel.fit(np.ones([7, 4], "float32"), verbose=0, batch_size=4, epochs=2)
+        return parallel.template.get_weights()[0]
+
+    one, three = (kernel(lambda s: tf.nn.dropout(tf.random.normal(s), 0.5), towers) for towers in (1, 3))
+    np.testing.assert_allclose(one, three, rtol=0, atol=1e-6)
+    assert "draws with" not in capsys.readouterr().err
+    kernel(lambda shape: tf.random.gamma(shape, 1.0), 2)
+    assert "Own.tower_step draws with RandomGamma (" in capsys.readouterr().err

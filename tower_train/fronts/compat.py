@@ -17,8 +17,16 @@ from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
 from keras.src.trainers import data_adapters
 from tensorflow.python.eager import context
+from tensorflow.python.framework import random_seed as seeds_of_ops
+from tensorflow.python.ops import gen_random_ops
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
+
+_CUT_OF_KERAS = ("normal", "truncated_normal", "uniform", "randint")  # functions of keras.random that rows are taken of
+CUT_OF_TENSORFLOW = {  # {type of an operation: its function}, of which rows are taken too
+    "RandomStandardNormal": "random_standard_normal", "RandomUniform": "random_uniform",
+    "RandomUniformInt": "random_uniform_int", "TruncatedNormal": "truncated_normal",
+}  # fmt: skip
 
 eager_mode = tf.__internal__.eager_context.eager_mode  # context manager: eager execution, even with a default graph
 
@@ -201,20 +209,30 @@ def drawn_otherwise(draws: Callable[[Any, Any], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def drawn_for_more(
-    rows: Callable[[Any], tuple[Any, tf.Tensor] | None], refuse: Callable[[str], None]
-) -> Iterator[None]:
-    """Makes Keras draw random numbers for more rows within this block, from the same seeds, and keeps some of them.
+    rows: Callable[[Any], tuple[Any, tf.Tensor] | None], refuse: Callable[[str], None] | None,
+    op_seeds: Iterator[int] | None = None, is_off: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:  # fmt: skip
+    """Makes keras.random and tf.random draw random numbers for more rows within this block, from the same seeds, and
+    keeps some of them.
 
     Args:
       rows: first size of a draw's shape, an integer or a scalar tensor -> (the size to draw, indices of the rows to
         keep), or None for the draw as it is.
-      refuse: gets the name of a function of keras.random whose numbers cannot be cut by rows, and raises.
+      refuse: gets the name of a function of keras.random whose numbers cannot be cut by rows, and raises; None: these
+        draw as always.
+      op_seeds: of the draws of tf.random without a seed, which TensorFlow numbers by the operations before them.
+      is_off: tells whether draws are as always just now.
     """
 
     def for_more(draw):
         def drawn(shape, *args, **kwargs):
-            sizes = [shape[i] for i in range(len(shape) if not tf.is_tensor(shape) else shape.shape[0])]
-            chosen = rows(sizes[0]) if sizes else None
+            if is_off():
+                return draw(shape, *args, **kwargs)
+            if op_seeds and isinstance(kwargs.get("seed2"), _NoSeed):
+                kwargs["seed2"] = next(op_seeds)
+            known = tf.get_static_value(shape) if tf.is_tensor(shape) else shape
+            sizes = [shape[i] for i in range(shape.shape[0] or 0)] if known is None else list(known)
+            chosen = rows(sizes[0] if tf.is_tensor(sizes[0]) else int(sizes[0])) if sizes else None
             if chosen is None:
                 return draw(shape, *args, **kwargs)
             return tf.gather(draw((chosen[0], *sizes[1:]), *args, **kwargs), chosen[1])
@@ -231,14 +249,24 @@ def drawn_for_more(
         kept = drop(tf.ones((chosen[0], *sizes[1:]), inputs.dtype), rate, noise_shape, seed)
         return inputs * tf.gather(kept, chosen[1])
 
-    drop = backend_random.dropout
+    def seeds(op_seed):
+        first, second = get_seed(op_seed)
+        return first, second if op_seed is not None or second is None else _NoSeed(second)
+
+    drop, get_seed = backend_random.dropout, seeds_of_ops.get_seed
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(backend_random, "dropout", dropout))
-        for name in ("normal", "truncated_normal", "uniform", "randint"):
-            stack.enter_context(replaced(backend_random, name, for_more(getattr(backend_random, name))))
-        for name in ("beta", "binomial", "categorical", "gamma", "shuffle"):
+        stack.enter_context(replaced(seeds_of_ops, "get_seed", seeds))
+        for module, names in ((backend_random, _CUT_OF_KERAS), (gen_random_ops, CUT_OF_TENSORFLOW.values())):
+            for name in names:
+                stack.enter_context(replaced(module, name, for_more(getattr(module, name))))
+        for name in ("beta", "binomial", "categorical", "gamma", "shuffle") if refuse else ():
             stack.enter_context(replaced(backend_random, name, lambda *_, name=name, **__: refuse(name)))
         yield
+
+
+class _NoSeed(int):
+    """The number that TensorFlow gives to a draw without a seed."""
 
 
 def seed_state(seed) -> keras.Variable | None:

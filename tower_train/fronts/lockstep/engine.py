@@ -130,12 +130,12 @@ def rehearse(model: keras.Model, step: Step, data, count: int) -> list[keras.opt
         for optimizer, variables in trained.values():
             if not optimizer.built:
                 optimizer.build(list(variables.values()))
-    drawing = list(random_state.find(graph.get_operations()))
+    drawing = [op for op in random_state.find(graph.get_operations()) if op.type not in compat.CUT_OF_TENSORFLOW]
     if drawing and count > 1:
         name = f"{type(model).__name__}.tower_step" if is_own(step) else model.name
         console.notice(
             f"{name} draws with {drawing[0].type} ({drawing[0].line}): other numbers for each number of towers. "
-            "keras.random with a keras.random.SeedGenerator draws the same for all."
+            "normal, truncated_normal, uniform and dropout of keras.random draw the same for all."
         )
     return [optimizer for optimizer, _ in trained.values()]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -44,6 +45,7 @@ class Tower:
         self._weights = {id(weight): weight for weight in model.trainable_weights}
         self._metrics = {id(m): m for m in [*model.metrics, *compat.layer_metrics(model)]}.values()
         self._added_losses: dict[int, set] = {}
+        self._op_seeds = itertools.count()
         self.results: dict[int, tuple[tf.Tensor, Callable]] = {}
         self.begin_phase()
 
@@ -66,7 +68,8 @@ class Tower:
         Args:
           answer: the result of the last yield.
         """
-        drawn = drawn_by_example(self.part.cuts if self.part.count > 1 else (), type(self._model).__name__)
+        cuts = self.part.cuts if self.part.count > 1 else ()
+        drawn = drawn_by_example(cuts, type(self._model).__name__, self._op_seeds)
         losses, name = compat.added_losses(self._model, self._added_losses), f"tower_{self.part.index}/"
         with contextlib.ExitStack() as stack:
             for context in (tf.device(self.device), tf.name_scope(name), self._scope, drawn, losses):

@@ -1,6 +1,7 @@
 """A call of a Keras model in a tower: on values of its variables, which stay as they are."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -43,9 +44,7 @@ class Called(NamedTuple):
     assigned: list[tuple[keras.Variable, tf.Tensor]]
 
 
-def tower_call(
-    model: keras.Model, values: Iterable[tuple], x, training: bool, tower: int = 0, num_towers: int = 1
-) -> Called:
+def tower_call(model: keras.Model, values: Iterable[tuple], x, training: bool) -> Called:
     """Calls a model on values of its variables.
 
     Args:
@@ -53,25 +52,25 @@ def tower_call(
       values: (variable, tensor), used instead of the variable's own value.
       x: its input, a structure of tensors [batch, ...].
       training: as for the model's call.
-      tower: the tower's index among all.
-      num_towers: of towers with batches as large, over which random numbers are drawn together: each takes the rows of
-        its examples; 1: Keras draws as always.
     """
-    sizes = [parts.batch_size(leaf) for leaf in keras.tree.flatten(x) if leaf.shape.rank] if num_towers > 1 else []
-    cuts = [parts.Cut(size, tower * size, num_towers * size, size) for size in sizes]
     # Not model.stateless_call: it skips __call__, with its casts, and mixes added losses with weights' regularizers.
-    with TowerScope(values) as scope, drawn_by_example(cuts, model.name):
+    with TowerScope(values) as scope:
         outputs = model(x, training=training)
     return Called(outputs, [tf.reduce_sum(loss) for loss in scope.losses], list(scope.assigned.values()))
 
 
 @contextlib.contextmanager
-def drawn_by_example(cuts: Sequence[parts.Cut], program: str) -> Iterator[None]:
-    """Makes keras.random draw for the whole batch within this block, of which the tower takes the rows of its examples.
+def drawn_by_example(
+    cuts: Sequence[parts.Cut], program: str, op_seeds: Iterator[int], is_off: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Makes keras.random and tf.random draw for the whole batch within this block, of which the tower takes the rows of
+    its examples.
 
     Args:
       cuts: of the tower's tensors; none if it has the whole batch.
       program: the name, for messages, of what draws.
+      op_seeds: of the draws of tf.random without a seed, the same ones for each tower.
+      is_off: tells whether draws are as always just now, as of initial values.
     """
 
     def refuse(name):
@@ -81,8 +80,6 @@ def drawn_by_example(cuts: Sequence[parts.Cut], program: str) -> Iterator[None]:
             "or use gpus=1."
         )
 
-    if not cuts:
-        yield
-        return
-    with compat.drawn_for_more(lambda size: parts.cut_of_draw(cuts, size), refuse):
+    of_cuts = functools.partial(parts.cut_of_draw, cuts)
+    with compat.drawn_for_more(of_cuts, refuse if cuts else None, op_seeds, is_off):
         yield

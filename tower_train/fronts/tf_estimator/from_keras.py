@@ -104,7 +104,7 @@ class _KerasModelFn:
             self._initial = _built(model, x)
         graphs, tower = self.make_variables(), captured.current()
         before = [(v, tf.identity(graphs[id(v)])) for v in model.variables]
-        outputs, added_losses, assigned = tower_call(model, before, x, training, tower.tower, tower.num_towers)
+        outputs, added_losses, assigned = tower_call(model, before, x, training)
         predictions = outputs if isinstance(outputs, dict) else dict(
             zip(_output_names(model, outputs), keras.tree.flatten(outputs), strict=True)
         )  # fmt: skip

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
+from tower_train.fronts.lockstep import parts
+from tower_train.fronts.lockstep.tower_call import drawn_by_example
 from tower_train.fronts.tf_estimator.captured import Captured, assign_merged, capturing
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.graph import gradients
@@ -51,6 +53,7 @@ def build_towers(
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             _python_seed(seed),
             capturing(worker * len(devices) + i, len(devices) * num_workers, is_first=not i) as captured,
+            drawn_by_example(_cuts(features, captured), "model_fn", itertools.count(), lambda: shared.creates),
         ):
             specs.append(call(features, labels))
             captures.append(captured)
@@ -62,12 +65,24 @@ def build_towers(
     return specs, captures
 
 
+def _cuts(features, captured: Captured) -> list[parts.Cut]:
+    """Returns the rows that a tower's tensors have among those of all towers, whose batches are as large; none if it is
+    alone."""
+    tensors = [leaf for leaf in tf.nest.flatten(features) if leaf.shape.rank] if captured.num_towers > 1 else []
+    sizes = [parts.batch_size(tensor) for tensor in tensors]
+    return [parts.Cut(size, captured.tower * size, captured.num_towers * size, size) for size in sizes]
+
+
 class _SharedVariables:
     """The variables of all towers. Those of get_variable are known by their names; those of tf.Variable and of Keras
-    layers, created anew at each call, by their names and order."""
+    layers, created anew at each call, by their names and order.
+
+    Attributes:
+      creates: whether one is being created.
+    """
 
     def __init__(self):
-        self._created = {}
+        self._created, self.creates = {}, False
 
     @contextlib.contextmanager
     def tower(self, index: int) -> Iterator[None]:
@@ -87,8 +102,10 @@ class _SharedVariables:
             yield
 
     def _create(self, create, **kwargs):
+        self.creates = True
         with tf.device(HOST):
             variable = create(**kwargs)
+        self.creates = False
         self._created.setdefault(kwargs.get("name"), []).append(variable)
         return variable
 
