@@ -51,6 +51,7 @@ setup(
         "tensorboard": ["tensorboard>=2.21"],
         "plots": ["matplotlib"],
         "test": [
+            "coverage",
             "hypothesis",
             "matplotlib",
             "pytest",

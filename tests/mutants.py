@@ -2,31 +2,35 @@
 
     python tests/mutants.py tower_train/graph --count=40 --seed=1
 
-Works in a copy of the repository. First the tests that name the module run, then, on what survives, all of its room.
+Works in a copy of the repository. The tests of the room, and of rooms that use it much, run once without a bug, to
+learn which of them execute each line; then each mutant meets those of its line, the fastest first, until one fails.
 A survivor is printed with its line, to be given a test, or to be shown equal to the program.
 """
 
 import argparse
 import ast
+import collections
 import contextlib
+import json
 import os
 import pathlib
 import random
-import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import coverage
 import keras  # noqa: F401
 import pytest
 import tensorflow  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-_MOST_FILES, _MOST_SECS = 5, 400  # of the fitting tests; of one run of them
+_MOST_SECS, _MOST_FOLDER_SECS = 300, 1800  # of the tests of a line; of whole folders of tests
+_USED_BY = {"data": ["workloads"], **dict.fromkeys(("graph", "run_dir", "inference", "cluster"), ["run"])}
 _BINARY = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//"}
 _COMPARISON = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
                ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}  # fmt: skip
@@ -135,22 +139,57 @@ def _compiles(mutant: Mutant) -> bool:
         return False
 
 
-def fitting_tests(path: pathlib.Path) -> tuple[list[str], list[str]]:
-    """Returns the test files that name a module, at most some, its own first; and the folder of its room's tests."""
-    room, name = path.parent.name, path.stem
-    package = ".".join(path.parent.parts)
-    imports = re.compile(rf"from {re.escape(package)} import [^\n]*\b{name}\b|{re.escape(package)}\.{name}\b")
-    files = [file.relative_to(ROOT) for file in sorted((ROOT / "tests").rglob("test_*.py"))]
-    near = [file for file in files if imports.search((ROOT / file).read_text())]
-    near.sort(key=lambda file: (file.stem != f"test_{name}", file.parent.name != room, str(file)))
-    folder = next(
-        (f"tests/{part}" for part in reversed(path.parent.parts) if (ROOT / "tests" / part).is_dir()), "tests"
-    )
-    return list(map(str, near[:_MOST_FILES])), [folder]
+def test_folders(path: pathlib.Path) -> list[str]:
+    """Returns the folder of the tests of a module's room, and those that use the room much."""
+    room = next((part for part in path.parent.parts if (ROOT / "tests" / part).is_dir()), "")
+    return [f"tests/{each}" for each in (room, *_USED_BY.get(room, ()))]
 
 
-def passes(copy: pathlib.Path, tests: Sequence[str]) -> bool:
-    """Returns whether tests pass, in time, in the copy: in a fork of this process, which has imported TensorFlow."""
+class Lines:
+    """A plugin of pytest that notes which tests execute which lines of the package, and how long each test takes."""
+
+    def __init__(self, copy: pathlib.Path):
+        self.coverage = coverage.Coverage(data_file=None, include=[f"{copy}/tower_train/*"])
+        self.copy = copy
+        self.secs = collections.defaultdict(float)  # of each test
+        self.failed = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item):
+        self.coverage.switch_context(item.location[0])  # what a file's first test sets up may serve all of them
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        self.coverage.switch_context(item.nodeid)
+        return (yield)
+
+    def pytest_runtest_logreport(self, report):
+        self.secs[report.nodeid] += report.duration
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def tests(self) -> dict[str, dict[int, list[str]]]:
+        """Returns the tests that pass, the fastest first, by module and line."""
+        data = self.coverage.get_data()
+        of_file = collections.defaultdict(list)
+        for test in sorted(set(self.secs) - self.failed, key=self.secs.get):
+            of_file[test.split("::")[0]].append(test)
+
+        def each(contexts: list[str]) -> list[str]:
+            tests = {test for name in contexts for test in ([name] if "::" in name else of_file[name])}
+            return sorted(tests & set(self.secs) - self.failed, key=self.secs.get)
+
+        return {
+            str(pathlib.Path(file).relative_to(self.copy)): {
+                line: each(names) for line, names in data.contexts_by_lineno(file).items()
+            }
+            for file in data.measured_files()
+        }
+
+
+def in_fork(copy: pathlib.Path, work: Callable[[], int], most_secs: float) -> int | None:
+    """Returns the status of work in the copy, None if it took too long. A fork need not import TensorFlow again."""
     child = os.fork()
     if not child:
         os.setsid()
@@ -158,8 +197,8 @@ def passes(copy: pathlib.Path, tests: Sequence[str]) -> bool:
         sys.path[0] = os.environ["PYTHONPATH"] = str(copy)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1), os.dup2(nowhere, 2)
-        os._exit(pytest.main(["-x", "-q", "-q", "-p", "no:xdist", *tests]))
-    deadline, status = time.monotonic() + _MOST_SECS, None
+        os._exit(work())
+    deadline, status = time.monotonic() + most_secs, None
     while status is None and time.monotonic() < deadline:
         time.sleep(0.05)
         ended, code = os.waitpid(child, os.WNOHANG)
@@ -168,17 +207,53 @@ def passes(copy: pathlib.Path, tests: Sequence[str]) -> bool:
         os.killpg(child, signal.SIGKILL)
     if status is None:
         os.waitpid(child, 0)
-    return status in (0, 5)  # 5: there was no test
+    return status
 
 
-def is_caught(copy: pathlib.Path, mutant: Mutant) -> bool:
-    """Returns whether a test fails on the mutant that passes without it, asked at once, as a busy machine fails too."""
+def tests_of_lines(copy: pathlib.Path, folders: list[str]) -> dict[str, dict[int, list[str]]]:
+    """Runs folders of tests once, and returns those that execute each line (Lines.tests)."""
+    notes = copy / "lines.json"
+
+    def work() -> int:
+        lines = Lines(copy)
+        lines.coverage.start()
+        pytest.main(["-q", "-q", "-p", "no:xdist", *folders], plugins=[lines])
+        lines.coverage.stop()
+        notes.write_text(json.dumps(lines.tests()))
+        return 0
+
+    if in_fork(copy, work, _MOST_FOLDER_SECS) != 0:
+        raise SystemExit(f"{' '.join(folders)}: more than {_MOST_FOLDER_SECS} s without any mutant.")
+    return {
+        module: {int(line): names for line, names in lines.items()}
+        for module, lines in json.loads(notes.read_text()).items()
+    }
+
+
+def passes(copy: pathlib.Path, *tests: str) -> bool:
+    """Returns whether tests pass, in time, in the copy."""
+    words = ["-x", "-q", "-q", "-p", "no:xdist", *tests]
+    return in_fork(copy, lambda: pytest.main(words), _MOST_SECS) in (0, 5)  # 5: there was no test
+
+
+def is_caught(copy: pathlib.Path, mutant: Mutant, lines: dict[int, list[str]]) -> bool:
+    """Returns whether a test fails on the mutant that passes without it, asked at once, as a busy machine fails too.
+
+    The tests that execute the line run, of the room and then of others; where there is none, as other processes
+    execute it, all of the room.
+    """
     original = (copy / mutant.path).read_bytes()
-    for tests in filter(None, fitting_tests(mutant.path)):
+    room, *_ = test_folders(mutant.path)
+    near = [test for test in lines.get(mutant.line, ()) if test.startswith(f"{room}/")]
+    far = [test for test in lines.get(mutant.line, ()) if test not in near]
+    for tests in filter(None, (near, far) if near or far else ([room],)):
         (copy / mutant.path).write_bytes(changed(mutant))
-        failed = not passes(copy, tests)
+        shutil.rmtree(copy / ".pytest_cache", ignore_errors=True)
+        failed = not passes(copy, *tests)
         (copy / mutant.path).write_bytes(original)
-        if failed and passes(copy, ["--last-failed", "--last-failed-no-failures=none", *tests]):
+        last = copy / ".pytest_cache/v/cache/lastfailed"
+        names = list(json.loads(last.read_text())) if last.exists() else tests  # none fails where time ran out
+        if failed and passes(copy, *names):
             return True
     return False
 
@@ -201,8 +276,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         copy = pathlib.Path(folder) / "repository"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
+        folders = {folder for mutant in chosen for folder in test_folders(mutant.path)}
+        lines = {} if args.list else tests_of_lines(copy, sorted(folders))
         for number, mutant in enumerate(chosen, 1):
-            caught = args.list or is_caught(copy, mutant)
+            caught = args.list or is_caught(copy, mutant, lines.get(str(mutant.path), {}))
             survivors += [] if caught else [mutant]
             print(f"{number} {'' if args.list else 'caught ' if caught else 'SURVIVED '}{mutant}", flush=True)
     if not args.list:
