@@ -28,7 +28,7 @@ OF_LIBRARY = {"estimator.py"} | {
 BELOW = {  # modules under the room that touch a private name, and where that is tested
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
-    "graph/optimizers.py": "tests/graph/test_learning.py",
+    "graph/optimizers.py": "tests/graph/test_arithmetic.py",
     "graph/shortages.py": "tests/graph/test_shortages.py",
     "graph/stream.py": "tests/graph/test_chosen_kernels.py",
     "graph/update.py": "tests/graph/test_loss_scale.py",

@@ -1,6 +1,5 @@
 """Batch normalisation against numpy: its outputs, its moving statistics, its gradient, and N towers of it."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import tensorflow as tf
 import trainings
 
-from tower_train import errors, layers
+from tower_train import layers
 from tower_train.graph import context
 from tower_train.workload import Examples, Workload
 
@@ -22,15 +21,16 @@ def normalize(x, gamma, beta):
     return gamma * (x - x.mean(axes)) / np.sqrt(x.var(axes) + EPSILON) + beta
 
 
-def run(x, training=True, assign=(), **options):
-    """(outputs, {statistic: value}) of the layer on x; assign: (variable's name, value)."""
+def run(x, training, assign, **options):
+    """(outputs, {statistic: value}) of the layer on x; assign: (variable's name, value) of all variables."""
     with tf.Graph().as_default(), v1.Session() as session:
         with context.Context().enter_tower(0) as tower:
             outputs = layers.batch_normalization(tf.constant(x), training, MOMENTUM, EPSILON, name="norm", **options)
         session.run(v1.global_variables_initializer())
-        variables = {variable.op.name: variable for variable in v1.global_variables()}
+        variables = {variable.op.name.removeprefix("norm/"): variable for variable in v1.global_variables()}
+        assert variables.keys() == dict(assign).keys()
         for name, value in assign:
-            variables[f"norm/{name}"].load(np.asarray(value), session)
+            variables[name].load(value, session)
         noted = {s.moving.op.name: s.value for s in tower.statistics}
         return session.run((outputs, noted))
 
@@ -40,39 +40,25 @@ GAMMA, BETA = np.array([1.5, -0.5, 2.0]), np.array([0.25, 1.0, -3.0])
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-5)])
 @pytest.mark.parametrize("shape", [(6, 3), (4, 5, 3), (4, 5, 2, 3), (1, 1, 1, 3)])
-def test_training_uses_and_notes_the_statistics_of_the_batch(dtype, tolerance, shape):
-    x = np.random.default_rng(0).normal(2, 3, shape).astype(dtype)
-    outputs, noted = run(x, assign=[("gamma", GAMMA.astype(dtype)), ("beta", BETA.astype(dtype))])
-    axes = tuple(range(x.ndim - 1))
-    wide = x.astype(np.float64)
-    np.testing.assert_allclose(outputs, normalize(wide, GAMMA, BETA), atol=tolerance * 10)
-    np.testing.assert_allclose(noted["norm/moving_mean"], wide.mean(axes), rtol=tolerance)
-    np.testing.assert_allclose(noted["norm/moving_variance"], wide.var(axes), rtol=tolerance * 10, atol=tolerance)
-    assert outputs.dtype == dtype
-
-
-def test_evaluation_uses_the_moving_statistics_and_notes_none():
-    x, mean, variance = np.random.default_rng(0).normal(2, 3, [4, 5, 5, 3]), np.arange(3.0), np.array([1.0, 4.0, 0.5])
-    values = [("gamma", GAMMA), ("beta", BETA), ("moving_mean", mean), ("moving_variance", variance)]
-    outputs, noted = run(x, training=False, assign=values)
-    np.testing.assert_allclose(outputs, GAMMA * (x - mean) / np.sqrt(variance + EPSILON) + BETA, rtol=1e-12)
-    assert not noted
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-4)])
-@pytest.mark.parametrize("shape", [(6, 3), (4, 5, 2, 3)])
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("scale", [False, 0.75])
-def test_without_scale_there_is_no_gamma_but_maybe_a_constant(dtype, tolerance, shape, training, scale):
-    x = np.random.default_rng(0).normal(2, 3, shape)
+@pytest.mark.parametrize(("training", "scale"), [(True, True), (False, True), (True, False), (False, 0.75)])
+def test_outputs_and_noted_statistics_are_those_of_numpy(dtype, tolerance, shape, training, scale):
+    """Of the batch in training, the moving ones in evaluation, which notes none. Without a scale there is no gamma."""
+    x, axes = np.random.default_rng(0).normal(2, 3, shape).astype(dtype), tuple(range(len(shape) - 1))
     mean, variance = np.arange(3.0), np.array([1.0, 4.0, 0.5])
     values = [("beta", BETA), ("moving_mean", mean), ("moving_variance", variance)]
-    outputs, noted = run(x.astype(dtype), training, [(n, v.astype(dtype)) for n, v in values], scale=scale)
-    expected = normalize(x, 1, BETA) if training else (x - mean) / np.sqrt(variance + EPSILON) + BETA
-    np.testing.assert_allclose(outputs, (scale or 1) * expected, atol=tolerance)
-    assert len(noted) == 2 * training and outputs.dtype == dtype
-    with pytest.raises(KeyError, match="norm/gamma"):
-        run(x, assign=[("gamma", GAMMA)], scale=scale)
+    values += [("gamma", GAMMA)] if scale is True else []
+    outputs, noted = run(x, training, [(name, value.astype(dtype)) for name, value in values], scale=scale)
+    wide, gamma = x.astype(np.float64), GAMMA if scale is True else 1
+    expected = normalize(wide, gamma, BETA)
+    if training:
+        np.testing.assert_allclose(noted.pop("norm/moving_mean"), wide.mean(axes), rtol=tolerance)
+        np.testing.assert_allclose(
+            noted.pop("norm/moving_variance"), wide.var(axes), rtol=10 * tolerance, atol=tolerance
+        )
+    else:
+        expected = gamma * (wide - mean) / np.sqrt(variance + EPSILON) + BETA
+    np.testing.assert_allclose(outputs, (1 if scale is True else scale or 1) * expected, atol=20 * tolerance)
+    assert not noted and outputs.dtype == dtype
 
 
 @pytest.mark.parametrize(("scale", "dtype"), [(True, tf.bfloat16), (False, tf.bfloat16), (True, tf.float16)])
@@ -135,8 +121,7 @@ def of_own_rate(*args, **kwargs):
         return layers.batch_normalization(*args, **kwargs, scale=False)
 
 
-@pytest.mark.parametrize(("num_towers", "layer"), [(2, layers.batch_normalization), (4, layers.batch_normalization),
-                                                   (2, of_own_rate)])  # fmt: skip
+@pytest.mark.parametrize(("num_towers", "layer"), [(4, layers.batch_normalization), (2, of_own_rate)])  # fmt: skip
 def test_synchronized_towers_match_one_tower_step_by_step(num_towers, layer):
     """Weights, moving statistics and the moving averages of both."""
     one = train(1, layer=layer)
@@ -171,7 +156,7 @@ def test_its_weight_decay_is_that_of_gamma_and_beta_alone(variable_update, of_sc
 @pytest.mark.parametrize(
     ("num_towers", "batches", "sync"), [(1, 1, False), (4, 1, False), (1, 4, False), (2, 2, False), (4, 1, True)]
 )
-def test_moving_statistics_follow_the_mean_over_towers_and_batches(open_training, num_towers, batches, sync):
+def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, batches, sync):
     """The first layer's, over two steps with learning rate almost 0, against numpy on the same examples."""
     seen = []
 
@@ -183,7 +168,7 @@ def test_moving_statistics_follow_the_mean_over_towers_and_batches(open_training
     workload, examples = make(spying)
     options = TRAIN | dict(learning_rate=1e-30, num_gpus=num_towers, accumulate_steps=batches, dtype="float64")
     options |= dict(batch_size=8 // num_towers // batches, sync_batch_norm=sync)
-    with open_training(workload, examples, **options) as (built, session):
+    with trainings.opened(workload, examples, **options) as (built, session):
         mean, variance = np.zeros(3), np.ones(3)
         for _ in range(2):
             normalized = np.stack(session.run((seen, built.report))[0])
@@ -195,12 +180,12 @@ def test_moving_statistics_follow_the_mean_over_towers_and_batches(open_training
     np.testing.assert_allclose(found["first/moving_variance"], variance, rtol=1e-12)
 
 
-def test_the_gradient_is_that_of_one_big_batch_in_numpy(open_training):
+def test_the_gradient_is_that_of_one_big_batch_in_numpy():
     """Of the kernel, by central differences of the loss in numpy, against the step that 4 towers take."""
     workload, examples = make()
     noted, seen = trainings.noting(workload)
     options = TRAIN | dict(num_gpus=4, batch_size=2, dtype="float64", sync_batch_norm=True, ema=0.0)
-    with open_training(noted, examples, **options) as (built, session):
+    with trainings.opened(noted, examples, **options) as (built, session):
         values, _ = session.run((seen, built.report))
         kernel = session.run(next(v for v in built.saved.variables if v.op.name == "kernel"))
     x, y = np.concatenate(values[::2]), np.concatenate(values[1::2])
@@ -215,24 +200,3 @@ def test_the_gradient_is_that_of_one_big_batch_in_numpy(open_training):
         delta[index] = small
         expected[index] = (loss(KERNEL + delta) - loss(KERNEL - delta)) / (2 * small)
     np.testing.assert_allclose((KERNEL - kernel) / TRAIN["learning_rate"], expected, atol=1e-7)
-
-
-def test_towers_that_note_different_statistics_are_refused():
-    workload, examples = make()
-    calls = []
-
-    def network(features, training):
-        calls.append(None)
-        outputs = workload.inference(features, training)
-        if len(calls) == 1:
-            with v1.variable_scope("", reuse=True):
-                workload.inference(features, training)
-        return outputs
-
-    with pytest.raises(errors.GraphError, match="tower_1 and tower_0 do not compute alike: first/moving_mean"):
-        trainings.train(dataclasses.replace(workload, inference=network), examples, 1, num_gpus=2, dtype="float64")
-
-
-def test_synchronizing_a_network_without_normalisation_is_refused():
-    with pytest.raises(errors.ConfigError, match="--sync_batch_norm: workload norm has no tower_train.layers.batch"):
-        train(2, 0, lambda inputs, *args, **kwargs: inputs, sync_batch_norm=True)

@@ -1,4 +1,4 @@
-"""Weights of classes and examples: against numpy and Keras' fit, over towers, in evaluations, and their messages."""
+"""Weights of classes and examples: against numpy and Keras' fit, over towers, and in evaluations."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 import toy_workload
 import trainings
 
-from tower_train import Examples, Weighted, errors, keras_network, mean_squared_error, softmax_cross_entropy
+from tower_train import Examples, keras_network, mean_squared_error, softmax_cross_entropy
 from tower_train.graph import class_weights, devices
 from tower_train.inference.evaluator import Evaluator
 
@@ -18,10 +18,12 @@ RNG = np.random.default_rng(0)
 FEATURES, LABELS = RNG.normal(size=[12, 4]), np.array([0] * 7 + [1] * 4 + [2])
 OF_EXAMPLES = RNG.uniform(0, 3, 12)
 BALANCED = {0: 12 / (3 * 7), 1: 12 / (3 * 4), 2: 12 / (3 * 1)}  # scikit-learn: n_samples / (n_classes * np.bincount(y))
+OF_CLASSES = np.array([BALANCED[label] for label in LABELS])
 WAYS = {  # {what: (options, weights of examples or None, arguments of Keras' fit)}
     "balanced": (dict(class_weight="balanced"), None, dict(class_weight=BALANCED)),
     "by name": (dict(class_weight="rarely:4.5,1:0"), None, dict(class_weight={2: 4.5, 1: 0})),
     "of examples": ({}, OF_EXAMPLES, dict(sample_weight=OF_EXAMPLES)),
+    "of both": (dict(class_weight="balanced"), OF_EXAMPLES, dict(sample_weight=OF_EXAMPLES * OF_CLASSES)),
 }
 
 
@@ -67,18 +69,12 @@ def by_keras(**weights):
 @pytest.mark.parametrize(("options", "weights", "of_keras"), WAYS.values(), ids=WAYS)
 def test_weights_are_those_of_keras_and_numpy_over_towers(options, weights, of_keras, towers):
     found = trained(examples(weights), num_gpus=towers, batch_size=12 // towers, **options)
-    factors = weights
-    if weights is None:
+    factors = of_keras.get("sample_weight")
+    if factors is None:
         factors = np.array([of_keras["class_weight"].get(label, 1) for label in LABELS])
     for other, tolerance in ((by_numpy(factors), 1e-12), (by_keras(**of_keras), 1e-5)):
         for mine, theirs in zip(found, other, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance)
-
-
-def test_weights_of_classes_and_examples_are_multiplied():
-    found = trained(examples(OF_EXAMPLES), batch_size=12, class_weight="balanced")
-    expected = by_numpy(OF_EXAMPLES * np.array([BALANCED[label] for label in LABELS]))
-    np.testing.assert_allclose(found[1], expected[1], atol=1e-12)
 
 
 def test_a_loss_of_keras_gets_its_arguments_in_its_order_and_the_weights():
@@ -115,25 +111,3 @@ def test_losses_of_several_numbers_are_weighed_by_example():
 def test_classes_without_an_example_count_as_others():
     weights = class_weights.read("balanced", examples(labels=np.array([0] * 9 + [2] * 3)))
     np.testing.assert_allclose(weights, [12 / (2 * 9), 1, 12 / (2 * 3)])
-
-
-@pytest.mark.parametrize("text", ["never:2", "3:1", "0:-1", "0:much", "0", "0:nan", ""])
-def test_weights_of_no_class_are_refused_with_the_classes(text):
-    with pytest.raises(errors.ConfigError, match="CLASS:WEIGHT, a class of few.*The classes are often, at times, rar"):
-        class_weights.read(text, examples())
-
-
-def test_what_cannot_be_weighed_is_named():
-    unknown = dataclasses.replace(examples(), labels=None)
-    with pytest.raises(errors.ConfigError, match="--class_weight=balanced: the classes of few are not at hand"):
-        class_weights.read("balanced", unknown)
-    signs = dataclasses.replace(examples(), labels=np.array([-1, 1] * 6), class_names=())
-    with pytest.raises(errors.ConfigError, match="few has the label -1. Classes are numbered from 0 on"):
-        class_weights.read("balanced", signs)
-    own = dataclasses.replace(WORKLOAD, loss=lambda outputs, labels: tf.reduce_mean(outputs))
-    with pytest.raises(errors.GraphError, match=r"loss is a function of \(outputs, labels\).*\(outputs, labels, weigh"):
-        trained(examples(OF_EXAMPLES), own, batch_size=12)
-    swapped = dataclasses.replace(WORKLOAD, loss=lambda y_true, y_pred: tf.reduce_mean(y_pred))
-    with pytest.raises(errors.GraphError, match=r"loss is a function of \(y_true, y_pred\). Let it be one of \(outpu"):
-        trained(examples(), swapped, batch_size=12)
-    assert Weighted.of("labels") == ("labels", None)

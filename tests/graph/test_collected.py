@@ -6,7 +6,7 @@ import toy_workload
 import trainings
 from tensorflow.python.layers import core
 
-from tower_train import Workload, errors
+from tower_train import Workload
 from tower_train.measures import softmax_cross_entropy
 from tower_train.workload import DataRequest
 
@@ -63,15 +63,6 @@ def test_collected_losses_count_once(update):
     ]  # fmt: skip
     for result in results[1:]:
         trainings.assert_same(result, results[0])
-
-
-def test_a_loss_that_is_collected_and_forgotten_is_named():
-    def network(features, training):
-        v1.losses.add_loss(tf.reduce_mean(features**2, name="penalty"))
-        return features @ v1.get_variable("w", [4, 3], features.dtype)
-
-    with pytest.raises(errors.GraphError, match="^penalty .* is in tf.compat.v1.GraphKeys.LOSSES, but not part of"):
-        trainings.train(Workload("n", None, network), toy_workload.load(DataRequest("train")), 1)
 
 
 @pytest.mark.parametrize("options", [dict(), dict(num_gpus=2), dict(num_gpus=2, variable_update="mirrored")])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import trainings
 
 from tower_train.errors import GraphError
 from tower_train.graph import gradients
@@ -52,26 +53,6 @@ class TestAverageGradients:
         [warning] = capsys.readouterr().err.splitlines()
         assert "The loss does not depend on scope/unused: it has no gradient" in warning
 
-    def test_a_gradient_that_only_some_towers_have_is_an_error_that_names_variable_and_towers(self, session):
-        a, b = variable("a"), variable("scope/b")
-        present = [(tf.constant(1.0), a), (tf.constant(1.0), b)]
-        missing = [(tf.constant(1.0), a), (None, b)]
-        with pytest.raises(GraphError, match="^scope/b has no gradient in tower_1, tower_3 but has one"):
-            gradients.average_gradients([present, missing, present, missing])
-
-    def test_towers_with_different_variables_are_an_error_that_names_those(self, session):
-        a, b, c = variable("a"), variable("b"), variable("c")
-        one = tf.constant(1.0)
-        with pytest.raises(GraphError, match="^tower_2 and tower_0 have gradients for different variables: b, c"):
-            gradients.average_gradients([[(one, a), (one, b)], [(one, a), (one, b)], [(one, a), (one, c)]])
-        with pytest.raises(GraphError, match="different variables: b"):
-            gradients.average_gradients([[(one, a), (one, b)], [(one, a)]])
-
-    def test_variables_in_another_order_are_an_error(self, session):
-        a, b, one = variable("a"), variable("b"), tf.constant(1.0)
-        with pytest.raises(GraphError, match="tower_1 and tower_0 .* another order"):
-            gradients.average_gradients([[(one, a), (one, b)], [(one, b), (one, a)]])
-
     @pytest.mark.parametrize("wrap", [lambda step: step, tf.function], ids=["eager", "tf.function"])
     def test_plain_variables_of_programs_without_a_graph(self, wrap, capsys):
         table, bias, unused = (
@@ -111,35 +92,26 @@ class TestAverageGradients:
         assert isinstance(mean, tf.IndexedSlices)
         np.testing.assert_allclose(session.run(dense(mean)), expected, rtol=1e-5, atol=1e-6)
 
-    def test_sparse_in_one_tower_and_dense_in_another_is_an_error(self, session):
-        embedding = variable("embedding", 6, 2)
-        towers = [[(slices([[1.0, 2.0]], [3], 6), embedding)], [(tf.zeros([6, 2]), embedding)]]
-        with pytest.raises(GraphError, match="^embedding has a sparse gradient in some towers and a dense one"):
-            gradients.average_gradients(towers)
+    @pytest.mark.parametrize(
+        ("towers", "text"),
+        [
+            (["ab", "a-", "ab", "a-"], "^b has no gradient in tower_1, tower_3 but has one"),
+            (["ab", "ab", "ac"], "^tower_2 and tower_0 have gradients for different variables: b, c"),
+            (["ab", "a"], "different variables: b"),
+            (["ab", "ba"], "tower_1 and tower_0 .* another order"),
+            (["ab", "aB"], "^b has a sparse gradient in some towers and a dense one"),
+        ],
+    )
+    def test_towers_that_differ_are_refused_by_variable_and_tower(self, session, towers, text):
+        """A letter is a variable, of which a capital has a sparse gradient; the hyphen is b without one."""
+        variables = {name: variable(name, 3, 2) for name in "abc"}
+        grads = {name: (tf.ones([3, 2]), each) for name, each in variables.items()}
+        grads |= {"-": (None, variables["b"]), "B": (slices([[1.0, 2.0]], [2], 3), variables["b"])}
+        with pytest.raises(GraphError, match=text):
+            gradients.average_gradients([[grads[letter] for letter in tower] for tower in towers])
 
 
-class TestAddWeightDecay:
-    def test_the_regularizers_gradients_are_added_to_dense_and_sparse_ones(self, session):
-        start = np.arange(6, dtype=np.float32).reshape(3, 2) - 2
-
-        def decayed(name, factor):
-            return v1.get_variable(name, initializer=start, regularizer=lambda w: factor * tf.nn.l2_loss(w))
-
-        dense_one, sparse_one, plain = decayed("dense", 0.5), decayed("sparse", 0.25), variable("plain")
-        grads = [(tf.ones([3, 2]), dense_one), (slices([[1.0, 1.0], [2.0, 2.0]], [1, 1], 3), sparse_one)]
-        total, added = gradients.add_weight_decay(
-            [*grads, (tf.constant(7.0), plain)], v1.losses.get_regularization_losses()
-        )
-        session.run(v1.global_variables_initializer())
-        loss, found = session.run([total, [tf.convert_to_tensor(grad) for grad, _ in added]])
-        assert loss == pytest.approx((0.5 + 0.25) * np.sum(start**2) / 2)
-        assert [v for _, v in added] == [dense_one, sparse_one, plain]
-        np.testing.assert_allclose(found[0], 1 + 0.5 * start)
-        np.testing.assert_allclose(found[1], [[0, 0], [3, 3], [0, 0]] + 0.25 * start)
-        assert found[2] == 7.0
-
-
-def test_finite_gradients_whose_mean_overflows_change_nothing(open_training):
+def test_finite_gradients_whose_mean_overflows_change_nothing():
     """The sum of two towers' gradients of 3e38 is no float32."""
 
     def inference(features, training):
@@ -147,7 +119,7 @@ def test_finite_gradients_whose_mean_overflows_change_nothing(open_training):
 
     examples = Examples.from_arrays("large", np.full([4, 1], 3e38, np.float32), np.zeros(4, np.int32))
     workload = Workload("linear", None, inference, loss=lambda outputs, labels: tf.reduce_mean(outputs[:, 0]))
-    with open_training(workload, examples, num_gpus=2, batch_size=2) as (built, session):
+    with trainings.opened(workload, examples, num_gpus=2, batch_size=2) as (built, session):
         report = session.run(built.report)
         assert not any(session.run(v1.trainable_variables())[0].ravel())
     assert np.all(report.finite[:-1]) and built.checked[0] == "the loss"

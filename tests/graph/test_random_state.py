@@ -1,6 +1,5 @@
-"""Operations with a random state of their own are refused by name where towers would be trained with them."""
+"""Operations with a random state of their own, where they are allowed; test_mistakes.py has those that are refused."""
 
-import dataclasses
 import json
 import re
 
@@ -29,36 +28,6 @@ def toy(change):
     return tower_train.Workload("changed", toy_workload.load, network)
 
 
-def train(change, steps=0, **options):
-    return trainings.train(toy(change), toy_workload.load(DataRequest("train")), steps, batch_size=8, **options)
-
-
-@tf.function
-def shuffled(x):
-    return tf.random.shuffle(x)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda x: tf.nn.dropout(x, 0.5), r"dropout/\S+ \(RandomUniform, test_random_state.py:\d+\) would keep .* Use "
-         r"tower_train.layers.dropout, or --allow_stateful_random"),
-        (lambda x: x + tf.random.normal([8, 8], seed=1), r"\(RandomStandardNormal, .* Use tower_train.layers.random_n"),
-        (lambda x: tf.cond(x[0, 0] > 0, lambda: tf.nn.dropout(x, 0.5), lambda: x), r"cond \(RandomUniform, test_rand"),
-        (lambda x: tf.map_fn(lambda row: row + tf.random.uniform([]), x), r"while \(RandomUniform, test_random_state"),
-        (shuffled, r"\(RandomShuffle, test_random_state"),
-        (lambda x: tf.nn.dropout(tf.nn.dropout(x, 0.5), 0.5), r"\) and 1 more would keep a random state"),
-        (lambda x: x + tf.cast(tf.random.categorical(x, 1), x.dtype), r"\(Multinomial, .* Use tower_train.layers.ran"),
-        (lambda x: tf.nn.fractional_max_pool(x[:, :, None, None], [1, 1.4, 1, 1])[0][:, :, 0, 0], "FractionalMaxPool"),
-    ],
-    ids=["dropout", "seeded", "in cond", "in map_fn", "in tf.function", "two", "categorical", "pool"],
-)  # fmt: skip
-def test_is_refused_with_its_name_its_line_and_what_to_use(change, text, own_tracebacks):
-    with pytest.raises(errors.GraphError, match=text) as refusal:
-        train(change)
-    assert str(refusal.value).startswith("workload changed: ") and "\n" not in str(refusal.value)
-
-
 def test_a_generator_is_refused():
     with tf.Graph().as_default():
         generator = tf.random.Generator.from_seed(1)
@@ -66,22 +35,12 @@ def test_a_generator_is_refused():
     assert found.type == "RngReadAndSkip"
 
 
-def test_a_augmentation_that_draws_by_itself_is_refused():
-    workload = dataclasses.replace(
-        toy_workload.WORKLOAD, augment=lambda features, draws: features + tf.random.normal(tf.shape(features))
-    )
-    with pytest.raises(
-        errors.GraphError, match="Dataset.*RandomStandardNormal, .* Use the draws that `augment` is giv"
-    ):
-        trainings.train(workload, toy_workload.load(DataRequest("train")), 0)
-
-
 def test_initial_values_and_stateless_numbers_are_no_such_operations():
     def change(x):
         projection = tf.random.stateless_normal([8, 8], [1, 2], dtype=x.dtype)
         return x @ projection @ v1.get_variable("more", [8, 8], x.dtype, v1.truncated_normal_initializer())
 
-    losses, _ = train(change, steps=2)
+    losses, _ = trainings.train(toy(change), toy_workload.load(DataRequest("train")), 2, batch_size=8)
     assert np.isfinite(losses).all()
 
 

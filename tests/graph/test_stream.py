@@ -6,8 +6,6 @@ import tensorflow as tf
 from trainings import on_host
 
 import cifar10
-from tower_train import errors
-from tower_train.data import tf_data
 from tower_train.graph import stream
 from tower_train.graph.draws import Draws, shuffled_indices, split_mix
 from tower_train.workload import DataRequest, Examples, Workload
@@ -108,13 +106,6 @@ class TestDrawsOfExamples:
             several += list(found[np.argsort(of)].T)
         correlations = np.corrcoef(several)[np.triu_indices(len(several), k=1)]
         assert np.max(np.abs(correlations)) < 0.04  # of 28, at 4 deviations: 1.8e-3 of generators
-
-    def test_examples_without_an_index_have_none(self):
-        workload = Workload("toy", None, None, augment=lambda x, draws: x + draws.of_example("flip", 1)[:, 0])
-        examples = tf_data.examples("mine", lambda: tf.data.Dataset.from_tensor_slices(2 * (np.zeros(9),)).repeat(), 9)
-        with pytest.raises(errors.GraphError, match=r"^draws.of_example\('flip'\): .* Use draws.uniform, or") as error:
-            steps(workload, examples, 1, 3, 1)
-        assert "\n" not in str(error.value)
 
 
 class TestTrainingStream:

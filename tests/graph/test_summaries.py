@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import trainings
 
 from tower_train.graph import summaries
 from tower_train.workload import Examples, Workload, softmax_cross_entropy
@@ -29,13 +30,13 @@ def loss(logits, labels):
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def step(request, open_training):
+def step(request):
     """One step with one and with two towers: (summary values by tag, the weights after it)."""
     rng = np.random.default_rng(0)
     examples = Examples.from_arrays("random", rng.normal(size=[8, 2, 2, 3]), rng.integers(0, 3, 8))
     workload = Workload("toy", None, inference, loss)
     options = dict(num_gpus=request.param, batch_size=8 // request.param, summary_every_steps=1)
-    with open_training(workload, examples, **options) as (built, session):
+    with trainings.opened(workload, examples, **options) as (built, session):
         serialized = session.run([built.summary, built.report])[0]
         weights = session.run({variable.op.name: variable for variable in v1.trainable_variables()})
     values = v1.Summary.FromString(serialized).value

@@ -1,0 +1,208 @@
+"""Networks and options that break a rule of the towers: each is one line that names what, and says what to do."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+import trainings
+
+from tower_train import Examples, errors, layers
+from tower_train.data import tf_data
+from tower_train.workload import DataRequest
+
+v1 = tf.compat.v1
+TOY = toy_workload.WORKLOAD
+EXAMPLES = dataclasses.replace(toy_workload.load(DataRequest("train")), name="few")
+TWO, MIRRORED = dict(num_gpus=2), dict(num_gpus=2, variable_update="mirrored")
+GRAPH, CONFIG = errors.GraphError, errors.ConfigError
+
+
+def weights(x, name="w", **kwargs):
+    return x @ v1.get_variable(name, [4, 3], x.dtype, **kwargs)
+
+
+def noted_again(x):
+    """Tower 0 normalises twice, the others once."""
+    outputs = weights(layers.batch_normalization(x, True, name="norm"))
+    if not v1.get_default_graph().get_collection("seen"):
+        v1.add_to_collection("seen", 1)
+        with v1.variable_scope("", reuse=True):
+            layers.batch_normalization(x, True, name="norm")
+    return outputs
+
+
+def later(x):
+    v1.add_to_collection("calls", 1)
+    return weights(x, f"layer_{len(v1.get_collection('calls'))}")
+
+
+def got_elsewhere(x):
+    if not v1.trainable_variables():
+        got_elsewhere.scale = tf.Variable(1.0, name="scale", dtype=x.dtype)
+    return weights(x) * got_elsewhere.scale
+
+
+def forgotten(x):
+    v1.losses.add_loss(tf.reduce_mean(x**2, name="penalty"))
+    return weights(x)
+
+
+def traced():
+    return tf.function(lambda x: layers.dropout(x, 0.5, True))
+
+
+def in_group(**arguments):
+    def network(x):
+        with layers.param_group(**arguments):
+            return weights(x)
+
+    return network
+
+
+def drawing(draw):
+    return lambda x: weights(x) + 0 * tf.reduce_sum(draw())
+
+
+@tf.function
+def shuffled(x):
+    return tf.random.shuffle(x)
+
+
+def with_pool(x):
+    return weights(tf.nn.fractional_max_pool(tf.tile(x, [1, 2])[:, :, None, None], [1, 2, 1, 1])[0][:, :, 0, 0])
+
+
+NETWORKS = {  # {what: (network, options, words of the GraphError)}
+    "a second layer of a name": (lambda x: weights(x) + weights(x), {}, "^w exists already: a second layer would"),
+    "another variable later": (later, TWO, "^tower_1 would create the variable 'layer_2'"),
+    "tf.Variable": (
+        lambda x: x @ tf.Variable(tf.ones([4, 3]), name="k"), TWO, "^tower_1 would create the variable 'k'.*get_var",
+    ),
+    "tf.Variable without a name": (lambda x: x @ tf.Variable(tf.ones([4, 3])), TWO, "create a variable without a name"),
+    "tf.Variable, mirrored": (got_elsewhere, MIRRORED, "scale cannot be mirrored: .* --variable_update=cpu"),
+    "other statistics": (noted_again, TWO, "tower_1 and tower_0 do not compute alike: norm/moving_mean"),
+    "a loss that is collected only": (forgotten, {}, "^penalty .* is in .*LOSSES, but not part of"),
+    "a factor of 0": (in_group(rate_factor=0.0), {}, "rate_factor=0.0, until_epoch=inf"),
+    "a factor of NaN": (in_group(rate_factor=float("nan")), {}, "rate_factor=nan"),
+    "an infinite factor": (in_group(rate_factor=float("inf")), {}, "rate_factor=inf"),
+    "an epoch before the first": (in_group(until_epoch=-1), {}, "rate_factor=1.0, until_epoch=-1"),
+    "a momentum of 1": (in_group(momentum=1.0), {}, "momentum=1.0"),
+    # Draws that belong to no example.
+    "a rate of 1": (drawing(lambda: layers.dropout(tf.ones([8, 2]), 1.0, True)), {}, r"dropout\(rate=1.0\): the rate"),
+    "a rate below 0": (drawing(lambda: layers.dropout(tf.ones([8, 2]), -0.1, True)), {}, r"\(rate=-0.1\): the rate"),
+    "7 rows": (drawing(lambda: layers.dropout(tf.ones([7, 2]), 0.5, True)), {}, "7 rows for the tower's 8 examples"),
+    "24 rows": (drawing(lambda: layers.random_normal([24], name="a")), {}, "a draws .* 24 rows .* or give the number"),
+    "2 rows each": (drawing(lambda: layers.random_uniform([9], rows_per_example=2)), {}, "rows_per_example=2"),
+    "no rows": (drawing(lambda: layers.random_uniform([])), {}, "no rows for the tower's 8 examples"),
+    "unknown rows": (drawing(lambda: layers.dropout(v1.placeholder(tf.float32, [None]), 0.5, True)), {}, "an unknown"),
+    "1 row": (drawing(lambda: layers.dropout(tf.ones([8, 2]), 0.5, True, [1, 2])), {}, "1 rows for the tower's 8 exa"),
+    "sizes": (drawing(lambda: layers.dropout(tf.ones([8, 2]), 0.5, True, [1])), {}, "1 sizes for inputs of 2"),
+    "recomputed": (
+        lambda x: tf.recompute_grad(lambda x: layers.dropout(x, 0.5, True))(weights(x)), {},
+        "dropout draws again in the backward pass, as tf.recompute_grad",
+    ),
+    "traced": (
+        (lambda dropped: lambda x: dropped(weights(x)))(traced()), TWO, "do not compute alike: dropout. Let each call",
+    ),
+    # Operations with a random state of their own: name, line and what to use.
+    "tf.nn.dropout": (
+        lambda x: weights(tf.nn.dropout(x, 0.5)), {},
+        r"^workload mine: dropout/\S+ \(RandomUniform, test_mistakes.py:\d+\) would keep .* Use "
+        r"tower_train.layers.dropout, or --allow_stateful_random",
+    ),
+    "seeded": (
+        lambda x: weights(x + tf.random.normal([8, 4], seed=1)), {},
+        r"\(RandomStandardNormal, .* Use tower_train.layers.random_n",
+    ),
+    "in cond": (
+        lambda x: weights(tf.cond(x[0, 0] > 0, lambda: tf.nn.dropout(x, 0.5), lambda: x)), {},
+        r"cond \(RandomUniform, test_mistakes",
+    ),
+    "in map_fn": (
+        lambda x: tf.map_fn(lambda row: row + tf.random.uniform([]), weights(x)), {},
+        r"while \(RandomUniform, test_mistakes",
+    ),
+    "in tf.function": (lambda x: weights(shuffled(x)), {}, r"\(RandomShuffle, test_mistakes"),
+    "two": (lambda x: weights(tf.nn.dropout(tf.nn.dropout(x, 0.5), 0.5)), {}, r"\) and 1 more would keep"),
+    "categorical": (
+        lambda x: weights(x + tf.cast(tf.random.categorical(x, 1), x.dtype)), {}, r"\(Multinomial, .* Use .*random_u",
+    ),
+    "a pool": (with_pool, {}, "FractionalMaxPool"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("network", "options", "words"), NETWORKS.values(), ids=NETWORKS)
+def test_a_network_that_breaks_a_rule_is_one_line(network, options, words, own_tracebacks):
+    workload = dataclasses.replace(TOY, name="mine", inference=lambda features, training: network(features))
+    with pytest.raises(GRAPH, match=words) as raised:
+        trainings.train(workload, EXAMPLES, 0, batch_size=8, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_traced_once_is_allowed_in_one_tower():
+    dropped = traced()
+    workload = dataclasses.replace(TOY, inference=lambda features, training: dropped(weights(features)))
+    trainings.train(workload, EXAMPLES, 0)
+
+
+def with_labels(labels, **fields):
+    return dataclasses.replace(EXAMPLES, labels=labels, **fields)
+
+
+IN_ORDER = tf_data.examples("mine", lambda: tf.data.Dataset.from_tensor_slices(2 * (np.zeros(9),)).repeat(), 9)
+WEIGHTED = Examples.from_arrays("few", np.ones([9, 4], np.float32), np.arange(9) % 3, "abc", np.ones(9))
+SIGNS = np.array([-1, 1] * 48)
+NO_CLASS = "CLASS:WEIGHT, a class of few.*The classes are one, two, three"
+BALANCED = dict(class_weight="balanced")
+OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
+    "a loss of one's own, smoothed": (
+        CONFIG, dict(loss=lambda o, y: tf.reduce_mean(o)), EXAMPLES, dict(label_smoothing=0.5),
+        "--label_smoothing=0.5: workload toy has a loss of its own",
+    ),
+    "a loss without weights": (
+        GRAPH, dict(loss=lambda outputs, labels: tf.reduce_mean(outputs)), WEIGHTED, {},
+        r"loss is a function of \(outputs, labels\).*\(outputs, labels, weigh",
+    ),
+    "a loss the other way around": (
+        GRAPH, dict(loss=lambda y_true, y_pred: tf.reduce_mean(y_pred)), EXAMPLES, {},
+        r"loss is a function of \(y_true, y_pred\). Let it be one of \(outpu",
+    ),
+    **{
+        f"class_weight={text}": (CONFIG, {}, EXAMPLES, dict(class_weight=text), NO_CLASS)
+        for text in ("never:2", "3:1", "0:-1", "0:much", "0", "0:nan", "")
+    },
+    "weights of unknown classes": (CONFIG, {}, with_labels(None), BALANCED, "the classes of few are not at hand"),
+    "weights of signs": (
+        CONFIG, {}, with_labels(SIGNS, class_names=()), BALANCED, "few has the label -1. Classes are numbered from 0",
+    ),
+    "nothing to synchronise": (
+        CONFIG, {}, EXAMPLES, TWO | dict(sync_batch_norm=True), "--sync_batch_norm: workload toy has no .*batch_norm",
+    ),
+    "NCCL on CPUs": (
+        CONFIG, {}, EXAMPLES, MIRRORED | dict(all_reduce="nccl"), "--all_reduce=nccl is for GPUs, but .*/cpu:1",
+    ),
+    "one copy to compare": (
+        CONFIG, {}, EXAMPLES, TWO | dict(check_mirrors_every_steps=5), "check_mirrors_every_steps=5: there is one copy",
+    ),
+    "an augmentation with a state": (
+        GRAPH, dict(augment=lambda x, draws: x + tf.random.normal(tf.shape(x))), EXAMPLES, {},
+        "Dataset.*RandomStandardNormal, .* Use the draws that `augment` is giv",
+    ),
+    "draws by an index that is not there": (
+        GRAPH, dict(augment=lambda x, draws: x + draws.of_example("flip", 1)[:, 0]), IN_ORDER, dict(batch_size=3),
+        r"^draws.of_example\('flip'\): .* Use draws.uniform, or",
+    ),
+    "pairs of an odd batch": (
+        CONFIG, dict(mix=lambda x, y, draws: (x, y)), EXAMPLES, dict(batch_size=3), "mixes .* in pairs, and 3 per",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "fields", "examples", "options", "words"), OTHERS.values(), ids=OTHERS)
+def test_a_workload_or_an_option_that_cannot_be_is_one_line(kind, fields, examples, options, words):
+    workload = dataclasses.replace(TOY, **fields)
+    with pytest.raises(kind, match=words) as raised:
+        trainings.train(workload, examples, 0, **options)
+    assert "\n" not in str(raised.value)
