@@ -103,7 +103,8 @@ def test_an_elastic_cluster_has_the_batch_of_the_most_workers_whoever_is_there()
     config = Config(**hosts, batch_size=8, accumulate_steps=3)
     assert (config.tower_batch, config.batches_per_step, config.global_batch) == (8, 24, 192)
     assert Config(**hosts, global_batch_size=64).tower_batch == 8
-    assert "4 workers x 2 towers" in refusal(**hosts, global_batch_size=60)
+    assert "evenly among 4 workers x 2 towers. Choose a multiple of 8" in refusal(**hosts, global_batch_size=60)
+    assert "evenly among 3 towers. Choose" in refusal(num_gpus=3, global_batch_size=64)
 
 
 def test_checkpoints_are_due_at_their_interval_and_for_evaluations():

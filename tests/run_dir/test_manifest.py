@@ -39,6 +39,7 @@ OTHER_DATA = dataclasses.replace(toy_workload.WORKLOAD, examples=_other_data)
         (dict(workload=OTHER_NAME), ["workload was toy, now other"]),
         (dict(workload=OTHER_DATA), ["data name was toy train, now others", "data fingerprint was"]),
         (dict(seed=1), ["--seed was 0, now 1"]),
+        (dict(validation_fraction=0.1), ["run: --validation_fraction was 0.0, now 0.1; ", "data fingerprint was"]),
         (dict(batch_size=4), ["global batch was 16, now 8"]),
         (dict(num_gpus=4), ["global batch was 16, now 32"]),
         (dict(optimizer="adam"), ["--optimizer was momentum, now adam"]),
@@ -102,8 +103,9 @@ def test_override_does_not_mix_variables_of_another_type(run):
 
 
 def test_another_learning_rate_is_allowed_and_noted(run, capsys):
-    jobs.train_toy(run, max_steps=50, learning_rate=0.02)
-    assert "Changed since the last start: --learning_rate was 0.01, now 0.02." in capsys.readouterr().out
+    jobs.train_toy(run, max_steps=50, learning_rate=0.02, weight_decay=0.1)
+    changed, printed = "Changed since the last start: --", capsys.readouterr().out
+    assert f"{changed}weight_decay was not given, now 0.1.\n{changed}learning_rate was 0.01, now 0.02." in printed
     rates = [record["learning_rate"] for record in jobs.metrics(run)]
     np.testing.assert_allclose(rates, [0.01] * 8 + [0.02] * 2, rtol=1e-12)
 

@@ -11,10 +11,11 @@ from tower_train.options import Options, as_text
 def check_config(config: Options) -> None:
     """Raises ConfigError for options of a Config that exclude or need each other."""
     if config.global_batch_size and config.global_batch_size % config.batches_per_step:
+        counts = {"workers": config.num_workers, "towers": config.num_towers, "batches each": config.accumulate_steps}
+        shares = " x ".join(f"{count} {name}" for name, count in counts.items() if count > 1)
         raise errors.ConfigError(
-            f"--global_batch_size={config.global_batch_size} cannot be shared out evenly among {config.num_workers} "
-            f"workers x {config.num_towers} towers x {config.accumulate_steps} batches each. Choose a multiple of "
-            f"{config.batches_per_step}."
+            f"--global_batch_size={config.global_batch_size} cannot be shared out evenly among {shares}. Choose a "
+            f"multiple of {config.batches_per_step}."
         )
     if not re.fullmatch("auto|never|[2-9]|[1-5][0-9]|6[0-4]", config.check_towers):
         raise errors.ConfigError(

@@ -113,7 +113,8 @@ def check_resume(
     refused, noted = [], []
     for rule, name, old, new in _compared(before, now, workload_options) if before else ():
         if old != new:
-            (refused if rule == "same" else noted).append(f"{name} was {old}, now {new}")
+            was, now_is = ("not given" if value is None else value for value in (old, new))
+            (refused if rule == "same" else noted).append(f"{name} was {was}, now {now_is}")
     if refused and not override:
         size = before.get("global_batch", now["global_batch"])  # which another number of towers can have too
         same_batch = f" (--global_batch_size={size})" if size != now["global_batch"] else ""
@@ -131,9 +132,6 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
     """Yields (rule, name, value before, value now) of what both have, and of the layers that draw by example."""
     for name, old in {key: before[key] for key in ("workload", "global_batch") if key in before}.items():
         yield "same", name.replace("_", " "), old, now[name]
-    for name, old in before["data"].items():
-        if name in ("name", "fingerprint"):
-            yield "same", f"data {name}", old, now["data"][name]
     drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
     yield "same", "what draws by example", *(", ".join(map(str, names or ["nothing"])) for names in drawn)
     for part, options in (("config", Config), ("workload_options", workload_options)):
@@ -142,6 +140,9 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
             name = field.name if field.name in old else field.metadata["was"]
             if rule != "free" and name in old:
                 yield rule, f"--{field.name}", old[name], now[part][field.name]
+    for name, old in before["data"].items():  # after the options that change them
+        if name in ("name", "fingerprint"):
+            yield "same", f"data {name}", old, now["data"][name]
     for name, value in _GONE.items():
         yield "same", f"--{name}", before.get("config", {}).get(name, value), value
     for name, old in before.get("versions", {}).items():
