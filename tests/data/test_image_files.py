@@ -62,8 +62,11 @@ def test_a_fraction_is_set_aside_by_groups(root):
 
 
 def test_class_folders_may_lie_in_the_directory_itself(root):
-    names = find(root / "train", "train").names
+    names, notice = find(root / "train", "train").names, find(root / "train", "train").notice
     assert names == find(root, "train").names
+    assert notice == f"{root}/train is one of the splits in {root}. To use them all give --data_dir={root}."
+    without_test(root)
+    assert find(root / "train", "train").notice == ""
     train, aside = (find(root / "train", split, 0.4, seed=3).names for split in ("train", "validation"))
     assert sorted(train + aside) == sorted(names) and len(aside) == 8
 

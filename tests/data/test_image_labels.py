@@ -62,6 +62,17 @@ def test_ham10000_needs_the_column_which_the_message_names(tmp_path):
     assert found == {"HAM10000_images_part_1/I0.jpg": "bkl", "HAM10000_images_part_2/I1.jpg": "nv"}
 
 
+def test_a_column_of_a_table_gives_groups_that_are_not_split(tmp_path):
+    make(tmp_path, *(f"{kind}/{i}.jpg" for kind in "ab" for i in (kind + "0", kind + "1")))
+    (tmp_path / "about.csv").write_text("patient,id\np0,a0\np1,a1\np0,b0\np1,b1\n")
+    halves = [set(find(tmp_path, split, 0.5, "about.csv:patient").names) for split in ("train", "validation")]
+    assert sorted(map(sorted, halves)) == [["a/a0.jpg", "b/b0.jpg"], ["a/a1.jpg", "b/b1.jpg"]]
+    make(tmp_path, "a/a2.jpg")
+    for column, text in (("patient", "a2.jpg: .* finds no group"), ("x", "x: there is no such column. .*: --group_p")):
+        with pytest.raises(errors.UserError, match=text):
+            find(tmp_path, "train", 0.5, f"about.csv:{column}")
+
+
 def test_splits_with_classes_are_used(tmp_path):
     make(tmp_path, *(f"{split}/{name}_{i}.png" for split in ("train", "val", "test") for name in "ab" for i in (1, 2)))
     for split in ("train", "validation", "test"):

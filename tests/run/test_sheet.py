@@ -57,12 +57,12 @@ def test_values_of_any_range_are_stretched_together():
 
 @pytest.mark.parametrize(("label", "names", "text"), [
     (1, ("cat", "dog"), "dog"),
-    ([0.25, 0.75], ("cat", "dog"), "dog 0.75 cat 0.25"),
-    ([0, 1], ("cat", "dog"), "dog"),
+    ([0.25, 0.75], ("cat", "dog"), "0.75 dog\n0.25 cat"),
+    ([0.004, 0.996], ("cat", "dog"), "dog"),
     (2.123456, (), "2.123"),
     ([1, 2, 3, 4], (), "1, 2, 3"),
     ([[1]], (), ""),
     (b"x", (), ""),
 ])  # fmt: skip
 def test_labels_are_told_as_far_as_they_fit(label, names, text):
-    assert sheet.caption(np.array(label), names) == text
+    assert "\n".join(sheet.caption(np.array(label), names)) == text

@@ -55,7 +55,7 @@ class PlacedImageOptions(ImageOptions):
 
     random_resized_crop: float = _change(
         0.0,
-        "resize crops of at least this share of an image to its size, e.g. 0.08",
+        "resize crops of at least this share of an image, which already has the network's size, to that, e.g. 0.08",
         allowed="at least 0 and at most 1",
     )
     flip: bool = _change(False, "flip half of the training images left to right")

@@ -66,8 +66,8 @@ def find(
       directory: the folder of the splits.
       split: 'train', 'validation' or 'test'.
       validation_fraction: share of the training images to set aside for validation; 0 for none.
-      group_pattern: a regular expression for the group in a file's name (its first bracket, or the whole match); images
-        of one group stay together. Empty: every image is its own group.
+      group_pattern: a regular expression for the group in a file's name (its first bracket, or the whole match), or a
+        table, FILE.csv:COLUMN; images of one group stay together. Empty: every image is its own group.
       seed: of the choice.
       labels: 'folders', or the place of the classes of images that lie together, see image_labels.find.
 
@@ -101,7 +101,20 @@ def find(
     if split == TEST or split == VALIDATION and not validation_fraction:
         return None
     listing = listed(train, TRAIN)
-    return _split_off(listing, split, validation_fraction, group_pattern, seed) if validation_fraction else listing
+    if train == directory and (whole := _whole(directory)):
+        notice = (
+            f"{directory} is one of the splits in {whole}. To use them all give --data_dir={whole}. {listing.notice}"
+        )
+        listing = dataclasses.replace(listing, notice=notice.strip())
+    if not validation_fraction:
+        return listing
+    return _split_off(listing, _groups(listing, directory, group_pattern), split, validation_fraction, seed)
+
+
+def _whole(directory: pathlib.Path) -> pathlib.Path | None:
+    """Returns the folder in which a directory is one of several splits, if it is."""
+    splits = {name for name in (TRAIN, TEST, *VALIDATION_NAMES) if (directory.absolute().parent / name).is_dir()}
+    return directory.absolute().parent if len(splits) > 1 and directory.absolute().name in splits else None
 
 
 def _entries(folder: pathlib.Path) -> list[str]:
@@ -203,9 +216,8 @@ def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> e
   └── test       (the same; may be missing)""")
 
 
-def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str, seed: int) -> Listing:
+def _split_off(listing: Listing, groups: list[str], split: str, fraction: float, seed: int) -> Listing:
     """Sets groups aside in a seeded order until they hold the fraction of the images."""
-    groups = _groups(listing, group_pattern)
 
     def place(group: str) -> bytes:
         return hashlib.sha256(os.fsencode(f"{seed} {group}")).digest()
@@ -226,21 +238,26 @@ def _split_off(listing: Listing, split: str, fraction: float, group_pattern: str
     return dataclasses.replace(listing.subset(np.flatnonzero(is_aside == (split == VALIDATION))), split=split)
 
 
-def _groups(listing: Listing, group_pattern: str) -> list[str]:
+def _groups(listing: Listing, directory: pathlib.Path, group_pattern: str) -> list[str]:
     """Returns each image's group."""
     if not group_pattern:
         return list(listing.names)
-    try:
-        pattern = re.compile(group_pattern)
-    except re.error as error:
-        raise errors.ConfigError(f"--group_pattern={group_pattern}: no regular expression: {error}.") from None
-    groups = []
-    for name in listing.names:
-        match = pattern.search(os.path.basename(name))
-        if not match:
-            raise errors.DataError(
-                f"{listing.root / readable(name)}: --group_pattern={group_pattern} finds no group in this name. "
-                "Give an expression that finds one in every name."
-            )
-        groups.append(match[1] if pattern.groups else match[0])
+    if re.search(r"\.csv(:|$)", group_pattern):
+        try:
+            table, _ = image_labels.find(directory, group_pattern)  # it has groups where others have classes
+        except errors.UserError as error:
+            raise type(error)(str(error).replace("--labels=", "--group_pattern=")) from None
+        groups = [table.get(os.path.relpath(path, directory)) for path in listing.paths()]
+    else:
+        try:
+            pattern = re.compile(group_pattern)
+        except re.error as error:
+            raise errors.ConfigError(f"--group_pattern={group_pattern}: no regular expression: {error}.") from None
+        matches = [pattern.search(os.path.basename(name)) for name in listing.names]
+        groups = [match and match[min(pattern.groups, 1)] for match in matches]
+    if None in groups:
+        raise errors.DataError(
+            f"{listing.root / readable(listing.names[groups.index(None)])}: --group_pattern={group_pattern} finds no "
+            "group of it. Give an expression or a table that finds one for every image."
+        )
     return groups

@@ -106,7 +106,7 @@ def _of_table(directory: pathlib.Path, labels: str, paths: list[str]) -> tuple[d
         column = others[0]
     if column not in others:
         raise errors.ConfigError(
-            f"--labels={labels}: {'which column holds the classes?' if column is None else 'there is no such column.'} "
+            f"--labels={labels}: {'which column is meant?' if column is None else 'there is no such column.'} "
             f"Give one of: {', '.join(f'--labels={table.name}:{name}' for name in others)}."
         )
     place, classes, missing = header.index(column), {}, 0

@@ -8,7 +8,7 @@ import numpy as np
 IMAGES = 24
 _COLUMNS = 6
 _CELL = 128  # pixels
-_LINE = 16  # pixels, of the label below each image
+_LINE = 16  # pixels, of each line of the label below an image
 _GAP = 8
 _CLIPPED = 0.5  # percent of the pixels at either end, so that a few bright ones do not darken all others
 
@@ -22,20 +22,22 @@ def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()
 
     pixels, font = _as_bytes(images), ImageFont.load_default(_LINE - 4)
     height, width = (round(side * _CELL / max(images.shape[1:3])) for side in images.shape[1:3])
-    rows, across, down = -(-len(images) // _COLUMNS), _CELL + _GAP, height + _LINE + _GAP
+    texts = [caption(label, class_names) for label in labels]
+    rows, across = -(-len(images) // _COLUMNS), _CELL + _GAP
+    down = height + _LINE * max(map(len, texts)) + _GAP
     sheet = Image.new("RGB", (_COLUMNS * across + _GAP, rows * down + _GAP), "white")
     pen = ImageDraw.Draw(sheet)
-    for i, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+    for i, (image, lines) in enumerate(zip(pixels, texts, strict=True)):
         row, column = divmod(i, _COLUMNS)
         x, y = _GAP + column * across, _GAP + row * down
         picture = Image.fromarray(image[:, :, 0] if image.shape[-1] == 1 else image).convert("RGB")
         is_enlarged = max(images.shape[1:3]) < _CELL  # then pixels are to be seen
         how = Image.Resampling.NEAREST if is_enlarged else Image.Resampling.LANCZOS
         sheet.paste(picture.resize((max(width, 1), max(height, 1)), how), (x + (_CELL - width) // 2, y))
-        text = caption(label, class_names)
-        while text and pen.textlength(text, font) > _CELL:
-            text = text.removesuffix("…")[:-1] + "…"
-        pen.text((x + _CELL // 2, y + height + 1), text, "black", font, anchor="ma")
+        for line, text in enumerate(lines):
+            while text and pen.textlength(text, font) > _CELL:
+                text = text.removesuffix("…")[:-1] + "…"
+            pen.text((x + _CELL // 2, y + height + line * _LINE + 1), text, "black", font, anchor="ma")
     file = io.BytesIO()
     sheet.save(file, "PNG")
     return file.getvalue()
@@ -49,14 +51,14 @@ def _as_bytes(images: np.ndarray) -> np.ndarray:
     return np.uint8(np.clip((images - low) / ((high - low) or 1), 0, 1) * 255 + 0.5)
 
 
-def caption(label: np.ndarray, class_names: Sequence[str]) -> str:
-    """Returns a label as text: a class's name, the shares of two classes, the first numbers, or nothing for more."""
+def caption(label: np.ndarray, class_names: Sequence[str]) -> list[str]:
+    """Returns a label as lines: a class's name, the shares of two classes, the first numbers, or nothing for more."""
     label = np.asarray(label)
     if class_names and label.ndim == 0:
-        return " ".join(class_names[label].split()) if 0 <= label < len(class_names) else str(label)
+        return [" ".join(class_names[label].split()) if 0 <= label < len(class_names) else str(label)]
     if class_names and label.shape == (len(class_names),):
-        largest = [i for i in np.argsort(-label, kind="stable")[:2] if label[i] > 0]
-        return " ".join(class_names[i] if label[i] == 1 else f"{class_names[i]} {label[i]:.2f}" for i in largest)
+        shares = {class_names[i]: f"{label[i]:.2f}" for i in np.argsort(-label, kind="stable")[:2]}
+        return [name if share == "1.00" else f"{share} {name}" for name, share in shares.items() if share != "0.00"]
     if label.ndim > 1 or not np.issubdtype(label.dtype, np.number):
-        return ""
-    return ", ".join(f"{number:.4g}" for number in label.reshape(-1)[:3])
+        return []
+    return [", ".join(f"{number:.4g}" for number in label.reshape(-1)[:3])]

@@ -41,8 +41,8 @@ class FolderOptions(augmentation.PlacedImageOptions):
     )  # fmt: skip
     skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
     group_pattern: str = option(
-        "", "regular expression for the group (such as the patient) in a file's name; a group is not split", DATA,
-        resume="same",
+        "", "regular expression for the group (such as the patient) in a file's name, or a table of groups, "
+        "FILE.csv:COLUMN; --validation_fraction splits no group", DATA, resume="same",
     )  # fmt: skip
     labels: str = option(
         image_labels.FOLDERS, "place of the classes: folders (CLASS/*.jpg), names (the class of cat.0.jpg is cat), "
