@@ -54,7 +54,8 @@ def test_the_command_draws_and_suggests_and_refuses_what_never_learns(tmp_path, 
     status, stdout, stderr = command(find_rate, "--workload=toy_workload", "--optimizer=adam", "--max_steps=80")
     assert status == 0, stderr
     rate = float(stdout.split("--learning_rate=")[1].split()[0])
-    assert 1e-4 < rate < 1 and (tmp_path / "find_rate.png").stat().st_size > 1000
+    assert 1e-4 < rate < 1 and f"={rate:.2g} (adam, 128 examples a step)\n" in stdout
+    assert (tmp_path / "find_rate.png").read_bytes()[1:4] == b"PNG"
     monkeypatch.setattr(find_rate, "_HIGHEST", 1e-4)
     status, _, stderr = command(find_rate, "--workload=toy_workload", "--max_steps=20")
     assert status == errors.ConfigError.exit_status and "the loss falls at no rate from 1e-05 to 0.0001" in stderr

@@ -1,4 +1,4 @@
-"""A wheel holds all files of both packages, and says what an index wants to know."""
+"""A wheel holds all files of both packages, and says what an index wants to know; a script's import of it is quiet."""
 
 import json
 import subprocess
@@ -6,6 +6,8 @@ import sys
 
 import jobs
 import pytest
+
+from tower_train import host
 
 SCRIPT = """
 import json
@@ -43,3 +45,23 @@ def test_the_metadata_are_complete(package):
     assert metadata["long_description_content_type"] == "text/markdown"
     assert f"## {metadata['version']}" in (jobs.ROOT / "CHANGELOG.md").read_text()
     assert {"3.10", "3.13"} <= {name.rpartition(" ")[2] for name in metadata["classifiers"]}
+
+
+@pytest.mark.skipif(host.nvidia_driver() is not None, reason="with a driver TensorFlow's lines say what it finds")
+def test_a_script_or_notebook_that_imports_it_first_has_no_lines_of_tensorflows_own(tmp_path):
+    """A module takes TensorFlow's place, which remarks upon its import and upon its first use."""
+    (tmp_path / "tensorflow.py").write_text(
+        "import os, types\nos.write(2, b'import')\n"
+        "config = types.SimpleNamespace(list_physical_devices=lambda kind: os.write(2, b'devices'))"
+    )
+    imports = "import tower_train, tensorflow"
+    (tmp_path / "script.py").write_text(imports)
+    for words, stderr in (
+        (["script.py"], ""),
+        (["-c", f"import sys; sys.modules['ipykernel'] = sys; {imports}"], ""),
+        (["-c", imports], "import"),
+    ):
+        found = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=jobs.environment(tmp_path), capture_output=True, text=True
+        )
+        assert (found.returncode, found.stderr) == (0, stderr)

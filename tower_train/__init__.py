@@ -58,5 +58,7 @@ def __dir__():
     return sorted(__all__)
 
 
-if "ipykernel" in sys.modules:  # a notebook, where TensorFlow's remarks would stand between the trainer's lines
+_main = vars(sys.modules["__main__"])
+# A notebook or a script, whose lines TensorFlow's own would interrupt. `python -m` has no file yet, or else a spec.
+if "ipykernel" in sys.modules or ("__file__" in _main and not _main.get("__spec__")):
     importlib.import_module("tower_train.console").import_tensorflow()

@@ -1,6 +1,7 @@
 """python -m tower_train.curves: the curves of one or several runs."""
 
 import dataclasses
+import os
 
 from tower_train import console, errors
 from tower_train.inference import curves
@@ -10,8 +11,9 @@ USAGE = """
 Draws the loss of training and validation, and the metrics, of runs that have been trained or still train:
 python -m tower_train.curves [options] TRAIN_DIR...
 
-Writes OUT.png and OUT.svg, and prints the last, lowest and highest values. Several runs are named by the options in
-which they differ.
+Writes curves.png and curves.svg, of one run into its directory, of several into this folder, and prints the last,
+lowest and highest values. Several runs are named by the fewest options that tell them apart. Files that it has not
+drawn stay. Needs matplotlib.
 
 Exit status: 0 done, 2 an option or a file is wrong.
 """
@@ -21,21 +23,16 @@ Exit status: 0 done, 2 an option or a file is wrong.
 class CurvesOptions(Options):
     """Options of `python -m tower_train.curves`."""
 
-    out: str = option("curves", "the files to write, without their ending", "Files")
+    out: str | None = option(None, "the files to write, without their ending (TRAIN_DIR/curves, or curves)", "Files")
 
 
 def main(argv) -> int:
     options = command_line.parse(argv, CurvesOptions, USAGE, files=(train_dirs := []))
     if not train_dirs:
         raise errors.ConfigError("No run is named. Give its directory, as the trainer names it in its first lines.")
-    figure = curves.curves(*train_dirs)
-    try:
-        paths = curves.save(figure, options.out)
-    except OSError as error:
-        raise errors.ConfigError(
-            f"--out={options.out}: {error.strerror}. Name files in a folder that is there."
-        ) from None
-    console.say(*curves.table(train_dirs), f"Drawn:    {', '.join(paths)}")
+    stem = options.out or (os.path.join(train_dirs[0], "curves") if len(train_dirs) == 1 else "curves")
+    drawn = curves.save(curves.curves(*train_dirs), stem)
+    console.say(*curves.table(train_dirs), drawn)
     return 0
 
 

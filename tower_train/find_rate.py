@@ -9,6 +9,7 @@ import numpy as np
 
 from tower_train import __main__, console, errors
 from tower_train.config import MOST_USED, Config, RecipeOptions
+from tower_train.inference import curves
 from tower_train.options import command_line
 
 USAGE = """
@@ -16,15 +17,14 @@ Suggests a learning rate, by a range test: python -m tower_train.find_rate [opti
 
 Trains 200 steps, or --max_steps, whose rate grows from 1e-5 to 10 by the same factor each, until the loss is four times
 its lowest (Smith 2015, "Cyclical learning rates for training neural networks", section 3.3; fastai's lr_find). Draws
-the loss over the rate in find_rate.png, and suggests the rate at which it falls fastest, as --learning_rate means it:
-before --lr_scaling. Needs one process. No run is saved.
+the loss over the rate in find_rate.png in this folder, and suggests the rate at which it falls fastest, for this
+optimizer and batch, as --learning_rate means it: before --lr_scaling. Needs one process. No run is saved.
 
 Exit status: 0 done, 2 an option or a file is wrong, or no rate makes the loss fall.
 """
 _LOWEST, _HIGHEST, _STEPS = 1e-5, 10.0, 200
 _SMOOTHING, _DIVERGED = 0.98, 4.0  # as fastai: decay of the loss's moving average; times its lowest
 _LEAST_FALL = 0.005  # of the loss; less is noise
-_PICTURE = "find_rate.png"
 
 
 def smoothed(losses: Sequence[float]) -> np.ndarray:
@@ -103,21 +103,18 @@ def check_options(argv: Sequence[str]) -> None:
             raise errors.ConfigError(f"--{name}: a range test is of one process, and counts steps. Leave it out.")
 
 
-def draw(rates: Sequence[float], losses: np.ndarray, rate: float) -> None:
-    """Draws the loss over the rate, and the suggested rate."""
+def draw(rates: Sequence[float], losses: np.ndarray, rate: float, label: str) -> str:
+    """Draws the loss over the rate, and the suggested rate below a label; returns a line that names the file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axis = figure.subplots()
     axis.plot(rates, losses, color="#0072b2")
-    axis.axvline(rate, color="#d55e00", linewidth=1, label=f"suggested: {rate:.2g}")
+    axis.axvline(rate, color="#d55e00", linewidth=1)
+    axis.set_title(label, fontsize=10, color="#d55e00")
     axis.set(xscale="log", xlabel="learning rate", ylabel="loss (moving average)")
     axis.grid(color="#dddddd", linewidth=0.5)
-    axis.legend(frameon=False)
-    try:
-        figure.savefig(_PICTURE, dpi=200)
-    except OSError as error:
-        raise errors.ConfigError(f"{_PICTURE} cannot be written here: {error.strerror}.") from None
+    return curves.save(figure, "find_rate", (".png",))
 
 
 def main(argv) -> int:
@@ -138,9 +135,9 @@ def main(argv) -> int:
             f"--max_steps={len(rates)}: the loss falls at no rate from {_LOWEST:g} to {_HIGHEST:g}. Give more steps or "
             "a larger batch, and look whether the network can learn at all."
         )
-    console.say(f"Rate:     --learning_rate={rate / schedule.largest_factor(config):.1g}")
-    draw(rates, losses, rate)
-    console.say(f"Drawn:    {_PICTURE}")
+    chosen = f"--learning_rate={rate / schedule.largest_factor(config):.2g}"
+    chosen += f" ({config.optimizer}, {config.global_batch} examples a step)"
+    console.say(f"Rate:     {chosen}", draw(rates, losses, rate, chosen))
     return 0
 
 

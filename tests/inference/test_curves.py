@@ -1,12 +1,17 @@
 """The history of runs: in Result.history, in a table and in a figure."""
 
+import importlib
 import json
+import pathlib
 import re
+import shutil
 
 import jobs
 import pytest
 
 from tower_train.inference import curves
+
+COMMAND = importlib.import_module("tower_train.curves")
 
 
 @pytest.fixture(scope="module")
@@ -33,39 +38,45 @@ def test_the_history_has_the_names_of_keras_and_all_starts(runs):
     assert runs[2].history == curves.history(str(runs[1]))
 
 
-def test_runs_are_drawn_and_tabulated_by_the_option_in_which_they_differ(runs, tmp_path):
-    process = jobs.command("tower_train.curves", f"--out={tmp_path}/both", str(runs[0]), str(runs[1]))
-    assert (process.returncode, process.stderr) == (0, "")
-    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
-    texts = set(re.findall(r">([^<>]*)</text>", (tmp_path / "both.svg").read_text()))
-    for rate in ("0.01", "0.1"):
-        assert {f"learning_rate={rate}, training", f"learning_rate={rate}, evaluation"} <= texts
-    assert {"loss", "precision @ 1", "epochs"} <= texts
+def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, monkeypatch, command):
+    """One into its directory, several into the current folder, over what was drawn before and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").symlink_to(runs[0])
+    for words, stem in ((["run"], "run/curves"), (["run", str(runs[1])], "curves")) * 2:
+        status, stdout, stderr = command(COMMAND, *words)
+        assert (status, stderr) == (0, "") and f"Drawn:    {tmp_path}/{stem}.png, {tmp_path}/{stem}.svg\n" in stdout
+        assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+    texts = set(re.findall(r">([^<>]*)</text>", (tmp_path / "curves.svg").read_text()))
+    rates = [f"learning_rate={rate}, {split}" for rate in ("0.01", "0.1") for split in ("training", "validation")]
+    assert {*rates, "loss", "precision @ 1", "epochs", curves._NOTE} <= texts
     losses = [record["loss"] for record in jobs.metrics(runs[1])]
-    line = f"loss +{losses[-1]:.4g} +{min(losses):.4g} +{max(losses):.4g}\n"
-    assert re.search(line, process.stdout)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+    assert re.search(f"training loss +{losses[-1]:.4g} +{min(losses):.4g} +{max(losses):.4g}\n", stdout)
+    assert f"run: learning_rate=0.01\n{runs[1]}: learning_rate=0.1\n" in stdout
+    (tmp_path / "curves.svg").write_text("mine")
+    for words, message in (
         ([], "No run is named"),
         (["nowhere"], "nowhere/metrics.jsonl cannot be read"),
-        (["--out=no/x", "RUN"], "--out=no/x"),
-    ],
-)
-def test_mistakes_end_in_a_line(runs, words, message, tmp_path):
-    words = [str(runs[0]) if word == "RUN" else word for word in words]
-    process = jobs.command("tower_train.curves", *words, cwd=tmp_path)
-    assert process.returncode == 2 and re.fullmatch(f"[^\\n]*{message}[^\\n]*\\n", process.stderr)
+        (["--out=no/x", "run"], "no/x.png cannot be written: No such file"),
+        (["run", "run"], "curves.svg is there, and was not drawn by this command"),
+    ):
+        status, _, stderr = command(COMMAND, *words)
+        assert status == 2 and re.fullmatch(f"[^\n]*{message}[^\n]*\n", stderr)
+    assert (tmp_path / "curves.svg").read_text() == "mine"
 
 
-def test_a_notebook_has_the_figure_and_no_lines_of_tensorflows_own():
-    """Keras lists the devices upon its first array, which TensorFlow remarks on."""
-    source = (
-        "import sys; sys.modules['ipykernel'] = sys; import tower_train, keras; keras.ops.ones(2);"
-        "from matplotlib.figure import Figure; from tower_train.inference import curves;"
-        "sys.exit(curves._png(Figure())[:4] != b'\\x89PNG')"
-    )
-    found = jobs.command("-c", source)
-    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+def test_runs_are_named_by_the_fewest_options_and_evaluations_by_their_split(runs, tmp_path):
+    def copies(*changes):
+        paths = [str(tmp_path / f"{len(list(tmp_path.iterdir())) + i}") for i in range(len(changes))]
+        for path, changed in zip(paths, changes, strict=True):
+            shutil.copytree(runs[0], path, ignore=shutil.ignore_patterns("eval*"))
+            run_json = jobs.read_json(runs[0], "run.json")
+            run_json["config"] |= changed
+            pathlib.Path(path, "run.json").write_text(json.dumps(run_json))
+        return paths
+
+    assert curves.labels(copies({"seed": 1, "max_steps": 9}, {})) == ["seed=1 …", "seed=0 …"]
+    grid = [{"seed": 1, "ema": 0.5}, {"seed": 1, "ema": 0.6}, {"seed": 2, "ema": 0.5}]
+    assert curves.labels(copies(*grid)) == [f"seed={each['seed']}, ema={each['ema']}" for each in grid]
+    same = copies({"log_every_steps": 1}, {})
+    assert curves.labels(same) == [pathlib.Path(path).name for path in same]
+    assert "test loss" in "".join(curves.table(same)) and curves.curves(*same)._repr_png_().startswith(b"\x89PNG")

@@ -64,7 +64,7 @@ def test_a_run_opens_with_what_it_is_about_to_do(cifar10_run):
 def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     directory, process = cifar10_run
     result = jobs.read_json(directory, "result.json")
-    closing = process.stdout.splitlines()[-5:]
+    closing = process.stdout.splitlines()[-6:]
     assert closing[0] == (
         f"Stopped by last step at step 24 of 24 after {result['seconds']:.1f} s: loss {result['loss']:.2f}, "
         f"{result['examples_per_sec']:.1f} examples/sec."
@@ -73,11 +73,11 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     precision = result["evaluation"]["metrics"]["precision @ 1"]
     assert closing[2] == (
         f"Result:   precision @ 1 = {precision['mean']:.3f} (95 % interval {precision['low']:.3f} to "
-        f"{precision['high']:.3f}), after {result['training_secs']:.1f} s of training"
+        f"{precision['high']:.3f}) on test examples at step 24, after {result['training_secs']:.1f} s of training"
     )
-    commands = dict(line.split(":", 1) for line in closing[3:])
-    assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", f"--logdir={directory}"]
-
+    commands = dict(line.strip().split(":", 1) for line in closing[3:])
+    assert shlex.split(commands["Curves"])[1:] == ["-m", "tower_train.curves", f"{directory}"]
+    assert shlex.split(commands["or"])[1:] == ["-m", "tensorboard.main", f"--logdir={directory}"]
     evaluate = jobs.printed_command(commands["Evaluate"], directory.parent)
     assert evaluate.returncode == 0, evaluate.stderr
     # The last evaluation during training was of the same checkpoint.
@@ -238,10 +238,9 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path):
     trained = jobs.command("my programs/program.py", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert jobs.read_json(tmp_path / "runs" / "a b", "run.json")["config"]["workload"] == "program:OWN"
-    commands = dict(line.split(": ", 1) for line in trained.stdout.splitlines()[-2:])
+    commands = dict(line.split(": ", 1) for line in trained.stdout.splitlines()[-3:-1])
     evaluated = jobs.printed_command(commands["Evaluate"], tmp_path)
     assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
-    assert shlex.split(commands["Curves"])[1:] == ["-m", "tensorboard.main", "--logdir=runs/a b"]
     assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
 
 

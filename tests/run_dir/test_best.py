@@ -70,7 +70,10 @@ def test_a_run_without_gain_stops_early_and_a_better_one_takes_its_place_also_af
         result = jobs.train_toy(tmp_path, **options | {"max_steps": max_steps})
     assert (result.step, result.stopped_by) == (25, "no gain")
     assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == "no gain"
-    assert "Resume:" not in capsys.readouterr().out.rpartition("Stopped by no gain at step 25 of 40")[2]
+    closing = capsys.readouterr().out.rpartition("Stopped by no gain at step 25 of 40")[2]
+    best = f"Best:     precision @ 1 = 0.600 on test examples at step 10, kept in {tmp_path}/best"
+    assert f"{best}\nResult:   precision @ 1 = 0.500 on test examples at step 25, after" in closing
+    assert f"--train_dir={tmp_path} --best\n" in closing and "Resume:" not in closing
     assert jobs.train_toy(tmp_path, **options).step == 25
     assert "nothing to do. A greater --early_stopping_patience_epochs trains on." in capsys.readouterr().out
     assert kept(tmp_path) == files_of(10)

@@ -1,21 +1,28 @@
 """The curves of runs: their history, a figure of it, and a table."""
 
 import io
+import itertools
 import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
 from tower_train import errors
+from tower_train.config import Config
+from tower_train.options import FAULTS, MACHINES, REPORTS, RUN
 from tower_train.run_dir import json_files
 
 OF_EVALUATION = "val_"  # the beginning of the names of an evaluation's metrics, as Keras has them
 _MOST_PANELS = 4
+_NOTE = (
+    "The training loss is of augmented batches with dropout and weight decay; all else without, by averaged weights."
+)
+_METADATA = {".png": {"Software": "tower_train"}, ".svg": {"Creator": "tower_train", "Date": None}}
+_HEAD = 2000  # bytes of a file that hold them
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # distinct also for the colour-blind
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "tower_train",
           "svg.fonttype": "none", "figure.facecolor": "white", "savefig.facecolor": "white"}  # fmt: skip
-# Options that name places or reports, which do not change what is learnt.
-_NO_LABELS = {"train_dir", "data_dir", "override", "log_every_steps", "summary_every_steps", "save_every_steps"}
+_NO_LABELS = {RUN, REPORTS, FAULTS, MACHINES}  # groups of options that do not change what is learnt
 
 
 def history(train_dir: str) -> dict[str, list]:
@@ -63,20 +70,23 @@ def curves(*train_dirs: str):
         from matplotlib.figure import Figure
     except ImportError:
         raise errors.ConfigError("Curves need matplotlib: pip install matplotlib.") from None
-    histories = dict(zip(labels(train_dirs), map(history, train_dirs), strict=True))
-    metrics = [name for lists in histories.values() for name in lists if name.startswith(OF_EVALUATION)]
+    histories = [history(train_dir) for train_dir in train_dirs]
+    metrics = [name for lists in histories for name in lists if name.startswith(OF_EVALUATION)]
     metrics = [name for name in dict.fromkeys(metrics) if name not in ("val_loss", "val_step", "val_epoch")]
     panels = ["loss", *metrics[: _MOST_PANELS - 1]]
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.2 * len(panels), 3.2 + 0.2 * len(histories)), layout="constrained")
         for axis, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            for color, (label, lists) in zip(_repeated(_COLORS, len(histories)), histories.items(), strict=True):
-                _draw(axis, lists, name.removeprefix(OF_EVALUATION), color, label)
+            for i, (label, train_dir) in enumerate(zip(labels(train_dirs), train_dirs, strict=True)):
+                about = _COLORS[i % len(_COLORS)], label, _split(train_dir)
+                _draw(axis, histories[i], name.removeprefix(OF_EVALUATION), *about)
             axis.set_xlabel("epochs")
             axis.set_ylabel(name.removeprefix(OF_EVALUATION))
             axis.grid(color="#dddddd", linewidth=0.5)
         handles, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper left", frameon=False, ncols=min(3, len(histories)))
+        if metrics:
+            figure.supxlabel(_NOTE, fontsize=7, color="#555555")
     figure._repr_png_ = lambda: _png(figure)  # by which a notebook shows it, without pyplot
     return figure
 
@@ -87,52 +97,81 @@ def _png(figure) -> bytes:
     return file.getvalue()
 
 
-def save(figure, stem: str) -> list[str]:
-    """Writes a figure to STEM.png and STEM.svg; returns the paths."""
+def save(figure, stem: str, endings: Sequence[str] = tuple(_METADATA)) -> str:
+    """Writes a figure to STEM.png and STEM.svg, also over earlier ones; returns a line that names the files.
+
+    Raises:
+      ConfigError: a file cannot be written, or is there and no figure of this function.
+    """
     import matplotlib
 
-    paths = [f"{stem}{ending}" for ending in (".png", ".svg")]
-    with matplotlib.rc_context(_STYLE):
+    paths = [pathlib.Path(stem + ending).absolute() for ending in endings]
+    try:
         for path in paths:
-            figure.savefig(path, dpi=200, metadata={"Date": None} if path.endswith(".svg") else None)
-    return paths
+            if path.exists() and b"tower_train" not in path.read_bytes()[:_HEAD]:
+                raise errors.ConfigError(f"{path} is there, and was not drawn by this command. Move it away.")
+        with matplotlib.rc_context(_STYLE):
+            for path, ending in zip(paths, endings, strict=True):
+                figure.savefig(path, dpi=200, metadata=_METADATA[ending])
+    except OSError as error:
+        raise errors.ConfigError(f"{paths[0]} cannot be written: {error.strerror}.") from None
+    return f"Drawn:    {', '.join(map(str, paths))}"
 
 
-def _draw(axis, lists: Mapping[str, list], name: str, color: str, label: str) -> None:
-    """Draws a curve of training, thin, and one of validation, thick with points."""
+def _draw(axis, lists: Mapping[str, list], name: str, color: str, label: str, split: str) -> None:
+    """Draws a curve of training, thin, and one of evaluations on a split, thick with points."""
     if name == "loss":
         values = [math.nan if value is None else value for value in lists["loss"]]
         axis.plot(lists["epoch"], values, color=color, linewidth=0.8, alpha=0.7, label=f"{label}, training")
     elif train := lists.get(f"train_{name}"):
         axis.plot(lists["val_epoch"], train, color=color, linewidth=0.8, alpha=0.7)
     if values := lists.get(OF_EVALUATION + name):
-        axis.plot(lists["val_epoch"], values, color=color, marker=".", linewidth=1.6, label=f"{label}, evaluation")
+        axis.plot(lists["val_epoch"], values, color=color, marker=".", linewidth=1.6, label=f"{label}, {split}")
+
+
+def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
+    """Returns for each run its options in which the runs differ, those that change what is learnt first."""
+    runs = [json_files.read(pathlib.Path(train_dir, json_files.RUN)) for train_dir in train_dirs]
+    options = [run.get("workload_options", {}) | run.get("config", {}) for run in runs]
+    about = {name: field.metadata for name, field in Config.__dataclass_fields__.items()}
+    unnamed = {"data_dir", *(name for name in about if about[name]["group"] in _NO_LABELS)}
+    free = [name for name in about if about[name]["resume"] == "free"]
+    names = [name for name in options[0] if name not in unnamed and len({str(o.get(name)) for o in options}) > 1]
+    return [{name: f"{name}={each.get(name)}" for name in sorted(names, key=free.__contains__)} for each in options]
 
 
 def labels(train_dirs: Sequence[str]) -> list[str]:
-    """Returns a name for each run: the options in which it differs from others, or else its directory."""
-    options = []
-    for train_dir in train_dirs:
-        run_json = json_files.read(pathlib.Path(train_dir, json_files.RUN))
-        options.append(run_json.get("config", {}) | run_json.get("workload_options", {}))
-    names = [name for name in options[0] if name not in _NO_LABELS and len({str(o.get(name)) for o in options}) > 1]
-    texts = [", ".join(f"{name}={each.get(name)}" for name in names) for each in options]
-    are_unique = len(set(texts)) == len(texts) and all(texts)
-    return texts if are_unique else [pathlib.Path(train_dir).name for train_dir in train_dirs]
+    """Returns a name for each run: one to three options that tell it from the others, or else its directory."""
+    differing = _differing(train_dirs)
+    for names in itertools.chain(*(itertools.combinations(differing[0], count) for count in (1, 2, 3))):
+        texts = [", ".join(each[name] for name in names) for each in differing]
+        if len(set(texts)) == len(texts):
+            return texts if len(names) == len(differing[0]) else [f"{text} …" for text in texts]
+    return [pathlib.Path(train_dir).absolute().name for train_dir in train_dirs]
 
 
 def table(train_dirs: Sequence[str]) -> list[str]:
-    """Returns lines: for each run its last step, and of each loss and metric the last value and the best."""
-    rows = [("run", "", "last", "lowest", "highest")]
-    for label, lists in zip(labels(train_dirs), map(history, train_dirs), strict=True):
+    """Returns lines: the options of each run if there are several, its last step, and last and best values."""
+    differing, rows = _differing(train_dirs), [("run", "", "last", "lowest", "highest")]
+    for label, lists, train_dir in zip(labels(train_dirs), map(history, train_dirs), train_dirs, strict=True):
         rows.append((label, "step", str(max(lists["step"] + lists.get("val_step", []))), "", ""))
         for name, values in lists.items():
             known = [value for value in values if value is not None]
             if (name == "loss" or name.startswith(OF_EVALUATION)) and name not in ("val_step", "val_epoch") and known:
-                rows.append(("", name, *(f"{value:.4g}" for value in (known[-1], min(known), max(known)))))
+                split = "training" if name == "loss" else _split(train_dir)
+                about = f"{split} {name.removeprefix(OF_EVALUATION)}"
+                rows.append(("", about, *(f"{value:.4g}" for value in (known[-1], min(known), max(known)))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        *(
+            f"{train_dir}: {', '.join(each.values())}"
+            for train_dir, each in zip(train_dirs, differing, strict=True)
+            if each
+        ),
+        *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
+    ]
 
 
-def _repeated(colors: Sequence[str], count: int) -> list[str]:
-    return [colors[i % len(colors)] for i in range(count)]
+def _split(train_dir: str) -> str:
+    """Returns the split that evaluations of a run look at, by the folder of their event files."""
+    return "validation" if pathlib.Path(train_dir, "eval-validation").exists() else "test"

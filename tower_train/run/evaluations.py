@@ -114,10 +114,15 @@ class Evaluations:
             lines.append(warning)
         return lines + self.best.note(evaluation, path)
 
-    @property
-    def latest(self) -> Evaluation | None:
-        """The last evaluation on the test examples, or else on those that choose."""
-        return self._last.get(TEST) or self._last.get(self._split)
+    def closing_lines(self, step: int, training_secs: float | None) -> list[str]:
+        """Returns lines about the weights of the last step, on the test examples if possible, and about the best."""
+        split = TEST if TEST in self._last else self._split
+        lines, last = self.best.closing_lines(self._split), self._last.get(split)
+        if last and last.step == step:
+            name, metric = next(iter(last.metrics.items()))
+            trained = f", after {training_secs:.1f} s of training" if training_secs else ""
+            lines.append(f"Result:   {report.with_interval(name, metric)} on {split} examples at step {step}{trained}")
+        return lines
 
     @property
     def as_results(self) -> dict[str, Evaluation]:

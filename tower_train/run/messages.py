@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from tower_train.cluster.task import Task
 from tower_train.console import ProgressBar
 from tower_train.graph.record import RandomNumbers
-from tower_train.inference.evaluator import Evaluation
-from tower_train.inference.report import with_interval
 from tower_train.options import rules
+from tower_train.run.evaluations import Evaluations
 from tower_train.run.results import Result, StopReason
 from tower_train.workload import Workload
 
@@ -80,7 +79,7 @@ def joining_line(task: Task, steps_done: int, last_step: int, device_names: tupl
     )
 
 
-def closing_lines(result: Result, last_step: int, path: str | None, evaluation: Evaluation | None) -> list[str]:
+def closing_lines(result: Result, last_step: int, path: str | None, evaluations: Evaluations) -> list[str]:
     """Returns the last lines of a run: its result and the next commands. path: the workload's import path or None."""
     has_no_gain = result.reason is StopReason.NO_GAIN
     if result.training_secs is None:
@@ -93,15 +92,12 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluation: 
             f"{'no update' if result.loss is None else f'loss {as_loss(result.loss)}'}{rate}.",
             f"Saved:    {result.checkpoint}",
         ]
-    if evaluation and evaluation.step == result.step:
-        name, metric = next(iter(evaluation.metrics.items()))
-        trained = f", after {result.training_secs:.1f} s of training" if result.training_secs else ""
-        lines.append(f"Result:   {with_interval(name, metric)}{trained}")
+    lines += evaluations.closing_lines(result.step, result.training_secs)
     if result.notice:
         lines.append(f"*** {result.notice}")
     if result.step < last_step and not has_no_gain:
         lines.append("Resume:   the same command with --train_dir=" + shlex.quote(result.train_dir))
-    return lines + _next_commands(result.train_dir, path)
+    return lines + _next_commands(result.train_dir, path, evaluations.best.is_kept)
 
 
 def step_line(
@@ -141,16 +137,20 @@ def as_loss(loss: float) -> str:
     return f"{loss:.2f}" if loss == 0 or not abs(loss) < 1 else f"{loss:#.3g}"
 
 
-def _next_commands(train_dir: str, path: str | None) -> list[str]:
-    """Returns commands to go on with after training, which work in this shell."""
+def _next_commands(train_dir: str, path: str | None, best: bool) -> list[str]:
+    """Returns commands to go on with after training, which work in this shell. best: evaluate the best weights."""
     here, python = shlex.quote(train_dir), _python()
-    evaluate = f"{_python_path(path)}{python} -m tower_train.evaluate --train_dir={here}"
+    evaluate = f"{_python_path(path)}{python} -m tower_train.evaluate --train_dir={here}{' --best' if best else ''}"
     if not path:
-        evaluate = (
-            f"tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir={train_dir!r}), workload), in Python"
-        )
-    install = "" if importlib.util.find_spec("tensorboard") else f"{python} -m pip install 'tensorboard>=2.21' && "
-    return [f"Evaluate: {evaluate}", f"Curves:   {install}{python} -m tensorboard.main --logdir={here}"]
+        options = f"train_dir={train_dir!r}{', best=True' if best else ''}"
+        evaluate = f"tower_train.evaluate_run(tower_train.EvaluateOptions({options}), workload), in Python"
+    install = "" if importlib.util.find_spec("matplotlib") else f"{python} -m pip install matplotlib && "
+    board = "" if importlib.util.find_spec("tensorboard") else f"{python} -m pip install 'tensorboard>=2.21' && "
+    return [
+        f"Evaluate: {evaluate}",
+        f"Curves:   {install}{python} -m tower_train.curves {here}",
+        f"     or:  {board}{python} -m tensorboard.main --logdir={here}",
+    ]
 
 
 def _python() -> str:

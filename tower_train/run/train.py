@@ -240,7 +240,7 @@ def conclude(start: Start, result: Result, membership: Membership) -> Result:
         failure = results.write(start.run_dir, result, start.evaluations.as_results)
         if not failure or isinstance(failure, errors.SaveError | errors.EvaluationError):
             path = start.run_json["config"]["workload"]
-            say(*messages.closing_lines(result, start.last_step, path, start.evaluations.latest))
+            say(*messages.closing_lines(result, start.last_step, path, start.evaluations))
     if failure:
         raise failure
     known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value

@@ -96,6 +96,19 @@ class Best:
         return [f"best so far, kept in {folder}" if self._keep else "best so far"]
 
     @property
+    def is_kept(self) -> bool:
+        """Returns whether there is a best checkpoint."""
+        return self._keep and "best" in self._state
+
+    def closing_lines(self, split: str) -> list[str]:
+        """Returns a line about the best evaluation, which was on the examples of a split, if there is one."""
+        if not (best := self._state.get("best")):
+            return []
+        kept = f", kept in {self._run_dir.path / directory.BEST_FOLDER}" if self._keep else ""
+        value = f"{self._state['metric']} = {logs.as_text(best['value'])}"
+        return [f"Best:     {value} on {split} examples at step {best['step']}{kept}"]
+
+    @property
     def is_over(self) -> bool:
         """Returns whether the run ends because its evaluations have not improved."""
         last = self._state.get("last")
