@@ -8,10 +8,18 @@ import jobs
 import tensorflow as tf
 
 from tower_train import Config, host, train
+from tower_train.cluster import membership
+from tower_train.cluster.task import Policy, Task
+from tower_train.graph import devices
 
 
 def hosts(count):
     return host.free_addresses(count)
+
+
+def member(there, index, *policy, leave=membership.exit_at_once, **policies):
+    """A worker's membership, before it is entered; with a Policy of these values."""
+    return membership.join(Task(tuple(there), index), devices.place(Config()), Policy(*policy, **policies), leave)
 
 
 def train_together(train_dir, count, workload, session_hooks=None, absent=(), **options):

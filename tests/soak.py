@@ -75,7 +75,7 @@ DISTURBANCES = {
     "cut connections": CLUSTERS,
 } | dict.fromkeys(strange.STARTS, ("starts",))  # fmt: skip
 NAMED = r"worker (\d+) \([^)]*\)(?:: worker \1 \([^)]*\))? "
-# (pattern of a line with a worker's index, which workers it may name: those of this mark)
+# (pattern of a line with a worker's index, what must have been done to that one)
 CLAIMS = (
     (NAMED + r"(?:is missing|is lost|has not started|has ended|was told to end)", "touched"),
     (NAMED + r"(?:cannot train|trains already|cannot be started)", "wrong"),
@@ -90,7 +90,9 @@ class Lost(Exception):
 
 
 class Run:
-    """One run from its beginning to its end, with trials between; a context, in which its processes live.
+    """One run from its beginning to its end, with trials between; `close` ends its processes.
+
+    What was done since the last step is kept as (what, to whom): ("touched", "1"), ("status", 138).
 
     Args:
       kind: of run.
@@ -104,17 +106,11 @@ class Run:
         self._kind, self._draw, self._folder, self._disk = kind, draw, folder, disk
         self.train_dir, self._log = (disk or folder) / "run", folder / "log"
         self._options = OPTIONS | kind.options | dict(train_dir=self.train_dir, max_steps=jobs.ENDLESS)
-        self._hosts = clusters.hosts(kind.workers)
+        self._hosts, self._stack = clusters.hosts(kind.workers), contextlib.ExitStack()
         self._running, self._due, self._strays = {}, dict.fromkeys(range(kind.workers), 0), []
-        self._statuses, self._marks, self._before = set(), collections.defaultdict(set), (set(), {})
+        self._done, self._done_before = set(), set()
         self._read = collections.Counter()  # characters of each process's output
-
-    def __enter__(self):
-        self._stack = contextlib.ExitStack()
-        return self
-
-    def __exit__(self, *_):
-        self._stack.close()
+        self.close = self._stack.close
 
     def disturb(self, what):
         """Does it at some moment, and waits until all train again, except one time in four; Lost if they do not."""
@@ -139,9 +135,8 @@ class Run:
                 raise Lost(f"no step in {PATIENCE_SECS} s:\n{said}")
             time.sleep(0.02)
         self._look()
-        self._before = self._statuses, self._marks
-        garbage = self._marks["garbage"]  # stays until the row is written anew
-        self._statuses, self._marks = set(), collections.defaultdict(set, garbage=garbage)
+        garbage = {each for each in self._done if each[0] == "garbage"}  # stays until the row is written anew
+        self._done, self._done_before = garbage, self._done
 
     # The disturbances.
 
@@ -161,7 +156,7 @@ class Run:
 
     def _sigterm(self, number=signal.SIGTERM):
         """Workers that train end after the same step; one that waits for others, by the signal."""
-        self._statuses |= {128 + number, -number}
+        self._note("status", 128 + number, -number)
         for index in self._some(1):
             self._end(index, number)
 
@@ -183,7 +178,7 @@ class Run:
 
     def _full_disk(self):
         """For a while nothing more can be written into the run."""
-        self._statuses |= {2, 4}
+        self._note("status", 2, 4)
         filler = small_disk.fill(self._disk)
         time.sleep(self._draw.uniform(0.05, 0.4))
         if self._draw.random() < 0.5:
@@ -204,7 +199,8 @@ class Run:
             return
         self._end(index, signal.SIGKILL)
         self._due[index] = float("inf")
-        self._statuses |= {2} if self._kind.status else set()  # who does not wait leaves for that
+        if self._kind.status:  # who does not wait leaves for that
+            self._note("status", 2)
         if other == "options":
             changes = self._draw.choice([dict(learning_rate=0.5), dict(seed=5), dict(batch_size=4)])
         elif other == "data":
@@ -217,7 +213,7 @@ class Run:
         self._come(index, variables, **changes)
 
     def _garbage_on_the_board(self):
-        self._marks["garbage"].add("*** Ignored")
+        self._note("garbage", "*** Ignored")
         text = self._draw.choice([b"no status", b"", b"{}", b"[" * 9999, self._draw.randbytes(99)])
         with contextlib.suppress(tf.errors.OpError):  # there may be no chief
             clusters.write_on_board(self._hosts[0], text, [self._draw.randrange(self._kind.workers)])
@@ -244,9 +240,12 @@ class Run:
         self._touch(*chosen)
         return chosen
 
+    def _note(self, what, *whom):
+        self._done |= {(what, each) for each in whom}
+
     def _touch(self, *indices):
-        self._marks["touched"] |= {*map(str, indices), "The connection"}
-        self._statuses.add(self._kind.status)
+        self._note("touched", *map(str, indices), "The connection")
+        self._note("status", self._kind.status)
 
     def _trainer(self, index, variables, **changes):
         variables = {
@@ -259,7 +258,7 @@ class Run:
 
     def _come(self, index, variables=None, **changes):
         """Starts a wrong worker, which is refused."""
-        self._marks["wrong"].add(str(index))
+        self._note("wrong", str(index))
         self._strays.append((index, self._trainer(index, variables or {}, **changes)))
 
     def _end(self, index, number):
@@ -268,7 +267,7 @@ class Run:
         worker = self._running.pop(index)
         worker.process.send_signal(number)
         status = worker.process.wait(PATIENCE_SECS)
-        if status not in {-signal.SIGKILL} | self._statuses | self._before[0]:
+        if status != -signal.SIGKILL and ("status", status) not in self._done | self._done_before:
             raise Lost(f"worker {index} left with {status}:\n{worker.output()}")
         self._look(worker)
         wait = 0 if self._kind.workers == 1 else self._draw.choice([0, 0, 2 * TIMEOUT_SECS]) * self._draw.random()
@@ -301,18 +300,18 @@ class Run:
         for line in "\n".join(said.values()).splitlines():
             for pattern, mark in CLAIMS:
                 for found in re.finditer(pattern, line):
-                    if found[1] not in self._marks[mark] | self._before[1].get(mark, set()):
-                        raise Lost(f"untrue: {line}\nmarks: {dict(self._marks)}, {dict(self._before[1])}")
+                    if (mark, found[1]) not in self._done | self._done_before:
+                        raise Lost(f"untrue: {line}\ndone: {self._done_before}, {self._done}")
 
     # The end.
 
     def end(self):
         """Ends it by SIGTERM to its chief; returns what differs from a run that nobody touched."""
         self.await_step()
-        self._statuses |= {143, -15}
+        self._note("status", 143, -15)
         self._end(0, signal.SIGTERM)
         self._look()
-        self._stack.close()
+        self.close()
         return self._differences(jobs.saved_step(self.train_dir))
 
     def _differences(self, steps):
@@ -326,46 +325,43 @@ class Run:
         trained, _ = soak_workload.trained(self._log, global_batch, steps)
         counted = collections.Counter(position for positions in trained.values() for position in positions)
         found = {"examples": sum(counted[position] != 1 for position in range(steps * global_batch))}
-        contents = [
+        close = np.array_equal if is_exact else lambda a, b: np.allclose(a, b, rtol=1e-9, atol=1e-12)
+        ours, theirs = (
             {"variables": jobs.variables(folder, steps),
              "log lines": {i: [record["step"], record["examples"], record["loss"]]
                            for i, record in enumerate(jobs.metrics(folder)) if record["step"] <= steps},
              "points": {i: [event.step, event.value]
                         for i, event in enumerate(jobs.events(folder).Scalars("total_loss")) if event.step <= steps}}
             for folder in (self.train_dir, alone)
-        ]  # fmt: skip
-        close = np.array_equal if is_exact else lambda a, b: np.allclose(a, b, rtol=1e-9, atol=1e-12)
-        for what, ours in contents[0].items():
-            theirs = contents[1][what]
-            found[what] = sum(
-                name not in ours or name not in theirs or not close(ours[name], theirs[name])
-                for name in ours.keys() | theirs.keys()
-            )
+        )  # fmt: skip
+        for what in ours:
+            both = ours[what].keys() & theirs[what].keys()
+            differing = sum(not close(ours[what][name], theirs[what][name]) for name in both)
+            found[what] = differing + len(ours[what].keys() ^ theirs[what].keys())
         return {what: number for what, number in found.items() if number}
 
 
 def trials_of_runs(kind, trials, draw, folder, disk, report):
     """Disturbs runs of a kind, one after the other; each may be lost with the trial that it is in."""
     todo = [what for what, kinds in DISTURBANCES.items() if kind in kinds]
-    waiting = [draw.sample(todo, len(todo)) for _ in range(-(-trials // len(todo)))]
-    waiting = [what for each in waiting for what in each][:trials]
-    for number in range(0, len(waiting), TRIALS_OF_A_RUN):
-        if report.is_over():
-            break
-        with Run(KINDS[kind], draw, folder / f"{kind}{number}", disk) as run:
+    waiting = [what for _ in range(-(-trials // len(todo))) for what in draw.sample(todo, len(todo))][:trials]
+    while waiting and not report.is_over():
+        folder_of_run = folder / f"{kind}{len(waiting)}"
+        with contextlib.closing(Run(KINDS[kind], draw, folder_of_run, disk)) as run:
             what, fault = "the start", ""
             try:
                 run.await_step()
-                for what in waiting[number : number + TRIALS_OF_A_RUN]:
-                    if not report.is_over():
-                        report.note(kind, what)
+                for _ in range(TRIALS_OF_A_RUN):
+                    if waiting and not report.is_over():
+                        report.trials[what := waiting.pop()] += 1
                         run.disturb(what)
                 what = "the end"
                 if differences := run.end():
                     fault = f"differs from a run that nobody touched: {differences}"
             except (Lost, subprocess.TimeoutExpired) as error:
                 fault = str(error)
-            report.note_run(kind, what, fault)
+            report.runs += 1
+            report.note_fault(what, fault)
         shutil.rmtree(run.train_dir, ignore_errors=True)
 
 
@@ -379,11 +375,11 @@ def trials_of_starts(trials, draw, folder, report):
             break
         what, place = todo[number % len(todo)], folder / f"start{number}"
         module, words, variables, about = strange.start(draw, what, place, run_dir)
-        report.note("starts", what)
+        report.trials[what] += 1
         with jobs.Program(module, *words, cwd=place, **variables) as program:
             if fault := _fault_of_start(program):
-                report.note_run("starts", what, f"{fault}: {module} {words!a:.999} {variables!a:.999} {about}\n"
-                                f"{program.output()[-2000:]}")  # fmt: skip
+                about = f"{module} {words!a:.999} {variables!a:.999} {about}\n{program.output()[-2000:]}"
+                report.note_fault(what, f"{fault}: {about}")
         shutil.rmtree(place)
 
 
@@ -407,34 +403,27 @@ def _fault_of_start(program, limit_secs=40, leaving_secs=30):
 
 
 class Report:
-    """Counts trials, runs and faults until a time."""
+    """Counts the trials, runs and faults of a case until a time."""
 
-    def __init__(self, minutes):
-        self._end, self._trials, self._runs = time.monotonic() + 60 * minutes, collections.Counter(), {}
-        self.faults = []
+    def __init__(self, case, minutes):
+        self._case, self._end, self.runs = case, time.monotonic() + 60 * minutes, 0
+        self.trials, self.faults = collections.Counter(), []
 
     def is_over(self):
         return time.monotonic() > self._end
 
-    def note(self, kind, what):
-        self._trials[kind, what] += 1
-
-    def note_run(self, kind, what, fault):
-        self._runs.setdefault(kind, []).append(bool(fault))
+    def note_fault(self, what, fault):
         if fault:
-            self.faults.append((kind, what))
-            print(f"--- {kind}, {what}: {fault}\n", flush=True)
+            self.faults.append(what)
+            print(f"--- {self._case}, {what}: {fault}\n", flush=True)
 
-    def lines(self):
-        """The table: disturbances by kinds; then how the runs ended."""
-        kinds = list(dict.fromkeys(kind for kind, _ in self._trials))
-        yield f"{'trials':28}" + "".join(f"{kind:>9}" for kind in kinds)
-        for what in [what for what in DISTURBANCES if any((kind, what) in self._trials for kind in kinds)]:
-            yield f"{what:28}" + "".join(f"{self._trials[kind, what] or '':>9}" for kind in kinds)
-        for name, count in (("trials in all", lambda kind: sum(n for (k, _), n in self._trials.items() if k == kind)),
-                            ("runs", lambda kind: len(self._runs.get(kind, ()))),
-                            ("lost, different or untrue", lambda kind: sum(self._runs.get(kind, ())))):  # fmt: skip
-            yield f"{name:28}" + "".join(f"{count(kind):>9}" for kind in kinds)
+    def __str__(self):
+        trials = ", ".join(f"{what} {count}" for what, count in sorted(self.trials.items()))
+        runs = f" in {self.runs} runs" if self.runs else ""
+        return (
+            f"{self._case}: {self.trials.total()} trials{runs} ({trials}); "
+            f"lost, different or untrue: {len(self.faults)}"
+        )
 
 
 class Samples(tf.compat.v1.train.SessionRunHook):
@@ -477,11 +466,11 @@ def main(words=None):
     cases = asked.cases.split(",")
     if unknown := set(cases) - {*KINDS, "starts"}:
         parser.error(f"--cases={asked.cases}: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}, starts.")
-    folder, faults = pathlib.Path(tempfile.mkdtemp(prefix="soak-")), []
+    folder, faults = pathlib.Path(tempfile.mkdtemp(prefix="soak-")), 0
     if asked.steps:
         return 0 if endure(asked.steps, folder / "run") else 1
     for case in cases:
-        report, draw = Report(asked.minutes), random.Random(f"{asked.seed} {case}")
+        report, draw = Report(case, asked.minutes), random.Random(f"{asked.seed} {case}")
         with contextlib.ExitStack() as stack:
             has_disk = case == "alone" and small_disk.can_mount(folder / "disk")
             disk = stack.enter_context(small_disk.mounted(folder / "disk", 64)) if has_disk else None
@@ -489,8 +478,8 @@ def main(words=None):
                 trials_of_starts(asked.trials, draw, folder, report)
             else:
                 trials_of_runs(case, asked.trials, draw, folder, disk, report)
-        print("\n".join(report.lines()), flush=True)
-        faults += report.faults
+        print(report, flush=True)
+        faults += len(report.faults)
     if faults:
         print(f"What is left of it: {folder}", file=sys.stderr)
     else:

@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 import shutil
-import signal
 
 import clusters
 import element_workloads
@@ -50,14 +49,10 @@ class Taken(tf.compat.v1.train.SessionRunHook):
 
 @pytest.fixture(scope="module")
 def killed_run(tmp_path_factory):
-    """Two workers of two towers, killed between two saves; the checkpoint of step 5."""
+    """Two workers of two towers, as a kill between two saves leaves them: with the checkpoint of step 5."""
     directory = tmp_path_factory.mktemp("killed") / "run"
-    options = OPTIONS | dict(workload="element_workloads:PIPELINE", num_gpus=2, batch_size=4, save_every_steps=5)
-    with clusters.Cluster(directory, 2, max_steps=jobs.ENDLESS, **options) as cluster:
-        cluster.workers[0].wait_until(lambda: jobs.saved_step(directory) >= 5)
-        for worker in cluster.workers.values():
-            worker.process.kill()
-        assert cluster.end(0, 1) == [-signal.SIGKILL] * 2
+    options = dict(workload=element_workloads.PIPELINE, num_gpus=2, batch_size=4, save_every_steps=5)
+    train_together(directory, max_steps=7, **options)
     keep_only(directory, 5)
     return directory
 
@@ -124,7 +119,7 @@ def test_files_of_different_sizes_let_nobody_wait_and_a_resumed_run_takes_what_a
 def test_elements_that_end_for_one_worker_first_end_all(tmp_path):
     """After its first batch of the three that there are; nobody could tell how many."""
     workload = element_workloads.workload(element_workloads.ending_uncounted)
-    results = train_together(tmp_path, workload=workload, batch_size=32, max_steps=4)
+    results = train_together(tmp_path, workload=workload, batch_size=32, max_steps=4, worker_timeout_secs=5.0)
     assert [type(result) for result in results] == [errors.WorkerError, errors.DataError]
     for result in results:
         assert "ending_uncounted train: its dataset ended before the last step. Make it endless" in str(result)

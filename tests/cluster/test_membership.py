@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tower_train import Config, errors, train
-from tower_train.cluster import heartbeat, membership
+from tower_train import errors
+from tower_train.cluster import heartbeat
 from tower_train.cluster.agreement import Agreement
 from tower_train.cluster.task import Policy, Task
-from tower_train.graph import devices
 
-TIMEOUT_SECS = 4
+TIMEOUT_SECS = 3
 COMMON = dict(
     workload="norm_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, ema=0.9,
     clip_gradients=0.5, log_every_steps=1, summary_every_steps=0, keep_checkpoints=0,
-    num_gpus=1,
+    num_gpus=1, check_data=False, check_towers="never",
 )  # fmt: skip
 FAULTY = COMMON | dict(max_steps=jobs.ENDLESS, batch_size=4, save_every_steps=5, worker_timeout_secs=TIMEOUT_SECS)
 
@@ -62,7 +61,7 @@ def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_ever
     monkeypatch.setenv(forked.FORK_AGAIN, "1")
     alone, run = tmp_path / "alone", tmp_path / "run"
     options = FAULTY | dict(workload="norm_workload:SLOW", batch_size=6, sync_batch_norm=True, wait_for_workers=True,
-                            worker_timeout_secs=3)  # fmt: skip
+                            worker_timeout_secs=2)  # fmt: skip
 
     def refused(cluster, **changes):
         with cluster.start(1, **changes) as wrong:
@@ -106,28 +105,11 @@ def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_ever
     assert jobs.saved_steps(run)[-1] == len(records)
 
 
-def test_who_cannot_train_along_is_named(tmp_path):
-    """Two clusters at once: in one a worker has another seed, in the other one finds its port in use."""
-    other, short = tmp_path / "other", FAULTY | dict(start_timeout_secs=2)
-    with (
-        clusters.Cluster(tmp_path, 2, {1: dict(seed=5)}, **(FAULTY | dict(worker_timeout_secs=30))) as differing,
-        clusters.Cluster(other, 2, absent=[0, 1], **short) as cluster,
-        socket.socket() as taken,
-    ):
-        taken.bind(("localhost", int(cluster.hosts[1].rpartition(":")[2])))
-        taken.listen()
-        cluster.workers = {index: cluster.start(index) for index in (0, 1)}
-        assert cluster.end(0, 1) == [138, 2], cluster.outputs()
-        never, refused = cluster.outputs()
-        assert f"error: worker 1 ({cluster.hosts[1]}) has not started for" in never
-        assert f"error: worker 1 ({cluster.hosts[1]}) cannot be started: its port is in use" in refused
-        assert differing.end(0, 1) == [2, 2], differing.outputs()
-        for output in differing.outputs():
-            expected = (
-                f"error: worker 1 ({differing.hosts[1]}) cannot train with the chief: --seed is 5, the chief's 0. "
-            )
-            assert expected in output
-    assert not jobs.saved_steps(tmp_path) and not (tmp_path / "run.json").exists()
+def test_a_worker_whose_port_is_in_use_is_named():
+    hosts = clusters.hosts(2)
+    with socket.create_server(("localhost", int(hosts[1].rpartition(":")[2]))):
+        with pytest.raises(errors.RunError, match=rf"worker 1 \({hosts[1]}\) cannot be started: its port is in use"):
+            clusters.member(hosts, 1, 30.0, 60.0)
 
 
 def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(tmp_path):
@@ -146,41 +128,24 @@ def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after
     assert [result.loss is None for result in first + second] == [False, False, True, True]
 
 
-def test_a_program_that_calls_train_is_told_that_it_must_be_started_again(tmp_path, monkeypatch):
-    """The second worker has agreed, and is heard of no more."""
-    monkeypatch.setattr(heartbeat, "_GRACE_SECS", jobs.WAIT_SECS)  # a stuck step would end this process
-    hosts = clusters.hosts(2)
-    chief = Config(train_dir=str(tmp_path), worker_hosts=",".join(hosts), task_index=0, wait_for_workers=True,
-                   worker_timeout_secs=2)  # fmt: skip
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        trained = pool.submit(train, "norm_workload", chief)
-        with membership.join(Task(tuple(hosts), 1), devices.place(Config()), Policy(30.0, 30.0, waits=True)) as other:
-            while other._detector.statuses[0].about is None:
-                time.sleep(0.01)
-            other.agree(lambda: other._detector.statuses[0].about, 0, 0)
-        with pytest.raises(errors.WorkerError, match=r"worker 1 .* is missing: .* train\(\) must be started again"):
-            trained.result(jobs.WAIT_SECS)
-
-
 def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(monkeypatch):
     """The second worker has agreed, and is heard of no more; nobody ends the chief's step."""
     monkeypatch.setattr(heartbeat, "_GRACE_SECS", 0.2)
-    hosts, left = tuple(clusters.hosts(2)), queue.Queue()
-    chief, other = (
-        membership.join(Task(hosts, index), devices.place(Config()), Policy(2.0, 60.0, True), left.put)
-        for index in (0, 1)
-    )
+    hosts, left = clusters.hosts(2), queue.Queue()
+    chief, other = (clusters.member(hosts, index, 2.0, 60.0, waits=True, leave=left.put) for index in (0, 1))
     with concurrent.futures.ThreadPoolExecutor() as pool, chief:
         with other:
             agreed = [pool.submit(member.agree, dict, 3, 9) for member in (chief, other)]
             assert [each.result(jobs.WAIT_SECS) for each in agreed] == [(3, 9)] * 2
         error = left.get(timeout=jobs.WAIT_SECS)
-    assert isinstance(error, errors.WorkerError) and f"worker 1 ({hosts[1]}) is missing" in str(error)
+        with pytest.raises(errors.WorkerError, match="is missing") as late:  # as of a graph that is built meanwhile
+            chief.session_opened(None)
+    assert late.value is error and f"worker 1 ({hosts[1]}) is missing" in str(error)
 
 
 def test_a_worker_that_fails_before_the_chief_has_started_is_named():
-    hosts = tuple(clusters.hosts(2))
-    chief, other = (membership.join(Task(hosts, i), devices.place(Config()), Policy(6.0, 60.0)) for i in (0, 1))
+    hosts = clusters.hosts(2)
+    chief, other = (clusters.member(hosts, index, 5.0, 60.0) for index in (0, 1))
 
     def fail():
         with other:
@@ -196,31 +161,28 @@ def test_a_worker_that_fails_before_the_chief_has_started_is_named():
 
 def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(monkeypatch):
     monkeypatch.setattr(heartbeat, "_GRACE_SECS", 0.2)
-    hosts, left = tuple(clusters.hosts(2)), queue.Queue()
-    members = [membership.join(Task(hosts, i), devices.place(Config()), Policy(30.0, 60.0), left.put) for i in (0, 1)]
+    hosts, left = clusters.hosts(2), queue.Queue()
+    members = [clusters.member(hosts, index, 10.0, 60.0, leave=left.put) for index in (0, 1)]
     with concurrent.futures.ThreadPoolExecutor() as pool, members[0] as chief, members[1] as other:
 
-        def both(function, *about):
-            return [pool.submit(function(each), *words) for each, words in zip(members, about, strict=True)]
+        def compared(*about):
+            return [pool.submit(each.agreement.compare, its) for each, its in zip(members, about, strict=True)]
 
-        for agreed in both(lambda member: member.agree, (dict, 0, 0), (dict, 0, 0)):
+        for agreed in [pool.submit(each.agree, dict, 0, 0) for each in members]:
             agreed.result(jobs.WAIT_SECS)
-        second = heartbeat.Heartbeat(Task(hosts, 1), Policy(30.0, 60.0), f"grpc://{hosts[0]}", left.put)
+        task, policy = Task(tuple(hosts), 1), Policy(10.0, 60.0)
+        second = heartbeat.Heartbeat(task, policy, f"grpc://{hosts[0]}", left.put)
         second.start()  # as on another machine, with the same command
-        with pytest.raises(
-            errors.ConfigError, match=r"worker 1 .* trains already, in another process\. Stop that first"
-        ):
-            Agreement(Task(hosts, 1), second).reach(dict, 0, 0)
+        with pytest.raises(errors.ConfigError, match=r"worker 1 .* trains already, in another process\. Stop that"):
+            Agreement(task, second).reach(dict, 0, 0)
         second.leave_for(errors.ConfigError("refused"))
         second.end()
         for about in ({"w": "float64[4]"}, {"w": "float64[4]", "v": "none"}):
-            for same in both(lambda member: member.agreement.compare, (about,), (about,)):
+            for same in compared(about, about):
                 same.result(jobs.WAIT_SECS)
-        _, compared = both(
-            lambda member: member.agreement.compare, ({"w": "float64[4]", "b": "int32[]"},), ({"w": "float64[5]"},)
-        )
+        _, differing = compared({"w": "float64[4]", "b": "int32[]"}, {"w": "float64[5]"})
         with pytest.raises(errors.ConfigError) as found:
-            compared.result(jobs.WAIT_SECS)
+            differing.result(jobs.WAIT_SECS)
         assert str(found.value).startswith(
             f"worker 1 ({hosts[1]}) cannot train with the chief: b is None, the chief's int32[]; w is "
             "float64[5], the chief's float64[4]. Start all"
@@ -236,10 +198,20 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
     (tf.errors.UnavailableError, "Connection reset by peer"),
 ])  # fmt: skip
 def test_a_connection_that_is_lost_without_a_missing_worker_is_a_reason_to_start_all_again(kind, text):
-    member = membership.join(Task(tuple(clusters.hosts(2)), 0), devices.place(Config()), Policy(0.5, 60.0, True))
+    member = clusters.member(clusters.hosts(2), 0, 0.5, 60.0, waits=True)
     with pytest.raises(errors.WorkerError, match=f"connection to another worker was lost at step 0 .{text}"):
         with member.failures_named():
             raise kind(None, None, f"Graph execution error:\n\n{text}")
+
+
+def test_a_runtime_error_of_a_users_hook_is_not_taken_for_a_lost_worker():
+    began = time.monotonic()
+    with (
+        pytest.raises(RuntimeError, match="mine"),
+        clusters.member(clusters.hosts(2), 0, 600.0, 600.0).failures_named(),
+    ):
+        raise RuntimeError("mine")
+    assert time.monotonic() - began < 300
 
 
 def test_a_signal_to_a_worker_that_waits_for_the_chiefs_last_evaluation_does_no_harm(tmp_path):
@@ -251,11 +223,3 @@ def test_a_signal_to_a_worker_that_waits_for_the_chiefs_last_evaluation_does_no_
         cluster.workers[1].process.send_signal(signal.SIGTERM)
         assert cluster.end(0, 1) == [0, 0], cluster.outputs()
     assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == "last step"
-
-
-def test_a_runtime_error_of_a_users_hook_is_not_taken_for_a_lost_worker():
-    began = time.monotonic()
-    member = membership.join(Task(tuple(clusters.hosts(2)), 0), devices.place(Config()), Policy(600.0, 600.0))
-    with pytest.raises(RuntimeError, match="mine"), member.failures_named():
-        raise RuntimeError("mine")
-    assert time.monotonic() - began < 300

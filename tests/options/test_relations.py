@@ -25,18 +25,25 @@ class Tea(Options):
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("options", "given", "text"),
     [
-        (dict(milk=0.5), "--milk=0.5 needs --kind=black. Give that too."),
-        (dict(minutes=5, kind="mint"), "--minutes=5 needs --kind=green or black. Give that too."),
-        (dict(lumps=2), "--lumps=2 needs --sugar. Give that too."),
-        (dict(cups=4, litres=1), "--cups=4 and --litres=1 exclude each other. Give one of them."),
+        (Tea, dict(milk=0.5), "--milk=0.5 needs --kind=black. Give that too."),
+        (Tea, dict(minutes=5, kind="mint"), "--minutes=5 needs --kind=green or black. Give that too."),
+        (Tea, dict(lumps=2), "--lumps=2 needs --sugar. Give that too."),
+        (Tea, dict(cups=4, litres=1), "--cups=4 and --litres=1 exclude each other. Give one of them."),
+        (Config, dict(momentum=0.8), "--momentum=0.8 needs --optimizer=momentum or muon. Give that too."),
+        (Config, dict(early_stopping_patience_epochs=2.0), "--early_stopping_patience_epochs=2 needs --eval_every"),
+        (Config, dict(lr_schedule="piecewise"), "--lr_schedule=piecewise needs --lr_boundaries. Give that too."),
+        (Config, dict(lr_schedule="points"), "--lr_schedule=points needs --lr_points. Give that too."),
+        (Config, dict(sync_batch_norm=True, accumulate_steps=2), "--sync_batch_norm and --accumulate_steps=2 exclude"),
+        (Config, dict(max_steps=5, epochs=2.5), "--max_steps=5 and --epochs=2.5 exclude each other. Give one of them."),
+        (Config, dict(batch_size=4, global_batch_size=8), "--batch_size=4 and --global_batch_size=8 exclude each"),
     ],
 )
-def test_an_option_without_what_it_needs_is_refused(given, text):
+def test_an_option_without_what_it_needs_is_refused(options, given, text):
     with pytest.raises(errors.ConfigError) as error:
-        Tea(**given)
-    assert str(error.value) == text
+        options(**given)
+    assert str(error.value).startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -83,23 +90,3 @@ def test_a_workloads_recipe_gives_way(given, gone):
     config = Workload("recipe", None, None, recipe=RECIPE).config(**given)
     expected = {name: value for name, value in RECIPE.items() if name not in gone} | given
     assert dataclasses.asdict(config).items() >= expected.items()
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        (dict(momentum=0.8), "--momentum=0.8 needs --optimizer=momentum or muon. Give that too."),
-        (dict(early_stopping_patience_epochs=2.0),
-         "--early_stopping_patience_epochs=2 needs --eval_every_steps. Give that too."),
-        (dict(lr_schedule="piecewise"), "--lr_schedule=piecewise needs --lr_boundaries. Give that too."),
-        (dict(lr_schedule="points"), "--lr_schedule=points needs --lr_points. Give that too."),
-        (dict(sync_batch_norm=True, accumulate_steps=2),
-         "--sync_batch_norm and --accumulate_steps=2 exclude each other: "),
-        (dict(max_steps=5, epochs=2.5), "--max_steps=5 and --epochs=2.5 exclude each other. Give one of them."),
-        (dict(batch_size=4, global_batch_size=8), "--batch_size=4 and --global_batch_size=8 exclude each other."),
-    ],
-)  # fmt: skip
-def test_a_trainers_option_without_the_one_that_it_is_for_is_refused(given, text):
-    with pytest.raises(errors.ConfigError) as error:
-        Config(**given)
-    assert str(error.value).startswith(text)

@@ -115,34 +115,26 @@ class Clock:
         return Passing()
 
 
-def test_examples_per_sec_covers_all_of_the_interval_and_all_towers(tmp_path, monkeypatch):
-    clock = Clock(monkeypatch)
-    # Steps 1 to 4 take 1/4 s, then 1/2 s, then 1 s: 4 + 8 + 16 steps of 16 examples.
-    hook = clock.hook(lambda step: 0.25 if step <= 4 else 0.5 if step <= 8 else 1.0)
-    result = jobs.train_toy(tmp_path, [hook], max_steps=14, log_every_steps=4)
-    records = jobs.metrics(tmp_path)
-    assert [record["examples_per_sec"] for record in records] == [64.0, 32.0, 16.0]
-    assert [record["sec_per_batch"] for record in records] == [0.125, 0.25, 0.5]
-    # The first step, which also prepares the graph, does not count: 13 steps in 3/4 + 2 + 6 seconds.
-    assert result.examples_per_sec == pytest.approx(13 * 16 / 8.75)
-
-
-def test_the_time_of_an_evaluation_does_not_count_as_training(tmp_path, monkeypatch):
-    clock = Clock(monkeypatch)
-    evaluate = evaluator.Evaluator.evaluate
+def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and_no_evaluation(tmp_path, monkeypatch):
+    """Of the first steps of a start too, also of a resumed one."""
+    clock, evaluate = Clock(monkeypatch), evaluator.Evaluator.evaluate
 
     def slow(self, path):
         clock.seconds += 1000
         return evaluate(self, path)
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", slow)
-    result = jobs.train_toy(
-        tmp_path, [clock.hook(lambda step: 0.5)], max_steps=12, log_every_steps=4, eval_every_steps=6
-    )
+    jobs.train_toy(tmp_path, [clock.hook(lambda step: 0.5)], max_steps=2, log_every_steps=4)
+    # Steps 3 and 4 take 1/4 s, then 1/2 s, then 1 s: 2 + 4 + 4 steps of 16 examples.
+    hook = clock.hook(lambda step: 0.25 if step <= 2 else 0.5 if step <= 6 else 1.0)
+    result = jobs.train_toy(tmp_path, [hook], max_steps=14, log_every_steps=4, eval_every_steps=6)
     assert clock.seconds >= 3000
-    assert [record["examples_per_sec"] for record in jobs.metrics(tmp_path)] == [32.0, 32.0, 32.0]
-    assert result.examples_per_sec == pytest.approx(32.0)
-    assert result.training_secs == pytest.approx(12 * 0.5)
+    records = jobs.metrics(tmp_path)
+    assert [record["examples_per_sec"] for record in records] == [64.0, 32.0, 16.0]
+    assert [record["sec_per_batch"] for record in records] == [0.125, 0.25, 0.5]
+    # The first step, which also prepares the graph, does not count: 11 steps in 1/4 + 2 + 6 seconds.
+    assert result.examples_per_sec == pytest.approx(11 * 16 / 8.25)
+    assert result.training_secs == pytest.approx(8.5)
 
 
 @contextlib.contextmanager
@@ -242,11 +234,3 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path):
     evaluated = jobs.printed_command(commands["Evaluate"], tmp_path)
     assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
     assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
-
-
-def test_the_first_interval_after_a_resume_counts_its_own_steps(tmp_path, monkeypatch):
-    jobs.train_toy(tmp_path, max_steps=7, log_every_steps=5)
-    clock = Clock(monkeypatch)
-    jobs.train_toy(tmp_path, [clock.hook(lambda step: 0.5)], max_steps=15, log_every_steps=5)
-    assert [record["step"] for record in jobs.metrics(tmp_path)] == [5, 10, 15]
-    assert [record["examples_per_sec"] for record in jobs.metrics(tmp_path)[1:]] == [32.0, 32.0]

@@ -15,7 +15,7 @@ from tower_train import errors
 
 @pytest.mark.parametrize(
     ("value", "position", "step", "tower"),
-    [(math.nan, 0, 1, 0), (math.inf, 45, 3, 1), (math.nan, 168, 11, 1), (math.inf, 160, 11, 0)],
+    [(math.nan, 0, 1, 0), (math.inf, 168, 11, 1)],
 )
 def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, tmp_path):
     assert (position // 16 + 1, position % 16 // 8) == (step, tower)
@@ -119,13 +119,10 @@ def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):
     assert jobs.saved_steps(tmp_path) == [2]
 
 
-@pytest.mark.parametrize("summary_every_steps", [0, 1])
-def test_an_overflow_in_bfloat16_is_noticed_before_the_variables_change(summary_every_steps, tmp_path):
+def test_an_overflow_in_bfloat16_is_noticed_before_the_variables_change(tmp_path):
     """Finite features whose products overflow bfloat16, whose greatest number is 3.39e38."""
+    options = EVERY_STEP | dict(workload=poisoned(90, 91, 3e38), dtype="bfloat16")
     with pytest.raises(errors.NonFiniteError, match="not finite at step 6: tower_1: "):
-        jobs.train_toy(
-            tmp_path, max_steps=10, workload=poisoned(90, 91, 3e38), dtype="bfloat16", save_every_steps=5,
-            summary_every_steps=summary_every_steps,
-        )  # fmt: skip
+        jobs.train_toy(tmp_path, max_steps=10, **options)
     assert jobs.saved_steps(tmp_path) == [5]
     assert all(np.isfinite(value).all() for value in jobs.variables(tmp_path).values())

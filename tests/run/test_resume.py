@@ -14,22 +14,18 @@ MORE_STEPS = 25
 
 @pytest.fixture(scope="module")
 def killed_run(tmp_path_factory):
-    """A run killed three times: before its first checkpoint, between two, and while it does little else than save."""
-    directory = tmp_path_factory.mktemp("killed") / "run"
-    for save_every_steps, steps_after_saving in ((0, 10), (200, 30), (1, 0)):
-        saved = jobs.saved_step(directory)
-
-        def is_the_moment(saved=saved, save_every_steps=save_every_steps, steps_after_saving=steps_after_saving):
-            has_saved = not save_every_steps or jobs.saved_step(directory) > saved
-            return has_saved and jobs.logged_step(directory) >= jobs.saved_step(directory) + steps_after_saving
-
-        words = jobs.toy_flags(directory, max_steps=jobs.ENDLESS, **(OPTIONS | {"save_every_steps": save_every_steps}))
-        with jobs.Trainer(*words) as trainer:
-            trainer.wait_until(is_the_moment)
-            assert trainer.end_by(signal.SIGKILL) == -signal.SIGKILL
-        if not save_every_steps:
-            assert jobs.saved_step(directory) == 0 and jobs.logged_step(directory) >= 10
-    return directory
+    """A run as two kills leave it, before its first checkpoint and between two, and killed while it mostly saves."""
+    folder = tmp_path_factory.mktemp("killed")
+    for name, then, save_every_steps, step in (("first", "second", 0, 12), ("second", "run", 20, 33)):
+        options = OPTIONS | dict(save_every_steps=save_every_steps, max_steps=40)
+        jobs.train_toy(folder / name, [jobs.copy_after(step, folder / name, folder / then)], **options)
+    assert jobs.saved_steps(folder / "second")[:1] == [20] and jobs.logged_step(folder / "run") == 30
+    with jobs.Trainer(
+        *jobs.toy_flags(folder / "run", max_steps=jobs.ENDLESS, **OPTIONS, save_every_steps=1)
+    ) as trainer:
+        trainer.wait_until(lambda: jobs.saved_step(folder / "run") > 20)
+        assert trainer.end_by(signal.SIGKILL) == -signal.SIGKILL
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -44,34 +40,21 @@ def uninterrupted_run(last_step, tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="module")
-def resumed_run(killed_run, last_step, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("resumed") / "run"
-    shutil.copytree(killed_run, directory)
-    assert jobs.train_toy(directory, max_steps=last_step, **OPTIONS).step == last_step
-    return directory
-
-
-def test_a_killed_run_ends_with_the_variables_of_an_uninterrupted_one(resumed_run, uninterrupted_run, last_step):
-    variables = jobs.variables(resumed_run, last_step)
+def test_a_killed_run_ends_as_an_uninterrupted_one(killed_run, uninterrupted_run, last_step, tmp_path):
+    """With its variables, and with every step once in its log and in its curves."""
+    run = tmp_path / "run"
+    shutil.copytree(killed_run, run)
+    assert jobs.train_toy(run, max_steps=last_step, **OPTIONS).step == last_step
+    variables = jobs.variables(run, last_step)
     jobs.assert_identical(variables, jobs.variables(uninterrupted_run, last_step))
-    assert variables["global_step"] == last_step
-    assert variables["examples_seen"] == last_step * 16
-
-
-def test_a_killed_run_logs_every_step_once_and_as_an_uninterrupted_one(resumed_run, uninterrupted_run, last_step):
-    records = jobs.metrics_but_times(resumed_run)
+    assert (variables["global_step"], variables["examples_seen"]) == (last_step, last_step * 16)
+    records = jobs.metrics_but_times(run)
     assert [record["step"] for record in records] == list(range(5, last_step + 1, 5))
     assert records == jobs.metrics_but_times(uninterrupted_run)
-
-
-def test_a_killed_run_has_every_step_once_in_its_curves(resumed_run, last_step):
-    curves = jobs.events(resumed_run)
-    assert [event.step for event in curves.Scalars("examples_per_sec")] == list(range(5, last_step + 1, 5))
-    losses = curves.Scalars("total_loss")
-    assert [event.step for event in losses] == list(range(5, last_step + 1, 5))
-    logged = {record["step"]: record["loss"] for record in jobs.metrics(resumed_run)}
-    np.testing.assert_allclose([event.value for event in losses], [logged[event.step] for event in losses], rtol=1e-6)
+    for name in ("examples_per_sec", "total_loss"):
+        points = jobs.events(run).Scalars(name)
+        assert [event.step for event in points] == list(range(5, last_step + 1, 5))
+    np.testing.assert_allclose([event.value for event in points], [record["loss"] for record in records], rtol=1e-6)
 
 
 def test_a_killed_run_goes_on_with_another_tower_count(killed_run, uninterrupted_run, last_step, tmp_path):

@@ -13,27 +13,27 @@ from tower_train.run import signals
 from tower_train.run_dir import checkpoint
 
 
-@pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(number, exit_status, tmp_path):
-    with jobs.Trainer(*jobs.toy_flags(tmp_path / "run", max_steps=jobs.ENDLESS, save_every_steps=0)) as trainer:
-        trainer.wait_until(lambda: jobs.logged_step(tmp_path / "run") >= 20)
-        assert jobs.saved_steps(tmp_path / "run") == []
-        assert trainer.end_by(number) == exit_status
-        output = trainer.output()
-    result = jobs.read_json(tmp_path / "run", "result.json")
-    step = result["step"]
-    assert result["stopped_by"] == number.name
-    assert jobs.saved_steps(tmp_path / "run") == [step]
-    assert step >= 20 and jobs.logged_step(tmp_path / "run") == step - step % 5
-    assert f"Stopped by {number.name} at step {step} of {jobs.ENDLESS}" in output
-    assert f"Resume:   the same command with --train_dir={tmp_path / 'run'}" in output
-    assert "Traceback" not in output
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(number, status, toy_run, tmp_path, capsys):
+    send = jobs.At({13: lambda _: os.kill(os.getpid(), number)})
+    result = jobs.train_toy(tmp_path, [send], max_steps=40, save_every_steps=0, summary_every_steps=10)
+    assert (result.step, result.stopped_by, result.reason.exit_status) == (13, number.name, status)
+    assert jobs.saved_steps(tmp_path) == [13] and jobs.read_json(tmp_path, "result.json")["stopped_by"] == number.name
+    output = capsys.readouterr().out
+    assert f"Stopped by {number.name} at step 13 of 40" in output
+    assert f"Resume:   the same command with --train_dir={tmp_path}" in output
+    jobs.train_toy(tmp_path, max_steps=40, summary_every_steps=10)
+    jobs.assert_identical(jobs.variables(tmp_path), jobs.variables(toy_run, 40))
+    assert jobs.metrics_but_times(tmp_path) == jobs.metrics_but_times(toy_run)
 
-    jobs.train_toy(tmp_path / "run", max_steps=step + 15)
-    jobs.train_toy(tmp_path / "whole", max_steps=step + 15)
-    jobs.assert_identical(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "whole"))
-    assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(tmp_path / "whole")
-    assert jobs.read_json(tmp_path / "run", "result.json")["stopped_by"] == "last step"
+
+def test_a_process_that_is_told_to_end_has_the_status_of_the_signal(tmp_path):
+    with jobs.Trainer(*jobs.toy_flags(tmp_path, max_steps=jobs.ENDLESS, save_every_steps=0)) as trainer:
+        trainer.wait_until(lambda: jobs.logged_step(tmp_path) >= 20)
+        assert trainer.end_by(signal.SIGTERM) == 143
+        assert "Traceback" not in trainer.output()
+    step = jobs.saved_step(tmp_path)
+    assert step >= 20 and jobs.logged_step(tmp_path) == step - step % 5
 
 
 @pytest.mark.parametrize("number", signals.STOPPING)

@@ -5,12 +5,10 @@ import math
 import re
 
 import jobs
-import numpy as np
 import pytest
-import tensorflow as tf
 import toy_workload
 
-from tower_train import Config, Examples, Workload, train
+from tower_train import Config, train
 
 
 def test_the_same_command_gives_the_same_run_to_the_last_bit(cifar10_run, cifar10_command, tmp_path):
@@ -51,29 +49,3 @@ def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
     assert jobs.saved_steps(tmp_path / result.train_dir) == [2]
     train(toy_workload.WORKLOAD, Config(max_steps=3, batch_size=4, train_dir=result.train_dir))
     assert jobs.saved_steps(tmp_path / result.train_dir) == [2, 3]
-
-
-def test_arrays_and_a_function_are_a_workload(tmp_path):
-    """Linear regression: one value an example and no classes; the least-squares solution is known."""
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=[64, 3])
-    targets = features @ [[1.0], [-2.0], [0.5]] + 0.1 * rng.normal(size=[64, 1])
-    workload = Workload(
-        "regression",
-        examples=lambda request: Examples.from_arrays(request.split, features, targets),
-        inference=lambda inputs, training: inputs @ tf.compat.v1.get_variable("slopes", [3, 1], inputs.dtype),
-        loss=lambda outputs, labels: tf.reduce_mean(tf.square(outputs - tf.cast(labels, outputs.dtype))),
-        metrics=lambda outputs, labels: {"error": tf.abs(outputs - tf.cast(labels, outputs.dtype))},
-    )
-    config = Config(
-        num_gpus=2, batch_size=32, max_steps=200, dtype="float64", ema=0, learning_rate=0.1,
-        train_dir=str(tmp_path), eval_every_steps=200,
-    )  # fmt: skip
-    train(workload, config)
-    slopes, *_ = np.linalg.lstsq(features, targets, rcond=None)
-    np.testing.assert_allclose(jobs.variables(tmp_path)["slopes"], slopes, rtol=1e-9)
-    evaluation = jobs.read_json(tmp_path, "result.json")["evaluation"]
-    error = np.abs(features @ slopes - targets).mean()
-    expected = {"mean": pytest.approx(error, rel=1e-6), "low": None, "high": None, "mode": None}
-    assert evaluation["metrics"].pop("error") == expected and list(evaluation["metrics"]) == ["loss"]
-    assert evaluation["confusion"] is None

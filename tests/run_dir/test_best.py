@@ -120,11 +120,15 @@ def test_a_best_checkpoint_that_cannot_be_kept_ends_no_run(is_link, scripted, tm
     assert mine.read_text() == "mine" and len(os.listdir(tmp_path / "other")) == is_link
 
 
+def note(compared, step, value, mode="max"):
+    compared.note(types.SimpleNamespace(step=step, metrics={"m": evaluator.Metric(value, mode=mode)}), "")
+
+
 def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_again(tmp_path):
     """The newest checkpoint may be damaged: the run resumes at the one before, of step 20."""
     compared = best.Best(directory.RunDirectory(tmp_path), False, 16, 16)
     for step in (20, 25):
-        compared.note(types.SimpleNamespace(step=step, metrics={"m": evaluator.Metric(0.5, mode="max")}), "")
+        note(compared, step, 0.5)
     resumed = best.Best(directory.RunDirectory(tmp_path), False, 16, 16)
     assert compared.is_over and not resumed.is_over
     assert [(resumed.begin(step), resumed.is_over) for step in (20, 25, 30)] == [
@@ -144,7 +148,7 @@ def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_a
 def test_the_best_is_the_highest_or_the_lowest_and_nan_the_worst(mode, values, best_steps, tmp_path):
     compared, found = best.Best(directory.RunDirectory(tmp_path), False, 16, 16), []
     for step, value in enumerate(values, 1):
-        compared.note(types.SimpleNamespace(step=step, metrics={"m": evaluator.Metric(value, mode=mode)}), "")
+        note(compared, step, value, mode)
         found.append(jobs.read_json(tmp_path, "best.json")["best"]["step"])
     assert found == best_steps
 

@@ -20,15 +20,6 @@ EVERY = dict(save_every_steps=10, log_every_steps=15, summary_every_steps=0)
 
 
 @pytest.fixture
-def disk(tmp_path):
-    """A file system of 1 MB."""
-    if not small_disk.can_mount(tmp_path / "disk"):
-        pytest.skip("mounting a small file system needs root")
-    with small_disk.mounted(tmp_path / "disk", 1) as folder:
-        yield folder
-
-
-@pytest.fixture
 def size_limit():
     """Sets the greatest size of a file of this process; what is longer fails as on a full disk, with EFBIG."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -45,17 +36,25 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
-TROUBLES = {  # name: (what begins it, what ends it, the reason that is told)
-    "full": (lambda run: small_disk.fill(run.parent), lambda run: (run.parent / "filler").unlink(), ""),
-    "read-only": (small_disk.make_read_only, small_disk.unmount, "Read-only file system"),
-}
+@pytest.fixture(params=["full", "read-only", "no file above 100 bytes"])
+def trouble(request, size_limit, tmp_path):
+    """(a run's directory, what begins the trouble, what ends it, the reason that is told)"""
+    run = tmp_path / "disk" / "run"
+    if request.param.startswith("no file"):
+        yield run, lambda: size_limit(100), lambda: size_limit(None), "File too large"
+        return
+    if not small_disk.can_mount(tmp_path / "disk"):
+        pytest.skip("mounting a small file system needs root")
+    with small_disk.mounted(tmp_path / "disk", 1) as disk:
+        if request.param == "full":
+            yield run, lambda: small_disk.fill(disk), lambda: (disk / "filler").unlink(), ""
+        else:
+            yield run, lambda: small_disk.make_read_only(run), lambda: small_disk.unmount(run), "Read-only file system"
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_run_outlives_a_disk_that_takes_nothing_and_ends_as_if_it_always_had(trouble, disk, undisturbed, capsys):
-    run = disk / "run"
-    begin, end, reason = TROUBLES[trouble]
-    result = jobs.train_toy(run, [jobs.At({12: lambda _: begin(run), 32: lambda _: end(run)})], max_steps=40, **EVERY)
+def test_a_run_outlives_a_disk_that_takes_nothing_and_ends_as_if_it_always_had(trouble, undisturbed, capsys):
+    run, begin, end, reason = trouble
+    result = jobs.train_toy(run, [jobs.At({12: lambda _: begin(), 32: lambda _: end()})], max_steps=40, **EVERY)
     output = capsys.readouterr().out
     assert (result.step, result.failed_saves) == (40, 2) and reason in output
     for number, step in ((1, 20), (2, 30)):
@@ -67,22 +66,18 @@ def test_a_run_outlives_a_disk_that_takes_nothing_and_ends_as_if_it_always_had(t
     assert not list(run.glob("*tempstate*"))
 
 
-def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_stay(disk, undisturbed):
-    run = disk / "run"
-    jobs.train_toy(run, max_steps=20, **EVERY)
-    before = {path: path.read_bytes() for path in run.glob("model.ckpt-*")}
-    small_disk.fill(disk)
-    with pytest.raises(errors.RunError, match="run.json cannot be written .No space left on device"):
-        jobs.train_toy(run, max_steps=40, **EVERY)
-    # Where there is room for the very first write of a start alone, the end is another status.
-    (disk / "filler").unlink()
+def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_stay(size_limit, undisturbed, tmp_path):
+    jobs.train_toy(tmp_path, max_steps=20, **EVERY)
+    before = {path: path.read_bytes() for path in tmp_path.glob("model.ckpt-*")}
     with pytest.raises(errors.SaveError, match=r"ended at step 40, but the checkpoint of step 40 could not be saved"):
-        jobs.train_toy(run, [jobs.At({1: lambda _: small_disk.fill(disk)})], max_steps=40, **EVERY)
+        jobs.train_toy(tmp_path, [jobs.At({1: lambda _: size_limit(100)})], max_steps=40, **EVERY)
     assert errors.SaveError.exit_status == 4
+    with pytest.raises(errors.RunError, match="run.json cannot be written .File too large"):
+        jobs.train_toy(tmp_path, max_steps=40, **EVERY)
     assert {path: path.read_bytes() for path in before} == before
-    (disk / "filler").unlink()
-    jobs.train_toy(run, max_steps=40, **EVERY)
-    jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
+    size_limit(None)
+    jobs.train_toy(tmp_path, max_steps=40, **EVERY)
+    jobs.assert_identical(jobs.variables(tmp_path, 40), jobs.variables(undisturbed, 40))
 
 
 def test_no_save_is_made_in_a_train_dir_that_was_taken_away_until_it_is_back(undisturbed, tmp_path, capsys):
@@ -105,16 +100,6 @@ def test_a_directory_that_was_deleted_and_taken_over_is_left_to_the_new_trainer(
         shutil.rmtree(tmp_path / "run")
         with others.locked(), pytest.raises(OSError, match="was deleted or moved"):
             mine.check_held()
-
-
-def test_saves_fail_and_succeed_again_without_a_mount(size_limit, undisturbed, tmp_path):
-    """The same as on a full disk, where nothing can be mounted: no file may grow beyond 100 bytes."""
-    actions = {12: lambda _: size_limit(100), 32: lambda _: size_limit(None)}
-    result = jobs.train_toy(tmp_path, [jobs.At(actions)], max_steps=40, **EVERY)
-    assert result.failed_saves == 2
-    assert jobs.saved_steps(tmp_path) == [10, 40]
-    assert jobs.metrics_but_times(tmp_path) == jobs.metrics_but_times(undisturbed)
-    assert [event.step for event in jobs.events(tmp_path).Scalars("examples_per_sec")] == [15, 30]
 
 
 def test_lines_that_could_not_be_written_follow_later_and_none_is_ever_cut(size_limit, tmp_path, capsys):

@@ -73,7 +73,11 @@ class Membership:
         return steps_done, last_step
 
     def session_opened(self, session: v1.Session) -> None:
-        """Takes the session to close if a worker is lost, so that a step which waits for it ends."""
+        """Takes the session to close if a worker is lost, so that a step which waits for it ends.
+
+        Raises:
+          WorkerError: one is lost already.
+        """
 
     def note_step(self) -> None:
         """Takes notice of the end of a step."""
@@ -169,6 +173,8 @@ class WorkerMembership(Membership):
 
     def session_opened(self, session):
         self._heartbeat.session = session
+        if self._heartbeat.failure:  # nobody would close it
+            raise self._heartbeat.note_failure()
 
     def note_step(self):
         self._heartbeat.first_step = self._heartbeat.first_step or time.monotonic()
