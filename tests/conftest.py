@@ -3,6 +3,8 @@
 import gc
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -108,6 +110,12 @@ def toy_run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("toy") / "run"
     jobs.train_toy(directory, max_steps=40, summary_every_steps=10)
     return directory
+
+
+@pytest.fixture
+def run(toy_run, tmp_path):
+    """A copy of that run."""
+    return pathlib.Path(shutil.copytree(toy_run, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")

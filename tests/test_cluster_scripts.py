@@ -20,7 +20,8 @@ SBATCH = jobs.ROOT / "scripts" / "slurm" / "tower_train.sbatch"
 
 
 def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path):
-    words = jobs.flags(workload="norm_workload", train_dir=tmp_path, max_steps=jobs.ENDLESS, batch_size=4, num_gpus=2)
+    options = dict(workload="norm_workload", train_dir=tmp_path, max_steps=jobs.ENDLESS, check_towers="never")
+    words = jobs.flags(batch_size=4, num_gpus=2, **options)
     with subprocess.Popen(
         [sys.executable, LOCAL_CLUSTER, "--workers=2", *words], env=jobs.environment(jobs.TESTS), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

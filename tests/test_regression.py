@@ -63,17 +63,14 @@ def test_predict_gives_a_number_for_each_row(run, command, tmp_path):
     [
         ("wide.npy", np.ones([3, 2]), "features is float64 [3, 2]; this run's network takes float32 [examples, 1]."),
         ("text.npy", np.array([["a"]]), "this run's network takes float32 [examples, 1]."),
-        ("single.npy", np.float32(1), "features is float32 []"),
         ("image.png", None, "examples are no images. Give a .npy or .npz file that holds features [examples, 1]."),
         ("no.npy", None, "no.npy: holds no arrays that numpy can read"),
-        ("none.npy", ..., "none.npy: cannot be read: No such file"),
     ],
 )  # fmt: skip
 def test_predict_says_what_it_takes_in_one_line(run, command, tmp_path, name, array, message):
-    if isinstance(array, np.ndarray | np.float32):
+    (tmp_path / name).write_text("no array")
+    if array is not None:
         np.save(tmp_path / name, array)
-    elif array is None:
-        (tmp_path / name).write_text("no array")
     status, stdout, stderr = command(predict, f"--train_dir={run}", str(tmp_path / name))
     assert (status, stdout) == (2, "") and message in stderr and stderr.count("\n") == 1
 
@@ -128,24 +125,18 @@ def own(outputs, labels):
     return {"off by": tf.abs(outputs[:, 0] - tf.cast(labels, outputs.dtype))}
 
 
-@pytest.mark.parametrize(("mode", "step"), [("min", 20), ("max", 5)])
-def test_a_metric_of_the_workloads_own_goes_the_way_it_says(mode, step, tmp_path):
-    result = jobs.train_toy(tmp_path, workload=hasty(own, mode={"off by": mode}), keep_best=True, **EVERY)
-    assert result.step == 20
-    assert jobs.read_json(tmp_path, "best.json")["best"]["step"] == step
-    assert {path.name for path in (tmp_path / "best").iterdir()} > {f"model.ckpt-{step}.index"}
-
-
-def test_what_an_earlier_version_kept_as_the_best_error_is_not_believed(tmp_path, capsys):
-    """It took the greatest value for the best, and wrote no direction down."""
+def test_a_metric_of_the_workloads_own_goes_the_way_it_says_also_after_an_earlier_version_took_the_greatest(
+    tmp_path, capsys
+):
+    """That wrote no direction down."""
     workload = hasty(own, mode={"off by": "min"})
     jobs.train_toy(tmp_path, workload=workload, keep_best=True, **EVERY | {"max_steps": 15})
-    old = {
-        "metric": "off by",
-        "best": {"step": 5, "examples": 20, "value": 9.0},
-        "last": {"step": 15, "examples": 60, "value": 1e-3},
-    }
-    (tmp_path / "best.json").write_text(json.dumps(old))
+    best = jobs.read_json(tmp_path, "best.json")
+    assert (best["best"]["step"], best["mode"]) == (15, "min")
+    assert {path.name for path in (tmp_path / "best").iterdir()} > {"model.ckpt-15.index"}
+    del best["mode"]
+    best["best"] = {"step": 5, "examples": 20, "value": 9.0}
+    (tmp_path / "best.json").write_text(json.dumps(best))
     jobs.train_toy(tmp_path, workload=workload, keep_best=True, early_stopping_patience_epochs=10, **EVERY)
     assert "*** Until now the best of off by was the best, now the min of off by is." in capsys.readouterr().out
     best = jobs.read_json(tmp_path, "best.json")

@@ -29,7 +29,7 @@ def test_any_text_is_a_value_or_a_config_error(field, text):
 
 
 @few
-@hypothesis.example(b'{"a":' * 100_000)
+@hypothesis.example(content=b'{"a":' * 100_000)
 @hypothesis.given(content=strategies.binary(max_size=100) | strategies.text(max_size=50).map(str.encode))
 def test_any_json_file_is_an_object_or_a_run_error(content, tmp_path_factory):
     folder = tmp_path_factory.mktemp("json")

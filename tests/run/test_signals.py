@@ -16,7 +16,11 @@ from tower_train.run_dir import checkpoint
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(number, status, toy_run, tmp_path, capsys):
     send = jobs.At({13: lambda _: os.kill(os.getpid(), number)})
-    result = jobs.train_toy(tmp_path, [send], max_steps=40, save_every_steps=0, summary_every_steps=10)
+    before = signal.signal(number, signal.SIG_DFL)  # nohup may ignore it
+    try:
+        result = jobs.train_toy(tmp_path, [send], max_steps=40, save_every_steps=0, summary_every_steps=10)
+    finally:
+        signal.signal(number, before)
     assert (result.step, result.stopped_by, result.reason.exit_status) == (13, number.name, status)
     assert jobs.saved_steps(tmp_path) == [13] and jobs.read_json(tmp_path, "result.json")["stopped_by"] == number.name
     output = capsys.readouterr().out

@@ -31,27 +31,19 @@ def test_a_second_trainer_is_turned_away_and_the_lock_dies_with_the_first(tmp_pa
     assert jobs.train_toy(tmp_path, max_steps=saved + 5).step == saved + 5
 
 
-def test_a_directory_that_never_had_a_trainer_is_not_locked(tmp_path):
-    assert not directory.RunDirectory(tmp_path / "none").is_locked()
-    assert not directory.RunDirectory(tmp_path).is_locked()
-
-
-def test_looking_at_the_lock_does_not_keep_it(tmp_path):
-    run_dir = directory.RunDirectory(tmp_path)
-    with run_dir.locked():
-        assert directory.RunDirectory(tmp_path).is_locked()
-    assert not run_dir.is_locked()
-    with open(tmp_path / directory.LOCK) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_a_look_at_the_lock_does_not_turn_a_trainer_away(tmp_path, monkeypatch):
-    """The look, longer than it takes, ends while the trainer pauses."""
+def test_a_look_at_the_lock_neither_keeps_it_nor_turns_a_trainer_away(tmp_path, monkeypatch):
+    """A longer look than it takes ends while the trainer pauses."""
+    assert (
+        not directory.RunDirectory(tmp_path / "none").is_locked() and not directory.RunDirectory(tmp_path).is_locked()
+    )
     with open(tmp_path / directory.LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         monkeypatch.setattr(directory.time, "sleep", lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
         with directory.RunDirectory(tmp_path).locked():
             assert directory.RunDirectory(tmp_path).is_locked()
+    assert not directory.RunDirectory(tmp_path).is_locked()
+    with open(tmp_path / directory.LOCK) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_lock_that_a_failed_start_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch):

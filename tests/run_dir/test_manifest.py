@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import json
 import re
-import shutil
 
 import jobs
 import numpy as np
@@ -15,13 +14,6 @@ from tower_train import Examples, errors
 from tower_train.run_dir import manifest
 
 
-@pytest.fixture
-def run(toy_run, tmp_path):
-    """A copy of a run of 40 steps."""
-    shutil.copytree(toy_run, tmp_path / "run")
-    return tmp_path / "run"
-
-
 def _other_data(request):
     examples = toy_workload.load(request)
     rng = np.random.default_rng(9)
@@ -29,22 +21,18 @@ def _other_data(request):
     return Examples.from_arrays("others", features, np.arange(examples.num_examples) % 3, toy_workload.CLASSES)
 
 
-OTHER_NAME = dataclasses.replace(toy_workload.WORKLOAD, name="other")
 OTHER_DATA = dataclasses.replace(toy_workload.WORKLOAD, examples=_other_data)
 
 
 @pytest.mark.parametrize(
     ("options", "differences"),
     [
-        (dict(workload=OTHER_NAME), ["workload was toy, now other"]),
         (dict(workload=OTHER_DATA), ["data name was toy train, now others", "data fingerprint was"]),
         (dict(seed=1), ["--seed was 0, now 1"]),
         (dict(validation_fraction=0.1), ["run: --validation_fraction was 0.0, now 0.1; ", "data fingerprint was"]),
         (dict(batch_size=4), ["global batch was 16, now 8"]),
-        (dict(num_gpus=4), ["global batch was 16, now 32"]),
-        (dict(optimizer="adam"), ["--optimizer was momentum, now adam"]),
         (dict(dtype="float64"), ["--dtype was float32, now float64"]),
-        (dict(seed=5, batch_size=2), ["--seed was 0, now 5", "global batch was 16, now 4"]),
+        (dict(optimizer="adam", num_gpus=4), ["--optimizer was momentum, now adam", "global batch was 16, now 32"]),
     ],
     ids=lambda value: None if isinstance(value, list) else "+".join(value),
 )
@@ -70,18 +58,15 @@ def test_a_run_with_an_option_that_is_gone_and_changed_its_numbers_is_refused(ru
         jobs.train_toy(run, max_steps=50)
 
 
-@pytest.mark.parametrize(
-    "options", [dict(workload=OTHER_DATA), dict(seed=1, batch_size=4)], ids=lambda options: "+".join(options)
-)
-def test_override_goes_on_all_the_same_and_says_what_differs(options, run, capsys):
+def test_override_goes_on_all_the_same_and_says_what_differs(run, capsys):
+    options = dict(workload=OTHER_DATA, seed=1, batch_size=4)
     result = jobs.train_toy(run, max_steps=45, override=True, **options)
     output = capsys.readouterr().out
     assert result.step == 45
     assert "steps:    40 to 45" in output
     assert "Changed since the last start: " in output
     assert [record["step"] for record in jobs.metrics(run)] == list(range(5, 46, 5))
-    examples = 40 * 16 + 5 * options.get("batch_size", 8) * 2
-    assert jobs.metrics(run)[-1]["examples"] == jobs.variables(run)["examples_seen"] == examples
+    assert jobs.metrics(run)[-1]["examples"] == jobs.variables(run)["examples_seen"] == 40 * 16 + 5 * 8
     # The run is now what it was overridden to be.
     jobs.train_toy(run, max_steps=46, **options)
 
@@ -130,15 +115,12 @@ def test_run_json_tells_how_the_last_start_was_configured(toy_run):
     assert run_json["devices"] == ["logical CPU device 0", "logical CPU device 1"]
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"), [(None, None), ("data", "{here}/data"), ("gs://bucket/data", "gs://bucket/data")]
-)
-def test_run_json_names_the_data_from_any_directory(given, kept, tmp_path, monkeypatch):
+def test_run_json_names_the_data_from_any_directory(tmp_path, monkeypatch):
     """A workload of one's own may read a remote store."""
     monkeypatch.chdir(tmp_path)
-    jobs.train_toy("run", max_steps=1, data_dir=given, summary_every_steps=0)
-    expected = kept and kept.format(here=tmp_path)
-    assert jobs.read_json("run", "run.json")["config"]["data_dir"] == expected
+    for steps, (given, kept) in enumerate(((None, None), ("data", f"{tmp_path}/data"), ("gs://b/data",) * 2), 1):
+        jobs.train_toy("run", max_steps=steps, data_dir=given)
+        assert jobs.read_json("run", "run.json")["config"]["data_dir"] == kept
 
 
 def test_another_workload_is_refused_before_its_data_are_fetched(tmp_path):

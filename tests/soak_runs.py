@@ -1,0 +1,328 @@
+"""Runs that are disturbed at random, and what must be true of them all the same."""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import socket
+import time
+
+import clusters
+import forked
+import jobs
+import numpy as np
+import small_disk
+import soak_workload
+import strange
+import tensorflow as tf
+
+TIMEOUT_SECS = 5  # of workers; a busy machine may take seconds for a heartbeat
+PATIENCE_SECS = 180  # for a step, once nothing more happens; a busy machine may take a minute to start workers
+OPTIONS = dict(
+    workload="soak_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
+    ema=0.9, batch_size=3, log_every_steps=1, save_every_steps=10, keep_checkpoints=4,
+    eval_every_steps=40, summary_every_steps=10, check_data=False, check_towers="never",
+)  # fmt: skip
+WORKERS = dict(num_gpus=1, worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=60, stall_timeout_secs=60)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Runs of one kind.
+
+    Attributes:
+      workers: that are started.
+      batches: of a step.
+      options: beside OPTIONS.
+      status: with which workers leave when one is missing; None if they start themselves again.
+    """
+
+    workers: int
+    batches: int
+    options: dict
+    status: int | None = None
+
+
+KINDS = {
+    "alone": Kind(1, 2, dict(num_gpus=2)),
+    "plain": Kind(2, 2, WORKERS, 138),
+    "waiting": Kind(2, 2, WORKERS | dict(wait_for_workers=True)),
+    "elastic": Kind(3, 2, WORKERS | dict(elastic="1:2")),
+}
+CLUSTERS = ("plain", "waiting", "elastic")
+# {what happens: to which kinds of runs}, methods of Run; the rest to a process that starts.
+DISTURBANCES = {
+    "kill": tuple(KINDS), "stop": tuple(KINDS), "SIGTERM": tuple(KINDS), "SIGINT": ("alone",),
+    "step of the clock": tuple(KINDS), "damaged checkpoint": ("alone",), "full disk": ("alone",), "stray": CLUSTERS,
+    "returner with other options": CLUSTERS, "returner with other data": CLUSTERS,
+    "returner with other code": CLUSTERS, "garbage on the board": CLUSTERS, "garbage on the port": CLUSTERS,
+    "cut connections": CLUSTERS,
+} | dict.fromkeys(strange.STARTS, ("starts",))  # fmt: skip
+NAMED = r"worker (\d+) \([^)]*\)(?:: worker \1 \([^)]*\))? "
+# (pattern of a line with a worker's index, what must have been done to that one)
+CLAIMS = (
+    (NAMED + r"(?:is missing|is lost|has not started|has ended|was told to end)", "touched"),
+    (NAMED + r"(?:cannot train|trains already|cannot be started)", "wrong"),
+    (r"(\*\*\* Ignored) on the status board", "garbage"),
+    (r"(The connection) to another worker was lost", "touched"),
+    (r"(The watch) over the workers has failed|(Traceback)", "never"),
+)
+
+
+class Lost(Exception):
+    """A process ended as it may not, or nobody does a step."""
+
+
+class Run:
+    """One run from its beginning to its end, with trials between; `close` ends its processes.
+
+    What was done since the last step is kept as (what, to whom): ("touched", "1"), ("status", 138).
+
+    Args:
+      kind: of run.
+      draw: random numbers.
+      folder: for its files, which is to be made.
+      disk: a small file system for the run itself; None if there is none to fill.
+    """
+
+    def __init__(self, kind, draw, folder, disk=None):
+        folder.mkdir()
+        self._kind, self._draw, self._folder, self._disk = kind, draw, folder, disk
+        self.train_dir, self._log = (disk or folder) / "run", folder / "log"
+        self._options = OPTIONS | kind.options | dict(train_dir=self.train_dir, max_steps=jobs.ENDLESS)
+        self._hosts, self._stack = clusters.hosts(kind.workers), contextlib.ExitStack()
+        self._running, self._due, self._strays = {}, dict.fromkeys(range(kind.workers), 0), []
+        self._done, self._done_before = set(), set()
+        self._read = collections.Counter()  # characters of each process's output
+        self.close = self._stack.close
+
+    def disturb(self, what):
+        """Does it at some moment, and waits until all train again, except one time in four; Lost if they do not."""
+        if what == "full disk" and not self._disk:
+            return
+        time.sleep(self._draw.choice([0, 0.3, 2]) * self._draw.random())
+        name, _, kind = what.partition(" with other ")
+        getattr(self, f"_{name.lower().replace(' ', '_')}")(*[kind] * bool(kind))
+        if self._draw.random() < 0.75:
+            self.await_step()
+
+    def await_step(self):
+        """Returns when all are there, strangers have gone, and a step is logged after now."""
+        deadline, sizes = time.monotonic() + PATIENCE_SECS, []
+        while self._due or self._strays or len(sizes) < 2 or sizes[-1] <= sizes[-2]:
+            self._tend()
+            if not self._due and not self._strays:  # a start may cut records off
+                path = self.train_dir / "metrics.jsonl"
+                sizes.append(path.stat().st_size if path.exists() else 0)
+            if time.monotonic() > deadline:
+                said = "\n".join(f"--- {index}:\n{each.output()}" for index, each in self._running.items())
+                raise Lost(f"no step in {PATIENCE_SECS} s:\n{said}")
+            time.sleep(0.02)
+        self._look()
+        garbage = {each for each in self._done if each[0] == "garbage"}  # stays until the row is written anew
+        self._done, self._done_before = garbage, self._done
+
+    # The disturbances.
+
+    def _kill(self, number=signal.SIGKILL):
+        for index in self._some():
+            self._end(index, number)
+
+    def _stop(self):
+        stopped = [self._running[index] for index in self._some()]
+        for worker in stopped:
+            worker.process.send_signal(signal.SIGSTOP)
+        time.sleep(self._draw.choice([0.5, 3 * TIMEOUT_SECS]) * self._draw.random())
+        if self._draw.random() < 0.3:
+            self._kill()
+        for worker in stopped:
+            worker.process.send_signal(signal.SIGCONT)
+
+    def _sigterm(self, number=signal.SIGTERM):
+        """Workers that train end after the same step; one that waits for others, by the signal."""
+        self._note("status", 128 + number, -number)
+        for index in self._some(1):
+            self._end(index, number)
+
+    def _sigint(self):
+        self._sigterm(signal.SIGINT)
+
+    def _step_of_the_clock(self):
+        path = self._folder / f"clock{self._draw.randrange(self._kind.workers)}"
+        path.with_suffix(".new").write_text(str(self._draw.uniform(-7200, 7200)))
+        path.with_suffix(".new").replace(path)
+
+    def _damaged_checkpoint(self):
+        """Between two starts the newest checkpoint or TensorFlow's list of them is damaged."""
+        self._kill()
+        if len(steps := jobs.saved_steps(self.train_dir)) > 2:
+            newest = f"model.ckpt-{steps[-1]}."
+            name = self._draw.choice([f"{newest}index", f"{newest}data-00000-of-00001", "checkpoint"])
+            strange.change(self._draw, self.train_dir / name, ("bytes", "cut", "random", "empty", "gone"))
+
+    def _full_disk(self):
+        """For a while nothing more can be written into the run."""
+        self._note("status", 2, 4)
+        filler = small_disk.fill(self._disk)
+        time.sleep(self._draw.uniform(0.05, 0.4))
+        if self._draw.random() < 0.5:
+            self._kill()
+        filler.unlink()
+
+    def _stray(self):
+        """A wrongly started worker comes to a place that is taken, and touches nobody: the same command, or others."""
+        self.await_step()
+        hosts = [*self._hosts[:-1], *clusters.hosts(1)]
+        changes = self._draw.choice([{}, dict(worker_hosts=",".join(hosts), learning_rate=0.5)])
+        self._come(self._kind.workers - 1, **changes)
+
+    def _returner(self, other):
+        """A worker dies, and a wrong one comes in its place before the right one."""
+        index, variables, changes = self._draw.randrange(1, self._kind.workers), {}, {}
+        if index not in self._running:
+            return
+        self._end(index, signal.SIGKILL)
+        self._due[index] = float("inf")
+        if self._kind.status:  # who does not wait leaves for that
+            self._note("status", 2)
+        if other == "options":
+            changes = self._draw.choice([dict(learning_rate=0.5), dict(seed=5), dict(batch_size=4)])
+        elif other == "data":
+            variables = {soak_workload.OTHER_DATA: "1"}
+        else:
+            code = self._folder / "other code" / "soak_workload.py"
+            code.parent.mkdir(exist_ok=True)
+            code.write_text(pathlib.Path(soak_workload.__file__).read_text() + "# another line\n")
+            variables = {"PYTHONPATH": f"{code.parent}:{jobs.ROOT}:{jobs.TESTS}"}
+        self._come(index, variables, **changes)
+
+    def _garbage_on_the_board(self):
+        self._note("garbage", "*** Ignored")
+        text = self._draw.choice([b"no status", b"", b"{}", b"[" * 9999, self._draw.randbytes(99)])
+        with contextlib.suppress(tf.errors.OpError):  # there may be no chief
+            clusters.write_on_board(self._hosts[0], text, [self._draw.randrange(self._kind.workers)])
+
+    def _garbage_on_the_port(self):
+        host, port = self._draw.choice(self._hosts).split(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1) as connection:
+            connection.sendall(self._draw.choice([b"GET / HTTP/1.1\r\n\r\n", self._draw.randbytes(9999)]))
+            time.sleep(self._draw.random())
+
+    def _cut_connections(self):
+        for path in [self._folder / f"cut{index}" for index in self._some()]:
+            path.touch()
+            deadline = time.monotonic() + 3  # it may be about to end
+            while path.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    # The processes.
+
+    def _some(self, count=None):
+        """Indices of a few of those that are there, which from now on may be said to be missing."""
+        there = list(self._running)
+        chosen = self._draw.sample(there, min(len(there), count or self._draw.choice([1, 1, 1, self._kind.workers])))
+        self._touch(*chosen)
+        return chosen
+
+    def _note(self, what, *whom):
+        self._done |= {(what, each) for each in whom}
+
+    def _touch(self, *indices):
+        self._note("touched", *map(str, indices), "The connection")
+        self._note("status", self._kind.status)
+
+    def _trainer(self, index, variables, **changes):
+        variables = {
+            soak_workload.CLOCK: str(self._folder / f"clock{index}"), soak_workload.LOG: str(self._log),
+            soak_workload.CUT: str(self._folder / f"cut{index}"), forked.FORK_AGAIN: "1",
+            soak_workload.PAUSE_SECS: str(self._draw.choice((0.02, 0.1))),
+        } | variables  # fmt: skip
+        task = dict(worker_hosts=",".join(self._hosts), task_index=index) if self._kind.workers > 1 else {}
+        return self._stack.enter_context(jobs.Trainer(*jobs.flags(**(self._options | task | changes)), **variables))
+
+    def _come(self, index, variables=None, **changes):
+        """Starts a wrong worker, which is refused."""
+        self._note("wrong", str(index))
+        self._strays.append((index, self._trainer(index, variables or {}, **changes)))
+
+    def _end(self, index, number):
+        """Sends a worker a signal and waits for its end; it is due to return after a while."""
+        self._touch(index)
+        worker = self._running.pop(index)
+        worker.process.send_signal(number)
+        status = worker.process.wait(PATIENCE_SECS)
+        if status != -signal.SIGKILL and ("status", status) not in self._done | self._done_before:
+            raise Lost(f"worker {index} left with {status}:\n{worker.output()}")
+        self._look(worker)
+        wait = 0 if self._kind.workers == 1 else self._draw.choice([0, 0, 2 * TIMEOUT_SECS]) * self._draw.random()
+        self._due[index] = time.monotonic() + wait
+
+    def _tend(self):
+        """Starts who is to start, and starts again who has left as it may; Lost if anyone left in another way."""
+        for index in [index for index, when in self._due.items() if time.monotonic() > when]:
+            del self._due[index]
+            self._running[index] = self._trainer(index, {})
+        for index in [index for index, worker in self._running.items() if worker.process.poll() is not None]:
+            self._end(index, signal.SIGKILL)
+        for index, stray in list(self._strays):
+            if (status := stray.process.poll()) is not None:
+                if status not in (2, self._kind.status):
+                    raise Lost(f"a wrong worker {index} left with {status}:\n{stray.output()}")
+                self._look(stray)
+                self._strays.remove((index, stray))
+                self._due |= {index: 0} if index in self._due else {}
+
+    def _look(self, *workers):
+        """Reads what processes have said since the last look; Lost if it is not true."""
+        said = {}
+        for worker in workers or [*self._running.values()]:
+            text = worker.output()
+            said[worker] = text[self._read[worker] :]
+            self._read[worker] = len(text)
+            if "Starting again" in said[worker]:
+                self._touch(*[index for index, each in self._running.items() if each is worker])
+        for line in "\n".join(said.values()).splitlines():
+            for pattern, mark in CLAIMS:
+                for found in re.finditer(pattern, line):
+                    if (mark, found[1]) not in self._done | self._done_before:
+                        raise Lost(f"untrue: {line}\ndone: {self._done_before}, {self._done}")
+
+    # The end.
+
+    def end(self):
+        """Ends it by SIGTERM to its chief; returns what differs from a run that nobody touched."""
+        self.await_step()
+        self._note("status", 143, -15)
+        self._end(0, signal.SIGTERM)
+        self._look()
+        self.close()
+        return self._differences(jobs.saved_step(self.train_dir))
+
+    def _differences(self, steps):
+        """{what: number} of examples, variables, log lines and points of a curve that are not as they should be."""
+        alone, is_exact = self._folder / "alone", self._kind.workers == 1
+        os.environ[soak_workload.LOG] = str(self._folder / "log of the undisturbed")
+        towers = dict(num_gpus=2) if is_exact else dict(num_gpus=1, accumulate_steps=self._kind.batches)
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            jobs.train_toy(alone, **(OPTIONS | towers | dict(max_steps=steps)))
+        global_batch = self._kind.batches * OPTIONS["batch_size"]
+        trained, _ = soak_workload.trained(self._log, global_batch, steps)
+        counted = collections.Counter(position for positions in trained.values() for position in positions)
+        found = {"examples": sum(counted[position] != 1 for position in range(steps * global_batch))}
+        close = np.array_equal if is_exact else lambda a, b: np.allclose(a, b, rtol=1e-9, atol=1e-12)
+        ours, theirs = (
+            {"variables": jobs.variables(folder, steps),
+             "log lines": {i: [record["step"], record["examples"], record["loss"]]
+                           for i, record in enumerate(jobs.metrics(folder)) if record["step"] <= steps},
+             "points": {i: [event.step, event.value]
+                        for i, event in enumerate(jobs.events(folder).Scalars("total_loss")) if event.step <= steps}}
+            for folder in (self.train_dir, alone)
+        )  # fmt: skip
+        for what in ours:
+            both = ours[what].keys() & theirs[what].keys()
+            differing = sum(not close(ours[what][name], theirs[what][name]) for name in both)
+            found[what] = differing + len(ours[what].keys() ^ theirs[what].keys())
+        return {what: number for what, number in found.items() if number}
